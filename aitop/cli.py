@@ -99,7 +99,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """What is aitop's own, and the command after the first `--` (None without one)."""
+    """aitop's own arguments, and the command after the first `--` (None without one)."""
     own = list(arguments)
     if "--" not in own:
         return own, None

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one of the two."""
+    """Print the path of the settings file (`--path`), or all settings with their values."""
     if args.path:
         print(path())
         return 0

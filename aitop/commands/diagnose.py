@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from aitop.commands.options import add_watch_options, duration, process_id, watch_options
-from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
+from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, StoppedError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
@@ -39,7 +39,14 @@ def run(args: argparse.Namespace) -> int:
     from aitop.sources.host.target import look
 
     check_writable(args.output)
-    with watching([look(args.pid)], watch_options(args), args.record) as watcher:
+    try:
+        target = look(args.pid)
+    except StoppedError as stopped:
+        if args.fail_on != "stalled":
+            raise
+        # There is nothing to watch, but the question has its answer.
+        raise AitopError(stopped.reason, stopped.remedy) from None
+    with watching([target], watch_options(args), args.record) as watcher:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
     if watcher.recording_failed is not None:
         print(f"aitop: {watcher.recording_failed}", file=sys.stderr)

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     """The screen on live processes, recorded if asked for; the exit code."""
-    from aitop.engine.late_feed import LateFeed
+    from aitop.engine.lazy_feed import LazyFeed
     from aitop.engine.recorder import Recorder
     from aitop.outputs.recording import RecordingWriter
     from aitop.ui.app import MonitorApp
@@ -69,7 +69,7 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
 
     if args.settings.editor:
         os.environ["VISUAL"] = args.settings.editor
-    app = MonitorApp(LateFeed(make), None, source_around, args.settings, recorder)
+    app = MonitorApp(LazyFeed(make), None, source_around, args.settings, recorder)
     code = app.show_run()
     return code if _all_kept(recorder) else AitopError.exit_code
 

@@ -71,7 +71,7 @@ def add_screen_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(args: argparse.Namespace, settings: Settings) -> None:
-    """Fill in from the settings what the command line left open. `args.settings` is what both together say."""
+    """Fill in from the settings what the command line left open. Sets `args.settings` to both combined."""
     given = vars(args)
     for name in ("interval", *SWITCHES):
         if given.get(name, False) is None:
@@ -86,7 +86,7 @@ def add_record_option(parser: argparse.ArgumentParser) -> None:
 
 
 def watch_options(args: argparse.Namespace) -> Options:
-    """What `add_watch_options` has parsed, for the engine."""
+    """The engine's Options from what `add_watch_options` has parsed."""
     from aitop.engine.live import Options
 
     return Options(**{name: getattr(args, name) for name in ("interval", *SWITCHES)})

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def has_steps(snapshot: Snapshot) -> bool:
-    """Whether the hook is in and tells of steps."""
+    """Whether the hook is in and has reported steps."""
     return snapshot.steps is not None and snapshot.steps.basis == "hook" and bool(snapshot.steps.recent)
 
 

@@ -36,7 +36,7 @@ def on_gpu(snapshot: Snapshot) -> bool:
 
 
 def without_figures(snapshot: Snapshot) -> str | None:
-    """What is missing where the run is on a GPU and nothing is known of it; None where there is, or it is on none."""
+    """Why nothing is known of the run's GPU, in words; None where something is, or the run is on none."""
     if not _on_cuda(snapshot) or own_devices(snapshot) or any(device.lost for device in _devices(snapshot)):
         return None
     if snapshot.gpu is None:

@@ -91,7 +91,7 @@ NO_LINES = Lines(0.0, ())
 
 
 def lines_of(entries: Iterable[Entry]) -> Lines:
-    """These entries, heaviest first."""
+    """The Lines of these entries, heaviest first."""
     ordered = tuple(sorted(entries, key=lambda entry: -entry.share))
     return Lines(math.fsum(entry.share for entry in ordered), ordered)
 
@@ -109,32 +109,32 @@ def judged_pid(snapshot: Snapshot) -> int:
 
 
 def main_stacks(snapshot: Snapshot) -> ProcessStacks | None:
-    """Stacks of the process to show first."""
+    """The stacks of the judged process; None where it was not sampled."""
     ledger = lead_ledger(snapshot)
     processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
     return next((process for process in processes if ledger and process.pid == ledger.pid), None)
 
 
 def samples_of(snapshot: Snapshot) -> int:
-    """How many stack samples of that process what was not measured rests on."""
+    """The number of stack samples of the judged process, on which all rests that the hook did not measure."""
     process = main_stacks(snapshot)
     return process.samples if process is not None else 0
 
 
 def main_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool]) -> Lines:
-    """What the stepping thread does that is `wanted`, and that no other cause has claimed."""
+    """The entries of the stepping thread that are `wanted` and that no other cause has claimed."""
     ledger = lead_ledger(snapshot)
     return lines_of(entry for entry in (ledger.entries if ledger else ()) if entry.lane == "main" and wanted(entry))
 
 
 def beside_lines(snapshot: Snapshot) -> tuple[Entry, ...]:
-    """What threads and processes beside the stepping thread do; shares are of each one's own time."""
+    """The entries of threads and processes beside the stepping thread; a share is of that thread's own time."""
     ledger = lead_ledger(snapshot)
     return tuple(entry for entry in (ledger.entries if ledger else ()) if entry.lane == "producers")
 
 
 def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda entry: True) -> Lines:
-    """What loader workers do, idle waiting left out; `share` is the mean over the workers."""
+    """The entries of loader workers, without idle waiting; `share` is the mean over the workers."""
     sampled = snapshot.stacks.processes if snapshot.stacks is not None else ()
     workers = {process.pid for process in sampled if process.role == "loader-worker"}
     working = lines_of(
@@ -223,7 +223,10 @@ def storage_lines(entries: Iterable[Entry]) -> Lines:
 
 
 def within_first(lines: Lines) -> float:
-    """How much of those lines' time (0..1) goes by in the function of the first one and below: what a fix can end."""
+    """The share (0..1) of the lines' time that is spent in the function of the first line, or in what it calls.
+
+    A fix at the first line can end no more than that.
+    """
     located = lines.lines
     if not located:
         return 1.0
@@ -234,7 +237,7 @@ def within_first(lines: Lines) -> float:
 
 
 def _functions(entry: Entry) -> list[tuple[str, str]]:
-    """The functions on its stack, the outermost first; a comprehension, or a lambda, is a part of what has it."""
+    """The functions on the entry's stack, the outermost first; a comprehension or lambda counts as its function."""
     stack = [*((frame.file, frame.function) for frame in entry.via), (entry.file, entry.function)]
     named = [place for place in stack if not place[1].rpartition(".")[2].startswith("<")]
     return named or stack
@@ -328,9 +331,9 @@ def enough(snapshot: Snapshot) -> str | None:
 
 
 def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
-    """Whether all samples of these lines may come from one stretch of time: how often it comes is then not known.
+    """Whether all samples of these lines come from one window of stacks, or from two next to each other.
 
-    They do where they are of one window of stacks, or of two next to each other.
+    They may then be of one event, and how often it happens is not known.
     """
     if snapshot.stacks is None or not all(entry.by_window for entry in lines.lines):
         return False
@@ -339,12 +342,12 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
 
 
 def serves(snapshot: Snapshot) -> bool:
-    """Whether the work is to answer: a wait outside of all phases is then one for requests."""
+    """Whether the process answers requests: then a wait outside of all phases is one for the next request."""
     return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")
 
 
 def each_unit(snapshot: Snapshot) -> str:
-    """What a share of the time is a share of, in words."""
+    """The words for what a share is a part of: "each request", "each step" or "the time"."""
     if serves(snapshot):
         return "each request" if records(snapshot) or snapshot.serving is not None else "the time"
     return "each step"
@@ -356,7 +359,10 @@ def leisure(snapshot: Snapshot) -> float:
 
 
 def of_unit(snapshot: Snapshot, share: float) -> tuple[float, str | None]:
-    """A share of the time as one of a unit. Of a server at leisure also why that gains no requests, in words."""
+    """This share of the time as a share (0..1) of a unit; and in words why saving it gains no requests.
+
+    These words are None unless the server waits for requests much of the time.
+    """
     rests = leisure(snapshot)
     if rests < AT_LEISURE:
         return min(0.99, share), None

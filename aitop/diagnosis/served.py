@@ -31,7 +31,7 @@ class Served(msgspec.Struct, frozen=True):
     shares: Mapping[Phase, float]
 
     def of_handlers(self) -> Served:
-        """The same of a loop that calls the user's handlers: these make the model's input and output."""
+        """The same account of a loop that calls handlers: `prepare` and `output` become pre- and postprocessing."""
         names: dict[Phase, Phase] = {"prepare": "preprocess", "output": "postprocess"}
         return replace(self, shares={names.get(phase, phase): share for phase, share in self.shares.items()})
 

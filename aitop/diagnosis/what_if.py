@@ -229,7 +229,7 @@ def _fit(points: Sequence[tuple[float, float, float]]) -> TurnCost | None:
 
 
 def _spread(values: Sequence[float]) -> bool:
-    """Whether the values differ enough to tell a slope."""
+    """Whether the values differ enough to fit a slope."""
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
     return high > 0 and high >= LEAST_SPREAD * low

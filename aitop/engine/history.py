@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
-from aitop.engine.served import ServedHistory
+from aitop.engine.served_history import ServedHistory
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -46,7 +46,7 @@ class RecentSamples(Generic[SampleType]):
     _newest: deque[SampleType] = field(default_factory=deque)
 
     def append(self, sample: SampleType) -> None:
-        """Take the newest one."""
+        """Add a sample, which must be newer than all others."""
         self._newest.append(sample)
 
     def forget(self, now: float) -> None:
@@ -60,7 +60,7 @@ class RecentSamples(Generic[SampleType]):
 
     @property
     def last(self) -> SampleType | None:
-        """The newest one, None where there is none."""
+        """The newest sample, None where there is none."""
         samples = self._newest or self._older
         return samples[-1] if samples else None
 
@@ -207,7 +207,7 @@ class History:
             self.exchange_notes = event
 
     def _number(self, host: HostSample) -> None:
-        """Keep the number under which each rank was seen first: nobody else numbers those of a spawn."""
+        """Remember the first number seen for each rank: ranks started by `spawn` have no number of their own."""
         if len(self.rank_numbers) > MOST_RANKS:
             self.rank_numbers.clear()
         for process in host.processes:
@@ -236,7 +236,7 @@ class History:
         self.newest["hook"] = sample.time
 
     def _ignore_failures_at_the_end(self, time: float) -> None:
-        """Sources that worked until the target ended did not fail: what they gave is what is known of it."""
+        """Set sources that failed in the last seconds back to their last `ok`: they failed because the target ended."""
         for name, before in self.last_ok.items():
             if self.statuses[name].time > time - ENDING_SECONDS:
                 self.statuses[name] = before

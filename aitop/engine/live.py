@@ -139,6 +139,8 @@ class LiveFeed:
         if thread is not None:
             thread.join(CONCLUDE_SECONDS)
 
+    # What a screen may ask for.
+
     def detach(self) -> None:
         """Take the hook out and go on without it."""
         runner = self._runners.pop("hook", None)
@@ -183,25 +185,7 @@ class LiveFeed:
         except SourceError as error:
             raise AitopError(error.reason, error.remedy) from error
 
-    def _look_if_still(self) -> None:
-        """Dump all stacks if the job stands still. Only one dump runs at a time, as some take long."""
-        now = time.monotonic()
-        if self._look is not None and self._look.is_alive():
-            return
-        if now - self._looked < BETWEEN_LOOKS or not self._engine.wants_look(now):
-            return
-        self._looked = now
-
-        def look() -> None:
-            # The state of the stack source already tells why stacks cannot be read.
-            with contextlib.suppress(AitopError):
-                self.dump()
-            ranks = self._snapshot.ranks if self._snapshot else None
-            numbers = {view.pid: view.rank for view in ranks.ranks} if ranks else {}
-            self._events.put(exchange_notes(numbers, passive=self._options.passive))
-
-        self._look = threading.Thread(target=look, name="aitop-look", daemon=True)
-        self._look.start()
+    # The sources.
 
     def _sources(self) -> list[Source]:
         off = {name for name, _ in self._switched_off()}
@@ -237,6 +221,8 @@ class LiveFeed:
                 off.append((name, f"switched off by {'--passive' if options.passive else switch}"))
         return off
 
+    # Which processes get the hook.
+
     def _hook_pids(self) -> tuple[int, ...]:
         """The processes to put the hook into: engines of servers; else the ranks, or else the targets.
 
@@ -271,6 +257,8 @@ class LiveFeed:
         status = self._snapshot.sources.get("stacks") if self._snapshot else None
         return "stacks" in self._runners and (status is None or status.state == "ok")
 
+    # The engine's thread.
+
     def _run(self, publish: Publish) -> None:
         try:
             self._tick_until_stopped(publish)
@@ -304,6 +292,26 @@ class LiveFeed:
             if self.target.ended or last:
                 break
             next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
+
+    def _look_if_still(self) -> None:
+        """Dump all stacks if the job stands still. Only one dump runs at a time, as some take long."""
+        now = time.monotonic()
+        if self._look is not None and self._look.is_alive():
+            return
+        if now - self._looked < BETWEEN_LOOKS or not self._engine.wants_look(now):
+            return
+        self._looked = now
+
+        def look() -> None:
+            # The state of the stack source already tells why stacks cannot be read.
+            with contextlib.suppress(AitopError):
+                self.dump()
+            ranks = self._snapshot.ranks if self._snapshot else None
+            numbers = {view.pid: view.rank for view in ranks.ranks} if ranks else {}
+            self._events.put(exchange_notes(numbers, passive=self._options.passive))
+
+        self._look = threading.Thread(target=look, name="aitop-look", daemon=True)
+        self._look.start()
 
     def _drain(self, publish: Publish) -> None:
         for _ in range(1000):

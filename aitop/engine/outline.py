@@ -63,23 +63,23 @@ class Outline:
         self.free.set()
 
     def passed(self, tick: int, lines: int, history: History) -> None:
-        """Leave a bookmark now and then: so many ticks and lines were read, and this is known. From any thread."""
+        """Add a bookmark every few ticks: the lines read and the history known after `tick`. From any thread."""
         if tick % self._apart == 0 and tick not in self._bookmarks:
             self._bookmarks[tick] = Bookmark(lines, lasting(history))
 
     def tick_to_read_from(self, tick: int) -> int:
-        """The last tick with a bookmark from which this one can be reached with all that is known there; 0: none."""
+        """The latest bookmarked tick early enough for a complete history at `tick`; 0 for the beginning."""
         if not 0 < tick <= len(self.times):
             return 0
         latest = self.times[tick - 1] - KEEP_SECONDS - SLACK_SECONDS
         return max((mark for mark in list(self._bookmarks) if self.times[mark - 1] <= latest), default=0)
 
     def bookmark(self, tick: int) -> Bookmark:
-        """The bookmark behind a tick that has one."""
+        """The bookmark at `tick`, which must have one."""
         return self._bookmarks[tick]
 
     def tick_at(self, seconds: float) -> int:
-        """The number (from 1) of the first tick so many seconds after the first one, or of the last there is."""
+        """The number (from 1) of the first tick at least `seconds` after the first one; else of the last tick."""
         wanted = self.times[0] + seconds if self.times else 0.0
         return max(1, min(len(self.times), bisect_left(self.times, wanted) + 1))
 
@@ -151,7 +151,7 @@ def _lasting_hook(hook: HookHistory) -> HookHistory:
 
 
 def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:
-    """What is new at this tick: another first verdict, a checkpoint, the end of the target."""
+    """The words of a mark, where another verdict is first, a checkpoint was written or the target ended; else None."""
     if before is None:
         return None
     if now.target.ended and not before.target.ended:

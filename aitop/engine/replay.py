@@ -66,7 +66,7 @@ class ReplayFeed:
     # Called from any thread
 
     def position(self) -> Position:
-        """Where it stands now."""
+        """The present position."""
         times, way = self._outline.times, self._way
         last, first = self._last, self._first
         return Position(
@@ -88,22 +88,22 @@ class ReplayFeed:
         self._change(playing=True, wanted=1 if self._ended else None)
 
     def set_speed(self, speed: float) -> None:
-        """Play so many times as fast from now on."""
+        """Play `speed` times as fast as it was recorded from now on."""
         self._speed = speed
         self._change()
 
     def step(self, ticks: int) -> None:
-        """Hold still, so many ticks further (or back, where negative) from where it stands or is going to."""
+        """Pause `ticks` further (back, if negative) than the present tick, or than the one that it is going to."""
         self._change(playing=False, wanted=self._within(self._going_to() + ticks))
 
     def seek_by(self, seconds: float) -> None:
-        """Go so many seconds on, or back."""
+        """Go on by `seconds` (back, if negative)."""
         times = self._outline.times
         if times:
             self.seek_to(times[self._within(self._going_to()) - 1] - times[0] + seconds)
 
     def seek_to(self, seconds: float) -> None:
-        """Go to the first tick so many seconds after the first one. Nothing happens before the duration is known."""
+        """Go to the tick `seconds` after the first one. Nothing happens before the duration is known."""
         if self._outline.measured.is_set() and self._outline.times:
             self._change(wanted=self._outline.tick_at(seconds))
 

@@ -11,7 +11,7 @@ SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class Mark(NamedTuple):
-    """Something worth a look, `seconds` after the first tick. `words` name it."""
+    """A moment worth a look, `seconds` after the first tick; `words` say what happened."""
 
     seconds: float
     words: str

@@ -33,7 +33,7 @@ class SourceRunner:
         self._thread.start()
 
     def finish(self) -> None:
-        """Ask it to stop once it has emitted what the read that is under way has seen."""
+        """Ask the thread to stop after the present read, whose samples are still emitted."""
         self._stopping.set()
         self.source.finish()
 

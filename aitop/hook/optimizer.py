@@ -132,7 +132,7 @@ def ask_optimizer(optimizer: Any, session: Session) -> int:
 
 
 def _end_counting(journal: Journal, key: int, now: int) -> None:
-    """End the counting at the end of a step: it was a long one, or another optimizer's, or it is time."""
+    """End the counting at the end of a step that was long or another optimizer's, or when its time is over."""
     usual = now - journal.last_step < journal.longest and journal.optimizer == key
     if not usual:
         journal.stop_counting(now, True)

@@ -1,4 +1,4 @@
-"""The hook in one process, from install to remove: puts patches in, renews what is due, and takes everything back."""
+"""The hook in one process, from install to remove: puts patches in, writes to the ring, takes everything back."""
 
 from __future__ import annotations
 

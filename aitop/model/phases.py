@@ -36,11 +36,11 @@ class MeasuredPhase(NamedTuple):
     frames: tuple[Frames, ...] = ()
 
     def is_measured(self, step: StepRecord) -> bool:
-        """Whether it was watched in this step, for one with an event: whether it came."""
+        """Whether the phase was measured in this step; for a phase with an event of its own: whether that came."""
         return any(getattr(step, field) is not None for field in self.fields) or self.key in step.others
 
     def seconds(self, step: StepRecord) -> float:
-        """How long it took in this step, 0 where it was not measured."""
+        """Seconds of the phase in this step, 0 where it was not measured."""
         total = step.others.get(self.key, 0.0)
         for field in self.fields:
             total += getattr(step, field) or 0.0

@@ -203,7 +203,7 @@ class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
-    """What the files say that the target was seen to run: the growth sites in them."""
+    """The growth sites in the files that the target was seen to run."""
 
     time: float
     sites: tuple[GrowthSite, ...] = ()

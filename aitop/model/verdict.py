@@ -17,7 +17,7 @@ _SHARES_OF = {"latency-tail": "of the tail", "queue-bound": "of request time"}
 
 
 def share_of(verdict: str) -> str:
-    """What the share of a verdict with this id is a part of, in words."""
+    """The words for what a share is a part of, by the id of the verdict."""
     return _SHARES_OF.get(verdict, "of step time")
 
 

@@ -200,7 +200,7 @@ def as_json(said: msgspec.Struct) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """The same with DIGITS significant digits in every fraction."""
+    """`value` with every fraction in it rounded to DIGITS significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
@@ -214,7 +214,7 @@ def _process(process: ProcessSample) -> ReportProcess:
 
 
 def _sources(snapshot: Snapshot) -> dict[str, ReportSource]:
-    """Those of every job, and a server's own metrics where they were looked for."""
+    """The sources to report: those of every job, and a server's metrics if they were looked for."""
     names = (*SOURCE_NAMES, *(name for name in snapshot.sources if name not in SOURCE_NAMES))
     return {name: _source(snapshot.sources.get(name)) for name in names}
 

@@ -93,7 +93,7 @@ def serving_times(report: Report) -> list[tuple[str, tuple[str, str, str]]]:
 
 
 def serving_state(report: Report) -> str | None:
-    """Where requests are under way and none gets on: how many, and since when."""
+    """The words for requests in progress of which none gets on: how many, and since when. Else None."""
     serving = report.serving
     if serving is None or not serving.alive or serving.still_s is None or serving.still_s < LEAST_STILL:
         return None

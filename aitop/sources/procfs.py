@@ -146,7 +146,7 @@ def main_stack(pid: int) -> int | None:
 
 
 def gone(pid: int) -> bool:
-    """Whether there is no such process. Needs no descriptor, so it also tells one that just cannot be read."""
+    """Whether there is no such process. Opens no file, so that a lack of descriptors is not taken for an end."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -155,7 +155,7 @@ def _holding(
 
 
 def _kind(stacks: Mapping[Seen, int]) -> _Kind:
-    """What lines have in common of which few looks at one say something of the others: phase and work."""
+    """The phase and work of the stacks: looks at one line count for other lines of its kind that have few."""
     seen = next(iter(stacks))
     return seen.phase, seen.work
 
@@ -190,11 +190,15 @@ def _waits_of_groups(
     # The largest wait is placed first, where the looks found the thread off a core most often.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):
         chosen = list(open_groups) if kind in _ANYWHERE or not no_tensor_work else no_tensor_work
-        for key, mass in _spread(left[kind], chosen, off_core, room).items():
-            activity = _OF_KIND[kind]
-            waits[key][activity] = waits[key].get(activity, 0.0) + mass / open_groups[key]
-            room[key] -= mass
-            off_core[key] = max(0.0, off_core[key] - mass)
+        activity, whole = _OF_KIND[kind], left[kind]
+        # What a library below a line works with says first who waits for it: who reads a socket waits for the network.
+        likely = [key for key in chosen if _by_work(next(iter(groups[key]))) == activity]
+        for keys, most in ((likely, dict(off_core)), (chosen, room)):
+            for key, mass in _spread(whole, keys, off_core, most).items():
+                waits[key][activity] = waits[key].get(activity, 0.0) + mass / open_groups[key]
+                room[key] -= mass
+                off_core[key] = max(0.0, off_core[key] - mass)
+                whole -= mass
     return waits
 
 

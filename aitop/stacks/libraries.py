@@ -23,7 +23,10 @@ Work = Literal[
 
 
 class Row(NamedTuple):
-    """Frames whose file matches `path` and whose function matches `function` (None: any)."""
+    """Frames whose file matches `path` and whose function matches `function` (None: any).
+
+    `rests`: it says what the function itself does, and nothing of what it calls.
+    """
 
     path: str
     function: str | None
@@ -31,6 +34,7 @@ class Row(NamedTuple):
     state: State | None
     work: Work | None
     handler: Handler | None
+    rests: bool
 
 
 def _row(
@@ -41,9 +45,10 @@ def _row(
     state: State | None = None,
     work: Work | None = None,
     handler: Handler | None = None,
+    rests: bool = False,
 ) -> Row:
     named = rf"(?:^|[.>])(?:{function})$" if function else None
-    return Row(path, named, phase, state, work, handler)
+    return Row(path, named, phase, state, work, handler, rests)
 
 
 # The first row that fits a frame says what it means; rows of one library stand together, special ones first.
@@ -192,6 +197,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/multiprocessing/(?:queues|pool)\.py$", state="wait-queue"),
     _row(r"/multiprocessing/synchronize\.py$", state="wait-lock"),
     _row(r"/concurrent/futures/_base\.py$", state="wait-lock"),
+    _row(r"/concurrent/futures/(?:thread|process)\.py$", r"_worker|_process_worker", state="wait-queue", rests=True),
     _row(r"/threading\.py$", r"acquire|wait|wait_for|join|_wait_for_tstate_lock|__enter__", state="wait-lock"),
     _row(r"/subprocess\.py$", r"wait|_wait|communicate|_communicate|_try_wait", state="wait-child"),
     _row(r"/json/(?:__init__|decoder)\.py$", r"loads?|decode|raw_decode|py_scanstring|JSONObject|JSONArray",
@@ -210,12 +216,13 @@ TABLE: tuple[Row, ...] = (
 
 
 class Meaning(NamedTuple):
-    """What one library frame says; None for what it leaves open."""
+    """The meaning of a library's frame; None for what it leaves open."""
 
     phase: Phase | None
     state: State | None
     work: Work | None
     handler: Handler | None = None
+    rests: bool = False
 
 
 # Functions of C that collect garbage: on a stack there is only the line that calls them.
@@ -231,7 +238,7 @@ def calls_model(file: str, function: str) -> bool:
 
 @functools.lru_cache(maxsize=8192)
 def meaning(file: str, function: str) -> Meaning:
-    """What a library frame of this file and function says."""
+    """The meaning of a library's frame by its file and function."""
     for path, named, says in _compiled():
         if path.search(file) and (named is None or named.search(function)):
             return says

@@ -55,7 +55,7 @@ class _Anchors:
         return frozenset(lines)
 
 
-class Steps:
+class StepFunctions:
     """Which functions and lines of one thread make its steps, learnt from all its stacks."""
 
     def __init__(self, stacks: Iterable[tuple[Seen, int]], flows: Mapping[str, Sequence[Flow]] | None = None) -> None:

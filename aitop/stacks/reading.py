@@ -67,7 +67,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False):
 
 
 def read_stack(frames: Sequence[Frame]) -> Seen:
-    """What one stack (all its frames, the outermost first) says."""
+    """The meaning of one stack, given with all its frames, the outermost first."""
     start = own_start(frames)
     own = tuple(frames[start:])
     users = _users(own)
@@ -134,6 +134,7 @@ def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
 def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     """State and work of the library frames below the user's line: compiling wins, else the outermost that says."""
     says = [meaning(frame.file, frame.function) for frame in below]
+    says = [each for index, each in enumerate(says) if not each.rests or index == len(says) - 1]
     if any(each.handler == "event-loop" for each in says) and any(each.phase for each in says):
         # A library of the server's works in its event loop, which does not wait then.
         says = [each for each in says if each.handler != "event-loop"]

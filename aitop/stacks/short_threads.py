@@ -46,7 +46,7 @@ def short_threads(windows: Sequence[StackWindow], digests: Sequence[Digest]) -> 
 
 
 def relabelled(window: StackWindow, taken_as: Mapping[ThreadKey, ThreadKey]) -> StackWindow:
-    """The window with what the kernel and the interpreter's lock say of those threads said of that one."""
+    """The window with the threads in `taken_as` renamed in its states and its holds of the interpreter's lock."""
     if not taken_as:
         return window
 
@@ -60,7 +60,7 @@ def relabelled(window: StackWindow, taken_as: Mapping[ThreadKey, ThreadKey]) -> 
 
 
 def as_one(digest: Digest, taken_as: Mapping[ThreadKey, ThreadKey]) -> Digest:
-    """The samples of a window with those threads as one."""
+    """The samples of a window by thread, those of the threads in `taken_as` joined."""
     if not taken_as:
         return digest
     joined: Digest = {}

@@ -20,7 +20,7 @@ from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
-from aitop.stacks.position import Steps
+from aitop.stacks.position import StepFunctions
 from aitop.stacks.reading import Seen, read_stack
 from aitop.stacks.short_threads import Digest, ThreadKey, as_one, relabelled, short_threads
 
@@ -48,7 +48,7 @@ class Group(NamedTuple):
 
 
 class StackView:
-    """Merges windows; thread-safe."""
+    """Merges windows into Stacks, and makes series of them with a value for each window. Thread-safe."""
 
     def __init__(self) -> None:
         self._reader = _Reader()
@@ -71,23 +71,23 @@ class StackView:
             return stacks
 
     def state_over_time(self, windows: Sequence[StackWindow], pid: int, thread: str, state: State) -> Series:
-        """Share of one thread's samples in that state, window by window."""
+        """The share of a thread's samples that are in `state`, for each window."""
         return self._over_time(windows, lambda key: key[:2] == (pid, thread), lambda seen: seen.state == state)[pid]
 
     def phases_over_time(
         self, windows: Sequence[StackWindow], pid: int, thread: str, phases: Collection[Phase]
     ) -> Series:
-        """Share of one thread's samples in any of the phases, without imports, window by window."""
+        """The share of a thread's samples that are in one of `phases`, without imports, for each window."""
         return self._over_time(
             windows, lambda key: key[:2] == (pid, thread), lambda seen: seen.phase in phases and not seen.importing
         )[pid]
 
     def idle_over_time(self, windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:
-        """Share of samples in which each of these workers was idle, by pid, window by window."""
+        """The share of each worker's samples that are idle, by pid, for each window."""
         return self._over_time(windows, lambda key: key.pid in pids and key.main, lambda seen: seen.idle)
 
     def steps_in(self, window: StackWindow, pid: int) -> bool:
-        """Whether any thread of the process was sampled in a phase of a step in that window."""
+        """Whether any thread of the process was sampled in a phase of a step in `window`."""
         return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
 
     def _digest(self, window: StackWindow) -> Digest:
@@ -158,6 +158,7 @@ def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
 
 
 def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | None:
+    """The Stacks of these windows together; None if no process has a sample that is not of an import."""
     windows, digests = [read.window for read in reads], [read.digest for read in reads]
     short = short_threads(windows, digests)
     digests = [as_one(digest, short) for digest in digests]
@@ -183,7 +184,7 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         known[pid] = role
         for key, stacks in threads.items():
-            steps = Steps(stacks.items(), flows)
+            steps = StepFunctions(stacks.items(), flows)
             by_window = [digest.get(key, {}) for digest in digests]
             groups = _groups(stacks, steps, collecting)
             of_thread = [(look, digest.get(key, {})) for look, digest in looks if look.pid == pid]
@@ -324,8 +325,13 @@ def _trees(threads: Mapping[ThreadKey, Mapping[Seen, int]], roles: Mapping[int, 
 
 
 def _process(
-    key: ThreadKey, role: Role, stacks: Mapping[Seen, int], steps: Steps, by_window: Sequence[Mapping[Seen, int]]
+    key: ThreadKey,
+    role: Role,
+    stacks: Mapping[Seen, int],
+    steps: StepFunctions,
+    by_window: Sequence[Mapping[Seen, int]],
 ) -> ProcessStacks:
+    """The account of a process's lead thread."""
     samples = sum(stacks.values())
     loads = all(seen.worker for seen in stacks)
     idle = sum(count for seen, count in stacks.items() if seen.idle)
@@ -341,7 +347,7 @@ def _process(
     )
 
 
-def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
+def _phases(stacks: Mapping[Seen, int], steps: StepFunctions) -> Phases:
     """Shares of the thread's samples. Phases that stacks often miss are None, not 0, if they were never seen."""
     counts: dict[Phase, float] = defaultdict(float)
     for seen, count in stacks.items():
@@ -364,7 +370,7 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
 
 
 def _groups(
-    stacks: Mapping[Seen, int], steps: Steps, collecting: Collection[tuple[str, int]]
+    stacks: Mapping[Seen, int], steps: StepFunctions, collecting: Collection[tuple[str, int]]
 ) -> dict[Group, dict[Seen, int]]:
     """The stacks of a thread by line, phase and what is done there. `collecting`: lines that call the collector."""
     groups: dict[Group, dict[Seen, int]] = {}

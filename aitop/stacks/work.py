@@ -55,22 +55,32 @@ def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int
     levels = step_levels(stacks, stepping)
     most = max((levels[process.pid] for process in processes), default=0)
     first = next(iter(stepping), None)
-    ranks = [one for one in processes if one.role == "rank"]
+    ranks = [process for process in processes if process.role == "rank"]
     if most:
-        chosen = [one for one in processes if levels[one.pid] == most or (one in ranks and _steps(one) > 0)]
+        chosen = [
+            process
+            for process in processes
+            if levels[process.pid] == most or (process in ranks and _steps(process) > 0)
+        ]
     else:
         chosen = _running(stacks, processes) or ranks or processes
-    busiest = max((_amount(stacks, one) for one in chosen), default=0.0)
+    busiest = max((_amount(stacks, process) for process in chosen), default=0.0)
 
-    def order(one: ProcessStacks) -> tuple[bool, bool, bool, bool, bool, float, int]:
-        amount = _amount(stacks, one)
+    def order(process: ProcessStacks) -> tuple[bool, bool, bool, bool, bool, float, int]:
+        amount = _amount(stacks, process)
         peer = amount >= PEER * busiest
         less = 0.0 if peer else -amount
         return (
-            one.pid != first, levels[one.pid] != most, one.pid != target, one.role != "rank", not peer, less, one.pid
-        )  # fmt: skip
+            process.pid != first,
+            levels[process.pid] != most,
+            process.pid != target,
+            process.role != "rank",
+            not peer,
+            less,
+            process.pid,
+        )
 
-    return tuple(one.pid for one in sorted(chosen, key=order))
+    return tuple(process.pid for process in sorted(chosen, key=order))
 
 
 def _steps(process: ProcessStacks) -> float:
@@ -80,9 +90,9 @@ def _steps(process: ProcessStacks) -> float:
 
 
 def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
-    """How much it does (0..1): the share of its leading thread that steps, or else that runs or waits for a disk.
+    """The share (0..1) of the lead thread's time in which it steps; or, without steps, runs or waits for a disk.
 
-    What a rank waits for in a backward pass or an exchange are the other ranks: the late one waits least.
+    Waits in a backward pass or an exchange are left out: there a rank waits for the other ranks, the late one least.
     """
     steps = _steps(process)
     if steps == 0.0:
@@ -97,13 +107,13 @@ def _lines(stacks: Stacks | None, process: ProcessStacks) -> list[HotLine]:
 
 
 def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
-    """Those whose leading thread does something itself; of these the ranks, where any does: the others feed them."""
+    """The processes whose lead thread does something itself; if any are ranks, only those: the others feed them."""
     running = [process for process in processes if _active(stacks, process) > LEAST_ACTIVE]
     return [process for process in running if process.role == "rank"] or running
 
 
 def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
-    """The share of its leading thread's time in which it runs, or waits for a disk or a device."""
+    """The share of its lead thread's time in which it runs, or waits for a disk or a device."""
     mine = process.pid, process.thread
     threads = stacks.threads if stacks else ()
     runs = next((share.active for share in threads if (share.pid, share.thread) == mine), None)

@@ -50,7 +50,7 @@ def write_new(folder: Path, stem: str, contents: Mapping[str, str | bytes]) -> l
 
 
 def save_screen(screen: Screen[Any], pid: int) -> str:
-    """Save the screen as a picture (SVG) and as text."""
+    """Save the screen as a picture (SVG) and as text. Returns a sentence on what was saved where, or why not."""
     pictures = {".svg": screen.app.export_screenshot(title="aitop"), ".txt": text_of(screen)}
     try:
         saved = write_new(Path.cwd(), f"aitop-{pid}", pictures)
@@ -60,7 +60,7 @@ def save_screen(screen: Screen[Any], pid: int) -> str:
 
 
 def text_of(screen: Screen[Any]) -> str:
-    """What the panes of a screen show, as plain text: each row from the panes that lie on it, left to right."""
+    """The screen as plain text: each row from the panes that lie on it, left to right."""
     rows: dict[int, list[tuple[int, str]]] = {}
     for pane in screen.query(Pane):
         if pane.display:
@@ -70,7 +70,7 @@ def text_of(screen: Screen[Any]) -> str:
 
 
 def start_or_end_recording(recorder: Recorder | None, pid: int) -> str:
-    """End the recording that runs, else begin one."""
+    """End the recording that runs, else begin one. Returns a sentence for the screen."""
     if recorder is None:
         return "only a live run can be recorded"
     ended = recorder.end()

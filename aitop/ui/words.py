@@ -80,15 +80,15 @@ def confidence_words(confidence: float) -> str:
 
 
 class CodeLine(Protocol):
-    """Whatever stands on a line of a file: a frame, a hot line, a place of a verdict."""
+    """Anything with a file and a line: a frame, a hot line, a place of a verdict."""
 
     @property
     def file(self) -> str:
-        """Its path."""
+        """The path of the file."""
 
     @property
     def line(self) -> int:
-        """Its number, from 1."""
+        """The number of the line, from 1."""
 
 
 def place(at: CodeLine) -> str:

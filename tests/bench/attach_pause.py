@@ -1,9 +1,9 @@
-"""How long a training run stands still as code comes into it and leaves, and whether that harms it.
+"""How long a training run pauses at an attach and at a detach, and whether it is harmed, by aitop and by other tools.
 
-A small MLP notes the end of each step. Each way in gets a run of its own and enters and leaves it at random moments:
-aitop, `memray attach`, gdb with PyRun_SimpleString (as pyrasite does), and nobody. A pause is the longest step between
-the request and a moment after the answer. A run is harmed that died, froze, or has other losses than the one that
-nobody entered.
+A small MLP notes the end of each step. Each tool gets a run of its own, and attaches and detaches at random moments:
+aitop, `memray attach`, gdb with PyRun_SimpleString (as pyrasite does), and none. A pause is the longest step between
+the request and a moment after the answer. A run counts as harmed if it died, froze, or computed other losses than the
+run without any tool.
 
     python tests/bench/attach_pause.py -n 50
 """

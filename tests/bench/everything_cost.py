@@ -1,10 +1,9 @@
-"""What all that aitop does beside a training run takes from it: stacks, /proc, GPU, rules, screen.
+"""How much all of aitop but the hook slows a training run: stacks, /proc, GPU, rules, screen.
 
-The watcher, on a terminal, is stopped (with its children) and let go on by turns, in random order, so that a slow
-moment of the machine meets both; a ratio is of two blocks next to each other. The hook stays in: what it adds to a step
-is measured by hook_cost_steps.py. What a watcher missed while it was stopped it does when it goes on, so the figure is
-rather too high. `py-spy record --nonblocking -r 20` is measured in the same way. With --full a process of the run keeps
-each other core busy.
+aitop, on a terminal, is stopped (with its children) and continued, in random order, so that a slow moment of the
+machine affects both; a ratio is of two blocks next to each other. The hook stays in: what it adds to a step is measured
+by hook_cost_steps.py. When it continues, aitop makes up for what it missed, so the figure is rather too high. `py-spy
+record --nonblocking -r 20` is measured in the same way. With --full a process of the run keeps each other core busy.
 
     python tests/bench/everything_cost.py --starts 5 --seconds 60
     python tests/bench/everything_cost.py --full

@@ -1,7 +1,7 @@
-"""How long after Enter something stands on the screen: the first frame, the first measured figure, the first verdict.
+"""Seconds from Enter to the first frame, the first measured figure and the first verdict on the screen.
 
 Each program starts in a process of its own on a terminal of 120 × 36 cells and watches a job of about 25 steps a
-second. aitop is compiled before, as what was installed or started once is.
+second. aitop's modules are compiled to bytecode beforehand, as after a first start.
 
     python tests/bench/first_frame.py
 """

@@ -1,9 +1,10 @@
-"""What the hook takes from a training run, beside torch.profiler and TraceML, which time the phases of a step as well.
+"""How much the hook slows a training run, compared with torch.profiler and TraceML, which also time a step's phases.
 
 One training run goes on in this process. Each round takes the variants in random order, each for some seconds between
-two plain stretches as long; a ratio is to the mean of these two, so that a slow moment of the machine meets all.
-"removed" is the run after the hook has left: what it differs from 1 is noise. Microseconds are measured from single
-steps, by hook_cost_steps.py. TraceML runs in a process of its own launcher's, after as many plain rounds there.
+two equally long stretches without any of them; a ratio is to the mean of these two, so that a slow moment of the
+machine affects both. "removed" is the run after the hook has left: its difference from 1 is noise. Microseconds per
+step are measured by hook_cost_steps.py. TraceML runs in a process that its own launcher starts, after as many rounds
+without it.
 
     python tests/bench/hook_cost.py --rounds 7
 """

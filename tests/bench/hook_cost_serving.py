@@ -1,9 +1,9 @@
 """What the hook adds to a request of a web server, to a turn of an engine's loop, and to a request of LitServe.
 
-The wrappers run around functions that do nothing, with what they read of a server beside them. Before each call the
-caches are filled with something else, as a turn of a model fills them. Plain calls of the same functions take turns
-with wrapped ones, and what they took is taken away. The hook's ticks, which write to the ring every 50 ms, are measured
-by themselves and divided among turns of 2 ms.
+The wrappers run around functions that do nothing; the server's objects that they read are stand-ins. Before each call
+the caches are filled with something else, as a turn of a model fills them. Plain calls of the same functions take turns
+with wrapped ones, and their time is subtracted. The hook's ticks, which write to the ring every 50 ms, are measured by
+themselves and divided among turns of 2 ms.
 
     python tests/bench/hook_cost_serving.py --turns 2000
 """

@@ -1,8 +1,8 @@
-"""What the hook adds to one step, from single steps of two like runs in one process, of which it watches one.
+"""CPU time that the hook adds to one step: two equal runs in one process, and the hook watches one of them.
 
-The runs take turns, step by step, so that whatever else the machine does meets both alike: this tells microseconds
-where rounds of a second (hook_cost.py) tell tens of them. Times are CPU times of the thread, which is never idle here.
-Each step finds the caches filled by the other run.
+The runs take turns step by step, so that whatever else the machine does affects both alike. This resolves single
+microseconds, where rounds of a second (hook_cost.py) resolve tens of them. Times are CPU times of the thread, which is
+never idle here. Each step finds the caches filled by the other run.
 
   nothing   neither is watched: what the order of the two makes, and is taken off the others
   run       the hook as it is once it has begun to count: most short steps are only counted, the others are timed; what

@@ -1,7 +1,7 @@
 """CPU, memory and bytes written of aitop beside its peers, each watching the same job with four loader workers.
 
-Each program runs on a terminal of 120 × 36 cells at 1 Hz; the CPU of its children counts. The first figure takes the
-seconds of the start in.
+Each program runs on a terminal of 120 × 36 cells at 1 Hz; the CPU of its children counts. The first figure includes the
+start.
 
     python tests/bench/monitor_cost.py
 """

@@ -230,11 +230,11 @@ INTRODUCTION = """\
 # Benches: what aitop costs, how robust it is, how right it is
 
 Every figure that another document quotes comes from this page. The page is written by the benches themselves, from
-`results.json` beside it; each section has the date and the commit of its last run. A `+` behind the commit says that
-files had changed since.
+`results.json` beside it; each section has the date and the commit of its last run. A `+` behind the commit: some files
+had been changed and not committed.
 
 Run them on a machine with nothing else to do. The first line takes less than ten minutes, the second about half an
-hour; the rest is run by name. Peers that are not installed are left out:
+hour; the others are run by name, as in the third. Other tools are left out if they are not installed:
 
 ```console
 pip install nvitop memray traceml-ai && python tests/bench/all.py --quick
@@ -244,8 +244,8 @@ python tests/bench/all.py faults verdicts
 
 With `--resume` a bench that has a result of this commit is not run again, and one that takes hours goes on where it was
 interrupted. Every bench also runs by itself (`--help` explains its figures) and exits with 4 where a bar is missed.
-Where NVML is needed and there is no GPU, the fake one of the tests plays it. The verdicts on committed recordings are
-proven apart: [tests/accuracy](../accuracy/README.md).
+Without a GPU, benches that need NVML use the fake one of the tests. The verdicts on committed recordings are tested
+elsewhere: [tests/accuracy](../accuracy/README.md).
 """
 
 

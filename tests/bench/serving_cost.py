@@ -1,9 +1,9 @@
-"""What aitop takes from a server under load: requests a second and p99, attached against not attached.
+"""How much aitop slows a server under load: requests per second and p99, with aitop and without it.
 
-One server and its clients, which wait for each answer, go on all the time. A pair is two blocks next to each other, in
-random order: in one nobody watches, in the other `aitop diagnose` (or the screen, on a terminal) comes, attaches,
-watches and leaves, all within the block. A ratio is of the two blocks of a pair; the figure is the median of all
-pairs. vLLM needs AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
+One server and its clients, which wait for each answer, run all the time. A pair is two blocks next to each other, in
+random order: one without aitop, and one in which `aitop diagnose` (or the screen, on a terminal) starts, attaches,
+watches and ends. A ratio is of the two blocks of a pair; the figure is the median of all pairs. vLLM needs
+AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
 
     python tests/bench/serving_cost.py --pairs 6 --seconds 10
     python tests/bench/serving_cost.py embeddings --clients 2

@@ -1,4 +1,4 @@
-"""What the two causes of servers that look at single requests cost a Snapshot, and what all of it costs.
+"""CPU time per Snapshot of the two causes that look at single requests of a server, and of the whole Snapshot.
 
 An engine of this process gets the hook's records of a server with 160 requests a second for longer than the window:
 4,800 requests. The server answers half as many as it could, with and without pauses of the collector; or one after the

@@ -98,6 +98,8 @@ def test_a_stopped_process_stays_stopped(start, diagnosed):
     sleeper = start(SLEEPER)
     os.kill(sleeper.pid, signal.SIGSTOP)
     one_sentence(diagnosed(sleeper.pid), 3, "is stopped", f"kill -CONT {sleeper.pid}")
+    # To a liveness probe it is an answer.
+    one_sentence(diagnosed(sleeper.pid, "--fail-on", "stalled"), 1, "is stopped", f"kill -CONT {sleeper.pid}")
     assert state(sleeper.pid) == "T"
 
 

@@ -1,8 +1,8 @@
-"""Faults at random moments while aitop watches a real training run: what the run notices has to be nothing.
+"""Faults at random moments while aitop watches a real training run, none of which may affect the run.
 
-A run is harmed that is not as before: its losses (bit for bit those of an undisturbed run), what a hook replaces, open
-files, threads, signals, its processes. A monitor has to recover or to end cleanly, and to say on its screen what has
-happened where it can.
+A run counts as harmed if anything differs from before: its losses (compared bit for bit with an undisturbed run), the
+attributes that the hook replaces, its open files, threads, signals and processes. A monitor has to recover or to end
+cleanly, and to say on its screen what has happened where it can.
 
     python tests/robustness/faults.py -n 20 [-j LANES] [--seed N] [--resume] [--list] [FAULT ...]
 """

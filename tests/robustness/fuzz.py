@@ -1,8 +1,8 @@
-"""Feeds what aitop reads from others with what nobody should write.
+"""Feeds hostile input to everything in aitop that reads what others write.
 
-Coverage-guided: an input that made a line follow a line as none before it did is kept, and changed again. Inputs are
-changed byte by byte, word by word and, where they hold JSON, value by value. Prints what was fed and every finding;
-a finding's input is kept in --keep. The same --seed makes the same inputs.
+Coverage-guided: an input is kept and changed further if it made the code take a branch that no input had taken before.
+Inputs are changed byte by byte, word by word and, where they hold JSON, value by value. Prints what was fed and every
+finding; a finding's input is kept in --keep. The same --seed makes the same inputs.
 
     python tests/robustness/fuzz.py ring --minutes 5
 """

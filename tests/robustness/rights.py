@@ -1,11 +1,11 @@
-"""Whether the doctor was right, setting by setting.
+"""Whether `aitop doctor` predicts what then works, for each setting of users, rights and limits.
 
 In each setting (users, capabilities, containers, folders, limits) a small training run is started, and aitop is asked
 three things: `doctor --pid` what will work, `diagnose --pid` what then does, and the screen whether it comes up. A
 setting is wrong where the doctor was wrong, anything ended in a traceback or in more than a sentence, the run came to
-harm, or a file was left in its folders. One that needs rights or a program that are not there is left out and named.
-Some hide /tmp: neither this file nor the Python may lie there, and other users have to be able to run both. Run it with
-nothing beside it: in four seconds the hook has to be in.
+harm, or a file was left in its folders. A setting that needs rights or a program that are missing here is skipped and
+named. Some hide /tmp: neither this file nor the Python may lie there, and other users have to be able to run both. Run
+it with nothing beside it: in four seconds the hook has to be in.
 
     sudo python tests/robustness/rights.py [WORD ...]        only settings with these words in their names
 """

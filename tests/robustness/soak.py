@@ -1,4 +1,4 @@
-"""Long runs in a short time: does the monitor grow?
+"""Whether aitop's memory, files, threads or children grow in long runs, played in a short time.
 
 `live` is the real screen at ten looks a second on a training run that starts new loader workers several times a second:
 thousands of epochs, each with pids of its own. `simulated` feeds days of samples to the engine and a recorder: those of

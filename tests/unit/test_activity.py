@@ -112,6 +112,17 @@ def test_the_kernel_says_what_a_line_waits_for(kind, activity):
     assert parts[11].get(activity, 0.0) < 0.1
 
 
+def test_who_reads_a_socket_waits_for_the_network_and_others_for_the_lock():
+    parts = doing(
+        (PYTHON, 20),
+        (READS, 40),
+        (FETCH, 40),
+        cpu=(100, (PYTHON, 20)),
+        states=[state(1, 100, running=20, network=40, lock=40)],
+    )
+    assert parts[15]["wait-network"] > 0.85 and parts[13]["wait-lock"] > 0.85
+
+
 def test_the_kernel_says_how_long_a_thread_waits_in_all():
     """Looks at single lines are few; the thread waits for 30 % of its time, whatever they say."""
     parts = doing(

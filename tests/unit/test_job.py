@@ -1,6 +1,6 @@
 """The job is found from any process of it."""
 
-from aitop.sources.host.job import Known, meeting_of, ray_class, top_of
+from aitop.sources.host.job import JobFacts, meeting_of, ray_class, top_of
 from aitop.sources.procfs import Stat
 
 SPAWNED = "python -c from_multiprocessing.spawn --multiprocessing-fork"
@@ -8,7 +8,7 @@ SPAWNED = "python -c from_multiprocessing.spawn --multiprocessing-fork"
 
 def known(pid, argv, *, stack=None, **environment):
     stat = Stat(pid, "x", "S", pid - 1, 0, 0, 0, 1, pid, 0, 0, stack if stack is not None else pid)
-    return Known(stat, tuple(argv.split()), {name: str(value) for name, value in environment.items()})
+    return JobFacts(stat, tuple(argv.split()), {name: str(value) for name, value in environment.items()})
 
 
 def top(*chain):

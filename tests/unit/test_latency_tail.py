@@ -198,6 +198,14 @@ def test_a_request_that_waits_for_another_thread_stands_in_line(activity):
     assert fired(tail.judge(blocked(activity=activity, handler="event-loop"))).subtype == "event-loop"
 
 
+def test_a_line_that_mostly_waits_for_another_thread_is_no_work_of_the_handlers():
+    """`with lock:` takes no time by itself: what samples say of it besides is the error of few samples."""
+    waits = blocked(activity="native", handler="thread", parts=(("native", 0.3), ("wait-lock", 0.7)))
+    assert level(tail.judge(waits)) < tail.judge.band.leave
+    works = blocked(activity="native", handler="thread", parts=(("native", 0.7), ("wait-lock", 0.3)))
+    assert fired(tail.judge(works)).subtype == "handler"
+
+
 def test_what_is_computed_twice_is_said():
     requests = [RequestRecord(end=START + 1 + n / 100, seconds=0.5, prompt_tokens=10) for n in range(100)]
     iterations = [replace(one, prefill_tokens=20, decode_tokens=10, preempted=1) for one in turns(100)]

@@ -13,14 +13,14 @@ import pytest
 
 from aitop.attach import Attachment
 from aitop.engine import hook_requests, live
-from aitop.engine.late_feed import LateFeed
+from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.live import LiveFeed
 from aitop.engine.runner import SourceRunner
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
 from aitop.sources.host import source
 from aitop.sources.host.roles import Place
-from aitop.sources.host.source import Seen
+from aitop.sources.host.source import LivingProcesses
 
 
 def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
@@ -53,7 +53,7 @@ class Host:
     """Knows nobody until it has looked."""
 
     def __init__(self, **seen):
-        self.seen, self._later = Seen(), Seen(**seen)
+        self.seen, self._later = LivingProcesses(), LivingProcesses(**seen)
 
     def wait_for_look(self, seconds):
         self.seen = self._later
@@ -219,8 +219,8 @@ def test_it_has_every_method_that_a_screen_asks_of_a_live_feed_in_the_same_shape
     # For watching without a screen.
     del theirs["conclude"]
     for name, one in theirs.items():
-        assert list(inspect.signature(getattr(LateFeed, name)).parameters) == list(inspect.signature(one).parameters)
-    assert LateFeed.live == LiveFeed.live
+        assert list(inspect.signature(getattr(LazyFeed, name)).parameters) == list(inspect.signature(one).parameters)
+    assert LazyFeed.live == LiveFeed.live
 
 
 def test_what_is_asked_before_it_is_made_waits_for_it():
@@ -230,7 +230,7 @@ def test_what_is_asked_before_it_is_made_waits_for_it():
         assert made.wait(10)
         return feed
 
-    late = LateFeed(make)
+    late = LazyFeed(make)
     asking = threading.Thread(target=lambda: answers.append(late.dump()))
     starting = threading.Thread(target=late.start, args=(answers.append,))
     asking.start()
@@ -256,7 +256,7 @@ def test_what_is_asked_in_the_midst_of_its_start_waits_for_the_end_of_it():
             self.asked.append("started")
 
     feed = Slow()
-    late = LateFeed(lambda: feed)
+    late = LazyFeed(lambda: feed)
     starting = threading.Thread(target=late.start, args=(print,))
     detaching = threading.Thread(target=late.detach)
     starting.start()
@@ -278,7 +278,7 @@ def test_whoever_leaves_while_it_is_made_does_not_wait_and_it_never_starts():
         assert may_end.wait(10)
         return feed
 
-    late = LateFeed(make)
+    late = LazyFeed(make)
     starting = threading.Thread(target=late.start, args=(seen.append,))
     starting.start()
     assert begun.wait(10)
@@ -289,14 +289,14 @@ def test_whoever_leaves_while_it_is_made_does_not_wait_and_it_never_starts():
 
 
 def test_stopped_before_it_started_it_never_starts():
-    late = LateFeed(lambda: pytest.fail("nobody wants it any more"))
+    late = LazyFeed(lambda: pytest.fail("nobody wants it any more"))
     late.stop()
     late.start(print)
 
 
 def test_the_screen_is_there_without_rules_and_sources():
     code = (
-        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.late_feed\n"
+        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.lazy_feed\n"
         "heavy = 'aitop.diagnosis.rules', 'aitop.engine.core', 'aitop.engine.live', 'aitop.attach'\n"
         "print(*(name for name in sys.modules if name.startswith(heavy)))"
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stack_maker import stack
 
-from aitop.stacks.position import Steps
+from aitop.stacks.position import StepFunctions
 from aitop.stacks.reading import read_stack
 
 NEXT = "torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__"
@@ -32,12 +32,12 @@ LOOP = [(at(10, NEXT), 20), (at(12, CALL, MODEL), 30), (at(14, BACK), 30), (at(1
 def position(samples, frames):
     """Where `frames` stand beside these samples."""
     seen = read_stack(frames)
-    return Steps([*((read_stack(other), count) for other, count in samples), (seen, 10)]).position(seen)
+    return StepFunctions([*((read_stack(other), count) for other, count in samples), (seen, 10)]).position(seen)
 
 
 def phase(samples, frames):
     seen = read_stack(frames)
-    return Steps([*((read_stack(other), count) for other, count in samples), (seen, 10)]).phase(seen)
+    return StepFunctions([*((read_stack(other), count) for other, count in samples), (seen, 10)]).phase(seen)
 
 
 # --- positions ------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_no_name_and_no_source_text_changes_anything(names, text):
 
     def said(program):
         seen = [(read_stack(frames), count) for frames, count in program]
-        steps = Steps(seen)
+        steps = StepFunctions(seen)
         return [(steps.phase(one), steps.position(one), one.state, one.work, one.idle) for one, _ in seen]
 
     assert said([([other(seen) for seen in frames], count) for frames, count in PROGRAM]) == said(PROGRAM)

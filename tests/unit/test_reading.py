@@ -78,6 +78,8 @@ def test_phase(frames, phase):
         (("PIL/Image.py open",), None, "decode"),
         (("std/queue.py Queue.get", "std/threading.py Condition.wait"), "wait-queue", None),
         (("std/concurrent/futures/_base.py Future.result", "std/threading.py Condition.wait"), "wait-lock", None),
+        (("std/threading.py Thread.run", "std/concurrent/futures/thread.py _worker"), "wait-queue", None),
+        (("std/concurrent/futures/thread.py _worker", "gunicorn/http/wsgi.py Response.write"), None, None),
         # a socket's read below a client is the network, and a call of a service that logs is a log
         (("requests/api.py get", "std/socket.py SocketIO.readinto"), None, "network"),
         (("wandb/sdk/run.py log", "requests/api.py post", "std/threading.py Condition.wait"), None, "log"),

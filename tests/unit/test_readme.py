@@ -136,6 +136,14 @@ def test_every_room_is_on_the_map():
     assert [room for room in rooms if f"| `{room}`" not in MAP and f", `{room}`" not in MAP] == []
 
 
+@pytest.mark.parametrize("name", ["aitop/README.md", "CONTRIBUTING.md"])
+def test_the_layers_are_those_that_are_checked(name):
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    checked = re.findall(r'"([^"]+)"', settings.partition("\nlayers = [")[2].partition("]")[0])
+    (shown,) = re.findall(r"^__main__ →[^`]+", TEXTS[name], re.MULTILINE)
+    assert [" ".join(layer.split()) for layer in shown.split("→")] == checked
+
+
 def test_the_names_on_the_map_are_those_of_the_code():
     rooms = {entry.name for entry in PACKAGE.iterdir() if entry.is_dir()}
     named = {name for name in re.findall(r"`((?:\w+\.)+\w+)(?:\([^`]*\))?`", MAP) if name.split(".")[0] in rooms}

@@ -305,7 +305,7 @@ def build(
 
 
 def _joined(writes: Sequence[tuple[int, bytes]]) -> tuple[int, bytes]:
-    """The writes as one, with zeros between them: they lie close together."""
+    """The writes joined to one, with zeros in the gaps, which are small."""
     start = min(at for at, _ in writes)
     whole = bytearray(max(at + len(data) for at, data in writes) - start)
     for at, data in writes:
@@ -382,7 +382,7 @@ class XsaveLayout(msgspec.Struct, frozen=True):
         return bytes(area) + struct.pack("<I", MAGIC_2)
 
     def _for(self, xstate: bytes) -> XsaveLayout:
-        """This layout, or the full one where the thread has matrix tiles in use (only by its own permission)."""
+        """The layout for this vector state: the full one if the thread uses matrix tiles (AMX), else this one."""
         (in_use,) = struct.unpack_from("<Q", xstate, HEADER_AT)
         if in_use & AMX_FEATURES:
             (supported,) = struct.unpack_from("<Q", xstate, SOFTWARE_BYTES_AT)

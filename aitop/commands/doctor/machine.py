@@ -84,7 +84,7 @@ def terminal_checks() -> list[Check]:
 
 
 def terminal_of(screen: tuple[int, int] | None, environment: Mapping[str, str], encoding: str) -> list[Check]:
-    """The same for a terminal of `screen` columns and lines, None where the output goes elsewhere."""
+    """The checks of a terminal of `screen` columns and lines; `screen` is None where the output goes elsewhere."""
     if screen is None:
         words = "output is not a terminal: diagnose, record and doctor need none"
         return [not_needed("terminal", words), *(not_needed(name, "no terminal") for name in ("colours", "utf-8"))]
@@ -148,7 +148,7 @@ def cgroup(pid: int) -> Check:
 
 
 def cgroup_of(sample: CgroupSample | None) -> Check:
-    """The same from a sample; None where no control group can be read."""
+    """The check of the limits in this sample; `sample` is None where no control group can be read."""
     if sample is None:
         return not_needed("cgroup", "no control group can be read; the machine's own limits count")
     limits = []
@@ -297,7 +297,7 @@ def _mig(there: Sequence[DeviceAbilities]) -> Check:
 
 
 def gpu_not_asked(why: str) -> list[Check]:
-    """The same checks where NVML is not asked."""
+    """The checks of GPUs, all "not needed" for the reason `why`, where NVML is not asked."""
     return [not_needed("nvml", why), *_unasked(why)]
 
 

@@ -114,7 +114,7 @@ def _hook(asked: int, closed: int, pid: int, seen: Survey) -> Check:
 
 
 def _way(name: str, obstacle: str | None, seen: Survey) -> Check:
-    """The check of one way: a fault only where no other is open either; the hook's own check then has the remedy."""
+    """The check of one way into the process. A closed one is a fault only if no other is open."""
     if obstacle is None:
         return works(f"way {name}", "open")
     if seen.open or seen.already:

@@ -76,7 +76,7 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
 
 
 def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
-    """The same; what runs in functions of every step, too (the model), is named by the line that calls it."""
+    """The lines; those in functions that steps run, too (the model), replaced by the line that calls into them."""
     steps = main_lines(snapshot, lambda entry: entry.phase != "evaluation").lines
     shared = {(entry.file, entry.function) for entry in steps}
     shared |= {(frame.file, frame.function) for entry in steps for frame in entry.via}
@@ -151,7 +151,7 @@ def _stall(
 
 
 def _rarer(snapshot: Snapshot, what: str, share: float, bursts: Sequence[float]) -> Fix:
-    """How seldom it has to be for it to cost next to nothing, in steps where its rhythm is known."""
+    """The fix "do it less often": so seldom that it costs next to nothing, in steps if its rhythm is known."""
     factor, steps = _factor(share), len(records(snapshot))
     often = f"{factor} times as rarely"
     if 2 <= len(bursts) <= steps:
@@ -162,7 +162,7 @@ def _rarer(snapshot: Snapshot, what: str, share: float, bursts: Sequence[float])
 
 
 def _factor(share: float) -> int:
-    """A round number of times so much rarer that it costs at most CHEAP of a step."""
+    """How many times rarer it must be to cost at most CHEAP of a step; a round number."""
     needed = share / max(1e-3, 1.0 - share) / CHEAP
     return next((factor for factor in (2, 5, 10, 20, 50, 100, 200, 500) if factor >= needed), 1000)
 
@@ -176,7 +176,7 @@ def _bursts(snapshot: Snapshot, value: Callable[[StepRecord], float]) -> list[fl
 
 
 def _bytes_each(snapshot: Snapshot, bursts: int) -> int | None:
-    """What the process wrote, for each burst in which it saved; None where it is not known or hardly anything."""
+    """Bytes that the process wrote per checkpoint; None if not known, or hardly any."""
     written = mean_of(snapshot, "written", snapshot.window)
     if written is None or bursts < 1:
         return None
@@ -185,7 +185,7 @@ def _bytes_each(snapshot: Snapshot, bursts: int) -> int | None:
 
 
 def _often(bursts: Sequence[float], steps: int) -> list[str]:
-    """How often it came and what it cost each time, in words."""
+    """Evidence of how often the bursts came and what each cost."""
     if not bursts:
         return []
     if len(bursts) == 1:

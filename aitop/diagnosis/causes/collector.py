@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import Lines, main_lines, records, short_place, summed
+from aitop.diagnosis.evidence import Lines, main_lines, of_unit, records, short_place, summed
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
@@ -21,25 +21,27 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if share < LEAVE:
         # Collections that nobody asked for show on no stack.
         return None if measured is not None else "only the hook sees the collector at work"
+    gone, at_leisure = of_unit(snapshot, share)
     explicit = asked.share >= 0.3 * share
     place = short_place(asked.where[0]) if asked.where else ""
     by_line = (
-        fix(f"leave out the collection at {place}: memory is reused without it", share),
-        fix(f"call it every 100 steps instead ({place})", 0.99 * share),
+        fix(f"leave out the collection at {place}: memory is reused without it", gone),
+        fix(f"call it every 100 steps instead ({place})", 0.99 * gone),
     )
     by_itself = (
-        fix("gc.collect(); gc.freeze() once data and model are built: they are never walked over again", 0.9 * share),
+        fix("gc.collect(); gc.freeze() once data and model are built: they are never walked over again", 0.9 * gone),
         fix("gc.set_threshold(50_000, 50, 50), or arrays instead of lists and dicts of many small objects"),
     )
     return Explanation(
         share=share,
+        gone=gone,
         signals=(measured is not None and measured >= LEAVE, explicit),
         base=0.6,
         doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of the time goes into garbage collection",
         where=asked.where if explicit else (),
         claims=main_lines(snapshot, lambda entry: entry.activity == "collect").entries,
-        evidence=_evidence(snapshot, asked, measured),
+        evidence=[*_evidence(snapshot, asked, measured), *([at_leisure] if at_leisure else ())],
         fixes=by_line if explicit else by_itself,
     )
 

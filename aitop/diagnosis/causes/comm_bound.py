@@ -26,7 +26,7 @@ MOST_SITES = 3
 
 
 def too_few_steps(snapshot: Snapshot) -> str | None:
-    """What is missing to compare ranks."""
+    """What is missing to compare ranks, in words; None where nothing is."""
     ranks = snapshot.ranks
     if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step):
         return None
@@ -34,7 +34,7 @@ def too_few_steps(snapshot: Snapshot) -> str | None:
 
 
 def _look(snapshot: Snapshot) -> Explanation | str | None:
-    """What passes after the last rank has come is the exchange; what passes before that is its lateness."""
+    """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late."""
     ranks, facts = snapshot.ranks, snapshot.facts
     if ranks is None or not ranks.step:
         return None
@@ -116,7 +116,7 @@ def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
 
 
 def _beside(ranks: Ranks, more: float) -> list[str]:
-    """What exchanging costs beside the time that it takes itself, where that is worth telling."""
+    """Evidence that the threads which exchange also take cores from those that compute; empty if they hardly do."""
     if more < OVERHEAD or ranks.apart is None:
         return []
     without = f"without any exchange a step would take {1e3 * ranks.apart:.1f} ms"

@@ -114,7 +114,7 @@ def _without_steps(snapshot: Snapshot) -> Explanation | None:
 
 
 def _achieved(snapshot: Snapshot) -> list[str]:
-    """What the run computes in a second, and how much of what its devices could do that is, where it is known."""
+    """FLOP/s that the run computes, and the share of its devices' peak, in words, as far as they are known."""
     steps, facts = snapshot.steps, snapshot.facts
     if steps is None or steps.flops_per_second is None:
         return []

@@ -56,7 +56,7 @@ DOING: dict[Activity, str] = {
 
 @rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """What is left of the host's time when every other cause has claimed its own."""
+    """The verdict on the host's time that no other cause has claimed."""
     if samples_of(snapshot) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
     serving, steps_seen, work = serves(snapshot), stepping(snapshot), by_hand(snapshot).entries
@@ -126,7 +126,7 @@ def _in_loop(lines: Lines, where: Where) -> bool:
 
 
 def _doing(lines: Lines, where: Where) -> str:
-    """What a line does most, in words."""
+    """What a line does for most of its time, in words."""
     weights: dict[Activity, float] = {}
     for entry in lines.entries:
         if (entry.file, entry.line) == (where.file, where.line):

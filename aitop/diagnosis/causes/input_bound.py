@@ -32,7 +32,7 @@ IDLE_WORKERS = 0.5
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """What waits for data: entries of the stepping thread. `kind` says how the data come.
+    """The stepping thread's waits for data. `kind` says where the data come from.
 
     `covered` is the whole wait where a device worked on during a part of it.
     """
@@ -115,7 +115,7 @@ def _in_loader(snapshot: Snapshot) -> Wait:
 
 
 def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
-    """How much of the wait (0..1) is for idle workers: what fell to steps for which no batch lay ready.
+    """The share (0..1) of the wait for data that fell to steps for which no batch lay ready.
 
     Taking a batch that lies ready costs time, too, but neither more nor faster workers would end that. Where the queue
     was not measured, the part of the time in which workers work stands for it, unless the wait is for workers being
@@ -132,7 +132,7 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
 
 
 def _own_code(snapshot: Snapshot) -> Lines:
-    """What the stepping thread does itself to make the next batch: host code before the model's call.
+    """The lines on which the stepping thread makes the next batch itself: host code before the model's call.
 
     In inference only what reads data counts here; computing the model's input is preprocessing.
     """
@@ -148,7 +148,7 @@ def _own_code(snapshot: Snapshot) -> Lines:
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:
-    """Where the stepping thread waits for somebody of the run's own to hand it something; none while they idle."""
+    """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle."""
     lines = main_lines(
         snapshot,
         lambda entry: (

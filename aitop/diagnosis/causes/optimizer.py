@@ -66,7 +66,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 
 
 def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
-    """What the update would take if it were made together, of the `taken` seconds; None without a count of parameters.
+    """Seconds that the update would take in a few operations instead of `taken`; None without a count of parameters.
 
     How much faster that is was measured; the run's own time says how fast its machine is, and of an optimizer that is
     not torch's own perhaps only that it does more than an update.

@@ -83,7 +83,7 @@ def _made(lines: Lines) -> str:
 
 
 def _most_work(lines: Lines) -> str:
-    """What the libraries below the lines work with for most of the time."""
+    """The kind of work that libraries below the lines do for most of the time."""
     weights: dict[str, float] = {}
     for entry in lines.entries:
         weights[entry.work or ""] = weights.get(entry.work or "", 0.0) + entry.share

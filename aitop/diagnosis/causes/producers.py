@@ -121,9 +121,9 @@ def workers_at_work(snapshot: Snapshot) -> float | None:
 
 
 def handing_over(snapshot: Snapshot) -> float:
-    """Share of a step that ends with the workers: by as much is a batch made sooner than taken over from one. 0 if not.
+    """Share of a step saved without loader workers, where taking over a batch costs more than making it; else 0.
 
-    What the workers do in a step, the stepping thread would have to do itself; it is taken at its upper bound.
+    The stepping thread would do their work itself, which is taken at the upper bound of its interval.
     """
     return max(0.0, 1.0 - _without_workers(snapshot).likely)
 
@@ -374,7 +374,10 @@ def makers(snapshot: Snapshot) -> Makers | None:
 
 
 def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) -> Makers | None:
-    """The same of these entries. Clients of a server rest between requests: there, a wait is no work."""
+    """The makers among the threads, or processes, of these entries; None where they hardly work.
+
+    A client of a server rests between requests: outside of training, waiting for the network counts as rest.
+    """
     rests = HANDED_WAITS if snapshot.kind == "training" else HANDED_WAITS | {"sleep", "wait-network"}
     samples: dict[tuple[int, str], float] = {}
     for entry in entries:
@@ -446,7 +449,7 @@ def _collates(lines: Lines) -> bool:
 
 
 def reads(entry: Entry) -> bool:
-    """Whether a library that reads data works there."""
+    """Whether the time of the entry is spent in a library that reads data."""
     return entry.work in STORAGE_WORK
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, samples_of, short_place, stepping
+from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, of_unit, records, samples_of, short_place, stepping
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import fix
@@ -48,6 +48,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append(f"the newest: {facts.recompile_reasons[-1]}")
     if facts is not None and facts.graph_breaks:
         evidence.append(f"{facts.graph_breaks} graph breaks since the start")
+    gone, at_leisure = of_unit(snapshot, share)
+    if at_leisure:
+        evidence.append(at_leisure)
     at = f" at {short_place(compiling.where[0])}" if compiling.where else ""
     shapes = sorted({step.samples for step in records(snapshot) if step.samples})
     unit = "each step" if stepping(snapshot) else "the time"
@@ -56,6 +59,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     varying = f" (batches of {shapes[0]} to {shapes[-1]} were seen)" if len(shapes) > 1 else ""
     return Explanation(
         share=share,
+        gone=gone,
         signals=(len(rises) >= MIN_RISES, bool(compiling.lines), len(records(snapshot)) >= 20),
         base=0.5,
         title=f"{percent(share)} of {unit} goes into compiling again what was compiled before",
@@ -63,8 +67,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         claims=(*compiling.entries, *collecting.entries),
         evidence=evidence,
         fixes=(
-            fix(f"pad inputs to a few fixed shapes before the compiled call{at}{varying}", share),
-            *(_with_torch(share) if torch else _with_others(share)),
+            fix(f"pad inputs to a few fixed shapes before the compiled call{at}{varying}", gone),
+            *(_with_torch(gone) if torch else _with_others(gone)),
         ),
     )
 
@@ -100,7 +104,7 @@ def _takes_turns(snapshot: Snapshot, compiling: Lines) -> bool:
 
 
 def _lasting(snapshot: Snapshot) -> bool:
-    """Whether compiling takes turns with steps in several windows of stacks, the newest among them."""
+    """Whether there was both compiling and stepping in several windows of stacks, and compiling goes on now."""
     compiling = values_since(snapshot, "compiling", SEEN_SECONDS)
     begins = [compiling[0][0] - 1.0, *(time for time, _ in compiling)] if compiling else []
     seen = [(begin, until) for begin, (until, part) in zip(begins, compiling, strict=False) if part >= PART_OF_WINDOW]

@@ -69,7 +69,7 @@ class Growth(msgspec.Struct, frozen=True):
 
 @rule("step-time-growth", 1.0, 0.6)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether steps get slower, with the line; without step times, whether a line goes over all of what only grows."""
+    """The verdict on steps that get slower; without step times, on a line that goes over a list that only grows."""
     steps = records(snapshot)
     if not steps:
         return _of_stacks(snapshot)
@@ -149,7 +149,7 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _at(snapshot: Snapshot, file: str, line: int) -> Lines:
-    """What host code does on one line."""
+    """The entries of host code on one line."""
     return main_lines(snapshot, lambda entry: entry.phase == "host" and (entry.file, entry.line) == (file, line))
 
 
@@ -262,8 +262,9 @@ def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
 
 
 def _is_steady(medians: Sequence[float]) -> bool:
-    """Whether they rise all the way: a line explains them better than one change from a level to another, as when a run
-    has warmed up, or when the load of the machine changes.
+    """Whether the medians rise all the way: a straight line fits them better than one change between two levels.
+
+    Such a change is seen when a run has warmed up, or when the load of the machine changes.
     """
     if not _rises(medians):
         return False
@@ -283,7 +284,7 @@ def _longer_batches(steps: Sequence[StepRecord]) -> bool:
 
 
 def _lines(snapshot: Snapshot, phase: str) -> Lines:
-    """What runs in the phase that grows, on its heaviest line; in the model's phases all of it."""
+    """The entries of the phase that grows; of host code only those on its heaviest line."""
     ledger_phase = {"data_wait": "data", "outside": "host"}.get(phase, phase)
     lines = main_lines(snapshot, lambda entry: entry.phase == ledger_phase)
     if ledger_phase != "host" or not lines.where:

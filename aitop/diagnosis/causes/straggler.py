@@ -38,19 +38,19 @@ WORDS = {
 
 
 def _look(snapshot: Snapshot) -> Explanation | None:
-    """The rank that waits least is the one that the others wait for."""
+    """The verdict on the rank that the others wait for: the one that waits least itself."""
     ranks = snapshot.ranks
-    timed = [one for one in ranks.ranks if one.work is not None and one.phases is not None] if ranks else []
+    timed = [view for view in ranks.ranks if view.work is not None and view.phases is not None] if ranks else []
     if ranks is None or not ranks.step or len(timed) < 2:
         return None
-    late = max(timed, key=lambda one: one.lateness or 0.0)
-    others = [one for one in timed if one is not late]
+    late = max(timed, key=lambda view: view.lateness or 0.0)
+    others = [view for view in timed if view is not late]
     often = (late.latest or 0.0) >= MOSTLY
     held = (ranks.held or 0.0) / ranks.step
     lost = _lost(late, others, ranks) if often else 0.0
     if held >= HELD and held > lost and (late.pid != ranks.held_by or not often):
-        late, often = next((one for one in timed if one.pid == ranks.held_by), late), False
-        others = [one for one in timed if one is not late]
+        late, often = next((view for view in timed if view.pid == ranks.held_by), late), False
+        others = [view for view in timed if view is not late]
     elif not often:
         return _uneven(ranks)
     cause = _cause(late, others, ranks.step) if often else "contention"
@@ -58,7 +58,7 @@ def _look(snapshot: Snapshot) -> Explanation | None:
     if cause == "contention" and late.pid == ranks.held_by:
         share = min(0.95, max(share, held))
     where = _where(snapshot, late, cause)
-    least = (_phases(late).wait or 0.0) <= min(_phases(one).wait or 0.0 for one in others)
+    least = (_phases(late).wait or 0.0) <= min(_phases(view).wait or 0.0 for view in others)
     when = f"is late in {percent(late.latest or 0.0)} of the steps" if often else "comes back late from each exchange"
     return Explanation(
         subtype=cause,
@@ -79,28 +79,28 @@ def _look(snapshot: Snapshot) -> Explanation | None:
     )
 
 
-def _phases(one: RankView) -> RankPhases:
-    return one.phases or RankPhases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=0.0)
+def _phases(view: RankView) -> RankPhases:
+    return view.phases or RankPhases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=0.0)
 
 
 def _each_collective(ranks: Ranks, least: float) -> list[str]:
     """Who comes last to the collectives of a step, in words, for those in which at least `least` seconds are waited."""
     return [
-        f"collective {one.place} of {len(ranks.collectives)} in a step: rank {one.last} comes last in "
-        f"{percent(one.often)} of the steps, the others wait {1e3 * one.waited:.1f} ms for the last one"
-        for one in ranks.collectives
-        if one.waited >= least
+        f"collective {collective.place} of {len(ranks.collectives)} in a step: rank {collective.last} comes last in "
+        f"{percent(collective.often)} of the steps, the others wait {1e3 * collective.waited:.1f} ms for the last one"
+        for collective in ranks.collectives
+        if collective.waited >= least
     ]
 
 
 def _over_others(late: RankView, others: Sequence[RankView]) -> float | None:
-    """By how much more of the time this rank's main thread waits for a core than those of the others."""
-    delays = [one.run_delay for one in others if one.run_delay is not None]
+    """Share of the time that this rank's main thread waits for a core, less the mean of the other ranks."""
+    delays = [view.run_delay for view in others if view.run_delay is not None]
     return late.run_delay - fmean(delays) if late.run_delay is not None and delays else None
 
 
 def _for_a_core(late: RankView, others: Sequence[RankView], step: float) -> list[str]:
-    """What the main thread waits for a core beside those of the others, where it is worth telling."""
+    """Evidence that it waits longer for a core than the other ranks; empty where it hardly does."""
     more = _over_others(late, others)
     if more is None or more < WAITED or late.run_delay is None:
         return []
@@ -110,12 +110,12 @@ def _for_a_core(late: RankView, others: Sequence[RankView], step: float) -> list
 
 def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:
     """The share of a step that would be saved if this rank were as fast as the slowest of the others."""
-    gap = (late.work or 0.0) - max(one.work or 0.0 for one in others)
+    gap = (late.work or 0.0) - max(view.work or 0.0 for view in others)
     return max(0.0, min(0.95, gap / (ranks.step or 1.0)))
 
 
 def _uneven(ranks: Ranks) -> Explanation:
-    """Now one rank is late and now another."""
+    """The verdict where now one rank is late and now another."""
     share = (ranks.uneven or 0.0) / (ranks.step or 1.0)
     return Explanation(
         subtype="uneven",
@@ -130,25 +130,25 @@ def _uneven(ranks: Ranks) -> Explanation:
 
 
 def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
-    """What this rank spends its lateness on, beside the mean of the others."""
+    """The cause of the rank's lateness: where it takes longer than the mean of the others."""
     most = 0.5 * (late.lateness or 0.0)
-    if _phases(late).data_wait - fmean(_phases(one).data_wait for one in others) >= most:
+    if _phases(late).data_wait - fmean(_phases(view).data_wait for view in others) >= most:
         return "input"
     for name in ("tokens", "samples"):
-        mine, theirs = getattr(late, name), [getattr(one, name) for one in others]
+        mine, theirs = getattr(late, name), [getattr(view, name) for view in others]
         if mine and all(theirs) and mine > LONGER * fmean(theirs):
             return "batches"
     delayed = _over_others(late, others)
     if delayed is not None and delayed * step >= most:
         return "contention"
-    clocks = [one.gpu_clock for one in others if one.gpu_clock]
+    clocks = [view.gpu_clock for view in others if view.gpu_clock]
     if late.gpu_clock and clocks and late.gpu_clock < SLOWER * fmean(clocks):
         return "throttled"
     return "compute"
 
 
 def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
-    """Lines of that rank in the phase that is longer than those of the others."""
+    """The lines at which the late rank loses time; for `compute` the line that exceeds the other ranks' share most."""
     entries = [entry for ledger in snapshot.ledgers for entry in ledger.entries]
     processes = snapshot.host.processes if snapshot.host else ()
     feeding = {process.pid for process in processes if process.rank == late.rank}
@@ -167,8 +167,8 @@ def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
 
 
 def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
-    def words(one: RankView) -> str:
-        phases = _phases(one)
+    def words(view: RankView) -> str:
+        phases = _phases(view)
         parts = {
             "data": phases.data_wait,
             "forward": phases.forward,
@@ -176,13 +176,13 @@ def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
             "other": phases.optimizer + phases.outside,
             "waits": phases.wait or 0.0,
         }
-        return f"rank {one.rank}: " + ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in parts.items())
+        return f"rank {view.rank}: " + ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in parts.items())
 
-    return f"{words(late)} – {words(min(others, key=lambda one: one.lateness or 0.0))}"
+    return f"{words(late)} – {words(min(others, key=lambda view: view.lateness or 0.0))}"
 
 
 def _since(late: RankView, now: float) -> str:
-    """Since when it is late: from the first step after the last one in which it was not."""
+    """Evidence of how long the rank has been late without a break, in steps or in seconds."""
     big = 0.5 * (late.lateness or 0.0)
     number = next((back for back, skew in enumerate(reversed(late.skew)) if skew < big), len(late.skew))
     if number < len(late.skew) or late.skew_since is None:

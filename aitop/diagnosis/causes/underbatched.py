@@ -93,7 +93,7 @@ def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
 
 
 def _beside(snapshot: Snapshot) -> Lines:
-    """What is done around the model's call for each batch."""
+    """The host code around the model's call that runs once per batch."""
     return main_lines(snapshot, lambda entry: entry.phase == "host" and entry.position == "within")
 
 
@@ -125,7 +125,7 @@ def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, 
 
 
 def _of_sizes(steps: Sequence[StepRecord], samples: float) -> Cost | None:
-    """From batches of different sizes: the straight line of time over size, where there are enough of them."""
+    """The cost of a step as a straight line of time over batch size; None without enough batches of different sizes."""
     sizes: dict[int, list[float]] = {}
     for step in steps:
         sizes.setdefault(step.samples or 1, []).append(step.forward)
@@ -138,7 +138,9 @@ def _of_sizes(steps: Sequence[StepRecord], samples: float) -> Cost | None:
 
 
 def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
-    """From what the weights are: each is read once a forward pass, for one sample or for many.
+    """The cost of a step, estimated from the size of the weights; None where nearly all of it grows with the batch.
+
+    Each weight is read once per forward pass, for one sample or for many.
 
     `ran` is the part of the time in which the process had a core.
     """
@@ -178,7 +180,7 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float) ->
 
 
 def _above_forward(entry: Entry) -> Entry:
-    """The same on the line that calls the model, above whatever runs inside of it."""
+    """The entry at the line that calls the model, in place of a line that runs within the model."""
     if not 0 < entry.callers <= len(entry.via):
         return entry
     caller = entry.via[entry.callers - 1]

@@ -62,13 +62,13 @@ class Held(msgspec.Struct, frozen=True):
 
     @property
     def level(self) -> float:
-        """The same, where running out counts as nearly full."""
+        """`share`, but at least RETRIED where the allocator ran out of memory."""
         return max(self.share, RETRIED if self.retries or self.ooms else 0.0)
 
 
 def _full(snapshot: Snapshot) -> Explanation | str | None:
     """A device that the run uses is nearly full at its peak, or its allocator ran out a moment ago."""
-    held = max(_held(snapshot), key=lambda one: one.level, default=None)
+    held = max(_held(snapshot), key=lambda device: device.level, default=None)
     if held is None:
         untold = [device for device in own_devices(snapshot) if not device.memory_total]
         reason = "the driver does not tell how much memory the GPU has"
@@ -96,8 +96,8 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _held(snapshot: Snapshot) -> list[Held]:
-    allocators = {one.device: one for one in snapshot.allocators}
-    devices = {one.index: one for one in own_devices(snapshot)}
+    allocators = {allocator.device: allocator for allocator in snapshot.allocators}
+    devices = {device.index: device for device in own_devices(snapshot)}
     devices_held = []
     for index in sorted({*allocators, *devices}):
         allocator, device = allocators.get(index), devices.get(index)
@@ -165,7 +165,7 @@ def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
 @condition("fragmentation", 0.2, 0.15)
 def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
     """Memory that the allocator holds in pieces: free, but between blocks in use, so that it can give none back."""
-    counted = [one for one in _held(snapshot) if one.allocator is not None and _waste(one.allocator) is not None]
+    counted = [held for held in _held(snapshot) if held.allocator is not None and _waste(held.allocator) is not None]
     if not counted:
         cuda = snapshot.facts is not None and snapshot.facts.cuda
         if not cuda and not own_devices(snapshot):
@@ -244,23 +244,26 @@ def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _uneven(snapshot: Snapshot) -> Explanation | None:
-    """By the devices of the ranks, else by their memory on the host. The level is 1 where it is much."""
+    """The verdict on a rank that needs more memory than the others, on devices or else on the host.
+
+    Its level is 1 where the difference is large.
+    """
     ranks = snapshot.ranks.ranks if snapshot.ranks else ()
-    devices = {one.index: one for one in snapshot.gpu.devices} if snapshot.gpu else {}
-    apart = [one for one in ranks if one.gpu is not None and one.gpu_memory]
-    if len({one.gpu for one in apart}) == len(apart) > 1:
-        return _beside_others(apart, {one.pid: one.gpu_memory or 0 for one in apart}, devices)
-    return _beside_others(ranks, {one.pid: one.rss for one in ranks if one.rss}, {})
+    devices = {device.index: device for device in snapshot.gpu.devices} if snapshot.gpu else {}
+    apart = [rank for rank in ranks if rank.gpu is not None and rank.gpu_memory]
+    if len({rank.gpu for rank in apart}) == len(apart) > 1:
+        return _beside_others(apart, {rank.pid: rank.gpu_memory or 0 for rank in apart}, devices)
+    return _beside_others(ranks, {rank.pid: rank.rss for rank in ranks if rank.rss}, {})
 
 
 def _beside_others(
     ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[int, GpuDevice]
 ) -> Explanation | None:
-    known = [one for one in ranks if one.pid in held]
+    known = [rank for rank in ranks if rank.pid in held]
     if len(known) < 2:
         return None
-    most = max(known, key=lambda one: held[one.pid])
-    usual = median(held[one.pid] for one in known if one is not most)
+    most = max(known, key=lambda rank: held[rank.pid])
+    usual = median(held[rank.pid] for rank in known if rank is not most)
     over = held[most.pid] - usual
     device = devices.get(most.gpu) if most.gpu is not None else None
     filled = held[most.pid] / device.memory_total if device and device.memory_total else None
@@ -268,7 +271,7 @@ def _beside_others(
     where = f"on GPU {device.index}" if device else "of the machine"
     evidence = [f"rank {most.rank}: {size(held[most.pid])} {where}, the others {size(usual)} (median)"]
     if strangers:
-        others = sorted(one.rank for one in ranks if one.pid in strangers and one.rank is not None)
+        others = sorted(rank.rank for rank in ranks if rank.pid in strangers and rank.rank is not None)
         evidence.append(f"GPU {most.gpu} also holds memory of rank {', '.join(map(str, others))}")
     if filled is not None:
         evidence.append(f"GPU {most.gpu} is {percent(filled)} full")
@@ -287,4 +290,4 @@ def _beside_others(
 def _strangers(device: GpuDevice | None, ranks: Sequence[RankView], most: RankView) -> set[int]:
     """Other ranks that have memory on the device."""
     users = {process.pid for process in (device.processes or ())} if device else set()
-    return users & {one.pid for one in ranks} - {most.pid}
+    return users & {rank.pid for rank in ranks} - {most.pid}

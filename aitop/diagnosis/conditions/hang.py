@@ -26,7 +26,7 @@ MEETS = "init_process_group"
 
 
 class Odd(msgspec.Struct, frozen=True):
-    """What keeps all others waiting. `standing` is where to look first, empty where nothing is left of it."""
+    """The process or call that keeps all others waiting. `standing` is where to look first, empty if it is gone."""
 
     subtype: str
     title: str
@@ -43,8 +43,10 @@ def hang(snapshot: Snapshot) -> Explanation | str | None:
     if still is None or (not still.ranks and not still.gone):
         return stalled(snapshot)
     odd = odd_one(still)
-    where = tuple(place for one in odd.standing if (place := _place(one)) is not None)
-    others = tuple(place for one in still.ranks if one not in odd.standing and (place := _place(one)) is not None)
+    where = tuple(place for process in odd.standing if (place := _place(process)) is not None)
+    others = tuple(
+        place for process in still.ranks if process not in odd.standing and (place := _place(process)) is not None
+    )
     return Explanation(
         subtype=odd.subtype,
         severity="critical",
@@ -74,16 +76,16 @@ def odd_one(still: Standstill) -> Odd:
 
 
 def _stopped(standing: Sequence[Standing]) -> Odd | None:
-    stopped = [one for one in standing if one.state in ("T", "t")]
+    stopped = [process for process in standing if process.state in ("T", "t")]
     if not stopped:
         return None
-    ranks = [one for one in stopped if one.role == "rank"]
-    who = named(ranks) if ranks else f"loader worker {_list([str(one.pid) for one in stopped])}"
+    ranks = [process for process in stopped if process.role == "rank"]
+    who = named(ranks) if ranks else f"loader worker {_list([str(process.pid) for process in stopped])}"
     single = len(ranks or stopped) == 1
     title = f"{who} {'is' if single else 'are'} stopped by a signal or a debugger"
     if any(other.role == "rank" and other not in stopped for other in standing):
         title += f": all others wait for {'it' if single else 'them'}"
-    pids = [str(one.pid) for one in stopped[:MOST_STOPPED]]
+    pids = [str(process.pid) for process in stopped[:MOST_STOPPED]]
     return Odd("stopped", title, SURE, tuple(stopped), _numbers(stopped), f"let it go on: kill -CONT {' '.join(pids)}")
 
 
@@ -92,7 +94,7 @@ def _missing(still: Standstill) -> Odd | None:
         return None
     names = _list([str(number) for number in still.gone])
     word = "rank" if len(still.gone) == 1 else "ranks"
-    waiting = next((one.call for one in still.ranks if one.doing == "collective" and one.call), None)
+    waiting = next((process.call for process in still.ranks if process.doing == "collective" and process.call), None)
     ended = "has not come, or has ended" if waiting == MEETS else "has ended"
     title = f"{word} {names} {ended}, and the others wait for it" + (f" in {waiting}" if waiting else "")
     fix = "find out why it ended (its log, `dmesg` for the out-of-memory killer) and have the launcher end all with it"
@@ -100,25 +102,25 @@ def _missing(still: Standstill) -> Odd | None:
 
 
 def _in_a_worker(still: Standstill) -> Odd | None:
-    """A rank waits for its loader, and one of its workers stands in the user's code."""
-    loading = {one.rank for one in still.ranks if one.doing == "loading"}
-    others = [one for one in still.ranks if one.doing not in ("loading", "collective")]
-    stuck = [one for one in still.workers if one.doing == "fetching" and one.rank in loading]
+    """The finding that a rank waits for its loader, of which a worker stands in the user's code; None if not so."""
+    loading = {process.rank for process in still.ranks if process.doing == "loading"}
+    others = [process for process in still.ranks if process.doing not in ("loading", "collective")]
+    stuck = [process for process in still.workers if process.doing == "fetching" and process.rank in loading]
     if not stuck or others:
         return None
     place = f" at {_line(stuck[0])}" if stuck[0].where else ""
     worker = "a loader worker" if len(stuck) == 1 else f"{len(stuck)} loader workers"
     title = f"{worker} of rank {stuck[0].rank} {'does' if len(stuck) == 1 else 'do'} not come back{place}"
     fix = 'hold no lock and start no thread before the workers are forked, or use multiprocessing_context="spawn"'
-    sure = LIKELY if all(one.doing in ("collective", "loading") for one in still.ranks) else UNSURE
+    sure = LIKELY if all(process.doing in ("collective", "loading") for process in still.ranks) else UNSURE
     return Odd("loader-worker", title, sure, tuple(stuck), _numbers(stuck), fix)
 
 
 def _elsewhere(still: Standstill) -> Odd | None:
-    """Some ranks wait for the others in a collective, and one does something else."""
+    """The finding that some ranks wait in a collective while one does something else; None if not so."""
     ranks = still.ranks
-    waiting = [one for one in ranks if one.doing == "collective"]
-    odd = [one for one in ranks if one.doing is not None and one.doing != "collective"]
+    waiting = [process for process in ranks if process.doing == "collective"]
+    odd = [process for process in ranks if process.doing is not None and process.doing != "collective"]
     if not odd or (not waiting and len(ranks) > 1):
         return None
     first = odd[0]
@@ -132,7 +134,7 @@ def _elsewhere(still: Standstill) -> Odd | None:
 
 
 def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
-    """Some ranks wait in one collective, the others in another."""
+    """The finding that some ranks wait in one collective and the others in another; None if not so."""
     waiting = [rank for rank in ranks if rank.doing == "collective"]
     if len(waiting) < 2 or len({_where_key(rank) for rank in waiting}) < 2:
         return None
@@ -156,10 +158,10 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
 
 
 def _behind(still: Standstill) -> Odd | None:
-    """All are in the same call, and some have begun fewer collectives: theirs is another one."""
+    """The finding that all ranks are in one call, but some have left out a collective before it; None if not so."""
     numbers = behind(still)
-    odd = [one for one in still.ranks if one.rank in numbers]
-    if not odd or any(one.doing != "collective" for one in still.ranks):
+    odd = [process for process in still.ranks if process.rank in numbers]
+    if not odd or any(process.doing != "collective" for process in still.ranks):
         return None
     title = f"{named(odd)} {'is' if len(odd) == 1 else 'are'} behind the others by collectives that it left out"
     fix = "let every rank make the same collectives in the same order: look for a condition that not all ranks share"
@@ -167,9 +169,9 @@ def _behind(still: Standstill) -> Odd | None:
 
 
 def _alike(still: Standstill) -> Odd:
-    """Nothing tells them apart."""
+    """The finding where no rank differs from the others."""
     calls = _calls(still.ranks)
-    if all(one.doing is None for one in still.ranks):
+    if all(process.doing is None for process in still.ranks):
         title = f"no rank has run for {still.seconds:.0f} s; which one the others wait for only stacks could tell"
         return Odd("unknown", title, BLIND)
     if still.elsewhere:
@@ -187,20 +189,22 @@ def _alike(still: Standstill) -> Odd:
 
 
 def _minority(waiting: Sequence[Standing]) -> list[Standing]:
-    """Those at the place with the fewest ranks; of two alike the one without rank 0."""
-    counts = Counter(_where_key(one) for one in waiting)
-    zero = next((_where_key(one) for one in waiting if one.rank == 0), None)
+    """The ranks at the place where fewest stand; of equally many, those at the place without rank 0."""
+    counts = Counter(_where_key(process) for process in waiting)
+    zero = next((_where_key(process) for process in waiting if process.rank == 0), None)
     fewest = min(counts, key=lambda key: (counts[key], key == zero, str(key)))
-    return [one for one in waiting if _where_key(one) == fewest]
+    return [process for process in waiting if _where_key(process) == fewest]
 
 
-def _conditions(one: Standing) -> frozenset[tuple[str, str, str]]:
-    """What it stands under: the conditions in all the user's functions on its stack."""
-    return frozenset((frame.file, frame.function, frame.guard) for frame in one.frames if frame.user and frame.guard)
+def _conditions(process: Standing) -> frozenset[tuple[str, str, str]]:
+    """The `if` conditions that the rank stands under, in all functions of the user's on its stack."""
+    return frozenset(
+        (frame.file, frame.function, frame.guard) for frame in process.frames if frame.user and frame.guard
+    )
 
 
-def _where_key(one: Standing) -> tuple[str | None, str | None, int | None]:
-    return one.call, one.where.file if one.where else None, one.where.line if one.where else None
+def _where_key(process: Standing) -> tuple[str | None, str | None, int | None]:
+    return process.call, process.where.file if process.where else None, process.where.line if process.where else None
 
 
 def _evidence(still: Standstill) -> list[str]:
@@ -209,8 +213,10 @@ def _evidence(still: Standstill) -> list[str]:
         since += f"; the longest step so far took {duration(still.usual)}"
     lines = [since]
     groups: dict[tuple[object, ...], list[Standing]] = {}
-    for one in (*still.ranks, *(worker for worker in still.workers if worker.doing == "fetching")):
-        groups.setdefault((one.role, one.doing, *_where_key(one), one.state, one.channel), []).append(one)
+    for process in (*still.ranks, *(worker for worker in still.workers if worker.doing == "fetching")):
+        groups.setdefault(
+            (process.role, process.doing, *_where_key(process), process.state, process.channel), []
+        ).append(process)
     for members in list(groups.values())[:MOST_GROUPS]:
         lines.append(_stands(members))
     if still.gone:
@@ -219,46 +225,52 @@ def _evidence(still: Standstill) -> list[str]:
 
 
 def _stands(members: Sequence[Standing]) -> str:
-    one = members[0]
-    who = _ranks(members) if one.role == "rank" else f"loader worker {one.pid} of rank {one.rank}"
-    parts = [f"{who}: in {one.call or ('code of its own' if one.frames else 'a wait that only stacks could name')}"]
-    if one.where is not None:
-        condition = next((frame.guard for frame in reversed(one.frames) if frame.user and frame.guard), one.where.guard)
-        parts.append(f"at {_line(one)}" + (f", under `{condition}`" if condition else ""))
-    if one.state is not None:
-        parts.append(f"[{one.state}{' ' + one.channel if one.channel else ''}]")
+    process = members[0]
+    who = _ranks(members) if process.role == "rank" else f"loader worker {process.pid} of rank {process.rank}"
+    parts = [
+        f"{who}: in {process.call or ('code of its own' if process.frames else 'a wait that only stacks could name')}"
+    ]
+    if process.where is not None:
+        condition = next(
+            (frame.guard for frame in reversed(process.frames) if frame.user and frame.guard), process.where.guard
+        )
+        parts.append(f"at {_line(process)}" + (f", under `{condition}`" if condition else ""))
+    if process.state is not None:
+        parts.append(f"[{process.state}{' ' + process.channel if process.channel else ''}]")
     return " ".join(parts)
 
 
-def _place(one: Standing) -> Where | None:
-    frame = one.where
+def _place(process: Standing) -> Where | None:
+    frame = process.where
     if frame is None:
         return None
-    return Where(pid=one.pid, file=frame.file, line=frame.line, function=frame.function, text=frame.text)
+    return Where(pid=process.pid, file=frame.file, line=frame.line, function=frame.function, text=frame.text)
 
 
-def _line(one: Standing) -> str:
-    return f"{one.where.file.rpartition('/')[2]}:{one.where.line}" if one.where else f"process {one.pid}"
+def _line(process: Standing) -> str:
+    return (
+        f"{process.where.file.rpartition('/')[2]}:{process.where.line}" if process.where else f"process {process.pid}"
+    )
 
 
 def _numbers(standing: Sequence[Standing]) -> tuple[int, ...]:
-    return tuple(sorted({one.rank for one in standing if one.rank is not None}))
+    return tuple(sorted({process.rank for process in standing if process.rank is not None}))
 
 
 def named(standing: Sequence[Standing]) -> str:
     """The ranks, or the processes where they have no number."""
-    if any(one.rank is None for one in standing):
-        return f"process {_list([str(one.pid) for one in standing])}"
+    if any(process.rank is None for process in standing):
+        return f"process {_list([str(process.pid) for process in standing])}"
     return _ranks(standing)
 
 
 def _ranks(standing: Sequence[Standing]) -> str:
-    numbers = [str(one.rank) if one.rank is not None else "?" for one in standing]
+    numbers = [str(process.rank) if process.rank is not None else "?" for process in standing]
     return f"rank {_list(numbers)}" if len(numbers) == 1 else f"ranks {_list(numbers)}"
 
 
 def _calls(standing: Sequence[Standing]) -> str:
-    return _list(sorted({one.call or "their own code" for one in standing}))
+    return _list(sorted({process.call or "their own code" for process in standing}))
 
 
 def _list(words: Sequence[str]) -> str:

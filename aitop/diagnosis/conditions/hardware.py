@@ -45,7 +45,7 @@ MILD_XIDS = {63, 92, 94}
 
 @condition("gpu-shared", 0.05, 0.03)
 def shared(snapshot: Snapshot) -> Explanation | str | None:
-    """Somebody else computes on a device that the run uses."""
+    """The verdict that another job computes on a device that the run uses."""
     devices = own_devices(snapshot)
     listed = [device for device in devices if _listed(device)]
     if devices and not listed:

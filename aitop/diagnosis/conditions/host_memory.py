@@ -90,7 +90,7 @@ def _pressure(snapshot: Snapshot, host: HostSample) -> Pressure | None:
 
 
 def _filling(snapshot: Snapshot) -> Trend | None:
-    """The line by which what is left goes down, turned upside down; None where it does not."""
+    """The trend of memory in use (`slope` in bytes per second); None where it does not rise steadily."""
     left = snapshot.series.get("memory_left")
     if left is None:
         return None
@@ -111,7 +111,7 @@ def _signs(memory: Pressure, filling: Trend | None) -> tuple[str, ...]:
 
 
 def _who(host: HostSample, memory: Pressure) -> tuple[str, ...]:
-    """What the run's own processes hold, and whether it is they at all."""
+    """Evidence of what the run's processes hold, and whether most of the memory is somebody else's."""
     ranks, workers = _of(host, "rank"), _of(host, "loader-worker")
     words = []
     if ranks:

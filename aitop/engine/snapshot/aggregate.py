@@ -127,7 +127,10 @@ def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> St
 def _by_windows(
     history: History, hook: HookHistory | None, stacks: Stacks | None, process: ProcessStacks | None
 ) -> dict[str, Series]:
-    """Windows of stacks one by one: what goes beside the steps, and how torch.compile is at work where it is."""
+    """Series with a value for each window of stacks: shares of work beside the steps, of compiling and of updating.
+
+    With the hook's count of recompilations, where it has one.
+    """
     made = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
     if process is None or stacks is None:
         return made
@@ -146,7 +149,7 @@ def lead_pid(history: History, now: float) -> int | None:
 
 
 def _stepping(history: History, now: float) -> dict[int, StepKind]:
-    """The processes whose steps were counted lately, by the kind of these; the one to show first in front."""
+    """The kind of the newest step by pid, for processes that stepped lately; the one to show first comes first."""
     host = history.hosts.last
     ranks = {process.pid: process.rank for process in host.processes} if host else {}
     made = {pid: hook.steps[-1] for pid, hook in history.hooks.items() if hook.steps}
@@ -162,7 +165,7 @@ def _stepping(history: History, now: float) -> dict[int, StepKind]:
 
 
 def _window(history: History, hook: HookHistory | None, now: float) -> tuple[float, list[StepRecord]]:
-    """Start of the window and the steps in it; longer where steps are so slow that a short one says little."""
+    """The start of the window, and the steps in it. The window is longer where a short one would hold few steps."""
     since = now - WINDOW_SECONDS
     if hook is None:
         return since, []
@@ -187,7 +190,7 @@ def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
 
 
 def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> Kind:
-    """What the job does; `serves`: serving software was recognised, which does inference unless something trains."""
+    """The kind of the job. `serves`: serving software was recognised, which does inference unless something trains."""
     if records and records[-1].kind == "train":
         return "training"
     samples: Counter[str] = Counter()

@@ -71,13 +71,13 @@ Span = tuple[ServerSample, ServerSample]
 
 
 def _span(samples: Sequence[ServerSample], since: float) -> Span | None:
-    """The last look before `since` (the first there is, where none was) and the newest; None where these are one."""
+    """The last sample before `since` (else the very first) and the newest; None where these are the same."""
     before = next((sample for sample in reversed(samples) if sample.time <= since), samples[0])
     return (before, samples[-1]) if samples[-1].time > before.time else None
 
 
 def _rate(span: Span, name: str) -> float | None:
-    """A counter's increase a second; None where one of the looks lacks it, or it went back."""
+    """A counter's increase per second; None where one of the two samples lacks it, or where it decreased."""
     before, after = (sample.counters.get(name) for sample in span)
     seconds = span[1].time - span[0].time
     if before is None or after is None or after < before or seconds <= 0:
@@ -86,7 +86,7 @@ def _rate(span: Span, name: str) -> float | None:
 
 
 def _spent(span: Span, name: str) -> float | None:
-    """How many were in that state on average, by Little's law: seconds spent in it for each second."""
+    """The mean number of requests in a state, by Little's law: seconds that requests spent in it, per second."""
     before, after = (sample.histograms.get(name) for sample in span)
     seconds = span[1].time - span[0].time
     if before is None or after is None or after.sum < before.sum or after.count <= before.count or seconds <= 0:
@@ -95,7 +95,7 @@ def _spent(span: Span, name: str) -> float | None:
 
 
 def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
-    """Of what was added to the histograms in these times; None where a bucket is too coarse to tell all three."""
+    """Percentiles of what was added to the histograms in these spans; None where a bucket is too wide for it."""
     added: dict[float, float] = {}
     total = 0.0
     for before, after in ((span[0].histograms.get(name), span[1].histograms.get(name)) for span in spans):
@@ -130,18 +130,18 @@ def _within(buckets: Sequence[tuple[float, float]], rank: float) -> float | None
 
 
 def _gauge(samples: Sequence[ServerSample], name: str) -> float | None:
-    """The sum over servers; None where one of them does not tell it."""
+    """The sum over servers; None where one of them lacks the gauge."""
     return _sum(sample.gauges.get(name) for sample in samples)
 
 
 def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> float | None:
-    """The mean over the looks, of all servers together."""
+    """The mean over the samples, times the number of servers."""
     mean = _mean([sample.gauges[name] for sample in samples if name in sample.gauges])
     return None if mean is None else mean * servers
 
 
 def _still(samples: Sequence[ServerSample]) -> float | None:
-    """Seconds, at the newest look, since the last look at which anything had moved on; None where there is only one."""
+    """Seconds from the last sample with a changed counter to the newest sample; None where there is only one."""
     last = samples[-1]
     if len(samples) < 2:
         return None

@@ -28,7 +28,7 @@ class OnCores(msgspec.Struct, frozen=True):
 
 
 def on_cores(history: History) -> dict[int, OnCores]:
-    """By pid; without the ranks whose waits the kernel does not tell."""
+    """What each rank ran and waited lately, by pid; without ranks whose waits the kernel does not report."""
     samples: dict[int, dict[str, list[float]]] = {}
     for host in islice(reversed(history.hosts), DELAYS):
         for process in host.processes:
@@ -52,7 +52,7 @@ def on_cores(history: History) -> dict[int, OnCores]:
 
 
 def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -> tuple[int | None, float]:
-    """The rank that waits longest for a core, and how much shorter a step (of `step` seconds) were if it got one.
+    """The rank that waits longest for a core, and by how many seconds a step would be shorter if it never waited.
 
     `work` has the seconds that each rank works itself. The step then lasts as before without that wait, or as long as
     the others need, whichever is longer; the others keep their own waits. None where the kernel tells of no waits.
@@ -89,7 +89,7 @@ def _needed(rank: OnCores, work: float, step: float) -> float:
 
 
 def own_part(history: History) -> float:
-    """Of the time that is used on all cores lately, the part (0..1) that the job uses itself; 0 where not measured."""
+    """The job's own part (0..1) of the CPU time lately used on all cores; 0 where that is not measured."""
     own, whole = 0.0, 0.0
     for host in islice(reversed(history.hosts), DELAYS):
         used = [process.cpu for process in host.processes if process.cpu is not None]

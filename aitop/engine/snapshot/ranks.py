@@ -94,9 +94,9 @@ def ranks_view(history: History, now: float) -> Ranks | None:
 
 
 def _recent(hook: HookHistory | None, since: float, most: int, *, timed: bool = False) -> list[StepRecord]:
-    """The last steps that ended since then, at most so many; with `timed` none of those that were only counted.
+    """The last `most` steps, at most, that ended after `since`; with `timed` none that were only counted.
 
-    What was only counted says nothing of what another rank did at that time.
+    The phases of a counted step are estimates, and cannot be compared with those of another rank.
     """
     newest_first = takewhile(lambda record: record.end >= since, reversed(hook.steps if hook else ()))
     return list(islice((record for record in newest_first if not (timed and record.estimated)), most))[::-1]
@@ -153,12 +153,12 @@ def _wait(record: StepRecord, own_backward: float | None) -> float:
 
 
 def _inside(record: StepRecord, own_backward: float | None) -> float:
-    """Seconds that a rank waited within its backward passes, where no call tells of it."""
+    """Seconds that a rank waited within its backward passes, for exchanges that no call was seen of."""
     return 0.0 if own_backward is None else max(0.0, record.backward - own_backward * max(1, record.backwards))
 
 
 def _in_calls(record: StepRecord, own_backward: float | None) -> float:
-    """Seconds that a rank was in collectives; those within a backward pass that is known by itself are in that."""
+    """Seconds that a rank was in collectives; without those that `_inside` counts."""
     return (record.communication if own_backward is None else record.communication_apart) or 0.0
 
 
@@ -174,7 +174,10 @@ def _exchange(aligned: Mapping[int, Sequence[StepRecord]], own: Mapping[int, flo
 
 
 def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> float:
-    """Call by call where all ranks made the same: now one rank may be the last and now another."""
+    """Seconds of a step from the last rank's arrival at a collective to its end, summed over its calls.
+
+    They are compared call by call where all ranks made the same ones, as another rank may be last at each.
+    """
     together = [_in_calls(record, backward) for record, backward in step]
     single = [record.collective_calls for record, _ in step]
     whole = all(sum(calls) <= 1.01 * seconds for calls, seconds in zip(single, together, strict=True))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from aitop.engine.history import History
-from aitop.engine.served import CHART_SECONDS, ServedHistory, ServedSecond
+from aitop.engine.served_history import CHART_SECONDS, ServedHistory, ServedSecond
 from aitop.engine.snapshot.metrics import of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
 from aitop.model.host import HostSample
@@ -55,36 +55,36 @@ def request_series(history: History, now: float) -> dict[str, Series]:
     Of several processes the p50 is the mean, weighted by their requests, and the p99 the largest.
     """
     served = _served(history)
-    chosen = _front(history.hosts.last, {pid: list(one.requests) for pid, one in served.items()})
+    chosen = _front(history.hosts.last, {pid: list(own.requests) for pid, own in served.items()})
     requests = _by_second(served[pid].done for pid in chosen)
-    turns = _by_second(one.done for one in served.values())
+    turns = _by_second(own.done for own in served.values())
     if not requests and not turns:
         return series_of_metrics(history.servers)
     last = int(now) - 2
     seconds = range(max(min([*requests, *turns]), last - CHART_SECONDS), last + 1)
-    watched = any(one.watches_requests for one in served.values())
+    watched = any(own.watches_requests for own in served.values())
     rows = [_row(requests.get(second, []), turns.get(second, []), watched=watched) for second in seconds]
     times = tuple(float(second + 1) for second in seconds)
     names = ("request_p50", "request_p99", "request_rate", "request_queue")
     made = {name: Series(times=times, values=tuple(row[place] for row in rows)) for place, name in enumerate(names)}
-    return {name: one for name, one in made.items() if any(value is not None for value in one.values)}
+    return {name: chart for name, chart in made.items() if any(value is not None for value in chart.values)}
 
 
 def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[ServedSecond]]:
     found: dict[int, list[ServedSecond]] = {}
     for seconds in histories:
-        for one in seconds:
-            found.setdefault(one.second, []).append(one)
+        for second in seconds:
+            found.setdefault(second.second, []).append(second)
     return found
 
 
 def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond], *, watched: bool) -> tuple[float | None, ...]:
     """p50, p99, rate and queue of one second; `watched`: requests are, and not only iterations."""
-    answered = sum(one.requests for one in requests)
-    weighted = sum(one.requests * one.p50 for one in requests if one.p50 is not None)
-    slowest = max((one.p99 for one in requests if one.p99 is not None), default=None)
-    waiting = [one.waiting for one in turns if one.waiting is not None]
-    queued = [one.queue for one in requests if one.queue is not None]
+    answered = sum(second.requests for second in requests)
+    weighted = sum(second.requests * second.p50 for second in requests if second.p50 is not None)
+    slowest = max((second.p99 for second in requests if second.p99 is not None), default=None)
+    waiting = [second.waiting for second in turns if second.waiting is not None]
+    queued = [second.queue for second in requests if second.queue is not None]
     return (
         weighted / answered * 1e3 if answered else None,
         None if slowest is None else slowest * 1e3,
@@ -94,7 +94,7 @@ def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond], *, wat
 
 
 def _served(history: History) -> dict[int, ServedHistory]:
-    """By process, where the hook watches requests or iterations."""
+    """The served history of each process in which the hook watches requests or iterations, by pid."""
     return {pid: hook.served for pid, hook in history.hooks.items() if hook.served.since is not None}
 
 
@@ -105,8 +105,8 @@ def _of_hook(history: History, now: float) -> Serving | None:
         return None
     end = _reported_until(history, served, now)
     since = _window(served, end)
-    requests = {pid: [one for one in own.requests if one.end >= since] for pid, own in served.items()}
-    turns = {pid: [one for one in own.iterations if one.end >= since] for pid, own in served.items()}
+    requests = {pid: [request for request in own.requests if request.end >= since] for pid, own in served.items()}
+    turns = {pid: [turn for turn in own.iterations if turn.end >= since] for pid, own in served.items()}
     front = _front(history.hosts.last, requests)
     answered = sorted((record for pid in front for record in requests[pid]), key=lambda record: record.end)
     engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
@@ -124,11 +124,11 @@ def _of_hook(history: History, now: float) -> Serving | None:
         concurrency=_concurrency(answered, turns, seconds),
         queue=_queue(answered, turns, seconds),
         latency=_percentiles([record.seconds for record in answered]),
-        first_token=_percentiles([one.first_token for one in answered if one.first_token is not None]),
+        first_token=_percentiles([request.first_token for request in answered if request.first_token is not None]),
         inter_token=_inter_token(turns.values()),
-        batch_mean=_mean([one.requests for one in iterations if one.requests is not None]),
-        kv_used=_mean([one.kv_used for one in iterations if one.kv_used is not None]),
-        preemptions_per_second=_per_second([one.preempted for one in iterations], seconds),
+        batch_mean=_mean([turn.requests for turn in iterations if turn.requests is not None]),
+        kv_used=_mean([turn.kv_used for turn in iterations if turn.kv_used is not None]),
+        preemptions_per_second=_per_second([turn.preempted for turn in iterations], seconds),
         alive=_alive(history, served, end),
         still=max(0.0, end - max(ends, default=watched)),
         requests=tuple(answered),
@@ -148,7 +148,7 @@ def _reported_until(history: History, served: Mapping[int, ServedHistory], now: 
 
 
 def _window(served: Mapping[int, ServedHistory], end: float) -> float:
-    """Where the window begins; earlier where requests are so few that a short one says little of them.
+    """The beginning of the window; earlier where a short window has few requests.
 
     Not before anything was watched, nor so early that more came than is remembered.
     """
@@ -205,13 +205,13 @@ def _alive(history: History, served: Mapping[int, ServedHistory], end: float) ->
 def _rate_of_requests(
     answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], seconds: float
 ) -> float | None:
-    """None where only iterations are watched: requests may be answered all the same."""
+    """Requests answered per second; None where only iterations are watched, as requests may still be answered."""
     watched = any(own.watches_requests for own in served.values())
     return len(answered) / seconds if watched and seconds > 0 else None
 
 
 def _tokens(answered: Sequence[RequestRecord], turns: Sequence[IterationRecord], seconds: float) -> float | None:
-    """Of the requests that ended, or of the iterations where those last so long that few of them ended."""
+    """Tokens per second: of the requests that ended, or of iterations where requests last too long for that."""
     if answered and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seconds:
         return _per_second([record.tokens for record in answered], seconds)
     return _per_second([record.decode_tokens for record in turns], seconds)
@@ -220,12 +220,16 @@ def _tokens(answered: Sequence[RequestRecord], turns: Sequence[IterationRecord],
 def _concurrency(
     answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
 ) -> float | None:
-    """Rate times latency (Little's law); where requests last too long for that, those in the engine and before it."""
+    """The mean number of requests in progress: rate times latency (Little's law), or as the engine counted them.
+
+    The second holds where requests last so long that few of them ended.
+    """
     total = sum(record.seconds for record in answered)
     if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
         return total / seconds
     known = [
-        _mean([one.running + (one.waiting or 0) for one in own if one.running is not None]) for own in turns.values()
+        _mean([turn.running + (turn.waiting or 0) for turn in own if turn.running is not None])
+        for own in turns.values()
     ]
     means = [mean for mean in known if mean is not None]
     return sum(means) if means else total / seconds if answered and seconds > 0 else None
@@ -234,19 +238,19 @@ def _concurrency(
 def _queue(
     answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
 ) -> float | None:
-    """The mean number that waited: as the engines saw it, or else what the requests waited in a second."""
-    known = [_mean([one.waiting for one in own if one.waiting is not None]) for own in turns.values()]
+    """The mean number of waiting requests: as the engines counted them, else from the waits of the requests."""
+    known = [_mean([turn.waiting for turn in own if turn.waiting is not None]) for own in turns.values()]
     means = [mean for mean in known if mean is not None]
     return sum(means) if means else _per_second([record.queue for record in answered], seconds)
 
 
 def _inter_token(turns: Iterable[Sequence[IterationRecord]]) -> Percentiles | None:
-    """Each token of a decoding request comes an iteration after the one before it."""
+    """Percentiles of the time between tokens: from iteration to iteration, weighted by the tokens decoded."""
     gaps = [
-        (max(0.0, one.seconds if one.idle is None else one.end - before.end - one.idle), one.decode_tokens)
+        (max(0.0, turn.seconds if turn.idle is None else turn.end - before.end - turn.idle), turn.decode_tokens)
         for own in turns
-        for before, one in pairwise(own)
-        if one.decode_tokens
+        for before, turn in pairwise(own)
+        if turn.decode_tokens
     ]
     gaps.sort()
     tokens = sum(number for _, number in gaps)

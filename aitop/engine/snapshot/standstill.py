@@ -86,9 +86,9 @@ def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) 
 
 
 def _still_since(history: History, now: float) -> float | None:
-    """Since when no rank and no worker has moved; None where one moves now, or nothing is known.
+    """The time since when no rank and no worker has moved; None where any of them moves, or nothing is known.
 
-    A sample tells of the time since the one before it.
+    A sample of the host covers the time since the sample before it.
     """
     since: float | None = None
     before = chain(islice(reversed(history.hosts), 1, None), [None])
@@ -106,7 +106,7 @@ def _still_since(history: History, now: float) -> float | None:
 
 
 def _is_still(process: ProcessSample, history: History) -> bool:
-    """Whether its main thread did nothing since the sample before; one that spins is judged by its stacks."""
+    """Whether the main thread did nothing since the sample before. A spinning thread is judged by its stacks."""
     moved = (process.read_bytes or 0.0) + (process.write_bytes or 0.0)
     if process.voluntary_switches is None or moved > 0:
         return False
@@ -118,7 +118,7 @@ def _is_still(process: ProcessSample, history: History) -> bool:
 
 
 def _spins(pid: int, history: History) -> bool:
-    """Whether the last windows have one and the same stack of its main thread, and that waits for other ranks."""
+    """Whether its main thread had one and the same stack in the last two windows, which waits for other ranks."""
     last = [window for window in history.windows if any(stack.pid == pid and stack.main for stack in window.stacks)][
         -2:
     ]
@@ -231,7 +231,7 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
 
 
 def world_size(history: History, host: HostSample) -> int:
-    """How many ranks the job has, by what started it and by what it says itself; 0 where nobody does."""
+    """The number of ranks of the job, as its launcher or the ranks themselves give it; 0 where neither does."""
     sizes = [process.world_size for process in host.processes]
     sizes += [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
     return max((size or 0 for size in sizes), default=0)

@@ -111,14 +111,14 @@ def _waited(record: StepRecord) -> float:
 
 
 class Operations(NamedTuple):
-    """Floating-point operations of some steps together, and in words how they were told."""
+    """Floating-point operations of some steps together; `basis` says how they were counted."""
 
     flops: float
     basis: str
 
 
 def operations(facts: HookFacts, records: Sequence[StepRecord]) -> Operations | None:
-    """None where they cannot be told: for inference without ids, and for graphs that hide their shapes."""
+    """The operations of these steps; None for inference without token ids and graphs that hide their shapes."""
     if not records:
         return None
     if records[-1].kind == "train":

@@ -118,7 +118,7 @@ class Burst(Measure):
         return time.monotonic_ns() < self._begun + 2 * LONGEST_NS
 
     def over(self) -> None:
-        """End the profile without a trace, as the hook leaves. Does not raise errors of torch."""
+        """End the profile without writing a trace, as the hook leaves. Does not raise errors of torch."""
         try:
             # In a forked child neither the profiler's threads nor the device are there.
             with self._ending() as profile:
@@ -147,8 +147,9 @@ class Burst(Measure):
         self._say(at.RUNNING)
 
     def _stand_guard(self) -> None:
-        """Have the profile ended before the thread forks, as the child would go on recording for as long as it lives,
-        and before the program starts a profiler of its own.
+        """Patch what must end the profile first: a fork, and the start of a profiler of the program's own.
+
+        The child of a fork would go on recording for as long as it lives.
         """
         # A set of patches can be taken back only once.
         self._guards = Patches()

@@ -105,7 +105,7 @@ class Collectives(Measure):
 
 
 class Watch:
-    """What the wrappers share. `dispatched` is the id of the `Work` that the newest call returned, `name` that call's.
+    """State of the wrappers. `dispatched` is the id of the `Work` that the newest call returned, `name` that call's.
 
     `world` returns the group of all ranks, which numbers its collectives itself, as long as the program keeps it.
     """

@@ -78,7 +78,7 @@ def device_in_use(torch: Any) -> Callable[[Any], bool] | None:
 
 
 class Watch:
-    """What the wrappers share. `far` tests for a tensor on a device; `nested` is set inside a call that waits."""
+    """State shared by the wrappers. `far` tests for a tensor on a device; `nested` is set inside a call that waits."""
 
     def __init__(self, torch: Any, session: Session, far: Callable[[Any], bool]) -> None:
         self.session = session

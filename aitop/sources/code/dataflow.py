@@ -1,4 +1,4 @@
-"""Which statement of a function uses values that which other one made: read from the file, kept as line numbers. Pure.
+"""Which statements of a function use values that other statements made: read from the file, as line numbers. Pure.
 
 What a line is for follows from where its values go. Only the structure of the code is used and only numbers leave this
 module, so no name can matter. It is a reading, not a proof: assignments are followed exactly within one function, a
@@ -65,7 +65,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Everything below a node that is no expression."""
+    """All nodes below a node, except expressions and what is in them."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.expr):
             yield child
@@ -139,6 +139,8 @@ class _Reading:
             statements=tuple(statements),
             loops=tuple(sorted(set(self._loops))),
         )
+
+    # Statements: each takes the state before it and returns the state after it.
 
     def _block(self, body: Sequence[ast.stmt], state: _State) -> _State:
         for statement in body:
@@ -245,6 +247,8 @@ class _Reading:
             else:
                 uses.changes.add(path)
 
+    # Expressions.
+
     def _uses(self, value: ast.expr, *, dropped: bool = False) -> _Uses:
         uses = _Uses()
         self._collect(value, uses)
@@ -269,7 +273,7 @@ class _Reading:
             self._collect(child, uses)
 
     def _call(self, node: ast.Call, uses: _Uses) -> None:
-        """A method reads its object, and may change it where it is given something; a function is no value."""
+        """Add the uses of a call. A method reads its object, and may change it if it has arguments."""
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         function = node.func
         if isinstance(function, ast.Attribute):

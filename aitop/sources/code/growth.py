@@ -63,7 +63,7 @@ class _Growth(NamedTuple):
 
 
 class _Emptied(NamedTuple):
-    """A thing that is replaced, deleted or taken from; not `surely` where only a bare flag decides whether it is."""
+    """A name whose value is replaced, deleted or taken from; not `surely` under a condition that is a mere flag."""
 
     name: str
     loops: tuple[ast.stmt, ...]
@@ -137,7 +137,7 @@ class _File:
 
 
 class _Function:
-    """What one function, or a module outside of its functions, makes longer and empties, in the order of its lines."""
+    """What a function (or a module outside of its functions) makes longer and empties, in the order of its lines."""
 
     def __init__(self, node: Scope, name: str, dictionaries: set[str], models: frozenset[str], retains: bool) -> None:
         self.node, self.name = node, name
@@ -148,22 +148,26 @@ class _Function:
         self._assigned: set[str] = set()
         # Whether a name holds a graph at the line that is read; it does where a backward starts from it.
         self._graph: dict[str, bool | None] = {}
-        self._backward = {text for one in _starts(node) if (text := name_of(one)) is not None}
+        self._backward = {text for start in _starts(node) if (text := name_of(start)) is not None}
         self._shared = {
-            text for one in ast.walk(node) if isinstance(one, (ast.Global, ast.Nonlocal)) for text in one.names
+            text
+            for statement in ast.walk(node)
+            if isinstance(statement, (ast.Global, ast.Nonlocal))
+            for text in statement.names
         }
-        off = any(_WITHOUT_GRAD.search(ast.unparse(one)) for one in getattr(node, "decorator_list", ()))
+        off = any(_WITHOUT_GRAD.search(ast.unparse(decorator)) for decorator in getattr(node, "decorator_list", ()))
         self._read(node.body, (), flagged=False, no_grad=off)
 
     def owns(self, grown: str) -> bool:
-        """Whether the thing is made by the function and gone when it returns."""
+        """Whether `grown` is created by the function and gone when it returns."""
         root = re.split(r"[.\[]", grown, maxsplit=1)[0]
         return not isinstance(self.node, ast.Module) and root in self._assigned - self._shared
 
     def empties(self, grown: str, loop: ast.stmt | None = None) -> bool:
-        """Whether something here, or in that loop, surely makes the thing anew, empties it or takes from it."""
+        """Whether a statement of the function, or of `loop`, surely replaces `grown`, empties it or takes from it."""
         return any(
-            one.surely and (loop is None or loop in one.loops) and _covers(one.name, grown) for one in self._emptied
+            emptied.surely and (loop is None or loop in emptied.loops) and _covers(emptied.name, grown)
+            for emptied in self._emptied
         )
 
     def _read(self, body: Sequence[ast.stmt], loops: tuple[ast.stmt, ...], *, flagged: bool, no_grad: bool) -> None:
@@ -186,7 +190,7 @@ class _Function:
                 self._graph |= {name: either[name] or self._graph.get(name) for name in either}
                 continue
             blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
-            blocks += [one.body for one in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
+            blocks += [block.body for block in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
             for block in blocks:
                 self._read(block, within, flagged=flagged, no_grad=off)
 
@@ -208,18 +212,18 @@ class _Function:
             return False
         if isinstance(value, ast.Attribute) and value.attr in _PLAIN_ATTRIBUTES:
             return False
-        parts: list[ast.expr] = [one for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr)]
+        parts: list[ast.expr] = [part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr)]
         if isinstance(value, ast.Call):
             name = last_name(value.func)
             if name in _PLAIN:
                 return False
             if name in self._models:
                 return True
-            parts = [*value.args, *(one.value for one in value.keywords)]
+            parts = [*value.args, *(keyword.value for keyword in value.keywords)]
             parts += [value.func.value] if isinstance(value.func, ast.Attribute) else []
             return any(self._holds(part) for part in parts) or None
         if isinstance(value, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
-            sources = {name_of(one.target): one.iter for one in value.generators}
+            sources = {name_of(generator.target): generator.iter for generator in value.generators}
             return self._holds(sources.get(name_of(value.elt), value.elt))
         chain = name_of(value)
         if chain in self._graph or chain in self._backward:
@@ -239,17 +243,19 @@ class _Calls:
         called = {function: _called_names(function.node) for function in functions}
         short = {function: function.name.rpartition(".")[2] for function in functions}
         self._makers: set[str] = set()
-        stepping = {short[one] for one in functions if any(map(_trains, _own_calls(one.node)))}
+        stepping = {short[function] for function in functions if any(map(_trains, _own_calls(function.node)))}
         while stepping - self._makers:
             self._makers |= stepping
-            stepping = {short[one] for one, names in called.items() if names & self._makers}
-        loops = [node for one in functions for node in _own_nodes(one.node) if isinstance(node, _LOOPS)]
+            stepping = {short[function] for function, names in called.items() if names & self._makers}
+        loops = [node for function in functions for node in _own_nodes(function.node) if isinstance(node, _LOOPS)]
         self._running: set[str] = set()
         more = {name for loop in loops if self.trains(loop) or self.uses_model(loop) for name in _called_names(loop)}
         while more - self._running:
             self._running |= more
-            more = {name for one, names in called.items() if short[one] in self._running for name in names}
-        self._hooks = {name for one in functions for call in _own_calls(one.node) for name in _hooked(call, functions)}
+            more = {name for function, names in called.items() if short[function] in self._running for name in names}
+        self._hooks = {
+            name for function in functions for call in _own_calls(function.node) for name in _hooked(call, functions)
+        }
 
     def trains(self, loop: ast.stmt) -> bool:
         """Whether a loop calls a backward or an optimizer, or a function that does."""
@@ -274,6 +280,9 @@ class _Calls:
         return called and not anew and not isinstance(function.node, ast.Module)
 
 
+# --- the functions of a module, and what they call ------------------------------------------------------------------
+
+
 def _named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[Scope, str]]:
     """The module and every function in it, with its qualified name."""
     if isinstance(tree, ast.Module):
@@ -286,103 +295,6 @@ def _named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[Scope, str]]:
             yield from _named(child, f"{prefix}{child.name}.")
         elif isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
             yield from _named(child, prefix)
-
-
-def _growth_of(statement: ast.stmt, dictionaries: set[str], *, retains: bool) -> _Growth | None:
-    """What a statement makes longer, if anything."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        index = _GROWING_METHODS.get(last_name(call.func))
-        if index is None or not isinstance(call.func, ast.Attribute) or len(call.args) <= index:
-            return None
-        holder = call.func.value
-        # known.setdefault(key, []).append(more)
-        inner = holder.func if isinstance(holder, ast.Call) else None
-        grown = name_of(inner.value if isinstance(inner, ast.Attribute) and inner.attr == "setdefault" else holder)
-        return _Growth(grown, call.args[index], "list", statement) if grown else None
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        grown = name_of(statement.target)
-        return _Growth(grown, statement.value, _kind(statement.value), statement) if grown else None
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return None
-    target, value = statement.targets[0], statement.value
-    grown = name_of(target)
-    if grown and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-        for same, more in ((value.left, value.right), (value.right, value.left)):
-            if name_of(same) == grown:
-                return _Growth(grown, more, _kind(more), statement)
-    if grown and isinstance(value, ast.Call) and last_name(value.func) in _JOINING_CALLS:
-        parts = [part for one in value.args for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
-        if grown in map(name_of, parts):
-            more = next((part for part in parts if name_of(part) != grown), value)
-            return _Growth(grown, more, "list", statement)
-    if isinstance(target, ast.Subscript) and not isinstance(target.slice, (ast.Constant, ast.Slice)):
-        whole = name_of(target.value)
-        return _Growth(whole, value, "key", statement) if whole in dictionaries and whole else None
-    if retains and isinstance(value, ast.Call):
-        # state = cell(x, state), and a backward that keeps the graph: computed from itself and something new.
-        given = [*value.args, *(keyword.value for keyword in value.keywords)]
-        handed = {name for part in given for name in _targets(part)}
-        both = [name for name in _targets(target) if name in handed]
-        return _Growth(both[0], value, "carried", statement) if both and len(given) > 1 else None
-    return None
-
-
-def _kind(value: ast.expr) -> Literal["list", "sum"]:
-    return "list" if isinstance(value, (ast.List, ast.Tuple, ast.ListComp)) else "sum"
-
-
-def _emptied(statement: ast.stmt) -> Iterator[str]:
-    """What a statement replaces, deletes or takes from."""
-    yield from (name for name, _ in _assignments(statement))
-    if isinstance(statement, ast.Delete):
-        for target in statement.targets:
-            yield from _targets(target.value if isinstance(target, ast.Subscript) else target)
-    if isinstance(statement, (ast.For, ast.AsyncFor)):
-        yield from _targets(statement.target)
-    value = getattr(statement, "value", None)
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SHRINKING_METHODS:
-        yield from _targets(value.func.value)
-
-
-def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """The names that a statement gives a new value, with it."""
-    if isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            # x[:] = … replaces the content; x[key] = … does not.
-            whole = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
-            yield from _paired(target.value if whole and isinstance(target, ast.Subscript) else target, statement.value)
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        yield from _paired(statement.target, statement.value)
-
-
-def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
-        for one, its in zip(target.elts, value.elts, strict=False):
-            yield from _paired(one, its)
-    else:
-        yield from ((name, value) for name in _targets(target))
-
-
-def _targets(target: ast.expr) -> Iterator[str]:
-    """The names in a target of an assignment."""
-    if isinstance(target, (ast.Tuple, ast.List)):
-        for part in target.elts:
-            yield from _targets(part)
-    elif (name := name_of(target)) is not None:
-        yield name
-
-
-def _covers(name: str, grown: str) -> bool:
-    """Whether replacing `name` replaces `grown` too: itself, or what holds it."""
-    return grown == name or grown.startswith((f"{name}.", f"{name}["))
-
-
-def _is_flag(test: ast.expr) -> bool:
-    """Whether a condition only asks for names and attributes, so that it comes out alike at every step."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return any(_is_flag(value) for value in test.values)
-    return all(isinstance(node, _OF_FLAGS) for node in ast.walk(test))
 
 
 def _trains(call: ast.Call) -> bool:
@@ -412,9 +324,116 @@ def _hooked(call: ast.Call, functions: Iterable[_Function]) -> Iterator[str]:
     for given in call.args if _HOOKING.match(last_name(call.func)) else ():
         if isinstance(given, ast.Call):
             made = f"{last_name(given.func)}.<locals>."
-            yield from (one.name.rpartition(".")[2] for one in functions if made in one.name)
+            yield from (function.name.rpartition(".")[2] for function in functions if made in function.name)
         else:
             yield last_name(given)
+
+
+# --- what a statement makes longer, empties or assigns --------------------------------------------------------------
+
+
+def _growth_of(statement: ast.stmt, dictionaries: set[str], *, retains: bool) -> _Growth | None:
+    """The growth that a statement causes; None for a statement that makes nothing longer."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        index = _GROWING_METHODS.get(last_name(call.func))
+        if index is None or not isinstance(call.func, ast.Attribute) or len(call.args) <= index:
+            return None
+        holder = call.func.value
+        # known.setdefault(key, []).append(more)
+        inner = holder.func if isinstance(holder, ast.Call) else None
+        grown = name_of(inner.value if isinstance(inner, ast.Attribute) and inner.attr == "setdefault" else holder)
+        return _Growth(grown, call.args[index], "list", statement) if grown else None
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        grown = name_of(statement.target)
+        return _Growth(grown, statement.value, _kind(statement.value), statement) if grown else None
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target, value = statement.targets[0], statement.value
+    grown = name_of(target)
+    if grown and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        for same, more in ((value.left, value.right), (value.right, value.left)):
+            if name_of(same) == grown:
+                return _Growth(grown, more, _kind(more), statement)
+    if grown and isinstance(value, ast.Call) and last_name(value.func) in _JOINING_CALLS:
+        parts = [
+            part
+            for given in value.args
+            for part in (given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given])
+        ]
+        if grown in map(name_of, parts):
+            more = next((part for part in parts if name_of(part) != grown), value)
+            return _Growth(grown, more, "list", statement)
+    if isinstance(target, ast.Subscript) and not isinstance(target.slice, (ast.Constant, ast.Slice)):
+        whole = name_of(target.value)
+        return _Growth(whole, value, "key", statement) if whole in dictionaries and whole else None
+    if retains and isinstance(value, ast.Call):
+        # state = cell(x, state), and a backward that keeps the graph: computed from itself and something new.
+        given = [*value.args, *(keyword.value for keyword in value.keywords)]
+        handed = {name for part in given for name in _targets(part)}
+        both = [name for name in _targets(target) if name in handed]
+        return _Growth(both[0], value, "carried", statement) if both and len(given) > 1 else None
+    return None
+
+
+def _kind(value: ast.expr) -> Literal["list", "sum"]:
+    return "list" if isinstance(value, (ast.List, ast.Tuple, ast.ListComp)) else "sum"
+
+
+def _emptied(statement: ast.stmt) -> Iterator[str]:
+    """The names of what a statement replaces, deletes or takes elements from."""
+    yield from (name for name, _ in _assignments(statement))
+    if isinstance(statement, ast.Delete):
+        for target in statement.targets:
+            yield from _targets(target.value if isinstance(target, ast.Subscript) else target)
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        yield from _targets(statement.target)
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SHRINKING_METHODS:
+        yield from _targets(value.func.value)
+
+
+def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """The names that a statement gives a new value, with it."""
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            # x[:] = … replaces the content; x[key] = … does not.
+            whole = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
+            yield from _paired(target.value if whole and isinstance(target, ast.Subscript) else target, statement.value)
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield from _paired(statement.target, statement.value)
+
+
+def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
+        for part, its in zip(target.elts, value.elts, strict=False):
+            yield from _paired(part, its)
+    else:
+        yield from ((name, value) for name in _targets(target))
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    """The names in a target of an assignment."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for part in target.elts:
+            yield from _targets(part)
+    elif (name := name_of(target)) is not None:
+        yield name
+
+
+def _covers(name: str, grown: str) -> bool:
+    """Whether replacing `name` replaces `grown` too: itself, or what holds it."""
+    return grown == name or grown.startswith((f"{name}.", f"{name}["))
+
+
+def _is_flag(test: ast.expr) -> bool:
+    """Whether a condition only asks for names and attributes, so that it comes out alike at every step."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(_is_flag(value) for value in test.values)
+    return all(isinstance(node, _OF_FLAGS) for node in ast.walk(test))
+
+
+# --- what a backward starts from ------------------------------------------------------------------------------------
 
 
 def _starts(scope: ast.AST) -> Iterator[ast.expr]:
@@ -476,9 +495,14 @@ def _is_method_of(function: ast.expr, values: Collection[str]) -> bool:
 
 
 def _retains(node: ast.AST) -> bool:
-    """Whether it is a call of a backward that keeps the graph that it went through, or may."""
-    keeping = [one.value for one in getattr(node, "keywords", ()) if one.arg in ("retain_graph", "create_graph")]
+    """Whether the node is a call of a backward that keeps its graph, or may keep it."""
+    keeping = [
+        keyword.value for keyword in getattr(node, "keywords", ()) if keyword.arg in ("retain_graph", "create_graph")
+    ]
     return any(not isinstance(value, ast.Constant) or value.value for value in keeping)
+
+
+# --- kinds of values, and names -------------------------------------------------------------------------------------
 
 
 def _is_dictionary(value: ast.expr) -> bool:
@@ -486,7 +510,7 @@ def _is_dictionary(value: ast.expr) -> bool:
 
 
 def _is_bounded(value: ast.expr) -> bool:
-    """Whether it makes a queue that is never longer than it says."""
+    """Whether the value is a queue with a greatest length."""
     bounded = isinstance(value, ast.Call) and (len(value.args) > 1 or bool(value.keywords))
     return isinstance(value, ast.Call) and last_name(value.func) == "deque" and bounded
 

@@ -47,12 +47,12 @@ class SourceCode:
         self._folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
 
     def place(self, file: str, line: int) -> Place | None:
-        """A line (counted from 1) and what it stands in, None if there is no such line."""
+        """A line (counted from 1) with the loop and the condition around it; None if there is no such line."""
         lines = self._lines(file, line)
         return Place(lines[line - 1].strip(), *_heads(lines, line)) if lines else None
 
     def around(self, file: str, line: int, before: int = 6, after: int = 6) -> list[tuple[int, str]] | None:
-        """Numbered lines around one, None if there is no such line."""
+        """The lines around `line`, each with its number; None if there is no such line."""
         lines = self._lines(file, line)
         if not lines:
             return None
@@ -70,7 +70,7 @@ class SourceCode:
         return source.lines if source is not None and 1 <= line <= len(source.lines) else ()
 
     def _read(self, file: str) -> _File | None:
-        """The file from memory while it has not changed, and after the process is gone."""
+        """The file; from the cache while it has not changed, and after the process has ended."""
         if not file or file.startswith("<") or "\0" in file:
             return None
         path = os.path.normpath(os.path.join(self._folder, file))

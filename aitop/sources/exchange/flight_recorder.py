@@ -71,7 +71,10 @@ def prefixes(environment: Mapping[str, str]) -> list[str]:
 
 
 def last_of(data: bytes, pid: int, rank: int) -> FlightRecord | None:
-    """The same from a dump's content. Raises ValueError for anything else."""
+    """The newest unfinished collective in the content of a dump, else its last one; None if it has none.
+
+    Raises ValueError for anything that is not a dump.
+    """
     dump = read_plain(data)
     entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):

@@ -51,7 +51,7 @@ def troubles(text: str) -> tuple[str, ...]:
 
 
 def _asked(port: int) -> str:
-    """What the thread behind the port answers."""
+    """The answer of the thread behind the port."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     answer = b""
     with socket.create_connection(("localhost", port), timeout=PATIENCE_SECONDS) as connection:

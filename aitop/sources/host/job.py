@@ -25,8 +25,8 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "env", "numactl", "tasks
 MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 
-class Known(NamedTuple):
-    """What is asked of a process to tell its job. `environment` is None where it may not be read."""
+class JobFacts(NamedTuple):
+    """The facts about a process that show its job. `environment` is None where it may not be read."""
 
     stat: Stat
     argv: tuple[str, ...]
@@ -70,14 +70,14 @@ def same_process(pid: int, start: int | None) -> bool:
     return stat.start == start and not stat.ended
 
 
-def look_at(pid: int) -> Known | None:
-    """What is to be known of a process; None when it is gone."""
+def look_at(pid: int) -> JobFacts | None:
+    """Read the facts about a process; None when it is gone."""
     stat = procfs.stat(pid)
-    return None if stat is None else Known(stat, procfs.argv(pid), procfs.environ(pid))
+    return None if stat is None else JobFacts(stat, procfs.argv(pid), procfs.environ(pid))
 
 
-def _above(known: Known) -> Iterable[Known]:
-    """Its ancestors, the nearest first; a parent that is younger than its child has only taken over the pid."""
+def _above(known: JobFacts) -> Iterable[JobFacts]:
+    """The process's ancestors, the nearest first. A parent younger than its child only has a reused pid."""
     for _ in range(MOST_ABOVE):
         parent = look_at(known.stat.ppid) if known.stat.ppid > 1 else None
         if parent is None or parent.stat.start > known.stat.start or parent.stat.pid == os.getpid():
@@ -86,7 +86,7 @@ def _above(known: Known) -> Iterable[Known]:
         known = parent
 
 
-def top_of(chain: Sequence[Known]) -> Known:
+def top_of(chain: Sequence[JobFacts]) -> JobFacts:
     """The topmost process of the job of `chain[0]`, the rest being its ancestors in order."""
     top = chain[0]
     numbered = (top.numbers.world_size or 1) > 1
@@ -98,12 +98,12 @@ def top_of(chain: Sequence[Known]) -> Known:
     return top
 
 
-def _is_shell(known: Known) -> bool:
-    """Whether it is a shell, such as a launcher may start its ranks through."""
+def _is_shell(known: JobFacts) -> bool:
+    """Whether the process is a shell; launchers may start ranks through one."""
     return bool(known.argv) and os.path.basename(known.argv[0]).lstrip("-") in SHELLS
 
 
-def _started(parent: Known, child: Known) -> bool:
+def _started(parent: JobFacts, child: JobFacts) -> bool:
     """Whether a Python process started this one as a part of its own run: as a worker, a helper, or a rank."""
     if not procfs.named_python(parent.argv[0] if parent.argv else None):
         return False
@@ -115,7 +115,7 @@ def _started(parent: Known, child: Known) -> bool:
     return numbers.rank is not None and (numbers.world_size or 1) > 1 and numbers != parent.numbers
 
 
-def _beside(known: Known, top: Known) -> set[int]:
+def _beside(known: JobFacts, top: JobFacts) -> set[int]:
     """Processes that are no children of the top and yet of its job."""
     if known.argv and known.argv[0].startswith(RAY_WORKER):
         return _ray_peers(known)
@@ -134,14 +134,14 @@ def _beside(known: Known, top: Known) -> set[int]:
 
 
 def meeting_of(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Where the ranks of its job meet; None for a process that is none of several ranks."""
+    """The address where the ranks of its job meet; None for a process that is not one of several ranks."""
     numbers = rank_numbers(environment)
     if numbers.rank is None or (numbers.world_size or 1) < 2 or not environment.get("MASTER_PORT"):
         return None
     return tuple(environment.get(name, "") for name in MEETING)
 
 
-def _ray_peers(known: Known) -> set[int]:
+def _ray_peers(known: JobFacts) -> set[int]:
     """The workers of the same class below the same raylet."""
     raylet = look_at(known.stat.ppid)
     if raylet is None or not raylet.argv or os.path.basename(raylet.argv[0]) != RAYLET:

@@ -38,7 +38,10 @@ class ProcessRates:
     def samples(
         self, members: Iterable[Member], places: dict[int, Place], parts: Mapping[int, str]
     ) -> tuple[ProcessSample, ...]:
-        """One sample a process, with rates for those that were there before. `parts` are those of a server, by pid."""
+        """A sample of each process, with rates for those that were also in the last call.
+
+        `parts` has, by pid, what a process does in a server.
+        """
         now: dict[tuple[int, int], Counters] = {}
         samples = []
         for member in members:

@@ -24,7 +24,7 @@ WORKER_NAME = "pt_data_worker"
 
 
 class Facts(NamedTuple):
-    """What is known of one process from the outside. `forked`: its parent's image, no exec in between."""
+    """The facts about one process as seen from outside. `forked`: its parent's image, no exec in between."""
 
     pid: int
     ppid: int

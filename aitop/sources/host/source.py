@@ -32,8 +32,8 @@ def no_server(members: Sequence[Member]) -> Server | None:
     """Recognises no server: for a source that is not asked about servers."""
 
 
-class Seen(NamedTuple):
-    """What the living processes of one read are.
+class LivingProcesses(NamedTuple):
+    """The living processes of one read, by what they do.
 
     `ranks` are in the order of their numbers; `launchers` only started them. `parents` started Python processes which
     may do their work. `server` is None where none was recognised; `engines` run the loop of its engine, in the order of
@@ -77,7 +77,7 @@ class HostSource(Source):
         self._machine = Machine()
         self._cgroup: tuple[tuple[int, int], Cgroup] | None = None
         self._first: HostSample | None = None
-        self.seen = Seen()
+        self.seen = LivingProcesses()
         self._looked = threading.Event()
 
     def open(self) -> None:
@@ -108,7 +108,7 @@ class HostSource(Source):
         members = self._tree.update()
         living = [member for member in members if member.stat.state != "Z"]
         if not living:
-            self.seen = Seen()
+            self.seen = LivingProcesses()
             asked = ", ".join(str(pid) for pid in self._starts)
             if not members and not all(procfs.gone(pid) for pid in self._starts):
                 raise SourceError("failed", f"process {asked} cannot be read just now")
@@ -122,7 +122,7 @@ class HostSource(Source):
                 places[pid] = Place("other")
         pids = frozenset(member.stat.pid for member in living)
         engines = server.loops if server else ()
-        self.seen = Seen(
+        self.seen = LivingProcesses(
             pids=pids,
             ranks=tuple(pid for pid in ranks_of(places) if pid in pids),
             launchers=frozenset(pid for pid in pids if places[pid].role == "launcher"),
@@ -163,7 +163,7 @@ def parents_of_workers(members: Sequence[Member], places: Mapping[int, Place]) -
 
 
 def around_engines(members: Sequence[Member], engines: Sequence[int]) -> frozenset[int]:
-    """The processes above and below these."""
+    """The processes above and below the engines."""
     above = {member.stat.pid: member.ppid for member in members}
     around = {pid for engine in engines for pid in _line(above, engine)}
     around.update(pid for pid in above if not set(engines).isdisjoint(_line(above, pid)))
@@ -171,7 +171,7 @@ def around_engines(members: Sequence[Member], engines: Sequence[int]) -> frozens
 
 
 def _line(above: Mapping[int, int], pid: int) -> Iterator[int]:
-    """The processes above this one, by the parent of each; a child may have been given to one that is below it."""
+    """The ancestors of a process, by the parent of each. Ends at a loop: a child may be reparented below itself."""
     seen = {pid}
     while (pid := above.get(pid, 0)) in above and pid not in seen:
         seen.add(pid)

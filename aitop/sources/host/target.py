@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from aitop.errors import NoTargetError, NotPermittedError
+from aitop.errors import NoTargetError, NotPermittedError, StoppedError
 from aitop.model.snapshot import Target
 from aitop.model.text import printable
 from aitop.sources import procfs
@@ -76,9 +76,7 @@ def _refuse_unwatchable(pid: int, stat: Stat) -> None:
             f"process {pid} ({name}) has ended; it is a zombie until its parent {stat.ppid} collects it", CHOOSE
         )
     if stat.state == "T":
-        raise NoTargetError(
-            f"process {pid} ({name}) is stopped", f"continue it with `kill -CONT {pid}`, then try again"
-        )
+        raise StoppedError(f"process {pid} ({name}) is stopped", f"continue it with `kill -CONT {pid}`, then try again")
     if stat.state == "t" and _held(pid):
         tracer = procfs.status(pid).get("TracerPid", "?")
         raise NoTargetError(

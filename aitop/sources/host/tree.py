@@ -59,7 +59,7 @@ class Member:
         return self.stat.pid, self.stat.start
 
     def facts(self) -> Facts:
-        """What sorting into roles needs to know."""
+        """The facts from which the role follows."""
         stat = self.stat
         return Facts(stat.pid, self.ppid, stat.start, stat.comm, self.argv, self.python, self.forked, self.numbers)
 
@@ -138,9 +138,9 @@ def nobody() -> Collection[int]:
 
 
 class ProcessEvidence:
-    """What processes have inside, asked only where their surroundings do not tell what they are.
+    """Looks into processes whose role does not follow from their command line and their parents.
 
-    What was looked up is kept: for good if found, for a few seconds if not.
+    An answer is remembered: for good if it was yes, for a few seconds if it was no.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, stepping: Stepping = nobody) -> None:
@@ -151,14 +151,14 @@ class ProcessEvidence:
         self._found: dict[tuple[str, int, int], tuple[bool, float]] = {}
 
     def about(self, members: Sequence[Member]) -> ProcessEvidence:
-        """The same, for these processes; what was known of others is forgotten."""
+        """Return this object, now about these processes; what was known of others is forgotten."""
         self._members = {member.stat.pid: member for member in members}
         alive = {member.key for member in members}
         self._found = {key: value for key, value in self._found.items() if key[1:] in alive}
         return self
 
     def trains(self, pid: int) -> bool:
-        """Whether it has threads of autograd or of a process group, or a GPU it opened itself."""
+        """Whether the process has threads of autograd or of a process group, or opened a GPU itself."""
         return self._known("trains", pid, self._look_for_training)
 
     def has_framework(self, pid: int) -> bool:
@@ -166,7 +166,7 @@ class ProcessEvidence:
         return self._known("framework", pid, self._look_for_framework)
 
     def steps(self, pid: int) -> bool:
-        """Whether it was seen to make steps of training or to answer requests with a model."""
+        """Whether the process was seen to make steps of training, or to answer requests with a model."""
         return pid in self._stepping()
 
     def _known(self, what: str, pid: int, look: Callable[[Member], bool]) -> bool:

@@ -118,7 +118,7 @@ class Device:
         return self._gate.ask(self.handle, function, *arguments)
 
     def _read_lasting(self) -> dict[str, Any]:
-        """What a device is."""
+        """Read what cannot change: name, UUID, greatest clock and link width."""
         return {
             "name": plausible.clean(self._ask("nvmlDeviceGetName")),
             "uuid": plausible.clean(self._ask("nvmlDeviceGetUUID")),
@@ -129,7 +129,7 @@ class Device:
         }
 
     def _read_slow(self) -> dict[str, Any]:
-        """What changes rarely or costs much."""
+        """Read what changes rarely or takes long to read."""
         mode = self._ask("nvmlDeviceGetMigMode")
         mig = None if mode is None else bool(mode[0])
         return {

@@ -22,7 +22,7 @@ class DeviceLostError(Exception):
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """Whom to ask: a device, a MIG slice or, with no pointer, the system. `label` tells it apart from all others."""
+    """The object of an NVML call: a device, a MIG slice or (without pointer) the system. `label` is unique."""
 
     label: str
     pointer: Any = None

@@ -51,7 +51,7 @@ class GpmMeter:
         self.working = len(self._buffers) == 2
 
     def read(self, now: float) -> GpmReading | None:
-        """What happened since the last call; None before there are two samples or where it is not supported."""
+        """The metrics since the last call; None before there are two samples, and where GPM is not supported."""
         if len(self._buffers) < 2:
             return None
         if self._sampled_at is not None and now - self._sampled_at < SHORTEST_INTERVAL_SECONDS:

@@ -26,7 +26,7 @@ _decoder = msgspec.json.Decoder(_Area)
 
 
 def decode_facts(data: bytes) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
-    """Return what the JSON area says, None where it is not what a hook writes."""
+    """Return the facts and the allocators in the ring's JSON area; None where that is not what a hook writes."""
     try:
         area = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

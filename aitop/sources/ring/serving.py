@@ -19,7 +19,7 @@ BEFORE = {
 }
 
 
-class Served(NamedTuple):
+class ServingRecords(NamedTuple):
     """What a process that serves did, each the oldest first."""
 
     requests: tuple[RequestRecord, ...] = ()
@@ -34,7 +34,7 @@ class ServingMaker:
         self._serves = False
         self._before: list[Event] = []
 
-    def read(self, events: Iterable[Event]) -> Served:
+    def read(self, events: Iterable[Event]) -> ServingRecords:
         """Return what these events tell of requests, turns and pauses."""
         requests: list[RequestRecord] = []
         iterations: list[IterationRecord] = []
@@ -58,7 +58,7 @@ class ServingMaker:
             elif kind in (at.COLLECT, at.COMPILE):
                 end, seconds = event[2] * NS, (event[2] - event[1]) * NS
                 pauses.append(Pause(end=end, seconds=seconds, kind="collect" if kind == at.COLLECT else "compile"))
-        return Served(tuple(requests), tuple(iterations), tuple(pauses) if self._serves else ())
+        return ServingRecords(tuple(requests), tuple(iterations), tuple(pauses) if self._serves else ())
 
 
 def _request(event: Event, parts: Event, more: Event) -> RequestRecord:

@@ -10,7 +10,7 @@ from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
 from aitop.sources.ring.parts import COUNTS, NS, PHASES, WATCHED, Made, count_of, seconds_of
-from aitop.sources.ring.steps import Event, Steps
+from aitop.sources.ring.steps import Event, EventReader
 
 LONGEST_STEP_NS = 10**15
 MOST_FORWARDS = 10**6
@@ -26,7 +26,7 @@ class StepMaker:
     """Makes the steps of one process."""
 
     def __init__(self) -> None:
-        self._steps = Steps()
+        self._steps = EventReader()
         self._before = 0
         self._until_now: int | None = None
         self._waiting: deque[Made] = deque()

@@ -46,7 +46,7 @@ MOST_CALLS = 16
 Event = tuple[int, int, int, int, int]
 
 
-class Steps:
+class EventReader:
     """Reads events in order and makes steps of them.
 
     made, index         the finished steps, and their number so far
@@ -502,7 +502,7 @@ class Steps:
         self.clear(ended.end)
 
     def commit_closed(self) -> None:
-        """Report the closed step: the next round of optimizers has begun."""
+        """Report the closed step, as the next round of optimizer steps has begun."""
         if self.closed is None:
             return
         self._report(self.closed)

@@ -44,7 +44,7 @@ class Server(NamedTuple):
 
 
 class _Signs(NamedTuple):
-    """What of a process can tell its part: see Part."""
+    """The signs by which a process's part is recognised: see Part."""
 
     titles: tuple[str, ...]
     words: str

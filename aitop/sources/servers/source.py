@@ -46,7 +46,7 @@ class ServerSource(Source):
         self._wait()
 
     def read(self) -> list[Sample]:
-        """What each port says, one sample each. Raises SourceError where no server is recognised, or none answers."""
+        """A sample for each port. Raises SourceError where no server is recognised, or none answers."""
         server = self._server()
         if server is None:
             raise SourceError("absent", "no serving software was recognised", passing=True)

@@ -83,7 +83,7 @@ class Chooser:
 
 
 def _some(pids: Sequence[int], most: int, turn: int) -> list[int]:
-    """At most `most` of them, other ones at every turn."""
+    """At most `most` of the pids, different ones at every turn."""
     if len(pids) <= most:
         return list(pids)
     start = turn * most % len(pids)

@@ -125,7 +125,7 @@ def _look(program: str, pid: int, how: str) -> list[Thread]:
 
 
 def parse(data: bytes) -> list[Thread]:
-    """What py-spy wrote of one process. Raises ValueError for anything else."""
+    """The threads in the JSON that py-spy wrote of one process. Raises ValueError for anything else."""
     try:
         return msgspec.json.decode(data, type=list[Thread])
     except RecursionError as error:
@@ -133,7 +133,7 @@ def parse(data: bytes) -> list[Thread]:
 
 
 def threads_of(pid: int, answer: Sequence[Thread], builder: WindowBuilder) -> list[ThreadStack]:
-    """The same with the frames in the builder's table, the outermost first."""
+    """The threads of py-spy's answer as ThreadStacks: frames in the builder's table, the outermost first."""
     ids = main_threads(pid)
     stacks = []
     for thread in answer:

@@ -250,7 +250,7 @@ def _in_poll(descriptors: Descriptors) -> WaitKind:
 
 
 def _in_select(most: int, descriptors: Descriptors) -> WaitKind:
-    """`most` is the highest of the descriptors, and one more."""
+    """What a select waits for. Its highest descriptor, `most` - 1, stands for all; without any it is a sleep."""
     return next(iter(descriptors.waited_for([most - 1])), "other") if most > 0 else "sleep"
 
 
@@ -466,7 +466,7 @@ class KernelWaits:
         return busiest[:MOST_NATIVE]
 
     def _others(self, room: int) -> list[int]:
-        """Threads of the first process but the main one."""
+        """At most `room` threads of the first process, without the main one: busy ones first, the others in turn."""
         numbers = [number for number in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if number != self._first]
         self._last = {number: self._last[number] for number in numbers if number in self._last}
         if self._known is None:

@@ -65,7 +65,7 @@ class GilWatch:
         self._found = 0
 
     def due(self, *, first: bool = False) -> bool:
-        """Whether the next window, which is one of the `first`, should ask. Each call counts as one window."""
+        """Whether the next window, one of the `first` or not, should ask who holds the lock. Call it once a window."""
         self._waited += 1
         self.cores = first or self._waited >= RARELY
         if self.cores:
@@ -76,7 +76,7 @@ class GilWatch:
         return True
 
     def taken(self, pid: int, threads: Sequence[ThreadSamples], asked: int) -> tuple[GilHold, ...]:
-        """What was seen in a window that looked `asked` times at process `pid`. Threads of one name are one."""
+        """The holds of the lock in a window with `asked` looks at process `pid`. Threads with one name count as one."""
         samples: Counter[tuple[str, bool]] = Counter()
         for thread in threads:
             samples[thread.name, thread.main] += thread.stacks.total()

@@ -136,9 +136,9 @@ class StackSource(Source):
         return [window]
 
     def _looks(self, pids: Sequence[int]) -> list[tuple[int, Threads, int]]:
-        """What the next window asks besides the stacks of all threads, and how often a second.
+        """The looks that the next window takes besides the stacks of all threads, each with its rate per second.
 
-        It asks it of the process that steps, and of another.
+        They are at the process that steps, and at another.
         """
         if not self._gil.due(first=self._taken < FIRST_WINDOWS):
             return []
@@ -177,7 +177,7 @@ class StackSource(Source):
         return time.thread_time() - before
 
     def _window(self, seconds: float, rate: int, spies: Sequence[Spy], part: float) -> StackWindow | None:
-        """What the spies have seen in `part` of the time planned; None where that is nothing."""
+        """The window of what the spies have sampled in `part` of the time planned; None if they sampled nothing."""
         builder = WindowBuilder(self._script, self._code)
         names: dict[int, dict[str, str]] = {}
         mains: dict[int, frozenset[str]] = {}

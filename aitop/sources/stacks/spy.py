@@ -83,16 +83,16 @@ class Spy:
                 resource.prlimit(self._child.pid, resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
     def finished(self) -> bool:
-        """Whether it has ended; collects it, its exit code and its CPU time when it has."""
+        """Whether py-spy has ended. If so, its exit code and CPU time are collected."""
         return self.code is not None or self._collect(os.WNOHANG)
 
     def finish(self) -> None:
-        """Ask it to write what it has and to end: it does so on Ctrl-C, within some milliseconds."""
+        """Ask py-spy to write its samples and end, by SIGINT: it does so within some milliseconds."""
         if not self.finished():
             os.kill(self._child.pid, signal.SIGINT)
 
     def stop(self) -> None:
-        """End it now, if it runs, collect it, and read what it wrote. Once."""
+        """End py-spy now if it still runs (SIGTERM, then SIGKILL), collect it, and read what it wrote. Call it once."""
         for number, patience in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 2 * TERM_SECONDS)):
             if self.finished():
                 break

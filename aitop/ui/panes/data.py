@@ -93,7 +93,7 @@ def _hundredth_ready(snapshot: Snapshot) -> float | None:
 
 
 def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
-    """How many batches were ready at the last step, and of how many; what full height is, None where it is unknown."""
+    """The line on how many batches were ready at the last step, and the chart's full height (None: not known)."""
     line, loader = Line("queue   ", DIM), main_loader(snapshot)
     known = _known_ready(snapshot)
     if not known:
@@ -114,7 +114,7 @@ def _queue_chart(view: View, snapshot: Snapshot, field: Field, rows: int) -> lis
 
 
 def queue_lines(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Line]:
-    """The same in as many rows, its history beside the words."""
+    """The queue in `rows` lines: its figures, and beside them its history."""
     head, top = _queue_head(view, snapshot)
     if top is None:
         return [head]
@@ -321,6 +321,6 @@ def _cell(use: Use | None) -> tuple[str, Style]:
 
 
 def legend() -> Line:
-    """What the hues of the lanes mean."""
+    """A line that explains the colours of the lanes."""
     line = Line("█", DATA.ink).add(" busy  ", FAINT).add("█", WAITING).add(" waits  ", FAINT)
     return line.add("█", TROUGH).add(" idle", FAINT)

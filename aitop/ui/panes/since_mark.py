@@ -67,12 +67,12 @@ def figure(
 
 
 def steps_change(view: View, field: str, *, better: Better | None = None, points: bool = False) -> Line:
-    """The same for a field of Steps."""
+    """The change since the mark of a field of Steps."""
     return change(view, lambda one: getattr(one.steps, field) if one.steps else None, better=better, points=points)
 
 
 def serving_change(view: View, field: str, *, points: bool = False) -> Line:
-    """The same for a field of Serving. No direction is better: load changes by itself."""
+    """The change since the mark of a field of Serving. No direction counts as better: load changes by itself."""
     return change(view, lambda one: getattr(one.serving, field) if one.serving else None, points=points)
 
 
@@ -87,12 +87,12 @@ def recent(snapshot: Snapshot, name: str) -> float | None:
 
 
 def share_change(view: View, now: float | None, then: float | None) -> Line:
-    """The same for a share of which both values are at hand."""
+    """The change of a share since the mark, from both values, in percentage points."""
     return change(view, lambda snapshot: now if snapshot is view.snapshot else then, points=True)
 
 
 def value_change(view: View, now: float | None, then: float | None) -> Line:
-    """The same for any other figure."""
+    """The change of a figure since the mark, from both values."""
     return change(view, lambda snapshot: now if snapshot is view.snapshot else then)
 
 
@@ -111,7 +111,7 @@ def _judged(mark: Snapshot | None, snapshot: Snapshot | None) -> Comparison:
 
 
 def since_mark(view: View, width: int) -> Line | None:
-    """Whether what was changed since the mark helped; None without a mark."""
+    """The line that says whether steps, or requests, became faster since the mark; None without a mark."""
     if view.mark is None or view.snapshot is None:
         return None
     seconds = max(0.0, view.snapshot.time - view.mark.time)

@@ -106,7 +106,7 @@ def headline(verdict: Verdict, width: int) -> Line:
 
 
 def _clauses(text: str, width: int) -> str:
-    """As many whole clauses as fit, where one does; else the text as it is."""
+    """The text cut after the last clause that fits; uncut if not even the first fits."""
     ends = [match.start() for match in CLAUSE_END.finditer(text) if cell_len(text[: match.start()]) <= width]
     return text if cell_len(text) <= width or not ends else text[: ends[-1]]
 

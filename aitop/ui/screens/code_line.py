@@ -34,7 +34,7 @@ class LinePane(Pane):
         self._place = place
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        lines = [self._head(width), *self._verdicts(view, width), *self._way(width), Line()]
+        lines = [self._head(width), *self._verdicts(view, width), *self._callers(width), Line()]
         lines += self._source(view, width)
         return Drawing(
             lines,
@@ -58,7 +58,7 @@ class LinePane(Pane):
                 lines.append(Line(text, style).add(f" {one_line(verdict.title)}", TEXT))
         return [Line(), *lines] if lines else []
 
-    def _way(self, width: int) -> list[Line]:
+    def _callers(self, width: int) -> list[Line]:
         if not self._place.above:
             return []
         lines = [Line(), Line("Called by", TITLE)]

@@ -61,7 +61,7 @@ class StandingPlace(msgspec.Struct, frozen=True):
 
 
 def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
-    """Those of the odd one first, then the largest; workers that have nothing to do are left out."""
+    """The places where processes stand: those of the odd one first, then the largest. Idle workers are left out."""
     groups: dict[tuple[object, ...], list[Standing]] = {}
     busy = [worker for worker in still.workers if worker.doing not in ("unused", None)]
     # Beside the odd ones also stands who shows what they left out.
@@ -74,7 +74,7 @@ def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
 
 
 class StandingPane(StackList[StandingPlace]):
-    """The odd one in words, then a line a place."""
+    """A pane with the odd one in words, then one line per place."""
 
     heading = "Where the ranks stand"
     still: Standstill | None = None

@@ -1,4 +1,4 @@
-"""The main screen: holds the feed and the newest Snapshot, hands views down to the panes, and obeys the keys."""
+"""The main screen: takes Snapshots from the feed, hands them to the panes as a View, and handles the keys."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class MonitorScreen(Screen[int]):
             return code.place()
         return Place(where.pid, where.file, where.line, where.function, where.share)
 
-    # Marks, files, and the hook
+    # Marks, saved files, and the hook
 
     def action_mark(self) -> None:
         snapshot = self.view.snapshot
@@ -289,7 +289,7 @@ class MonitorScreen(Screen[int]):
         else:
             self._change(notice=f"could not detach: {printable(str(error))}")
 
-    # What is shown: pause, ranks, processes, filter, kind of code view
+    # What the view is limited to: pause, rank, process, filter, kind of code view
 
     def action_none(self) -> None:
         """The focused pane obeys these keys itself; here they are only described."""
@@ -344,7 +344,7 @@ class MonitorScreen(Screen[int]):
         elif self._typing:
             self._typing = False
             self._change(filter=message.text.strip())
-            self._focus_what_had_it()
+            self._restore_focus()
 
     def action_tree(self) -> None:
         self._show_code("lines" if self.view.code == "tree" else "tree")
@@ -453,9 +453,9 @@ class MonitorScreen(Screen[int]):
     def _leave_zoom(self) -> None:
         self._zoomed = None
         self._change()
-        self._focus_what_had_it()
+        self._restore_focus()
 
-    def _focus_what_had_it(self) -> None:
+    def _restore_focus(self) -> None:
         before, self._focused_before = self._focused_before, None
         if before is not None and self._pane(before).display:
             self.set_focus(self._pane(before))
@@ -464,7 +464,7 @@ class MonitorScreen(Screen[int]):
         """Some keys mean something else in another pane."""
         self.query_one(Footer).redraw()
 
-    # How it gets onto the screen
+    # Arranging and drawing the panes
 
     def _change(self, **changes: object) -> None:
         self.view = replace(self.view, **changes)

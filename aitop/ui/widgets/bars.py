@@ -28,7 +28,7 @@ def nice_ceiling(value: float) -> float:
 
 
 def nice_bytes(count: float) -> float:
-    """The same for bytes, round in the powers of 1024 in which they are written."""
+    """The next round number of bytes at or above `count`: round in KiB, MiB, …, as it is written."""
     unit = 1.0
     while count >= 1024 * unit:
         unit *= 1024

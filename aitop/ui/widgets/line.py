@@ -190,7 +190,7 @@ def columns(cells: Iterable[tuple[Line, int]], gap: int = 2) -> Line:
 
 
 def lit(line: Line) -> Line:
-    """The same line on the background of what is selected."""
+    """The line on the background of a selected row."""
     lit_up = Line()
     lit_up.spans = [(text, on(style, SELECTED)) for text, style in line.spans]
     lit_up.width = line.width

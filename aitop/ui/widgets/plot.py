@@ -111,7 +111,7 @@ def typical_gap(series: Series) -> float:
 
 
 def curves(layers: Sequence[Curve], cells: int, height: int, top: float, cursor: int | None = None) -> list[Line]:
-    """The layers in one field of `cells` by `height`, later ones over earlier ones; 0 at the bottom, `top` above."""
+    """The curves as `height` lines of `cells` cells, later curves over earlier ones, on a scale from 0 to `top`."""
     masks = [bytearray(cells) for _ in range(height)]
     owners = [bytearray(cells) for _ in range(height)]
     for number, layer in enumerate(layers, 1):
@@ -132,7 +132,7 @@ def area(values: Values, cells: int, height: int, top: float, ink: Style) -> lis
 
 
 def _row(masks: bytearray, owners: bytearray, inks: Sequence[Style], cursor: int | None) -> Line:
-    """Neighbouring cells of one layer are one piece; the cursor's cell is a piece of its own."""
+    """A line of the chart. Neighbouring cells of a curve become one span; the cursor's cell is a span of its own."""
     line, start, count = Line(), 0, len(masks)
     for cell in range(1, count + 1):
         if cell < count and owners[cell] == owners[start] and cursor not in (cell, start):
@@ -147,7 +147,7 @@ def _row(masks: bytearray, owners: bytearray, inks: Sequence[Style], cursor: int
 
 
 def _dots(layer: Curve, count: int, height: int, top: float) -> list[tuple[int, int]]:
-    """From which dot up to which one each slot is drawn, counted from the bottom."""
+    """For each slot the first dot that is drawn and the one after the last, counted from the bottom."""
     drawn: list[tuple[int, int]] = []
     before: int | None = None
     for slot in range(count):

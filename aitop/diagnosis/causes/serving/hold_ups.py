@@ -1,4 +1,4 @@
-"""What held requests up, and how long: intervals on the timeline, and the time that each request spent in them. Pure.
+"""What held requests up, and how long: intervals of time, and the time that each request spent in them. Pure.
 
 Every kind is an interval with a weight, the part of it that is lost, so that one comparison serves for all of them.
 """
@@ -55,39 +55,39 @@ class HoldUp(msgspec.Struct, frozen=True):
 
 
 def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
-    """All that were measured while these requests were under way. `usual` is the usual length of one."""
-    since = min(one.end - one.seconds for one in requests)
+    """The hold-ups measured while these requests were in progress. `usual` is the median length of a request."""
+    since = min(request.end - request.seconds for request in requests)
     pauses = [
         HoldUp("collector" if pause.kind == "collect" else "compile", pause.end - pause.seconds, pause.end)
         for pause in serving.pauses
         if pause.end > since
     ]
     paused = Lost(pauses)
-    prefills = _prefills([one for one in serving.iterations if one.end > since], paused, usual)
+    prefills = _prefills([turn for turn in serving.iterations if turn.end > since], paused, usual)
     handling = _as_seen(_long_handling(requests, paused, usual), requests, usual, snapshot)
     return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
 
 
 def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float) -> list[HoldUp]:
     """Turns that took much longer than those without prompts, because of the prompts in them."""
-    decodes = sorted(one.seconds for one in iterations if one.kind == "decode")
+    decodes = sorted(turn.seconds for turn in iterations if turn.kind == "decode")
     if not decodes:
         return []
     plain = decodes[len(decodes) // 2]
     found = []
-    for one in iterations:
-        prompts = one.kind in ("mixed", "prefill") and one.prefill_tokens
-        if not prompts or one.seconds - plain < FELT * usual:
+    for turn in iterations:
+        prompts = turn.kind in ("mixed", "prefill") and turn.prefill_tokens
+        if not prompts or turn.seconds - plain < FELT * usual:
             continue
-        begin = one.end - one.seconds
-        longer = one.seconds - plain - paused.between(begin, one.end)
+        begin = turn.end - turn.seconds
+        longer = turn.seconds - plain - paused.between(begin, turn.end)
         if longer >= FELT * usual:
-            found.append(HoldUp("prefill", begin, one.end, longer / one.seconds, one.prefill_tokens))
+            found.append(HoldUp("prefill", begin, turn.end, longer / turn.seconds, turn.prefill_tokens))
     return found
 
 
 def _long_handling(requests: Sequence[RequestRecord], paused: Lost, usual: float) -> list[HoldUp]:
-    """Where making one input or output took longer than the usual request takes altogether."""
+    """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes."""
     found = []
     for request, (begin, until) in _handling(requests):
         seconds = until - begin
@@ -128,14 +128,21 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
     ledger = lead_ledger(snapshot)
     entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
     models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
-    return [
-        entry
-        for entry in entries
-        if entry.handler is not None
-        and entry.phase in HOST
-        and (entry.file, entry.line) not in models
-        and (entry.handler == "event-loop" or entry.activity not in HANDED_WAITS)
-    ]
+    lines: dict[tuple[str, int], list[Entry]] = {}
+    for entry in entries:
+        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models:
+            lines.setdefault((entry.file, entry.line), []).append(entry)
+    return [entry for of_line in lines.values() if not _stands_in_line(of_line) for entry in of_line]
+
+
+def _stands_in_line(entries: Sequence[Entry]) -> bool:
+    """Whether the entries of one line mostly wait for another thread, with a thread of their own to do so."""
+    waits = sum(entry.share for entry in entries if entry.handler != "event-loop" and _for_another(entry))
+    return waits > 0.5 * sum(entry.share for entry in entries)
+
+
+def _for_another(entry: Entry) -> bool:
+    return entry.activity in HANDED_WAITS or (entry.activity == "wait-network" and entry.work is None)
 
 
 def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
@@ -208,11 +215,11 @@ class Lost:
         return self._sums[place] + self._parts[place] * (time - self._times[place]) if place >= 0 else 0.0
 
 
-class Timeline:
-    """Hold-ups in order of time, to be asked for those of a request."""
+class RequestHoldUps:
+    """Hold-ups in order of time. `of` returns those of one request."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
-        """Those that hold up all requests alike are summed up by kind; the others are looked at one by one."""
+        """Hold-ups of all requests are summed up by kind; those of single requests stay single."""
         single: list[HoldUp] = []
         alike: dict[Kind, list[HoldUp]] = {}
         for hold_up in found:
@@ -263,14 +270,14 @@ class Tail(msgspec.Struct, frozen=True):
         return max(0.0, 1.0 - sum(self.kinds.values()) - self.size - self.queue)
 
 
-def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) -> Tail:
+def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) -> Tail:
     """Compare the `slow` slowest of the requests with the others."""
-    ordered = sorted(requests, key=lambda one: one.seconds)
+    ordered = sorted(requests, key=lambda request: request.seconds)
     usual = ordered[len(ordered) // 2].seconds
     slowest, others = ordered[-slow:], ordered[: -slow or None]
     some = others[:: max(1, len(others) // MOST_OTHERS)]
-    expected, rates = _expected(some, usual), _rates(some, timeline)
-    waits = sorted(one.queue for one in others if one.queue is not None)
+    expected, rates = _expected(some, usual), _rates(some, held)
+    waits = sorted(request.queue for request in others if request.queue is not None)
     wait = waits[len(waits) // 2] if waits else 0.0
     sums: dict[Kind, float] = {}
     allowed: dict[Kind, float] = {}
@@ -283,7 +290,7 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
         # What is usual for a request of this length is no reason for a longer one.
         lost = {
             kind: max(0.0, seconds - rates.get(kind, 0.0) * (usual + size))
-            for kind, seconds in timeline.of(request).items()
+            for kind, seconds in held.of(request).items()
         }
         for kind in BY_COUNTERS & lost.keys():
             allowed[kind] = allowed.get(kind, 0.0) + min(left, lost.pop(kind))
@@ -301,29 +308,29 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
     parts = {kind: seconds / extra for kind, seconds in sums.items()} if extra > 0.0 else {}
     size, queue = parts.pop("size", 0.0), parts.pop("queue", 0.0)
     kinds = dict(sorted(parts.items(), key=lambda item: -item[1]))
-    mean = sum(one.seconds for one in slowest) / len(slowest)
+    mean = sum(request.seconds for request in slowest) / len(slowest)
     at_most = {kind: seconds / extra for kind, seconds in allowed.items()} if extra > 0.0 else {}
     return Tail(usual, mean, tuple(slowest), extra, kinds, size, queue, at_most)
 
 
-def _rates(requests: Sequence[RequestRecord], timeline: Timeline) -> dict[Kind, float]:
-    """The part of their time that each kind takes of ordinary requests."""
-    whole, sums = sum(one.seconds for one in requests), dict[Kind, float]()
+def _rates(requests: Sequence[RequestRecord], held: RequestHoldUps) -> dict[Kind, float]:
+    """The part (0..1) of ordinary requests' time that each kind of hold-up takes."""
+    whole, sums = sum(request.seconds for request in requests), dict[Kind, float]()
     for request in requests:
-        for kind, seconds in timeline.of(request).items():
+        for kind, seconds in held.of(request).items():
             sums[kind] = sums.get(kind, 0.0) + seconds
     return {kind: seconds / whole for kind, seconds in sums.items()} if whole > 0.0 else {}
 
 
 def _expected(requests: Sequence[RequestRecord], usual: float) -> Callable[[RequestRecord], float]:
-    """How long a request takes by the tokens that it has and asks for; `usual` where these do not tell."""
-    known = [one for one in requests if one.tokens is not None]
+    """A function for the seconds expected of a request by its tokens; it returns `usual` where these say too little."""
+    known = [request for request in requests if request.tokens is not None]
     if len(known) < len(requests) or not known:
         return lambda request: usual
-    rows = [_size(one) for one in known]
+    rows = [_size(request) for request in known]
     # A column without differences tells nothing beside the constant one.
     columns = [index for index in range(3) if index == 0 or len({row[index] for row in rows}) > 1]
-    factors = least_squares([[row[index] for index in columns] for row in rows], [one.seconds for one in known])
+    factors = least_squares([[row[index] for index in columns] for row in rows], [request.seconds for request in known])
     if factors is None or min(factors[1:], default=0.0) < 0.0:
         return lambda request: usual
 
@@ -331,9 +338,9 @@ def _expected(requests: Sequence[RequestRecord], usual: float) -> Callable[[Requ
         row = _size(request)
         return sum(factor * row[index] for factor, index in zip(factors, columns, strict=True))
 
-    mean = sum(one.seconds for one in known) / len(known)
-    spread = sum((one.seconds - mean) ** 2 for one in known)
-    left = sum((one.seconds - fitted(one)) ** 2 for one in known)
+    mean = sum(request.seconds for request in known) / len(known)
+    spread = sum((request.seconds - mean) ** 2 for request in known)
+    left = sum((request.seconds - fitted(request)) ** 2 for request in known)
     return fitted if spread > 0.0 and left <= (1.0 - LEAST_FIT) * spread else lambda request: usual
 
 

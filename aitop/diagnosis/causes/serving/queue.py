@@ -107,7 +107,7 @@ def _batch(serving: Serving) -> int:
 
 
 def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | Length | None:
-    """What one replica more gives: by simulation where requests are handled one by one or in batches.
+    """The change by one more replica: by simulation where requests are handled one by one or in batches.
 
     An engine that has many requests in work at once divides them, and takes less time for each iteration.
     """
@@ -134,7 +134,7 @@ def _means(serving: Serving) -> tuple[float, float]:
 
 
 def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | Length | None:
-    """What twice as large batches give; None where that is not known or there is no room for them."""
+    """The change by batches of twice the size; None where it is not known, or where there is no room for them."""
     if cost is None or (serving.kv_used or 0.0) >= KV_FULL / MORE:
         return None
     if _batch(serving) > 1:

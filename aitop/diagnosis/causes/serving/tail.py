@@ -11,8 +11,8 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
     HoldUp,
     Kind,
+    RequestHoldUps,
     Tail,
-    Timeline,
     handler_entries,
     hold_ups,
     tail_of,
@@ -67,12 +67,12 @@ class Burst(msgspec.Struct, frozen=True):
 
 
 def number_of_slow(requests: int) -> int:
-    """How many of so many requests are the tail."""
+    """The number of requests that count as the tail of `requests` requests."""
     return min(requests, max(LEAST_SLOW, math.ceil(PART * requests)))
 
 
 def _look(snapshot: Snapshot) -> Explanation | str | None:
-    """What the slowest requests have that the others lack."""
+    """The verdict on the slowest requests, from what held them up and not the others."""
     serving = snapshot.serving
     if serving is None:
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
@@ -82,7 +82,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     slow = number_of_slow(len(requests))
     usual = sorted(one.seconds for one in requests)[len(requests) // 2]
     held = hold_ups(snapshot, serving, requests, usual)
-    tail = tail_of(requests, Timeline(held), slow)
+    tail = tail_of(requests, RequestHoldUps(held), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
     bursts = _bursts(snapshot, serving)
@@ -140,7 +140,7 @@ def _foremost(kinds: dict[Kind, float]) -> Kind | None:
 
 
 def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
-    """The measured kinds; long handling is that of an event loop where one calls the handlers."""
+    """The measured parts by kind; `handler` becomes `event-loop` where an event loop calls the handlers."""
     kinds = dict(tail.kinds)
     called = lines_of(handler_entries(snapshot))
     if "handler" in kinds and called.part(lambda entry: entry.handler == "event-loop") > 0.5:
@@ -149,7 +149,7 @@ def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
 
 
 def _parts(kinds: dict[Kind, float], tail: Tail) -> tuple[Part, ...]:
-    """All that explains the extra time of the slowest requests, the largest first."""
+    """Every part of the slowest requests' extra time that has an explanation, the largest first."""
     explained = {**kinds, "size": tail.size, "queue": tail.queue}
     ordered = sorted(explained.items(), key=lambda item: -item[1])
     return tuple(Part(name=kind, share=round(share, 4)) for kind, share in ordered if share > 0.0)

@@ -70,7 +70,7 @@ class Request:
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
 
     def parts(self, end: int) -> tuple[int, int, int, int]:
-        """Return queue, preprocess, model and postprocess, -1 for what is not known. They follow one another."""
+        """Return the nanoseconds of queue, preprocess, model and postprocess, one after the other; -1: not known."""
         began, submitted, model, after = self.began, self.submitted, self.model_began, self.model_ended
         queue = began - self.arrived if began else NOT_MEASURED
         if not model:
@@ -100,7 +100,7 @@ class Requests:
 
     @classmethod
     def of(cls, session: Session) -> Requests:
-        """Return the one of this session, which all measures share."""
+        """Return the Requests of this session, which all measures share."""
         if session.requests is None:
             session.requests = cls(session)
         return session.requests  # type: ignore[no-any-return]

@@ -35,6 +35,7 @@ class Server(Measure):
         return {}
 
     def look(self, now: int) -> None:
+        """Patch what can be patched by now: a server's modules may be imported after the hook has come."""
         self._rest = put(self._patches, self._rest, self._wraps)
 
     def failed(self) -> None:

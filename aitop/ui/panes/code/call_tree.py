@@ -89,7 +89,7 @@ def way_to(nodes: Sequence[Node], path: Path) -> list[Node]:
 
 
 def _headed(part: Part, heading: str, runners: list[tuple[int, CallNode, float | None]]) -> Node:
-    """What those under a heading run, in one tree; a root without a file only groups several of them."""
+    """The node for a heading, with the merged call trees of all threads under it."""
     trees = [tree for _, tree, _ in runners]
     samples = sum(tree.samples for tree in trees)
     roots = [root for tree in trees for root in ((tree,) if tree.file else tree.children)]

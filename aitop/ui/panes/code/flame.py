@@ -60,7 +60,10 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
 
 
 def zoomed(nodes: Sequence[Node], path: Path) -> tuple[list[Node], list[Node]]:
-    """The way down to `path` (or as far as it is there), and the nodes that fill the width: the last one alone."""
+    """The nodes from the root down to `path`, as far as they exist; and those to draw across the full width.
+
+    These are the last node on that path, or all roots where the path is empty.
+    """
     way = way_to(nodes, path)
     return way, way[-1:] or list(nodes)
 
@@ -137,7 +140,7 @@ def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
 
 
 def legend() -> Line:
-    """What the hues mean: whose code it is."""
+    """A line that explains the colours: whose code it is."""
     line = Line()
     for number, kind in enumerate(CODE_KINDS):
         line.add("  " if number else "").add("■ ", kind.ink).add(kind.name, DIM)

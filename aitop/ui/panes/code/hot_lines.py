@@ -138,7 +138,7 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
 
 
 def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Line]:
-    """The same in two lines, the second with the whole text of the source line."""
+    """The row in two lines: the second has the source text, as much as fits."""
     bare = replace(row, text=None)
     indent = 7 + BAR + by.width
     return [hot_line(bare, width, by), Line().to(indent).add(shorten(one_line(row.text or ""), width - indent), DIM)]

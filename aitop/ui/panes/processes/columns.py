@@ -189,7 +189,7 @@ def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:
 
 
 def sorted_next(order: Order, steps: int) -> Order:
-    """The order by the column so many further on; it starts with the largest first."""
+    """The order by the column `steps` to the right (left, if negative), the largest value first."""
     at = SORTABLE.index(order.by) if order.by in SORTABLE else 0
     return Order(SORTABLE[max(0, min(len(SORTABLE) - 1, at + steps))])
 

@@ -142,7 +142,7 @@ def _wanted(
     labels: Mapping[int, str],
     wanted: str,
 ) -> dict[int, bool]:
-    """Pids to show: True for those that hold what is wanted, False for those on the way to one."""
+    """The pids to show: True for those that match the filter, False for those above one that does."""
     if not wanted:
         return {process.pid: True for process in processes}
     matching = {
@@ -178,7 +178,7 @@ def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], o
 
 
 def _summed(all_figures: Sequence[Figures]) -> Figures:
-    """Several processes as one: what adds up is added, of the device the largest share, the rest is the first one's."""
+    """The figures of several processes together: sums, the largest GPU share, and for all else the first one's."""
     if len(all_figures) == 1:
         return all_figures[0]
     changes: dict[str, Any] = {"on_gpu": any(one.on_gpu for one in all_figures)}
