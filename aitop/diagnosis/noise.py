@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from statistics import fmean
 
 LEAST_VALUES = 20
 # So many blocks make up the series. Fewer say too little of their own scatter.
 BLOCKS = (5, 8, 12, 24, 48)
-RANKED_BLOCKS = 12
-# Beyond this part of a run, slower steps are no warm-up.
-LONGEST_WARM_UP = 1 / 3
 NORMAL = 1.96
 
 
@@ -33,7 +30,7 @@ def half_width(values: Sequence[float]) -> float:
         squares = sum(((totals[at + length] - totals[at]) / length) ** 2 for at in range(count)) / count
         # The scatter of so few blocks is itself uncertain, and measured around their own mean.
         number = count / length
-        error = math.sqrt(squares / number * number / (number - 1))
+        error = math.sqrt(squares / (number - 1))
         widest = max(widest, student(number - 1) * error)
     return widest
 
@@ -47,25 +44,10 @@ def student(freedom: float) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def blocks_of(values: Sequence[float], count: int = RANKED_BLOCKS) -> list[float]:
-    """Means of neighbours, in so many blocks, for a rank test; fewer values than that come back as they are."""
-    count = min(count, len(values))
-    cuts = [number * len(values) // count for number in range(count + 1)]
-    return [fmean(values[start:end]) for start, end in pairwise(cuts)]
-
-
 def warm_up(values: Sequence[float]) -> int:
-    """How many values at the start to leave out, so that the mean of the others has the least standard error (MSER)."""
-    total = squares = 0.0
-    best, best_error = 0, math.inf
-    middle = fmean(values) if values else 0.0
-    most = int(len(values) * LONGEST_WARM_UP)
-    for left_out in range(len(values) - 1, -1, -1):
-        value = values[left_out] - middle
-        total += value
-        squares += value * value
-        count = len(values) - left_out
-        error = (squares - total * total / count) / count**2
-        if left_out <= most and error <= best_error:
-            best, best_error = left_out, error
-    return best
+    """How many values at the start to leave out: as long as each is larger than all that follow, half at the most."""
+    largest = list(accumulate(reversed(values), max))[::-1]
+    left_out = 0
+    while left_out < len(values) // 2 and values[left_out] > largest[left_out + 1]:
+        left_out += 1
+    return left_out

@@ -1,31 +1,35 @@
 """Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
 
-The parts add up: phases to the length of a unit, lines to their phases, and what no verdict explains is its own part.
+A unit's length is its mean over the run without the warm-up, per sample or token where those are counted, and shortened
+by what other programs took of the cores. Its 95 % interval comes from how blocks of the run scatter, and from how much
+more of the machine others took in one run than in the other, as caches and memory are shared, too. The parts add up:
+phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
-
-import msgspec
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from aitop.diagnosis.comparison import chance
-from aitop.diagnosis.noise import LEAST_VALUES, blocks_of, half_width, warm_up
-from aitop.model.ledger import Entry
+from aitop.diagnosis.noise import LEAST_VALUES, half_width, warm_up
 from aitop.model.run import (
+    CausePart,
     Change,
+    Cores,
+    LinePart,
     Load,
     LoadUnit,
     Outcome,
+    PhasePart,
     Run,
     RunComparison,
     SettingChange,
-    Share,
     Side,
-    Stretch,
+    Units,
+    VerdictChanges,
 )
 from aitop.model.verdict import Verdict, Where, share_of
 
@@ -38,251 +42,219 @@ CERTAIN = 0.05
 EQUAL_LOAD = 0.01
 # Requests under way may differ by this before latencies are no longer those of the same load.
 EQUAL_CONCURRENCY = 0.1
-# Cores that other programs take: a difference below this is common on an idle machine.
-OTHER_LOAD = 0.25
 # Longer recordings are not recommended: a run changes meanwhile.
 LONGEST_RECORDING = 3600.0
-# Lines below this share of a unit are added up.
-LEAST_LINE = 0.001
-Key = tuple[str, str, str]
+NO_UNITS = Units(kind="second", each=1, seconds=())
+# Seconds of a unit, and half of their 95 % interval.
+Spread = tuple[float, float]
+NONE: Spread = (0.0, 0.0)
+
+
+class _Line(NamedTuple):
+    """What belongs to a line in a phase; without a line, what is left of that phase."""
+
+    spread: Spread
+    phase: str
+    where: Where | None = None
 
 
 def compare_runs(before: Run, after: Run) -> RunComparison:
     """Compare `after` with `before`; both are runs of the same kind of work."""
-    sides = _Timed.of(before), _Timed.of(after)
-    load = _load(*sides)
-    moved = load is not None and abs(load.after / load.before - 1) > EQUAL_LOAD
-    old, new = (side.at_load(load) if moved and load is not None else side for side in sides)
-    change = _change(before, after, old, new)
-    equal = True if load is not None else _equal_concurrency(before, after)
-    change = _at_load(change, equal, load if moved else None)
-    change = _disturbed(change, before, after, old, new)
-    gone, new_ones, kept = _verdicts(before.verdicts, after.verdicts)
-    known = old.mean is not None and new.mean is not None
+    old, new = _Timed.of(before), _Timed.of(after)
+    load = _load(old, new)
+    if load is not None:
+        old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
+    if before.cores and after.cores:
+        new = replace(new, scale=new.scale * before.cores.slowed / after.cores.slowed)
+    known = bool(old.holds and new.holds)
     return RunComparison(
         before=old.side(),
         after=new.side(),
-        change=change,
+        change=_change(old, new, load),
         phases=_phases(old, new) if known else (),
-        causes=_causes(before, after, old, new) if known else (),
+        causes=_causes(old, new) if known else (),
         lines=_lines(old, new) if known else (),
         settings=_settings(before, after),
-        gone=gone,
-        new=new_ones,
-        kept=kept,
+        verdicts=_verdicts(before.verdicts, after.verdicts),
     )
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """The units of a run without its warm-up. `scale` brings their lengths to the load of the run before.
+    """The units of a run without its warm-up. `holds` is what a stretch holds: units, samples or tokens.
 
-    `per` is what the noise is told by: at a moved load, how far each unit is off the mean length per load.
+    `scale` brings seconds per one of these to seconds of a unit that holds as much as one of the run before.
     """
 
     run: Run
-    stretches: Sequence[Stretch]
+    units: Units
     warm_up: int = 0
+    holds: tuple[float, ...] = field(default=())
     scale: float = 1.0
-    per: LoadUnit | None = None
 
     @classmethod
     def of(cls, run: Run) -> _Timed:
-        """The units of `run` at their own load."""
-        cut = warm_up([stretch.seconds / stretch.count for stretch in run.stretches])
-        left_out = sum(stretch.count for stretch in run.stretches[:cut])
-        return cls(run, run.stretches[cut:], left_out)
+        units = run.units or NO_UNITS
+        cut = warm_up(units.seconds)
+        return cls(run, units, cut, (units.each,) * (len(units.seconds) - cut))
 
-    def at_load(self, load: Load) -> _Timed:
-        """The same, scaled to what goes into a unit before."""
-        own = self.load(load.unit)
-        return _Timed(self.run, self.stretches, self.warm_up, load.before / own if own else 1.0, load.unit)
+    def load(self, unit: LoadUnit) -> tuple[float, ...]:
+        """What each stretch holds, empty where it is not known."""
+        return ((self.units.tokens if unit == "token" else self.units.samples) or ())[self.warm_up :]
+
+    def per(self, unit: LoadUnit, each: float) -> _Timed:
+        """The same, measured per sample or token, for units that hold so many of them."""
+        return replace(self, holds=self.load(unit), scale=each)
 
     @property
     def count(self) -> int:
-        return sum(stretch.count for stretch in self.stretches)
+        return self.units.each * len(self.holds)
 
     @property
-    def mean(self) -> float | None:
-        """Seconds of a unit, None where no unit was timed."""
-        if not self.stretches:
-            return self.run.mean.seconds if self.run.mean is not None else None
-        return sum(stretch.seconds for stretch in self.stretches) / self.count * self.scale
+    def lengths(self) -> tuple[float, ...]:
+        """Seconds of a unit in each stretch."""
+        return self._each(self.units.seconds)
+
+    def _each(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(self.scale * value / held for value, held in zip(seconds[self.warm_up :], self.holds, strict=True))
+
+    def _spread(self, seconds: tuple[float, ...]) -> Spread:
+        mean = self.scale * sum(seconds[self.warm_up :]) / sum(self.holds)
+        return mean, half_width(self._each(seconds))
 
     @property
-    def half(self) -> float | None:
-        """Half of the 95 % interval of `mean`, None with too few units."""
-        if not self.stretches:
-            mean = self.run.mean
-            return (mean.high - mean.low) / 2 if mean is not None else None
-        if len(self.stretches) < LEAST_VALUES:
-            return None
-        return self.noise([stretch.seconds / stretch.count for stretch in self.stretches])
+    def mean(self) -> float:
+        """Seconds of a unit; there must be units."""
+        return self._spread(self.units.seconds)[0]
 
-    def noise(self, values: Sequence[float]) -> float:
-        """Half of the 95 % interval of the mean of these values, one of each stretch, at the load."""
-        if self.per is None:
-            return half_width(values)
-        loads = [self._of(stretch, self.per) or 0.0 for stretch in self.stretches]
-        slope = fmean(values) / fmean(loads)
-        return self.scale * half_width([value - slope * load for value, load in zip(values, loads, strict=True)])
-
-    def lengths(self) -> list[float]:
-        """Length of a unit in each stretch, at the load, for a rank test."""
-        if self.per is None:
-            return [stretch.seconds / stretch.count for stretch in self.stretches]
-        own = self.load(self.per) or 1.0
-        loads = [self._of(stretch, self.per) or own for stretch in self.stretches]
-        return [
-            stretch.seconds / stretch.count * self.scale * own / load
-            for stretch, load in zip(self.stretches, loads, strict=True)
-        ]
-
-    def load(self, unit: LoadUnit) -> float | None:
-        """What goes into a unit on average, None where it is not known of all."""
-        loads = [self._of(stretch, unit) for stretch in self.stretches]
-        known = [load for load in loads if load is not None]
-        return fmean(known) if known and len(known) == len(loads) and sum(known) else None
-
-    @staticmethod
-    def _of(stretch: Stretch, unit: LoadUnit) -> float | None:
-        total = stretch.tokens if unit == "token" else stretch.samples
-        return None if total is None else total / stretch.count
+    @property
+    def noise(self) -> float:
+        """Half of the relative 95 % interval of `mean`."""
+        mean, half = self._spread(self.units.seconds)
+        return half / mean
 
     def side(self) -> Side:
-        """What is said of it."""
-        mean, half = self.mean, self.half
-        low, high = (mean - half, mean + half) if mean is not None and half is not None else (None, None)
-        return Side(count=self.count, mean=mean, low=low, high=high, warm_up=self.warm_up)
+        """What is said of it. Its mean is at the load of the run before."""
+        return Side(
+            file=self.run.file,
+            command=self.run.command,
+            kind=self.run.kind,
+            unit=self.run.units.kind if self.run.units else None,
+            units=self.count,
+            warm_up=self.warm_up * self.units.each,
+            watched_s=self.run.watched,
+            mean_ms=self.mean * 1e3 if self.holds else None,
+        )
 
-    def phases(self) -> dict[str, tuple[float, float | None]]:
-        """Seconds of each phase, and half of their interval where it is known. They add up to `mean`.
+    def phases(self) -> dict[str, Spread]:
+        """Seconds of each phase. They add up to `mean`; what was not measured is divided as the stack samples say."""
+        measured = {phase: self._spread(seconds) for phase, seconds in self.units.phases.items()}
+        columns = zip(self.units.seconds, *self.units.phases.values(), strict=True)
+        outside = tuple(seconds - sum(inside) for seconds, *inside in columns)
+        rest, off = self._spread(outside)
+        for phase, share in self.run.rest.items():
+            measured[phase] = rest * share, off * share
+        return measured
 
-        What was not measured is divided as the stack samples say.
-        """
-        whole = self.mean or 0.0
-        keys = dict.fromkeys(key for stretch in self.stretches for key in stretch.phases)
-        series = {key: [one.phases.get(key, 0.0) / one.count for one in self.stretches] for key in keys}
-        measured = {
-            key: sum(one.phases.get(key, 0.0) for one in self.stretches) / self.count * self.scale for key in keys
-        }
-        inside = sum(measured.values())
-        fit = whole / inside if inside > whole else 1.0
-        enough = len(self.stretches) >= LEAST_VALUES
-        parts: dict[str, tuple[float, float | None]] = {
-            key: (seconds * fit, self.noise(series[key]) if enough else None) for key, seconds in measured.items()
-        }
-        rest = whole - inside * fit
-        others: dict[str, float] = {}
-        for entry in self.entries("main"):
-            if entry.phase not in measured:
-                others[entry.phase] = others.get(entry.phase, 0.0) + entry.share
-        others = {key: share for key, share in others.items() if share > 0} or {"host": 1.0}
-        lengths = [stretch.seconds / stretch.count for stretch in self.stretches]
-        left = [length - sum(series[key][at] for key in keys) for at, length in enumerate(lengths)]
-        noise = self.noise(left) if enough else None
-        for key, share in others.items():
-            part = share / sum(others.values())
-            parts[key] = rest * part, None if noise is None else noise * part
-        return parts
-
-    def entries(self, lane: str) -> list[Entry]:
-        """Entries of a lane. A server that waits for requests does not work on one."""
-        idle = self.run.unit in ("request", "iteration")
-        return [entry for entry in self.run.entries if entry.lane == lane and not (idle and entry.phase == "idle")]
-
-    def lines(self) -> dict[Key, tuple[float, float, Where | None]]:
-        """Seconds, the square of their uncertainty, and the place of each line; without one, of the rest of a phase.
-
-        They add up to `mean`. While the main thread waits for what others make, their lines take the time.
-        """
-        parts: dict[Key, tuple[float, float, Where | None]] = {}
-        producers = [entry for entry in self.entries("producers") if entry.activity != "wait-queue"]
-        made = sum(entry.share for entry in producers)
+    def lines(self) -> dict[tuple[str, ...], _Line]:
+        """Every line in each phase, and what is left of the phase. They add up to `mean`."""
+        lines: dict[tuple[str, ...], _Line] = {}
         for phase, (seconds, _) in self.phases().items():
-            entries = [entry for entry in self.entries("main") if entry.phase == phase and entry.share > 0]
-            total = sum(entry.share for entry in entries)
-            if not entries:
-                _add(parts, phase, None, seconds, 0.0)
-            for entry in entries:
-                part, off = seconds * entry.share / total, seconds * (entry.high - entry.low) / 2 / total
-                if phase == "data" and entry.activity == "wait-queue" and made > 0:
-                    for maker in producers:
-                        share = maker.share / made
-                        wide = part * (maker.high - maker.low) / 2 / made
-                        _add(parts, phase, maker.where, part * share, (off * share) ** 2 + wide**2)
-                else:
-                    _add(parts, phase, entry.where, part, off**2)
-        return parts
+            left = 1.0
+            for line in self.run.lines:
+                if line.phase == phase:
+                    key = (phase, *_identity(line.where))
+                    alike, off = lines[key].spread if key in lines else NONE
+                    spread = alike + seconds * line.share, math.hypot(off, seconds * line.off)
+                    lines[key] = _Line(spread, phase, line.where)
+                    left -= line.share
+            lines[(phase,)] = _Line((seconds * max(0.0, left), 0.0), phase)
+        return lines
+
+    def causes(self) -> dict[str | None, float]:
+        """Seconds that each verdict explains: those that are about a unit's time and want something changed."""
+        verdicts = [one for one in self.run.verdicts if one.severity != "info" and share_of(one.id) == "of step time"]
+        # Causes claim their time one after the other. Should they claim more than there is, all give way alike.
+        fit = self.mean / max(1.0, sum(one.share or 0.0 for one in verdicts))
+        explained: dict[str | None, float] = {}
+        for verdict in verdicts:
+            explained[verdict.id] = explained.get(verdict.id, 0.0) + (verdict.share or 0.0) * fit
+        explained[None] = self.mean - sum(explained.values())
+        return explained
 
 
-def _add(
-    parts: dict[Key, tuple[float, float, Where | None]], phase: str, where: Where | None, seconds: float, square: float
-) -> None:
-    """Add seconds to a line. Its text is what stays the same where lines above it come and go."""
-    key: Key = ("", "", phase)
-    if where is not None:
-        key = (where.file.rsplit("/", 1)[-1], where.function, (where.text or str(where.line)).strip())
-    before, squares, place = parts.get(key, (0.0, 0.0, where))
-    parts[key] = before + seconds, squares + square, place
+def _identity(where: Where) -> tuple[str, ...]:
+    """What stays the same of a line where lines above it come and go: its text, if that is known."""
+    return where.file.rsplit("/", 1)[-1], where.function, (where.text or str(where.line)).strip()
 
 
-def _load(before: _Timed, after: _Timed) -> Load | None:
-    """What goes into a unit on both sides: tokens where they were counted, else samples."""
+def _load(old: _Timed, new: _Timed) -> Load | None:
+    """What a unit holds: tokens where those are counted, else samples."""
     units: tuple[LoadUnit, ...] = ("token", "sample")
     for unit in units:
-        old, new = before.load(unit), after.load(unit)
-        if old is not None and new is not None:
-            return Load(unit=unit, before=old, after=new)
+        held, holds = old.load(unit), new.load(unit)
+        if held and holds and all(held) and all(holds):
+            return Load(unit=unit, before=sum(held) / old.count, after=sum(holds) / new.count)
     return None
 
 
-def _equal_concurrency(before: Run, after: Run) -> bool | None:
-    if not before.concurrency or not after.concurrency:
-        return None
-    return abs(after.concurrency / before.concurrency - 1) <= EQUAL_CONCURRENCY
-
-
-def _change(before: Run, after: Run, old: _Timed, new: _Timed) -> Change:
+def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
     """How fast `new` is beside `old`, and how sure that is."""
-    was, now = old.mean, new.mean
-    if not was or not now:
-        untimed = " and ".join(side.run.file for side, mean in ((old, was), (new, now)) if not mean)
-        return Change(outcome="cannot-tell", reason=f"no unit of work was timed in {untimed}: that takes the hook")
-    ratio = was / now
-    half_old, half_new = old.half, new.half
-    if half_old is None or half_new is None:
-        fewer, run = min((old.count, before), (new.count, after), key=lambda pair: pair[0])
-        return Change(
-            outcome="cannot-tell",
-            ratio=ratio,
-            reason=f"{fewer} {run.unit or 'unit'}s of {run.file} are too few: at least {LEAST_VALUES} are needed",
-            record_seconds=_longer(run.watched, 2 * LEAST_VALUES / max(1, fewer)),
-        )
-    wide = math.hypot(half_old / was, half_new / now)
+    untimed = " and ".join(side.run.file for side in (old, new) if not side.holds)
+    if untimed:
+        return Change(verdict="cannot-tell", reason=f"no unit of work was timed in {untimed}: that takes the hook")
+    ratio = old.mean / new.mean
+    fewer = min(old, new, key=lambda side: side.count)
+    if len(fewer.holds) < LEAST_VALUES:
+        reason = f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES} at least"
+        longer = _longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count)
+        return Change(verdict="cannot-tell", ratio=ratio, reason=reason, record_s=longer)
+    by_noise, by_others = math.hypot(old.noise, new.noise), _by_others(old.run.cores, new.run.cores)
+    wide = math.hypot(by_noise, by_others)
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
+    equal = True if load is not None else _equal_concurrency(old.run, new.run)
     outcome: Outcome = "cannot-tell"
-    if not low <= 1 <= high and abs(ratio - 1) > LEAST_CHANGE and _ranked(old, new):
+    reason, record = None, None
+    if equal is False:
+        reason = "not as many requests were under way in both runs"
+    elif not low <= 1 <= high and abs(ratio - 1) > LEAST_CHANGE and chance(old.lengths, new.lengths) < CERTAIN:
         outcome = "faster" if ratio > 1 else "slower"
     elif low > 1 - SAME and high < 1 + SAME:
         outcome = "same"
-    told = outcome != "cannot-tell"
-    watched = min(before.watched, after.watched)
+    elif by_others > by_noise:
+        reason = "other programs took more cores in one run than in the other: record both while as much else runs"
+    else:
+        reason = "the difference is within the noise of these recordings"
+        enough = max(SAME, abs(math.log(ratio))) ** 2 - by_others**2
+        record = _longer(min(old.run.watched, new.run.watched), max(2.0, by_noise**2 / max(1e-9, enough)))
     return Change(
-        outcome=outcome,
+        verdict=outcome,
         ratio=ratio,
-        low=low,
-        high=high,
-        reason=None if told else "the difference is within the noise of these recordings",
-        record_seconds=None if told else _longer(watched, max(2.0, (wide / SAME) ** 2)),
+        range=(low, high),
+        at_equal_load=equal,
+        load=load if load is not None and abs(load.after / load.before - 1) > EQUAL_LOAD else None,
+        other_cores=_other_cores(old.run.cores, new.run.cores),
+        reason=reason,
+        record_s=record,
     )
 
 
-def _ranked(old: _Timed, new: _Timed) -> bool:
-    """Whether most of the time of one run is faster, not only its mean. Reports have no units to rank."""
-    if not old.stretches or not new.stretches:
-        return True
-    return chance(blocks_of(old.lengths()), blocks_of(new.lengths())) < CERTAIN
+def _other_cores(before: Cores | None, after: Cores | None) -> tuple[float, float] | None:
+    return None if before is None or after is None else (before.others, after.others)
+
+
+def _by_others(before: Cores | None, after: Cores | None) -> float:
+    """By how much the share of the machine that other programs took differs."""
+    if before is None or after is None:
+        return 0.0
+    return abs(before.others / before.machine - after.others / after.machine)
+
+
+def _equal_concurrency(before: Run, after: Run) -> bool | None:
+    """Whether about as many requests were under way, None where that is not known."""
+    if not before.concurrency or not after.concurrency:
+        return None
+    return abs(after.concurrency / before.concurrency - 1) <= EQUAL_CONCURRENCY
 
 
 def _longer(watched: float, times: float) -> float | None:
@@ -290,117 +262,58 @@ def _longer(watched: float, times: float) -> float | None:
     return seconds if 0 < seconds <= LONGEST_RECORDING else None
 
 
-def _at_load(change: Change, equal: bool | None, load: Load | None) -> Change:
-    """Say of which load the change is. Latencies under another load say nothing of the program."""
-    outcome, reason = change.outcome, change.reason
-    if equal is False:
-        outcome, reason = "cannot-tell", "not as many requests were under way in both runs"
-    return msgspec.structs.replace(change, outcome=outcome, equal_load=equal, load=load, reason=reason)
+def _figures(before: Spread, after: Spread, *, sure: bool = True) -> dict[str, Any]:
+    """The figures of a part, from seconds."""
+    delta, wide = after[0] - before[0], math.hypot(before[1], after[1])
+    interval = ((delta - wide) * 1e3, (delta + wide) * 1e3) if sure else None
+    return {"before_ms": before[0] * 1e3, "after_ms": after[0] * 1e3, "delta_ms": delta * 1e3, "range": interval}
 
 
-def _disturbed(change: Change, before: Run, after: Run, old: _Timed, new: _Timed) -> Change:
-    """Take other programs into account: where they explain most of a change, the runs cannot be compared."""
-    was, now = before.other_load, after.other_load
-    if was is None or now is None or abs(now - was) < OTHER_LOAD or change.outcome not in ("faster", "slower"):
-        return change
-    delta = (new.mean or 0.0) - (old.mean or 0.0)
-    waited = _waited(new) - _waited(old)
-    words = f"other programs took {now:.1f} cores instead of {was:.1f}"
-    explained = waited / delta if delta else 0.0
-    if explained < 0.5:
-        return msgspec.structs.replace(change, reason=words)
-    reason = f"{words}, and waiting for a core makes {explained:.0%} of the difference"
-    return msgspec.structs.replace(change, outcome="cannot-tell", reason=reason)
-
-
-def _waited(side: _Timed) -> float:
-    """Seconds of a unit in which its thread waits for a core."""
-    return sum(entry.share for entry in side.entries("main") if entry.activity == "wait-core") * (side.mean or 0.0)
-
-
-def _phases(old: _Timed, new: _Timed) -> tuple[Share, ...]:
+def _phases(old: _Timed, new: _Timed) -> tuple[PhasePart, ...]:
     was, now = old.phases(), new.phases()
-    shares = []
-    for name in dict.fromkeys((*was, *now)):
-        before, half_before = was.get(name, (0.0, 0.0))
-        after, half_after = now.get(name, (0.0, 0.0))
-        wide = None if half_before is None or half_after is None else math.hypot(half_before, half_after)
-        shares.append(_share(before, after, wide, name=name))
-    return tuple(sorted(shares, key=lambda share: -abs(share.delta)))
+    parts = [PhasePart(phase=name, **_figures(was.get(name, NONE), now.get(name, NONE))) for name in {**was, **now}]
+    return tuple(sorted(parts, key=lambda part: -abs(part.delta_ms)))
 
 
-def _lines(old: _Timed, new: _Timed) -> tuple[Share, ...]:
+def _causes(old: _Timed, new: _Timed) -> tuple[CausePart, ...]:
+    was, now = old.causes(), new.causes()
+    parts = [
+        CausePart(id=name, **_figures((was.get(name, 0.0), 0.0), (now.get(name, 0.0), 0.0), sure=False))
+        for name in {**was, **now}
+    ]
+    return tuple(sorted(parts, key=lambda part: (part.id is None, -abs(part.delta_ms))))
+
+
+def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
+    """Lines, and what is left of each phase, by how much they change."""
     was, now = old.lines(), new.lines()
-    least = LEAST_LINE * max(old.mean or 0.0, new.mean or 0.0)
-    shares, rest_before, rest_after = [], 0.0, 0.0
-    for key in dict.fromkeys((*was, *now)):
-        before, square_before, place_before = was.get(key, (0.0, 0.0, None))
-        after, square_after, place_after = now.get(key, (0.0, 0.0, None))
-        if max(before, after) < least:
-            rest_before, rest_after = rest_before + before, rest_after + after
-            continue
-        where = place_after or place_before
-        wide = math.sqrt(square_before + square_after) if where is not None else None
-        shares.append(_share(before, after, wide, name=None if where else key[2], where=where))
-    shares.sort(key=lambda share: -abs(share.delta))
-    return (*shares, *([_share(rest_before, rest_after, None)] if rest_before or rest_after else []))
-
-
-def _share(
-    before: float, after: float, wide: float | None, *, name: str | None = None, where: Where | None = None
-) -> Share:
-    delta = after - before
-    low, high = (None, None) if wide is None else (delta - wide, delta + wide)
-    return Share(before=before, after=after, name=name, where=where, low=low, high=high)
-
-
-def _causes(before: Run, after: Run, old: _Timed, new: _Timed) -> tuple[Share, ...]:
-    """What each verdict explains of a unit, the largest change first, and last what none explains."""
-    was, now = _explained(before.verdicts, old.mean or 0.0), _explained(after.verdicts, new.mean or 0.0)
-    shares = [_share(was.get(name, 0.0), now.get(name, 0.0), None, name=name) for name in dict.fromkeys((*was, *now))]
-    shares.sort(key=lambda share: -abs(share.delta))
-    rest = (old.mean or 0.0) - sum(was.values()), (new.mean or 0.0) - sum(now.values())
-    return (*shares, _share(*rest, None))
-
-
-def _explained(verdicts: Sequence[Verdict], whole: float) -> Mapping[str, float]:
-    """Seconds of a unit by the id of the verdict: those that are about its time, and want something changed."""
-    of_time = [one for one in verdicts if one.share and one.severity != "info" and share_of(one.id) == "of step time"]
-    # Causes claim their time one after the other. Should they claim more than there is, all give way alike.
-    fit = min(1.0, 1.0 / max(1e-9, sum(one.share or 0.0 for one in of_time)))
-    explained: dict[str, float] = {}
-    for verdict in of_time:
-        explained[verdict.id] = explained.get(verdict.id, 0.0) + (verdict.share or 0.0) * fit * whole
-    return explained
-
-
-def _verdicts(
-    before: Sequence[Verdict], after: Sequence[Verdict]
-) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...], tuple[Verdict, ...]]:
-    """Those that are gone, new and kept; a kept one as it is after. One that is only information by now is gone."""
-    was, now = set(map(_identity, before)), set(map(_identity, after))
-    return (
-        tuple(one for one in before if _identity(one) not in now),
-        tuple(one for one in after if _identity(one) not in was),
-        tuple(one for one in after if _identity(one) in was),
-    )
-
-
-def _identity(verdict: Verdict) -> tuple[str, str | None, bool]:
-    return verdict.id, verdict.subtype, verdict.severity == "info"
+    parts = []
+    for key, line in {**was, **now}.items():
+        before, after = was.get(key, line._replace(spread=NONE)), now.get(key, line._replace(spread=NONE))
+        figures = _figures(before.spread, after.spread, sure=line.where is not None)
+        parts.append(LinePart(phase=line.phase, where=line.where, **figures))
+    return tuple(sorted(parts, key=lambda part: -abs(part.delta_ms)))
 
 
 def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:
-    """What differs, as far as it is known of both; what only one recording has differs, too."""
+    """What differs; what is known of only one of them differs, too."""
     was, now = {**before.settings, "command": before.command}, {**after.settings, "command": after.command}
-    if before.other_load is not None and after.other_load is not None:
-        old, new = round(before.other_load, 1), round(after.other_load, 1)
-        if abs(old - new) >= OTHER_LOAD:
-            was["cores taken by other programs"], now["cores taken by other programs"] = old, new
-    recorded = before.basis == after.basis == "recording"
-    names = [name for name in dict.fromkeys((*was, *now)) if recorded or (name in was and name in now)]
     return tuple(
         SettingChange(name=name, before=was.get(name), after=now.get(name))
-        for name in names
+        for name in {**was, **now}
         if was.get(name) != now.get(name)
     )
+
+
+def _verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> VerdictChanges:
+    """What is gone, new and kept. One that is only information by now is gone."""
+    was, now = set(map(_kind_of, before)), set(map(_kind_of, after))
+    return VerdictChanges(
+        gone=tuple(one for one in before if _kind_of(one) not in now),
+        new=tuple(one for one in after if _kind_of(one) not in was),
+        kept=tuple(one for one in after if _kind_of(one) in was),
+    )
+
+
+def _kind_of(verdict: Verdict) -> tuple[str, str | None, bool]:
+    return verdict.id, verdict.subtype, verdict.severity == "info"

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from aitop import __version__
-from aitop.diagnosis.noise import LEAST_VALUES, half_width
+from aitop.diagnosis.run_summary import run_of
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import TIMED_ALONE, Phase
+from aitop.model.run import Run
 from aitop.model.serving import Percentiles, Serving, ServingBasis
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
@@ -69,7 +70,6 @@ class ReportSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the window. `basis` is hook or stacks; `phases` are shares of step time, by key.
 
-    `mean_range_ms` is the 95 % interval of the mean, so that `compare` can tell two reports from noise.
     `mfu` is the share of the device's peak that the floating-point operations of the model (`flops_per_s`) come to.
     """
 
@@ -77,7 +77,6 @@ class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     p50_ms: float | None = None
     p95_ms: float | None = None
     mean_ms: float | None = None
-    mean_range_ms: tuple[float, float] | None = None
     per_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
@@ -158,6 +157,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     cost: Cost
     abstained: tuple[Abstention, ...] = ()
+    run: Run | None = None
 
 
 def report_of(snapshot: Snapshot) -> Report:
@@ -185,6 +185,7 @@ def report_of(snapshot: Snapshot) -> Report:
         verdicts=snapshot.diagnosis.verdicts,
         cost=snapshot.cost,
         abstained=snapshot.diagnosis.abstained,
+        run=run_of(snapshot),
     )
 
 
@@ -234,7 +235,6 @@ def _step(steps: Steps | None) -> ReportStep:
         p50_ms=_milliseconds(steps.p50),
         p95_ms=_milliseconds(steps.p95),
         mean_ms=_milliseconds(steps.mean),
-        mean_range_ms=_mean_range(steps),
         per_s=steps.per_second,
         samples_per_s=steps.samples_per_second,
         tokens_per_s=steps.tokens_per_second,
@@ -243,13 +243,6 @@ def _step(steps: Steps | None) -> ReportStep:
         phases=_phases(steps.phases),
         basis=steps.basis,
     )
-
-
-def _mean_range(steps: Steps) -> tuple[float, float] | None:
-    if steps.mean is None or len(steps.recent) < LEAST_VALUES:
-        return None
-    half = half_width([step.seconds for step in steps.recent])
-    return (steps.mean - half) * 1e3, (steps.mean + half) * 1e3
 
 
 def _phases(phases: Phases) -> dict[str, float | None]:
