@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the comparison; 1 where --fail-on is reached, NotEnoughEvidenceError where no interval could be told."""
+    from aitop.diagnosis.comparison_words import comparison_text
     from aitop.diagnosis.run_comparison import compare_runs
-    from aitop.outputs.comparison import comparison_text
     from aitop.outputs.report import as_json
 
     check_writable(args.output)

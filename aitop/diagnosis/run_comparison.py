@@ -66,7 +66,7 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
         old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
     if before.cores and after.cores:
         new = replace(new, scale=new.scale * before.cores.slowed / after.cores.slowed)
-    known = bool(old.holds and new.holds)
+    known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
         after=new.side(),
@@ -203,6 +203,8 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
     untimed = " and ".join(side.run.file for side in (old, new) if not side.holds)
     if untimed:
         return Change(verdict="cannot-tell", reason=f"no unit of work was timed in {untimed}: that takes the hook")
+    if old.units.kind != new.units.kind:
+        return Change(verdict="cannot-tell", reason=f"one does {old.units.kind}s, the other {new.units.kind}s")
     ratio = old.mean / new.mean
     fewer = min(old, new, key=lambda side: side.count)
     if len(fewer.holds) < LEAST_VALUES:

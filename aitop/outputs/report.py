@@ -12,10 +12,11 @@ import msgspec
 
 from aitop import __version__
 from aitop.diagnosis.run_summary import run_of
+from aitop.engine.run_history import compared
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import TIMED_ALONE, Phase
-from aitop.model.run import Run
+from aitop.model.run import Run, RunComparison
 from aitop.model.serving import Percentiles, Serving, ServingBasis
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
@@ -144,7 +145,10 @@ class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a diagnosis says, in the order in which it is written. `serving` is None where nothing is served."""
+    """Everything a diagnosis says, in the order in which it is written. `serving` is None where nothing is served.
+
+    `comparison` is with an earlier run, None where there is none. `run` is what a later one is compared with.
+    """
 
     schema: int
     aitop: str
@@ -157,6 +161,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     cost: Cost
     abstained: tuple[Abstention, ...] = ()
+    comparison: RunComparison | None = None
     run: Run | None = None
 
 
@@ -185,6 +190,7 @@ def report_of(snapshot: Snapshot) -> Report:
         verdicts=snapshot.diagnosis.verdicts,
         cost=snapshot.cost,
         abstained=snapshot.diagnosis.abstained,
+        comparison=compared(snapshot),
         run=run_of(snapshot),
     )
 

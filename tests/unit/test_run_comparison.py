@@ -8,13 +8,13 @@ import random
 import pytest
 
 from aitop import cli
+from aitop.diagnosis.comparison_words import comparison_text
 from aitop.diagnosis.noise import half_width, student, warm_up
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.run import Cores, LineShare, Run
 from aitop.model.verdict import Verdict, Where
-from aitop.outputs.comparison import comparison_text
 from aitop.outputs.report import as_json
 
 SEEDS = 200

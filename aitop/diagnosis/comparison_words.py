@@ -1,4 +1,4 @@
-"""The comparison of two runs as text for people."""
+"""The comparison of two runs in words for people: as a sentence, and as a page."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def comparison_text(compared: RunComparison) -> str:
     if compared.settings:
         blocks[-1].insert(0, "Settings that differ")
     return "\n\n".join("\n".join(map(printable, lines)) for lines in blocks if lines) + "\n"
+
+
+def in_a_sentence(compared: RunComparison) -> str | None:
+    """'1.42× faster than yesterday 18:02'; None where it cannot be told."""
+    change, before = compared.change, compared.before.file
+    if change.ratio is None or change.verdict == "cannot-tell":
+        return None
+    if change.verdict == "same":
+        return f"as fast as {before}"
+    return f"{max(change.ratio, 1 / change.ratio):.2f}× {change.verdict} than {before}"
 
 
 def headline(change: Change, unit: str) -> list[str]:
