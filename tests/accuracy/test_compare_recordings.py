@@ -28,7 +28,9 @@ def test_a_run_is_as_fast_as_itself(capsys, name):
     assert said["change"]["verdict"] in ("same", "cannot-tell")
     assert said["change"]["ratio"] == 1
     assert said["settings"] == said["verdicts"]["gone"] == said["verdicts"]["new"] == []
-    assert all(part["delta_ms"] == pytest.approx(0, abs=1e-9) for part in (*said["phases"], *said["causes"], *said["lines"]))
+    assert all(
+        part["delta_ms"] == pytest.approx(0, abs=1e-9) for part in (*said["phases"], *said["causes"], *said["lines"])
+    )
 
 
 def test_a_mended_run_is_faster_and_its_verdict_gone(capsys):
