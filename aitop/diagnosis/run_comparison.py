@@ -214,7 +214,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
     by_noise, by_others = math.hypot(old.noise, new.noise), _by_others(old.run.cores, new.run.cores)
     wide = math.hypot(by_noise, by_others)
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
-    equal = True if load is not None else _equal_concurrency(old.run, new.run)
+    equal = _equal_load(old, new, load)
     outcome: Outcome = "cannot-tell"
     reason, record = None, None
     if equal is False:
@@ -252,11 +252,15 @@ def _by_others(before: Cores | None, after: Cores | None) -> float:
     return abs(before.others / before.machine - after.others / after.machine)
 
 
-def _equal_concurrency(before: Run, after: Run) -> bool | None:
-    """Whether about as many requests were under way, None where that is not known."""
-    if not before.concurrency or not after.concurrency:
-        return None
-    return abs(after.concurrency / before.concurrency - 1) <= EQUAL_CONCURRENCY
+def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
+    """Whether units are compared at the same load, None where it is not known.
+
+    What a unit holds is made equal. How many requests are under way cannot be, and latencies depend on it.
+    """
+    before, after = old.run.concurrency, new.run.concurrency
+    if old.units.kind == "request" and before and after:
+        return abs(after / before - 1) <= EQUAL_CONCURRENCY
+    return True if load is not None else None
 
 
 def _longer(watched: float, times: float) -> float | None:

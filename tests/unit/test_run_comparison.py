@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from aitop import cli
 from aitop.diagnosis.comparison_words import comparison_text
@@ -117,9 +118,11 @@ def test_twice_the_batch_is_compared_by_the_sample():
 
 
 def test_latencies_under_another_load_are_not_compared():
-    before, after = made(1, samples=None, concurrency=2.0), made(2, samples=None, concurrency=8.0, host=0.3)
-    change = compare_runs(before, after).change
+    runs = made(1, samples=None, concurrency=2.0), made(2, samples=None, concurrency=8.0, host=0.3)
+    requests = [replace(run, units=replace(run.units, kind="request")) for run in runs]
+    change = compare_runs(*requests).change
     assert (change.verdict, change.at_equal_load) == ("cannot-tell", False)
+    assert "requests were under way" in change.reason
 
 
 def test_the_time_that_others_took_is_not_blamed_on_the_code():
