@@ -49,7 +49,7 @@ def headline(change: Change, unit: str) -> list[str]:
     if change.reason:
         lines.append(f"  {change.reason}")
     if change.record_s is not None:
-        lines.append(f"  Record both runs for {duration(change.record_s)}.")
+        lines.append(f"  About {duration(change.record_s)} of each run would tell.")
     if change.load is not None:
         load = change.load
         moved = f"A {unit} holds {load.after:.4g} {load.unit}s instead of {load.before:.4g}"
@@ -92,7 +92,7 @@ def _row(label: str, parts: Sequence[Part]) -> str:
     label = printable(label)
     label = label if len(label) < LABEL - 1 else f"{label[: LABEL - 3]}…"
     before, after = sum(part.before_ms for part in parts), sum(part.after_ms for part in parts)
-    change = f"{'+' if after > before else '−' if after < before else ''}{duration(abs(after - before) / 1e3)}"
+    change = f"{'+' if after > before else '−' if after < before else ''}{_time(abs(after - before))}"
     return f"  {label:<{LABEL}}{_time(before):>9}{_time(after):>9}{change:>10}"
 
 
@@ -123,4 +123,6 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _value(value: Scalar) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return "–" if value is None else str(value)

@@ -224,9 +224,9 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
     elif low > 1 - SAME and high < 1 + SAME:
         outcome = "same"
     elif by_others > by_noise:
-        reason = "other programs took more cores in one run than in the other: record both while as much else runs"
+        reason = "other programs took more cores in one run than in the other: compare them while as much else runs"
     else:
-        reason = "the difference is within the noise of these recordings"
+        reason = "the difference is within the noise of these runs"
         enough = max(SAME, abs(math.log(ratio))) ** 2 - by_others**2
         record = _longer(min(old.run.watched, new.run.watched), max(2.0, by_noise**2 / max(1e-9, enough)))
     return Change(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from aitop.model.host import HostSample
 from aitop.model.ledger import Unit
@@ -17,41 +18,68 @@ MOST_STRETCHES = 64
 LOADS = ("samples", "tokens")
 # Seconds, loads and phases by name; what was not measured is not in it.
 Figures = dict[str, float]
+Record = StepRecord | IterationRecord | RequestRecord
+# The fields of a record that each figure is the sum of.
+FIELDS: dict[Unit, dict[str, tuple[str, ...]]] = {
+    "step": {
+        "seconds": ("seconds",),
+        "samples": ("samples",),
+        "tokens": ("tokens",),
+        **{phase.key: phase.fields for phase in MEASURED if phase.fields},
+    },
+    "iteration": {
+        "seconds": ("seconds",),
+        "samples": ("requests",),
+        "tokens": ("prefill_tokens", "decode_tokens"),
+        **{phase.key: (phase.iteration,) for phase in SERVED if phase.iteration and phase.key != "idle"},
+    },
+    "request": {
+        "seconds": ("seconds",),
+        "tokens": ("prompt_tokens", "tokens"),
+        "queue": ("queue",),
+        **{phase.key: (phase.request,) for phase in SERVED if phase.request},
+    },
+}
 
 
 @dataclass
 class UnitSeries:
     """Units of one kind in order, as stretches of `each` units."""
 
+    kind: Unit
     each: int = 1
     stretches: list[Figures] = field(default_factory=list)
-    _open: Figures | None = None
+    _open: Figures = field(default_factory=dict)
     _missing: int = 1
 
-    def add(self, unit: Figures) -> None:
-        """Take the next unit."""
-        self._open = unit if self._open is None else _joined(self._open, unit)
-        self._missing -= 1
-        if self._missing:
-            return
+    def add(self, records: Sequence[Record]) -> None:
+        """Take the next units."""
+        while records:
+            part, records = records[: self._missing], records[self._missing :]
+            figures = _summed(part, self.kind)
+            self._open = _joined(self._open, figures) if self._open else figures
+            self._missing -= len(part)
+            if not self._missing:
+                self._close()
+
+    def _close(self) -> None:
         self.stretches.append(self._open)
-        self._open = None
         if len(self.stretches) >= MOST_STRETCHES:
             pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
             self.stretches = [_joined(first, second) for first, second in pairs]
             self.each *= 2
-        self._missing = self.each
+        self._open, self._missing = {}, self.each
 
     def copy(self) -> UnitSeries:
         """One that goes on by itself."""
         return replace(self, stretches=list(self.stretches))
 
-    def units(self, kind: Unit) -> Units:
+    def units(self) -> Units:
         """The same by figure instead of by stretch."""
         loads = {name: self._column(name) for name in LOADS if all(name in figures for figures in self.stretches)}
         phases = dict.fromkeys(name for figures in self.stretches for name in figures)
         return Units(
-            kind=kind,
+            kind=self.kind,
             each=self.each,
             seconds=self._column("seconds"),
             phases={name: self._column(name) for name in phases if name not in ("seconds", *LOADS)},
@@ -66,32 +94,28 @@ class UnitSeries:
 class UnitTotals:
     """All units of one process. `began` and `ended` are the times of its first and its last request."""
 
-    steps: UnitSeries = field(default_factory=UnitSeries)
-    requests: UnitSeries = field(default_factory=UnitSeries)
-    iterations: UnitSeries = field(default_factory=UnitSeries)
+    steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
+    iterations: UnitSeries = field(default_factory=lambda: UnitSeries("iteration"))
+    requests: UnitSeries = field(default_factory=lambda: UnitSeries("request"))
     began: float | None = None
     ended: float = 0.0
 
     def take(self, sample: HookSample) -> None:
         """Add the units of a sample."""
-        for step in sample.steps:
-            self.steps.add(_step(step))
-        for iteration in sample.iterations:
-            self.iterations.add(_iteration(iteration))
-        for request in sample.requests:
-            self.requests.add(_request(request))
-            self.began = request.end if self.began is None else self.began
-            self.ended = request.end
+        self.steps.add(sample.steps)
+        self.iterations.add(sample.iterations)
+        self.requests.add(sample.requests)
+        if sample.requests:
+            self.began = sample.requests[0].end if self.began is None else self.began
+            self.ended = sample.requests[-1].end
 
     def copy(self) -> UnitTotals:
         """One that goes on by itself."""
-        series = {"steps": self.steps.copy(), "requests": self.requests.copy(), "iterations": self.iterations.copy()}
-        return replace(self, **series)
+        return replace(self, steps=self.steps.copy(), iterations=self.iterations.copy(), requests=self.requests.copy())
 
     def units(self) -> tuple[Units, ...]:
         """Its units by kind."""
-        kinds: dict[Unit, UnitSeries] = {"step": self.steps, "iteration": self.iterations, "request": self.requests}
-        return tuple(series.units(kind) for kind, series in kinds.items() if series.stretches)
+        return tuple(series.units() for series in (self.steps, self.iterations, self.requests) if series.stretches)
 
     def concurrency(self) -> float | None:
         """Requests under way on average: how long all of them took, by how long all of it took."""
@@ -134,34 +158,20 @@ class CoreTotals:
         return Cores(own=own, wanted=wanted, others=others, usable=usable, machine=machine)
 
 
-def _step(step: StepRecord) -> Figures:
-    phases = {phase.key: phase.seconds(step) for phase in MEASURED if phase.is_measured(step)}
-    return _figures(step.seconds, phases.items(), step.samples, step.tokens)
-
-
-def _iteration(turn: IterationRecord) -> Figures:
-    phases = ((phase.key, getattr(turn, phase.iteration)) for phase in SERVED if phase.iteration)
-    tokens = _sum(turn.prefill_tokens, turn.decode_tokens)
-    return _figures(turn.seconds, ((key, value) for key, value in phases if key != "idle"), turn.requests, tokens)
-
-
-def _request(request: RequestRecord) -> Figures:
-    phases = [(phase.key, getattr(request, phase.request)) for phase in SERVED if phase.request]
-    tokens = _sum(request.prompt_tokens, request.tokens)
-    return _figures(request.seconds, [("queue", request.queue), *phases], None, tokens)
-
-
-def _figures(
-    seconds: float, phases: Iterable[tuple[str, float | None]], samples: int | None, tokens: int | None
-) -> Figures:
-    named = {"seconds": seconds, "samples": samples, "tokens": tokens, **dict(phases)}
-    return {name: value for name, value in named.items() if value is not None}
+def _summed(records: Sequence[Record], kind: Unit) -> Figures:
+    """The figures of several units. What one of them holds is only known if it is of all."""
+    figures: Figures = {}
+    for name, fields in FIELDS[kind].items():
+        values = [value for each in fields for value in map(attrgetter(each), records) if value is not None]
+        if len(values) == len(records) * len(fields) or (values and name not in LOADS):
+            figures[name] = sum(values)
+    if kind == "step":
+        for record in records:
+            for name, seconds in record.others.items() if isinstance(record, StepRecord) else ():
+                figures[name] = figures.get(name, 0.0) + seconds
+    return figures
 
 
 def _joined(first: Figures, second: Figures) -> Figures:
     both = {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
     return {name: value for name, value in both.items() if name not in LOADS or (name in first and name in second)}
-
-
-def _sum(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first + second

@@ -15,6 +15,7 @@ from aitop.diagnosis.run_comparison import compare_runs
 from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.run import Cores, LineShare, Run
+from aitop.model.steps import StepRecord
 from aitop.model.verdict import Verdict, Where
 from aitop.outputs.report import as_json
 
@@ -35,11 +36,10 @@ def place(file, line, function, text):
     return Where(pid=1, file=f"/proj/{file}", line=line, function=function, text=text)
 
 
-def series(rows):
-    units = UnitSeries()
-    for row in rows:
-        units.add(row)
-    return units.units("step")
+def series(records):
+    units = UnitSeries("step")
+    units.add([StepRecord(index=0, end=0.0, **record) for record in records])
+    return units.units()
 
 
 def made(seed, *, host=0.02, compute=0.08, count=300, samples=32, like=0.6, spread=0.05, **changes):
@@ -177,21 +177,23 @@ def test_warm_up_is_left_out():
 
 
 def test_a_long_run_takes_little_memory():
-    units = UnitSeries()
+    unit = StepRecord(index=0, end=0.0, seconds=0.5, samples=2, data_wait=0.25, others={"environment": 0.125})
+    units, by_ones = UnitSeries("step"), UnitSeries("step")
+    units.add([unit] * 1000)
     for _ in range(1000):
-        units.add({"seconds": 0.5, "samples": 2, "data": 0.25})
-    seen = units.units("step")
+        by_ones.add([unit])
+    seen = units.units()
+    assert seen == by_ones.units()
     assert len(seen.seconds) < MOST_STRETCHES
     assert seen.each == 16
-    assert set(zip(seen.seconds, seen.samples, seen.phases["data"], strict=True)) == {(8.0, 32, 4.0)}
+    columns = seen.seconds, seen.samples, seen.phases["data"], seen.phases["environment"]
+    assert set(zip(*columns, strict=True)) == {(8.0, 32, 4.0, 2.0)}
     other = units.copy()
-    other.add({"seconds": 1.0})
-    assert units.units("step") == seen
+    other.add([unit] * 16)
+    assert units.units() == seen
     # What one unit did not count is not known of its stretch.
-    units.add({"seconds": 1.0})
-    for _ in range(15):
-        units.add({"seconds": 0.5, "samples": 2})
-    assert units.units("step").samples is None
+    units.add([unit] * 7 + [replace(unit, samples=None)])
+    assert units.units().samples is None
 
 
 def test_verdicts_and_settings():
