@@ -208,15 +208,19 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
     ratio = old.mean / new.mean
     fewer = min(old, new, key=lambda side: side.count)
     if len(fewer.holds) < LEAST_VALUES:
-        reason = f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES} at least"
-        longer = _longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count)
-        return Change(verdict="cannot-tell", ratio=ratio, reason=reason, record_s=longer)
+        return Change(
+            verdict="cannot-tell",
+            ratio=ratio,
+            reason=f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES} at least",
+            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count),
+        )
     by_noise, by_others = math.hypot(old.noise, new.noise), _by_others(old.run.cores, new.run.cores)
     wide = math.hypot(by_noise, by_others)
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
     equal = _equal_load(old, new, load)
     outcome: Outcome = "cannot-tell"
-    reason, record = None, None
+    reason: str | None = None
+    record: float | None = None
     if equal is False:
         reason = "not as many requests were under way in both runs"
     elif not low <= 1 <= high and abs(ratio - 1) > LEAST_CHANGE and chance(old.lengths, new.lengths) < CERTAIN:

@@ -7,7 +7,6 @@ is neither a command line nor source text, of which lines have a digest, so that
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from datetime import datetime
 from pathlib import Path, PurePath
@@ -31,15 +30,15 @@ class RunHistory:
 
     def __init__(self, target: Target, folder: Path | None = None) -> None:
         self._folder = folder or history_folder()
-        self._script = _digest(target.script or target.command)
-        self._arguments = _digest(target.command)
+        self._target = target
         # A process that is watched again continues its run.
         self._run = f"{target.started or 0:.2f}-{target.pid}"
 
     def last(self) -> Run | None:
         """The newest other run: with the same arguments, or else of the same script."""
-        alike = [file for file in self._files() if file.name.startswith(self._script) and self._run not in file.name]
-        same = [file for file in alike if file.name.startswith(f"{self._script}-{self._arguments}")]
+        script, arguments = self._digests()
+        alike = [file for file in self._files() if file.name.startswith(script) and self._run not in file.name]
+        same = [file for file in alike if file.name.startswith(f"{script}-{arguments}")]
         for file in reversed(same or alike):
             with contextlib.suppress(OSError, ValueError, RecursionError):
                 if file.stat().st_size <= LARGEST_RUN:
@@ -56,12 +55,16 @@ class RunHistory:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if self._folder.stat().st_uid != os.geteuid():
                 return
-            file = self._folder / f"{self._script}-{self._arguments}-{self._run}.json"
+            file = self._folder / f"{'-'.join(self._digests())}-{self._run}.json"
             new = file.with_suffix(f".{os.getpid()}")
             new.write_bytes(written)
             new.replace(file)
             for oldest in self._files()[:-MOST_RUNS]:
                 oldest.unlink()
+
+    def _digests(self) -> tuple[str, str]:
+        """Of the script and of the whole command."""
+        return _digest(self._target.script or self._target.command), _digest(self._target.command)
 
     def _files(self) -> list[Path]:
         """Those of all scripts, the oldest first."""
@@ -130,4 +133,6 @@ def _plain(verdict: Verdict) -> Verdict:
 
 
 def _digest(text: str) -> str:
+    import hashlib  # noqa: PLC0415 - it takes long to import, and the screen need not wait for it
+
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
