@@ -211,7 +211,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
         return Change(
             verdict="cannot-tell",
             ratio=ratio,
-            reason=f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES} at least",
+            reason=f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
             record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count),
         )
     by_noise, by_others = math.hypot(old.noise, new.noise), _by_others(old.run.cores, new.run.cores)
