@@ -174,8 +174,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 def change_of(past: Past) -> Change | None:
     """The moment since which units take longer, and still do; None where there is none."""
-    timed = [stretch for stretch in past.stretches if stretch.mean("seconds") is not None]
-    values = _without_outliers([stretch.mean("seconds") or 0.0 for stretch in timed])
+    lengths = [(stretch.mean("seconds") or 0.0, stretch) for stretch in past.stretches]
+    timed = [stretch for length, stretch in lengths if length > 0.0]
+    # What disturbs a run makes its units longer by a factor, so that long units scatter more than short ones.
+    values = _without_outliers([math.log(length) for length, _ in lengths if length > 0.0])
     split = _split(values)
     if split is None or not _surely_higher(values[:split], values[split:]) or _gradual(values, split):
         return None
