@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aitop.engine.live import LiveFeed
     from aitop.engine.recorder import Recorder
     from aitop.model.candidate import Candidate
+    from aitop.model.host import ProcessId
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
 
@@ -83,11 +84,12 @@ def _all_kept(recorder: Recorder) -> bool:
     return not any(recording.failed for recording in recorder.made)
 
 
-def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | None:
-    """The numbered lines of a file of process `pid` around `line` (0: all of them), as that process sees the file."""
+def source_around(process: ProcessId, file: str, line: int) -> list[tuple[int, str]] | None:
+    """The numbered lines of a file of a process around `line` (0: all of them), as the process sees the file."""
     from aitop.sources.code.lines import SourceCode
 
-    return SourceCode(pid).around(file, line) if line else SourceCode(pid).around(file, 1, after=LONGEST_FILE)
+    code = SourceCode(process)
+    return code.around(file, line) if line else code.around(file, 1, after=LONGEST_FILE)
 
 
 def pick_pids(settings: Settings) -> list[int]:

@@ -40,7 +40,7 @@ def test_its_memory_is_bounded(look, py_spy, tmp_path):
     py_spy(
         "import mmap, time\n"
         "time.sleep(0.1)\n"
-        "memory = mmap.mmap(-1, 40 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_NORESERVE)\n"
+        "memory = mmap.mmap(-1, 3 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
         f"open({str(tmp_path / 'had')!r}, 'w')\n"
     )
     with pytest.raises(SourceError, match="read no stack"):

@@ -242,7 +242,8 @@ class MonitorScreen(Screen[int]):
     def action_edit(self) -> None:
         """Open the selected line where the code has the focus, else the line that the verdict points to."""
         place = self._line_to_edit()
-        self._change(notice=edit(self.app, place) if place else "there is no line of code to open yet")
+        opened = edit(self.app, place, self.view.process(place.pid)) if place else None
+        self._change(notice=opened or "there is no line of code to open yet")
 
     def _line_to_edit(self) -> Place | None:
         code = self.query_one(CodePane)
