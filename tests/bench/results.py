@@ -92,7 +92,10 @@ BENCHES = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of a bench's table. `value` None was not measured; `most` or `least` is its bar."""
+    """A line of a bench's table. `value` None was not measured; `most` or `least` is its bar.
+
+    A figure with a bar has to be measured. Only where a program or package is missing here, `without`, it need not be.
+    """
 
     what: str
     value: float | None
@@ -102,11 +105,16 @@ class Figure:
     spread: str = ""
     peer: str = ""
     theirs: float | None = None
+    without: str = ""
+
+    def judged(self) -> bool:
+        """Whether it has a bar."""
+        return self.most is not None or self.least is not None
 
     def missed(self) -> bool:
-        """Whether it was measured and is worse than its bar."""
+        """Whether it is worse than its bar, or was not measured and should have been."""
         if self.value is None:
-            return False
+            return self.judged() and not self.without
         return (self.most is not None and self.value > self.most) or (
             self.least is not None and self.value < self.least
         )
@@ -116,7 +124,8 @@ class Figure:
         bar = f"≤ {self.most:g}" if self.most is not None else ""
         bar += f"≥ {self.least:g}" if self.least is not None else ""
         ours = self._with_unit(self.value) + (f" ({self.spread})" if self.spread else "")
-        ours += " **missed**" if self.missed() else ""
+        ours += f" (needs {self.without})" if self.without and self.value is None else ""
+        ours += (" **not measured**" if self.value is None else " **missed**") if self.missed() else ""
         theirs = self._with_unit(self.theirs) if self.peer else ""
         return f"| {self.what} | {ours} | {bar} | {self.peer} | {theirs} |"
 
@@ -141,7 +150,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool = True) -> int:
     """Print the figures of the bench that runs, keep them and write the page; the exit code is 4 where a bar is missed.
 
-    What is not the `whole` bench is only printed.
+    It is 4 as well where no figure has a bar: then nothing was judged. What is not the `whole` bench is only printed.
     """
     record = {
         "date": time.strftime("%Y-%m-%d"),
@@ -157,6 +166,9 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
         file.write_text(json.dumps(dict(sorted(records.items())), indent=1, ensure_ascii=False) + "\n")
         file.with_name("README.md").write_text(page(records))
     print("\n" + "\n".join(table(record)))
+    if not any(figure.judged() for figure in figures):
+        print("no figure with a bar was measured")
+        return MISSED_BAR
     return MISSED_BAR if any(figure.missed() for figure in figures) else 0
 
 

@@ -45,11 +45,29 @@ def test_a_bench_that_runs_writes_its_section(tmp_path):
         (Figure("time", 3.0, "s", most=3), 0),
         (Figure("time", 3.1, "s", most=3), MISSED_BAR),
         (Figure("right", 89.0, "%", least=90), MISSED_BAR),
-        (Figure("beside a peer that is missing", None, "×", most=0.8), 0),
+        (Figure("beside a peer that is missing", None, "×", most=0.8, without="nvitop"), 0),
+        (Figure("what was not measured", None, "µs", most=10), MISSED_BAR),
+        (Figure("what nothing is asked of", 3.0, "µs"), MISSED_BAR),
     ],
 )
 def test_a_missed_bar_is_the_exit_code(tmp_path, monkeypatch, figure, code):
     monkeypatch.setattr(sys, "argv", ["monitor_cost.py"])
     monkeypatch.setattr(results, "versions", dict)
     assert publish(argparse.Namespace(results=tmp_path / "results.json"), [figure]) == code
-    assert ("**missed**" in (tmp_path / "README.md").read_text()) == (code == MISSED_BAR)
+    page = (tmp_path / "README.md").read_text()
+    assert ("**missed**" in page or "**not measured**" in page) == figure.missed()
+
+
+def test_a_bench_that_measures_nothing_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["serving_cost.py"])
+    monkeypatch.setattr(results, "versions", dict)
+    assert publish(argparse.Namespace(results=tmp_path / "results.json"), []) == MISSED_BAR
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_bench_has_a_bar_for_something(path):
+    """In its own file or in the one that makes its figures."""
+    text = (TESTS / path).read_text()
+    if "import figures" in text or "figures, rows_in_markdown" in text:
+        text += (TESTS / "accuracy" / "verdict_table.py").read_text()
+    assert "most=" in text or "least=" in text
