@@ -109,15 +109,8 @@ def figures(model: str, rounds: int, seconds: float) -> Iterator[Figure]:
         ("torch.profiler", ratios["torch.profiler"]),
         ("TraceML", measure_traceml(model, rounds, seconds)),
     ):
-        yield Figure(
-            what,
-            ours,
-            "×",
-            most=MOST_RATIO,
-            spread=spread,
-            peer=name,
-            theirs=statistics.median(theirs) if theirs else None,
-        )
+        median = statistics.median(theirs) if theirs else None
+        yield Figure(what, ours, "×", most=MOST_RATIO, spread=spread, peer=name, theirs=median)
     yield Figure(f"step after the hook has left ({model})", statistics.median(ratios["removed"]), "×", most=MOST_RATIO)
 
 
