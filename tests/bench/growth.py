@@ -17,19 +17,23 @@ from results import Figure, options, publish
 
 def main() -> int:
     parser = options(__doc__)
-    parser.add_argument("--ranks", type=int, default=64, help="of the large job")
+    parser.add_argument("--ranks", type=int, default=64, help="of the large job of simulated ranks")
+    parser.add_argument("--working", type=int, default=64, help="of the large job of ranks that train")
     parser.add_argument("--start", type=int, default=15, help="seconds that are not measured")
     parser.add_argument("--seconds", type=int, default=20, help="seconds that are measured")
     args = parser.parse_args()
     figures = []
-    for kind, job in (("simulated", peers.simulated_ranks), ("working", peers.working_ranks)):
+    for kind, job, many in (
+        ("simulated", peers.simulated_ranks, args.ranks),
+        ("working", peers.working_ranks, args.working),
+    ):
         cpu = {}
-        for ranks in (1, args.ranks):
+        for ranks in (1, many):
             with job(ranks) as pid:
                 cpu[ranks] = peers.use_of(peers.commands(pid)["aitop"], pid, args.start, args.seconds).mean_cpu()
-        spread = f"{cpu[args.ranks]:.1%} of a core against {cpu[1]:.1%}"
-        what = f"CPU with {args.ranks} {kind} ranks, of that with one"
-        figures.append(Figure(what, cpu[args.ranks] / cpu[1], "×", most=4, spread=spread))
+        spread = f"{cpu[many]:.1%} of a core against {cpu[1]:.1%}"
+        what = f"CPU with {many} {kind} ranks, of that with one"
+        figures.append(Figure(what, cpu[many] / cpu[1], "×", most=4, spread=spread))
     return publish(args, figures)
 
 

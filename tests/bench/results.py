@@ -80,7 +80,7 @@ BENCHES = {
     ),
     "What the watcher itself costs": (
         Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
-        Bench("bench/growth.py", "", "--start 12 --seconds 10"),
+        Bench("bench/growth.py", "", "--start 12 --seconds 10 --working 16"),
         Bench("bench/monitor_hour.py", "", "--minutes 16", about=(*JUDGING, "aitop/ui")),
         Bench("bench/serving_judge_cost.py", "", "--ticks 8", about=JUDGING),
         Bench("bench/first_frame.py", "", "--rounds 2"),

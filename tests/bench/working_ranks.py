@@ -1,25 +1,26 @@
-"""So many processes that train, each a small model of its own four times a second: `working_ranks.py N`.
+"""So many ranks that train, each a small model of its own four times a second: `working_ranks.py N`.
 
-They are forked once torch is imported, so that many fit into the memory of one machine. Nobody tells them a rank.
+Nobody waits for anybody: they are ranks by their environment alone, and have the hook brought in like any other.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import sys
 import time
-
-import torch
-from torch import nn
 
 PAUSE = 0.25
 
 
 def train() -> None:
     """One rank, until it is killed."""
+    import torch
+    from torch import nn
+
     torch.set_num_threads(1)
-    torch.manual_seed(os.getpid())
+    torch.manual_seed(int(os.environ["RANK"]))
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     criterion = nn.CrossEntropyLoss()
@@ -29,21 +30,30 @@ def train() -> None:
         loss.backward()
         optimizer.step()
         if step == 1:
-            print(f"step 1: loss {float(loss):.3f}", flush=True)
+            print("ready", flush=True)
         time.sleep(PAUSE)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    children = []
-    for _ in range(int(sys.argv[1])):
-        child = os.fork()
-        if not child:
-            train()
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+def launch(count: int) -> None:
+    """Start the ranks; print a step once all of them train."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29998", "WORLD_SIZE": str(count)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__],
+            env=os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(count)
+    ]
+    for rank in ranks:
+        assert rank.stdout is not None and rank.stdout.readline() == b"ready\n"
+    print("step 1: all ranks train", flush=True)
+    for rank in ranks:
+        rank.wait()
 
 
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        train()
+    else:
+        launch(int(sys.argv[1]))

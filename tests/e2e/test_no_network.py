@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -111,10 +112,12 @@ def test_the_screen_and_its_children(watch, slow_loader):
             pytest.skip("this system lets nobody watch system calls so")
         assert screen.until("host●.* stacks●.* hook●", 1.0), screen.screen.text()
         for keys, shown in (
-            (b"s", "all stacks|Stacks"), (b"\x1b", "hook●"), (b"h", "Where the ranks stand"), (b"n", "below Python"),
-            (b"\x1b", "hook●"), (b"\r", "Evidence"), (b"\x1b", "hook●"), (b"p", "rofil"), (b"\x1b", "hook●"),
+            (b"S", "Stacks"), (b"\x1b", "hook●"), (b"h", "of this moment"), (b"n", "below Python, "),
+            (b"\x1b", "hook●"), (b"\r", "Evidence"), (b"\x1b", "hook●"), (b"p", "Profile of"), (b"\x1b", "hook●"),
         ):  # fmt: skip
             screen.press(keys)
+            # Else it is taken for the beginning of another key.
+            time.sleep(0.5 if keys == b"\x1b" else 0.0)
             assert screen.until(shown, 20.0), (keys, screen.screen.text())
         screen.press(b"d")
         assert screen.until("hook○", 20.0), screen.screen.text()

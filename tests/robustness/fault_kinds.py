@@ -229,7 +229,7 @@ def native_killed(scene: Scene) -> None:
     monitor = scene.watch()
     scene.expect(monitor.until(READY, 20.0), "no screen")
     monitor.press(b"h")
-    scene.expect(monitor.until("Where the ranks stand.*it hangs", 20.0), "no ranks to look at")
+    scene.expect(monitor.until("Where the ranks stand.*of this moment", 20.0), "no ranks to look at")
     pipe = scene.target.folder / "awake"
     asleep = scene.dice.random() < 0.6
     if asleep:
@@ -243,6 +243,8 @@ def native_killed(scene: Scene) -> None:
         os.close(os.open(pipe, os.O_WRONLY))
     scene.target.goes_on(10)
     monitor.press(b"\x1b")
+    # Else it is taken for the beginning of another key.
+    scene.pause(0.5, 1.0)
     scene.recovers(monitor)
     scene.quits(monitor)
 
