@@ -44,6 +44,8 @@ from aitop.sources.source import SourceError
 SCENARIO_SCRIPTS = Path(__file__).resolve().parents[1] / "accuracy" / "scenarios"
 START_SECONDS = 60.0
 WATCH_SECONDS = 9.0
+# How often costs are measured, and for how long each time.
+ROUNDS, RATE_SECONDS = 4, 1.5
 GIGABYTE = 1 << 30
 CYCLES = 200
 # gpu_compute_bound: layers, width and samples, as in the script.
@@ -340,14 +342,14 @@ def _hook_cost(box: Box, *arguments: object) -> Iterator[Figure]:
         file = Path(folder) / "ends"
         with running(box, "gpu_steady", "--ends", file, *arguments) as run:
             time.sleep(2.0)
-            ratios, last = [], rate(file, 1.5)
-            for _ in range(4):
+            ratios, last = [], rate(file, RATE_SECONDS)
+            for _ in range(ROUNDS):
                 with watched(run, Options(stacks=False, gpu=False)) as snapshots:
                     until(partial(hooked, snapshots), 20.0, "the hook")
                     time.sleep(1.0)
-                    inside = rate(file, 1.5)
+                    inside = rate(file, RATE_SECONDS)
                 time.sleep(0.5)
-                after = rate(file, 1.5)
+                after = rate(file, RATE_SECONDS)
                 ratios.append((last + after) / 2 / inside)
                 last = after
     words = f"{min(ratios):.3f}–{max(ratios):.3f}, steps of {1e3 / last:.3g} ms"
@@ -374,10 +376,10 @@ def after_profile(box: Box) -> Iterator[Figure]:
         ):
             until(partial(hooked, snapshots), 20.0, "the hook")
             time.sleep(2.0)
-            before = rate(file, 3.0)
+            before = rate(file, 2 * RATE_SECONDS)
             take_profile(run.pid, 20)
             time.sleep(2.0)
-            after = rate(file, 3.0)
+            after = rate(file, 2 * RATE_SECONDS)
     yield Figure("steps a second after a profile, of those before", after / before, "×", least=0.95)
 
 

@@ -141,7 +141,8 @@ def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     (tmp_path / "recordings").mkdir()
     paths = (str(gpu_checks.SCENARIO_SCRIPTS), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setattr(gpu_checks, "CYCLES", 5)
+    for name, less in (("CYCLES", 5), ("ROUNDS", 1), ("RATE_SECONDS", 0.7), ("WATCH_SECONDS", 7.0)):
+        monkeypatch.setattr(gpu_checks, name, less)
     box = Box(tmp_path, arguments=ON_CPU)
     nccl = ("--backend", "gloo")
     rehearsed = {
