@@ -1,0 +1,214 @@
+"""The jobs of a cluster from what `aitop export` has left in Prometheus: a page of aggregated queries, and its rows.
+
+Labels are foreign: an element without a job, or with a value that cannot be, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from aitop.errors import AitopError, NotEnoughEvidenceError
+from aitop.model.fleet import Attempt, Finding, Fleet, FleetJob, FleetRank, JobRanks
+from aitop.model.verdict import Severity
+from aitop.sources.prometheus.address import Address
+from aitop.sources.prometheus.client import Row, ask
+
+MOMENTS = 60
+"""So often within the window the loss is looked at."""
+RECENT = "5m"
+LONGEST_LABEL = 500
+LARGEST_NUMBER = 2**31
+Answers = Mapping[str, Sequence[Row]]
+Key = tuple[str, ...]
+WEIGHTS: dict[Severity, float] = {"critical": 2e7, "warning": 1e7, "info": 0.0}
+"""Added to the summed shares of a verdict, so that a serious one outweighs whatever lighter ones add up to."""
+_SEVERITIES: dict[str, Severity] = {severity: severity for severity in WEIGHTS}
+VERDICT = "verdict, subtype, severity, file, line"
+
+
+class FleetReader:
+    """Reads the jobs, and the ranks of a job. Every call asks anew, may take some seconds, and may raise AitopError."""
+
+    def __init__(self, address: Address, window: float) -> None:
+        self.address = address
+        self.window = window
+
+    def jobs(self) -> Fleet:
+        """All jobs that are watched now. Raises NotEnoughEvidenceError where there is none."""
+        asked = time.monotonic()
+        answers = {name: ask(self.address, query) for name, query in page(self.window).items()}
+        jobs = jobs_of(answers)
+        if not jobs:
+            raise NotEnoughEvidenceError(
+                f"Prometheus at {self.address.shown} knows of no job that aitop watches now",
+                "run `aitop export --all --prometheus HOST:PORT` on the nodes, and let Prometheus scrape it",
+            )
+        return Fleet(time=asked, window=self.window, jobs=jobs)
+
+    def ranks(self, job: str) -> JobRanks:
+        """The ranks of one job over all its nodes; none if it has ended."""
+        asked = time.monotonic()
+        answers = {name: ask(self.address, query) for name, query in detail(job).items()}
+        return JobRanks(time=asked, job=job, ranks=ranks_of(answers))
+
+    def attempt(self, job: str | None = None) -> Attempt:
+        """The same without an error: all jobs, or the ranks of one."""
+        try:
+            answer = self.jobs() if job is None else self.ranks(job)
+        except AitopError as error:
+            return Attempt(time=time.monotonic(), problem=str(error))
+        return Attempt(time=answer.time, answer=answer)
+
+
+def page(window: float) -> dict[str, str]:
+    """The queries for all jobs, by name. However many ranks there are, each gives a few rows a job."""
+    job, step = _labels("job"), max(1, round(window / MOMENTS))
+    seen = f"sum_over_time(aitop_wasted_gpu_ratio[{round(window)}s:{step}s])"
+    return {
+        "up": f"count by ({job}, {_labels('node')}) (aitop_up)",
+        "stalled": f"sum by ({job}) (aitop_stalled)",
+        "devices": f"count by ({job}) (aitop_wasted_gpu_ratio)",
+        "lost": f"sum by ({job}) (aitop_wasted_gpu_ratio)",
+        "wasted": f"sum by ({job}) ({seen}) * {step} / 3600",
+        "verdict": _first(job, ""),
+        "speedup": f"max by ({job}, verdict) (aitop_verdict_speedup)",
+    }
+
+
+def detail(job: str) -> dict[str, str]:
+    """The queries for the ranks of one job, by name."""
+    rank = _labels("node", "rank")
+    wait = 'aitop_phase_ratio{phase="communication", JOB}'
+    seconds, units = (
+        f"sum by ({rank}) (rate(aitop_unit_seconds_{part}{{JOB}}[{RECENT}]))" for part in ("sum", "count")
+    )
+    queries = {
+        "up": f"count by ({rank}, pid) (aitop_up{{JOB}})",
+        "stalled": f"max by ({rank}) (aitop_stalled{{JOB}})",
+        "lost": f"max by ({rank}) (aitop_wasted_gpu_ratio{{JOB}})",
+        "wait": f"max by ({rank}) ({wait})",
+        "step": f"{seconds} / ({units} > 0)",
+        "verdict": _first(rank, "JOB"),
+        "speedup": f"max by ({rank}, verdict) (aitop_verdict_speedup{{JOB}})",
+    }
+    # In PromQL a string is quoted as in JSON.
+    name = json.dumps(job, ensure_ascii=False)
+    ours, renamed = f'job={name}, exported_job=""', f"exported_job={name}"
+    return {
+        key: f"({query.replace('JOB', ours)}) or ({query.replace('JOB', renamed)})" for key, query in queries.items()
+    }
+
+
+def _labels(*names: str) -> str:
+    """These labels for `by`. Prometheus renames ours to exported_… where the scrape gives one of that name."""
+    return ", ".join(f"{name}, exported_{name}" for name in names)
+
+
+def _first(by: str, selector: str) -> str:
+    """The query for the first verdict of each group `by`: the most serious, then the one with the largest share."""
+    sums = (
+        f'sum by ({by}, {VERDICT}) (aitop_verdict_share{{severity="{severity}", {selector}}}) + {weight:.0f}'
+        for severity, weight in WEIGHTS.items()
+    )
+    return f"topk by ({by}) (1, {' or '.join(sums)})"
+
+
+def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
+    """The jobs that the answers to the queries of `page` tell of."""
+    nodes: dict[str, dict[str, float]] = {}
+    for (job, node), ranks in _values(answers["up"], "job", "node").items():
+        if job:
+            nodes.setdefault(job, {})[node] = ranks
+    figures = {name: _values(answers[name], "job") for name in ("stalled", "devices", "lost", "wasted")}
+    findings = _findings(answers, "job")
+    jobs = []
+    for job, ranks_on in nodes.items():
+        ranks, key = round(sum(ranks_on.values())), (job,)
+        devices, finding = figures["devices"].get(key), findings.get(key)
+        if finding is not None and finding.share is not None:
+            finding = replace(finding, share=_ratio(finding.share / ranks))
+        jobs.append(
+            FleetJob(
+                job=job,
+                nodes=tuple(sorted(node for node in ranks_on if node)),
+                ranks=ranks,
+                stalled=min(ranks, round(figures["stalled"].get(key, 0.0))),
+                devices=None if devices is None else round(devices),
+                lost=figures["lost"].get(key),
+                wasted=figures["wasted"].get(key),
+                finding=finding,
+            )
+        )
+    return tuple(jobs)
+
+
+def ranks_of(answers: Answers) -> tuple[FleetRank, ...]:
+    """The ranks that the answers to the queries of `detail` tell of."""
+    figures = {name: _values(answers[name], "node", "rank") for name in ("stalled", "lost", "wait", "step")}
+    findings = _findings(answers, "node", "rank")
+    ranks = []
+    for node, rank, pid in _values(answers["up"], "node", "rank", "pid"):
+        key = (node, rank)
+        ranks.append(
+            FleetRank(
+                node=node,
+                rank=_whole(rank),
+                pid=_whole(pid),
+                stalled=figures["stalled"].get(key, 0.0) > 0,
+                step=figures["step"].get(key),
+                wait=_ratio(figures["wait"].get(key)),
+                lost=_ratio(figures["lost"].get(key)),
+                finding=findings.get(key),
+            )
+        )
+    return tuple(ranks)
+
+
+def _findings(answers: Answers, *labels: str) -> dict[Key, Finding]:
+    """The first verdict of each group, its share summed over what is in the group."""
+    speedups = _values(answers["speedup"], *labels, "verdict")
+    findings = {}
+    for row in answers["verdict"]:
+        severity, verdict = _SEVERITIES.get(row.labels.get("severity", "")), _label(row, "verdict")
+        key = tuple(_label(row, name) for name in labels)
+        if severity is None or not verdict:
+            continue
+        share = row.value - WEIGHTS[severity]
+        findings[key] = Finding(
+            verdict=verdict,
+            subtype=_label(row, "subtype"),
+            severity=severity,
+            file=_label(row, "file"),
+            line=_whole(_label(row, "line")) or 0,
+            share=share if share > 0 else None,
+            speedup=speedups.get((*key, verdict)),
+        )
+    return findings
+
+
+def _values(rows: Sequence[Row], *labels: str) -> dict[Key, float]:
+    """The values by these labels, those of equal labels added up; without negative ones, which none of ours is."""
+    values: dict[Key, float] = {}
+    for row in rows:
+        if 0 <= row.value < LARGEST_NUMBER:
+            key = tuple([_label(row, name) for name in labels])
+            values[key] = values.get(key, 0.0) + row.value
+    return values
+
+
+def _label(row: Row, name: str) -> str:
+    """What aitop has exported under this name, empty where it is missing."""
+    text = row.labels.get(f"exported_{name}") or row.labels.get(name, "")
+    return text[:LONGEST_LABEL]
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _ratio(value: float | None) -> float | None:
+    return None if value is None else min(1.0, value)

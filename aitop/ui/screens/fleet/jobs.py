@@ -1,0 +1,159 @@
+"""The jobs of a cluster by what they waste."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import ClassVar
+
+from rich.style import Style
+from textual.binding import Binding, BindingType
+
+from aitop.model.fleet import Attempt, Fleet, FleetJob, FleetRank, JobRanks, by_waste, worst_of
+from aitop.model.units import duration, factor
+from aitop.ui.messages import Failed, in_background
+from aitop.ui.screens.fleet.columns import Column
+from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, GAIN, LOSS, STATE_STALE, TEXT
+from aitop.ui.widgets.line import Line, spread
+from aitop.ui.words import one_line, plural, tight_percent
+
+SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": STATE_STALE, "info": DIM}
+
+
+def hours(device_hours: float) -> str:
+    """Device-hours: 0.42, 4.2, 420, 1,234."""
+    return f"{device_hours:,.{2 if device_hours < 1 else 1 if device_hours < 100 else 0}f}"
+
+
+def nodes_text(job: FleetJob) -> str:
+    """The first node, and how many there are besides it."""
+    more = len(job.nodes) - 1
+    return one_line(job.nodes[0]) + (f" +{more}" if more else "")
+
+
+def finding_text(row: FleetJob | FleetRank) -> str:
+    """That it is stalled, or the first verdict with its subtype."""
+    if row.stalled:
+        return f"STALLED {row.stalled} of {row.ranks}" if isinstance(row, FleetJob) else "STALLED"
+    return one_line(row.finding.name) if row.finding is not None else ""
+
+
+def finding_style(row: FleetJob | FleetRank) -> Style:
+    """Red for what stands still and for critical verdicts."""
+    if row.stalled:
+        return LOSS
+    return SEVERITIES[row.finding.severity] if row.finding is not None else FAINT
+
+
+def place_text(row: FleetJob | FleetRank) -> str:
+    """The line of the user's that the first verdict points to, empty where it points to none."""
+    return one_line(row.finding.place) if row.finding is not None else ""
+
+
+def gain_of(row: FleetJob | FleetRank) -> float | None:
+    """The factor in units per second without the cause of the first verdict."""
+    return row.finding.speedup if row.finding is not None else None
+
+
+FINDING = (
+    Column("verdict", 18, 0, lambda row: finding_text(row) or None, finding_text, finding_style, right=False, most=34),
+    Column("line", 14, 2, lambda row: place_text(row) or None, place_text, right=False, most=32),
+    Column("gain", 5, 3, gain_of, lambda row: factor(gain_of(row)), lambda _: GAIN),
+)
+"""What the first verdict says, of a job as of a rank."""
+
+
+def lost_share(job: FleetJob) -> float | None:
+    """The share of its devices' time that a job loses now (0..1)."""
+    return min(1.0, job.lost / job.devices) if job.lost is not None and job.devices else None
+
+
+JOBS = (
+    Column("job", 12, 0, lambda job: one_line(job.job), lambda job: one_line(job.job), lambda _: BRIGHT, False, 30),
+    Column("nodes", 10, 6, lambda job: len(job.nodes) or None, nodes_text, lambda _: DIM, right=False, most=26),
+    Column("ranks", 5, 4, lambda job: job.ranks, lambda job: f"{job.ranks:,}"),
+    Column("wasted", 7, 1, lambda job: job.wasted, lambda job: hours(job.wasted), lambda _: BRIGHT),
+    Column("now", 4, 5, lost_share, lambda job: tight_percent(lost_share(job) or 0.0)),
+    *FINDING,
+)
+
+
+class JobsPane(TablePane[FleetJob]):
+    """A row a job: stalled ones first, then those that wasted most."""
+
+    name_of_rows = "Jobs"
+    table = JOBS
+    default_order = "stalled first, then by device-hours wasted"
+
+    def key_of(self, row: FleetJob) -> Hashable:
+        return row.job
+
+    def texts(self, row: FleetJob) -> Sequence[str | None]:
+        return (row.job, finding_text(row), row.finding.name if row.finding else None, place_text(row), *row.nodes)
+
+
+class FleetScreen(TableScreen[FleetJob]):
+    """All jobs that Prometheus knows of."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "choose", "the job's ranks over all its nodes, with the straggler"),
+        Binding("escape", "back", "back: out of the filter"),
+        Binding("q,f10", "leave", "quit"),
+    ]
+    keys = (
+        ("⏎", "ranks"),
+        ("c", "ssh command"),
+        ("/", "filter"),
+        ("< >", "sort"),
+        ("r", "ask again"),
+        ("?", "help"),
+        ("q", "quit"),
+    )
+    listing: JobsPane
+
+    def __init__(self, cluster: Cluster, every: float, view: View) -> None:
+        super().__init__(cluster, every, view, JobsPane(id="jobs"))
+
+    def took(self, answer: Fleet | JobRanks) -> None:
+        if isinstance(answer, Fleet):
+            self.listing.entries = by_waste(answer.jobs)
+
+    def summary(self, width: int) -> Line:
+        left = Line(" aitop ", BRAND).add(f"  fleet of {self.cluster.shown}", DIM)
+        fleet = self.answer
+        if not isinstance(fleet, Fleet):
+            return left
+        stalled = sum(1 for job in fleet.jobs if job.stalled)
+        right = Line(f"{plural(stalled, 'job')} stalled", LOSS).add(" · ", DIM) if stalled else Line()
+        if fleet.wasted is not None:
+            right.add(hours(fleet.wasted), BRIGHT).add(f" device-hours wasted in {duration(fleet.window)} · ", DIM)
+        right.add(f"{fleet.ranks:,} ranks on {plural(fleet.nodes, 'node')} ", TEXT)
+        return spread(left, right, width)
+
+    def chose(self, row: FleetJob) -> None:
+        from aitop.ui.screens.fleet.ranks import RanksScreen  # noqa: PLC0415 - many look at the jobs only
+
+        self.app.push_screen(RanksScreen(self.cluster, self.every, self.view, row))
+
+    def action_command(self) -> None:
+        """The command for the job's worst rank: its ranks are asked for first."""
+        job = self.listing.row()
+        if job is not None:
+            self.change(notice=f"asking for the ranks of {one_line(job.job)}…")
+            in_background(self, "ranks", partial(self.cluster.attempt, job.job), self._ranks_came)
+
+    def _ranks_came(self, attempt: Attempt | Exception) -> None:
+        if isinstance(attempt, Exception):
+            self.post_message(Failed(attempt))
+        elif isinstance(attempt.answer, JobRanks):
+            self.show_command(worst_of(attempt.answer.ranks))
+        else:
+            self.change(notice=attempt.problem)
+
+    def action_back(self) -> None:
+        self.change(filter="", notice=None)
+
+    def action_leave(self) -> None:
+        self.app.exit()
