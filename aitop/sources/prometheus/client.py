@@ -89,7 +89,10 @@ def _get(address: Address, path: str, patience: float) -> tuple[int, str, bytes]
         cut.start()
         connection.request("GET", quote(address.path, safe="/%~!$&'()*+,;=:@") + path, headers=headers)
         answer = connection.getresponse()
-        return answer.status, answer.headers.get_content_type(), answer.read(MOST_BYTES + 1)
+        body = answer.read(MOST_BYTES + 1)
+        if time.monotonic() >= deadline:
+            raise TimeoutError  # an answer that was cut off ends like a whole one
+        return answer.status, answer.headers.get_content_type(), body
     except (OSError, http.client.HTTPException, ValueError) as error:
         if time.monotonic() >= deadline or isinstance(error, TimeoutError):
             raise AitopError(

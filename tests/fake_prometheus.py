@@ -1,0 +1,263 @@
+"""A Prometheus on the loopback that knows the series of a made-up cluster, and answers the queries of `aitop fleet`.
+
+It computes what the real one computes for these queries and for no others; tests/e2e/test_fleet_prometheus.py holds it
+against the real one. `series` makes the same series in OpenMetrics for that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from aitop.sources.prometheus.fleet import WEIGHTS, detail, page
+
+SCRAPED = {"instance": "here:9100", "job": "aitop"}
+"""What Prometheus itself puts on each series; ours of the same name is renamed."""
+VERDICT = ("verdict", "subtype", "severity", "file", "line")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank with all that `aitop export` says of it. `lost` None: no device."""
+
+    job: str
+    node: str
+    rank: int
+    pid: int
+    lost: float | None = None
+    stalled: bool = False
+    wait: float | None = None
+    step: float = 0.1
+    verdicts: tuple[tuple[str, str, str, str, int, float, float], ...] = ()
+    """Id, subtype, severity, file, line, share, speedup."""
+
+
+@dataclass
+class Cluster:
+    """What the fake knows. `hours` is how long all of it has been there."""
+
+    ranks: list[Rank] = field(default_factory=list)
+    hours: float = 1.0
+
+
+def series(rank: Rank) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of each series of a rank. Counters have what they grow by in a second."""
+    labels = {"exported_job": rank.job, "node": rank.node, "rank": str(rank.rank), **SCRAPED}
+    yield "aitop_up", {**labels, "pid": str(rank.pid)}, 1.0
+    yield "aitop_stalled", labels, float(rank.stalled)
+    yield "aitop_unit_seconds_sum", labels, 1.0
+    yield "aitop_unit_seconds_count", labels, 1.0 / rank.step
+    if rank.lost is not None:
+        yield "aitop_wasted_gpu_ratio", labels, rank.lost
+    if rank.wait is not None:
+        yield "aitop_phase_ratio", {**labels, "phase": "communication"}, rank.wait
+    for *texts, share, speedup in rank.verdicts:
+        verdict = dict(zip(VERDICT, map(str, texts), strict=True))
+        yield "aitop_verdict_share", {**labels, **verdict}, share
+        yield "aitop_verdict_speedup", {**labels, "verdict": verdict["verdict"]}, speedup
+
+
+def answers_of(
+    cluster: Cluster, window: float, job: str | None = None
+) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The rows that each query of `page`, or with a job of `detail`, gives."""
+    known = defaultdict(list)
+    for rank in cluster.ranks:
+        if job is None or rank.job == job:
+            for name, labels, value in series(rank):
+                known[name.removeprefix("aitop_")].append((labels, value))
+    by = ["job", "exported_job"] if job is None else ["node", "rank"]
+    covered = min(window / 3600, cluster.hours)
+    stalled = _grouped(known["stalled"], by, sum if job is None else max)
+    first = _first(known["verdict_share"], by)
+    speedup = _grouped(known["verdict_speedup"], [*by, "verdict"], max)
+    if job is not None:
+        seconds, units = (_grouped(known[f"unit_seconds_{part}"], by, sum) for part in ("sum", "count"))
+        return {
+            "up": _grouped(known["up"], [*by, "pid"], len),
+            "stalled": stalled,
+            "lost": _grouped(known["wasted_gpu_ratio"], by, max),
+            "wait": _grouped(known["phase_ratio"], by, max),
+            "step": [(labels, value / units[at][1]) for at, (labels, value) in enumerate(seconds)],
+            "verdict": first,
+            "speedup": speedup,
+        }
+    lost = _grouped(known["wasted_gpu_ratio"], by, sum)
+    return {
+        "up": _grouped(known["up"], [*by, "node"], len),
+        "stalled": stalled,
+        "devices": _grouped(known["wasted_gpu_ratio"], by, len),
+        "lost": lost,
+        "wasted": [(labels, value * covered) for labels, value in lost],
+        "verdict": first,
+        "speedup": speedup,
+    }
+
+
+def _grouped(rows, by, join):
+    groups = defaultdict(list)
+    for labels, value in rows:
+        groups[tuple((name, labels[name]) for name in by if name in labels)].append(value)
+    return [(dict(key), float(join(values))) for key, values in groups.items()]
+
+
+def _first(rows, by):
+    sums = _grouped(rows, [*by, *VERDICT], sum)
+    weighed = [(labels, value + WEIGHTS[labels["severity"]]) for labels, value in sums]
+    best = {}
+    for labels, value in weighed:
+        key = tuple(labels.get(name) for name in by)
+        if key not in best or value > best[key][1]:
+            best[key] = (labels, value)
+    return list(best.values())
+
+
+def vector(rows: Iterable[tuple[dict[str, str], float]]) -> bytes:
+    """The body with which Prometheus 2.42 answers an instant query."""
+    result = [{"metric": labels, "value": [1763880000.123, _text(value)]} for labels, value in rows]
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+
+
+def _text(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return f"{value:+f}".replace("inf", "Inf") if math.isinf(value) else f"{value:.17g}"
+
+
+class FakePrometheus:
+    """Serves a cluster. `answer`, where set, is called with the request in place of answering the query."""
+
+    def __init__(self, cluster: Cluster, window: float = 3600.0) -> None:
+        self.cluster = cluster
+        self.window = window
+        self.asked: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.answer = None
+        self._bodies: dict[str, bytes] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def bodies(self, query: str) -> bytes | None:
+        """What the query is answered with; None for one that the fake does not know."""
+        if not self._bodies:
+            self.know(page(self.window), answers_of(self.cluster, self.window))
+        if query not in self._bodies:
+            for job in {rank.job for rank in self.cluster.ranks}:
+                if json.dumps(job, ensure_ascii=False) in query:
+                    self.know(detail(job), answers_of(self.cluster, self.window, job))
+        return self._bodies.get(query)
+
+    def know(self, queries, answers) -> None:
+        self._bodies |= {queries[name]: vector(rows) for name, rows in answers.items()}
+
+    def change(self, *ranks: Rank) -> None:
+        """From now on the cluster has these ranks."""
+        self.cluster = Cluster(list(ranks))
+        self._bodies.clear()
+
+    def __enter__(self) -> FakePrometheus:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(fake: FakePrometheus):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            query = parse_qs(parts.query).get("query", [""])[0]
+            fake.asked.append(query)
+            fake.headers.append(dict(self.headers))
+            if fake.answer is not None:
+                fake.answer(self)
+                return
+            body = fake.bodies(query) if parts.path == "/api/v1/query" else None
+            if body is None:
+                self.reply(400, vector([]).replace(b"success", b"error"), "application/json")
+            else:
+                self.reply(200, body, "application/json")
+
+        def reply(self, status: int, body: bytes, kind: str = "text/html", **headers: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_) -> None:
+            """Tests have nothing to read there."""
+
+    return Handler
+
+
+INPUT = ("input-bound", "workers", "critical", "/home/ada/train/decode.py", 41, 0.64, 2.8)
+STRAGGLER = ("straggler", "", "warning", "/home/eve/loop.py", 12, 0.3, 1.42)
+COMPUTE = ("compute-bound", "", "info", "", 0, 0.93, 1.0)
+HANG = ("hang", "", "critical", "/opt/app/sync.py", 77, 0.0, 1.0)
+
+
+def four_jobs() -> list[Rank]:
+    """A slow loader, a straggler over two nodes, a hang, and a healthy job."""
+    ranks = [
+        Rank("loader-7", "gpu-a", rank, 700 + rank, 0.64, wait=0.1, verdicts=(INPUT, COMPUTE)) for rank in range(4)
+    ]
+    ranks += [
+        Rank("ddp-8", "gpu-a" if rank < 2 else "gpu-b", rank, 800 + rank, 0.3, wait=0.02 if rank == 3 else 0.4,
+             step=0.25, verdicts=(STRAGGLER,) if rank == 3 else (COMPUTE,))
+        for rank in range(4)
+    ]  # fmt: skip
+    ranks += [
+        Rank("hung-9", "gpu-b", rank, 900 + rank, 1.0 if rank else 0.0, stalled=True, verdicts=(HANG,))
+        for rank in range(2)
+    ]
+    return [*ranks, Rank("fine-1", "gpu-b", 0, 100, 0.02, verdicts=(COMPUTE,))]
+
+
+def large(nodes: int, each: int = 8, nodes_of_job: int = 4) -> list[Rank]:
+    """Jobs over some nodes each, with a rank on each device."""
+    return [
+        _of_large(node, node // nodes_of_job, (node % nodes_of_job) * each + device)
+        for node in range(nodes)
+        for device in range(each)
+    ]
+
+
+def _of_large(node: int, job: int, number: int) -> Rank:
+    lost = ((job * 37) % 100) / 100
+    file = f"/home/user{job % 50}/project/train_{job % 17}.py"
+    severity, gain = "critical" if lost > 0.5 else "warning", 1 / (1.01 - lost)
+    return Rank(
+        job=f"{4_000_000 + job}",
+        node=f"gpu-node-{node:04d}",
+        rank=number,
+        pid=10_000 + number,
+        lost=lost,
+        stalled=job % 211 == 7,
+        wait=0.02 if number == job % 32 else 0.3,
+        verdicts=(
+            ("input-bound", "workers", severity, file, 40 + job % 300, lost, gain),
+            ("gil-contention", "", "info", file, 12, 0.05, 1.05),
+        ),
+    )
+
+
+@contextmanager
+def served(*ranks: Rank) -> Iterator[FakePrometheus]:
+    """A fake that knows these ranks; the four jobs where none are given."""
+    with FakePrometheus(Cluster(list(ranks) or four_jobs())) as fake:
+        yield fake
