@@ -37,6 +37,11 @@ class FleetReader:
         self.address = address
         self.window = window
 
+    @property
+    def shown(self) -> str:
+        """The address without name and password."""
+        return self.address.shown
+
     def jobs(self) -> Fleet:
         """All jobs that are watched now. Raises NotEnoughEvidenceError where there is none."""
         asked = time.monotonic()

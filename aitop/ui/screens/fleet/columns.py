@@ -16,16 +16,16 @@ Row = TypeVar("Row")
 
 
 class Column(NamedTuple):
-    """A heading, its cells, and what it shows of a row: `value` to sort by (None: not measured), `text` with its style.
+    """A heading, its cells, the `value` of a row that it shows and sorts by (None: not measured), and its words.
 
-    It may grow to `most` cells. `keep`: the lower the longer it stays as the table narrows.
+    It may grow to `most` cells. `keep`: the lower the longer it stays as the table narrows, and the earlier it grows.
     """
 
     heading: str
     cells: int
     keep: int
     value: Callable[[Any], Any]
-    text: Callable[[Any], str]
+    text_of: Callable[[Any], str] = str
     style: Callable[[Any], Style] = lambda _: TEXT
     right: bool = True
     most: int = 0
@@ -97,8 +97,8 @@ def row_line(row: Any, shape: Fit, width: int, *, cursor: bool) -> Line:
     """One row; `cursor` lights it up."""
     cells = []
     for column, room in shape.columns:
-        missing = column.value(row) is None
-        text, style = (NOT_SUPPORTED, FAINT) if missing else (column.text(row), column.style(row))
+        value = column.value(row)
+        text, style = (NOT_SUPPORTED, FAINT) if value is None else (column.text_of(value), column.style(row))
         cells.append(_cell(text, room, style, column.right))
     line = Line("▸ " if cursor else "  ", BRIGHT).join(columns(cells, GAP)).fit(width)
     return lit(line) if cursor else line

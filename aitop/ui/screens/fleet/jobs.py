@@ -10,13 +10,13 @@ from rich.style import Style
 from textual.binding import Binding, BindingType
 
 from aitop.model.fleet import Attempt, Fleet, FleetJob, FleetRank, JobRanks, by_waste, worst_of
-from aitop.model.units import duration, factor
+from aitop.model.units import factor
 from aitop.ui.messages import Failed, in_background
 from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, GAIN, LOSS, STATE_STALE, TEXT
-from aitop.ui.widgets.line import Line, spread
+from aitop.ui.widgets.line import Line
 from aitop.ui.words import one_line, plural, tight_percent
 
 SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": STATE_STALE, "info": DIM}
@@ -27,17 +27,30 @@ def hours(device_hours: float) -> str:
     return f"{device_hours:,.{2 if device_hours < 1 else 1 if device_hours < 100 else 0}f}"
 
 
-def nodes_text(job: FleetJob) -> str:
-    """The first node, and how many there are besides it."""
+def window_text(seconds: float) -> str:
+    """A time to look back, as it was asked for: 1 h, 90 m, 30 s."""
+    for least, unit in ((3600.0, "h"), (60.0, "m")):
+        if seconds % least == 0:
+            return f"{seconds / least:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def nodes_text(job: FleetJob) -> str | None:
+    """The first node, and how many there are besides it; None where no node is known."""
     more = len(job.nodes) - 1
-    return one_line(job.nodes[0]) + (f" +{more}" if more else "")
+    return one_line(job.nodes[0]) + (f" +{more}" if more else "") if job.nodes else None
 
 
-def finding_text(row: FleetJob | FleetRank) -> str:
+def lost_share(job: FleetJob) -> float | None:
+    """The share of its devices' time that a job loses now (0..1)."""
+    return min(1.0, job.lost / job.devices) if job.lost is not None and job.devices else None
+
+
+def finding_text(row: FleetJob | FleetRank) -> str | None:
     """That it is stalled, or the first verdict with its subtype."""
     if row.stalled:
         return f"STALLED {row.stalled} of {row.ranks}" if isinstance(row, FleetJob) else "STALLED"
-    return one_line(row.finding.name) if row.finding is not None else ""
+    return one_line(row.finding.name) if row.finding is not None else None
 
 
 def finding_style(row: FleetJob | FleetRank) -> Style:
@@ -47,9 +60,9 @@ def finding_style(row: FleetJob | FleetRank) -> Style:
     return SEVERITIES[row.finding.severity] if row.finding is not None else FAINT
 
 
-def place_text(row: FleetJob | FleetRank) -> str:
-    """The line of the user's that the first verdict points to, empty where it points to none."""
-    return one_line(row.finding.place) if row.finding is not None else ""
+def place_text(row: FleetJob | FleetRank) -> str | None:
+    """The line of the user's that the first verdict points to, None where it points to none."""
+    return one_line(row.finding.place) or None if row.finding is not None else None
 
 
 def gain_of(row: FleetJob | FleetRank) -> float | None:
@@ -57,25 +70,23 @@ def gain_of(row: FleetJob | FleetRank) -> float | None:
     return row.finding.speedup if row.finding is not None else None
 
 
+def gain_style(row: FleetJob | FleetRank) -> Style:
+    """Green for what is gained."""
+    return GAIN if (gain_of(row) or 0.0) > 1.0 else FAINT
+
+
 FINDING = (
-    Column("verdict", 18, 0, lambda row: finding_text(row) or None, finding_text, finding_style, right=False, most=34),
-    Column("line", 14, 2, lambda row: place_text(row) or None, place_text, right=False, most=32),
-    Column("gain", 5, 3, gain_of, lambda row: factor(gain_of(row)), lambda _: GAIN),
+    Column("verdict", 18, 0, finding_text, style=finding_style, right=False, most=34),
+    Column("line", 14, 3, place_text, right=False, most=32),
+    Column("gain", 5, 4, gain_of, factor, gain_style),
 )
 """What the first verdict says, of a job as of a rank."""
-
-
-def lost_share(job: FleetJob) -> float | None:
-    """The share of its devices' time that a job loses now (0..1)."""
-    return min(1.0, job.lost / job.devices) if job.lost is not None and job.devices else None
-
-
 JOBS = (
-    Column("job", 12, 0, lambda job: one_line(job.job), lambda job: one_line(job.job), lambda _: BRIGHT, False, 30),
-    Column("nodes", 10, 6, lambda job: len(job.nodes) or None, nodes_text, lambda _: DIM, right=False, most=26),
-    Column("ranks", 5, 4, lambda job: job.ranks, lambda job: f"{job.ranks:,}"),
-    Column("wasted", 7, 1, lambda job: job.wasted, lambda job: hours(job.wasted), lambda _: BRIGHT),
-    Column("now", 4, 5, lost_share, lambda job: tight_percent(lost_share(job) or 0.0)),
+    Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=30),
+    Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=26),
+    Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
+    Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),
+    Column("now", 4, 6, lost_share, tight_percent),
     *FINDING,
 )
 
@@ -121,16 +132,18 @@ class FleetScreen(TableScreen[FleetJob]):
             self.listing.entries = by_waste(answer.jobs)
 
     def summary(self, width: int) -> Line:
-        left = Line(" aitop ", BRAND).add(f"  fleet of {self.cluster.shown}", DIM)
+        line = Line(" aitop ", BRAND).add("  ")
         fleet = self.answer
-        if not isinstance(fleet, Fleet):
-            return left
-        stalled = sum(1 for job in fleet.jobs if job.stalled)
-        right = Line(f"{plural(stalled, 'job')} stalled", LOSS).add(" · ", DIM) if stalled else Line()
-        if fleet.wasted is not None:
-            right.add(hours(fleet.wasted), BRIGHT).add(f" device-hours wasted in {duration(fleet.window)} · ", DIM)
-        right.add(f"{fleet.ranks:,} ranks on {plural(fleet.nodes, 'node')} ", TEXT)
-        return spread(left, right, width)
+        parts = []
+        if isinstance(fleet, Fleet):
+            stalled = sum(1 for job in fleet.jobs if job.stalled)
+            if stalled:
+                parts.append(Line(f"{plural(stalled, 'job')} stalled", LOSS))
+            if fleet.wasted is not None:
+                within = f" device-hours wasted in {window_text(fleet.window)}"
+                parts.append(Line(hours(fleet.wasted), BRIGHT).add(within, DIM))
+            parts.append(Line(f"{plural(fleet.ranks, 'rank')} on {plural(fleet.nodes, 'node')}", TEXT))
+        return line.join_fitting([*parts, Line(self.cluster.shown, DIM)], width, " · ")
 
     def chose(self, row: FleetJob) -> None:
         from aitop.ui.screens.fleet.ranks import RanksScreen  # noqa: PLC0415 - many look at the jobs only

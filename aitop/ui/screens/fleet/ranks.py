@@ -22,26 +22,17 @@ from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.jobs import FINDING, finding_text, place_text
 from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, LOSS, TEXT
+from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, LOSS
 from aitop.ui.widgets.line import Line, spread
 from aitop.ui.words import one_line, plural, tight_percent
 
 RANKS = (
-    Column("rank", 5, 0, lambda rank: rank.rank, lambda rank: str(rank.rank), lambda _: BRIGHT),
-    Column(
-        "node",
-        12,
-        1,
-        lambda rank: one_line(rank.node) or None,
-        lambda rank: one_line(rank.node),
-        lambda _: TEXT,
-        False,
-        40,
-    ),
-    Column("pid", 7, 6, lambda rank: rank.pid, lambda rank: str(rank.pid), lambda _: DIM),
-    Column("step", 7, 5, lambda rank: rank.step, lambda rank: duration(rank.step)),
-    Column("waits", 5, 0, lambda rank: rank.wait, lambda rank: tight_percent(rank.wait), lambda _: COMMUNICATION.ink),
-    Column("lost", 4, 7, lambda rank: rank.lost, lambda rank: tight_percent(rank.lost)),
+    Column("rank", 5, 0, lambda rank: rank.rank, style=lambda _: BRIGHT),
+    Column("node", 12, 2, lambda rank: one_line(rank.node) or None, right=False, most=40),
+    Column("pid", 7, 6, lambda rank: rank.pid, style=lambda _: DIM),
+    Column("step", 7, 5, lambda rank: rank.step, duration),
+    Column("waits", 5, 1, lambda rank: rank.wait, tight_percent, lambda _: COMMUNICATION.ink),
+    Column("lost", 4, 7, lambda rank: rank.lost, tight_percent),
     *FINDING,
 )
 
@@ -109,6 +100,7 @@ class RanksScreen(TableScreen[FleetRank]):
 
     def summary(self, width: int) -> Line:
         left = Line(" aitop ", BRAND).add(f"  job {one_line(self._job.job)}", BRIGHT)
+        left.add(f" · {finding_text(self._job) or ''}" if self._job.finding else "", DIM)
         ranks = self.answer.ranks if isinstance(self.answer, JobRanks) else ()
         return spread(left, waited_for(ranks).add(" "), width)
 
