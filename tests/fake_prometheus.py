@@ -145,17 +145,23 @@ class FakePrometheus:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def bodies(self, query: str) -> bytes | None:
-        """What the query is answered with; None for one that the fake does not know."""
+    def page(self) -> list[bytes]:
+        """The answers to the queries for all jobs."""
+        queries = page(self.window)
         if not self._bodies:
-            self.know(page(self.window), answers_of(self.cluster, self.window))
+            self._know(queries, answers_of(self.cluster, self.window))
+        return [self._bodies[query] for query in queries.values()]
+
+    def body(self, query: str) -> bytes | None:
+        """What the query is answered with; None for one that the fake does not know."""
+        self.page()
         if query not in self._bodies:
             for job in {rank.job for rank in self.cluster.ranks}:
                 if json.dumps(job, ensure_ascii=False) in query:
-                    self.know(detail(job), answers_of(self.cluster, self.window, job))
+                    self._know(detail(job), answers_of(self.cluster, self.window, job))
         return self._bodies.get(query)
 
-    def know(self, queries, answers) -> None:
+    def _know(self, queries, answers) -> None:
         self._bodies |= {queries[name]: vector(rows) for name, rows in answers.items()}
 
     def change(self, *ranks: Rank) -> None:
@@ -184,7 +190,7 @@ def _handler(fake: FakePrometheus):
             if fake.answer is not None:
                 fake.answer(self)
                 return
-            body = fake.bodies(query) if parts.path == "/api/v1/query" else None
+            body = fake.body(query) if parts.path == "/api/v1/query" else None
             if body is None:
                 self.reply(400, vector([]).replace(b"success", b"error"), "application/json")
             else:
@@ -228,13 +234,9 @@ def four_jobs() -> list[Rank]:
     return [*ranks, Rank("fine-1", "gpu-b", 0, 100, 0.02, verdicts=(COMPUTE,))]
 
 
-def large(nodes: int, each: int = 8, nodes_of_job: int = 4) -> list[Rank]:
-    """Jobs over some nodes each, with a rank on each device."""
-    return [
-        _of_large(node, node // nodes_of_job, (node % nodes_of_job) * each + device)
-        for node in range(nodes)
-        for device in range(each)
-    ]
+def large(nodes: int, each: int = 8, ranks_of_job: int = 32) -> list[Rank]:
+    """Jobs of so many ranks, a rank on each device of the nodes."""
+    return [_of_large(at // each, *divmod(at, ranks_of_job)) for at in range(nodes * each)]
 
 
 def _of_large(node: int, job: int, number: int) -> Rank:

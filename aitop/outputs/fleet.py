@@ -9,7 +9,7 @@ import msgspec
 from aitop import __version__
 from aitop.model.fleet import Finding, Fleet, FleetJob, by_waste
 from aitop.model.text import escaped_json, printable
-from aitop.model.units import NOT_SUPPORTED, duration, factor
+from aitop.model.units import NOT_SUPPORTED, factor, period
 from aitop.outputs.report import rounded
 
 SCHEMA = 1
@@ -105,7 +105,7 @@ def to_text(fleet: Fleet, address: str) -> str:
     lines = [_line(row, widths) for row in rows]
     wasted = f"{fleet.wasted:.1f} device-hours" if fleet.wasted is not None else "not measured"
     lines.append("")
-    lines.append(f"{fleet.ranks} ranks on {fleet.nodes} nodes; wasted in the last {duration(fleet.window)}: {wasted}")
+    lines.append(f"{fleet.ranks} ranks on {fleet.nodes} nodes; wasted in the last {period(fleet.window)}: {wasted}")
     return "".join(f"{line}\n" for line in [*lines, f"from {printable(address)}"])
 
 

@@ -123,12 +123,19 @@ async def test_a_copy_goes_to_the_terminal_as_it_understands_it():
 
 async def test_a_node_that_is_no_host_gets_into_no_command():
     with served(Rank("j", "a;reboot", 0, 7, verdicts=(INPUT,))) as fake:
-        async with looking(fake) as eyes:
+        async with looking(fake, until="on 1 node") as eyes:
             await eyes.press("c")
             await eyes.until("there is no rank with a node and a pid")
             await eyes.press("enter")
             await eyes.until("its node or pid is not known")
     assert eyes.copied == []
+
+
+async def test_without_devices_it_says_what_the_order_is():
+    with served(Rank("j", "n", 0, 7, verdicts=(INPUT,)), Rank("k", "n", 0, 8, verdicts=(COMPUTE,))) as fake:
+        async with looking(fake) as eyes:
+            assert "stalled first, then by the share of the first verdict" in eyes.text()
+            assert "wasted in" not in eyes.text()
 
 
 async def test_the_filter():

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.binding import Binding, BindingType
 
 from aitop.model.fleet import Attempt, Fleet, FleetJob, FleetRank, JobRanks, by_waste, worst_of
-from aitop.model.units import factor
+from aitop.model.units import factor, period
 from aitop.ui.messages import Failed, in_background
 from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
@@ -25,14 +25,6 @@ SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": STATE_STALE, "info"
 def hours(device_hours: float) -> str:
     """Device-hours: 0.42, 4.2, 420, 1,234."""
     return f"{device_hours:,.{2 if device_hours < 1 else 1 if device_hours < 100 else 0}f}"
-
-
-def window_text(seconds: float) -> str:
-    """A time to look back, as it was asked for: 1 h, 90 m, 30 s."""
-    for least, unit in ((3600.0, "h"), (60.0, "m")):
-        if seconds % least == 0:
-            return f"{seconds / least:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def nodes_text(job: FleetJob) -> str | None:
@@ -96,7 +88,6 @@ class JobsPane(TablePane[FleetJob]):
 
     name_of_rows = "Jobs"
     table = JOBS
-    default_order = "stalled first, then by device-hours wasted"
 
     def key_of(self, row: FleetJob) -> Hashable:
         return row.job
@@ -130,6 +121,9 @@ class FleetScreen(TableScreen[FleetJob]):
     def took(self, answer: Fleet | JobRanks) -> None:
         if isinstance(answer, Fleet):
             self.listing.entries = by_waste(answer.jobs)
+            measured = answer.wasted is not None
+            then = "device-hours wasted" if measured else "the share of the first verdict"
+            self.listing.default_order = f"stalled first, then by {then}"
 
     def summary(self, width: int) -> Line:
         line = Line(" aitop ", BRAND).add("  ")
@@ -140,7 +134,7 @@ class FleetScreen(TableScreen[FleetJob]):
             if stalled:
                 parts.append(Line(f"{plural(stalled, 'job')} stalled", LOSS))
             if fleet.wasted is not None:
-                within = f" device-hours wasted in {window_text(fleet.window)}"
+                within = f" device-hours wasted in {period(fleet.window)}"
                 parts.append(Line(hours(fleet.wasted), BRIGHT).add(within, DIM))
             parts.append(Line(f"{plural(fleet.ranks, 'rank')} on {plural(fleet.nodes, 'node')}", TEXT))
         return line.join_fitting([*parts, Line(self.cluster.shown, DIM)], width, " · ")
