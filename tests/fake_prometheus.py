@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from aitop.sources.prometheus.fleet import WEIGHTS, detail, page
+from aitop.model.fleet import Attempt, Fleet, JobRanks
+from aitop.sources.prometheus.client import Row
+from aitop.sources.prometheus.fleet import WEIGHTS, detail, jobs_of, page, ranks_of
 
 SCRAPED = {"instance": "here:9100", "job": "aitop"}
 """What Prometheus itself puts on each series; ours of the same name is renamed."""
@@ -35,7 +37,7 @@ class Rank:
     stalled: bool = False
     wait: float | None = None
     step: float = 0.1
-    verdicts: tuple[tuple[str, str, str, str, int, float, float], ...] = ()
+    verdicts: tuple[tuple[str, str, str, str, int, float, float | None], ...] = ()
     """Id, subtype, severity, file, line, share, speedup."""
 
 
@@ -61,7 +63,8 @@ def series(rank: Rank) -> Iterator[tuple[str, dict[str, str], float]]:
     for *texts, share, speedup in rank.verdicts:
         verdict = dict(zip(VERDICT, map(str, texts), strict=True))
         yield "aitop_verdict_share", {**labels, **verdict}, share
-        yield "aitop_verdict_speedup", {**labels, "verdict": verdict["verdict"]}, speedup
+        if speedup is not None:
+            yield "aitop_verdict_speedup", {**labels, "verdict": verdict["verdict"]}, speedup
 
 
 def answers_of(
@@ -214,7 +217,7 @@ def _handler(fake: FakePrometheus):
 INPUT = ("input-bound", "workers", "critical", "/home/ada/train/decode.py", 41, 0.64, 2.8)
 STRAGGLER = ("straggler", "", "warning", "/home/eve/loop.py", 12, 0.3, 1.42)
 COMPUTE = ("compute-bound", "", "info", "", 0, 0.93, 1.0)
-HANG = ("hang", "", "critical", "/opt/app/sync.py", 77, 0.0, 1.0)
+HANG = ("hang", "", "critical", "/opt/app/sync.py", 77, 0.0, None)
 
 
 def four_jobs() -> list[Rank]:
@@ -232,6 +235,62 @@ def four_jobs() -> list[Rank]:
         for rank in range(2)
     ]
     return [*ranks, Rank("fine-1", "gpu-b", 0, 100, 0.02, verdicts=(COMPUTE,))]
+
+
+def thirteen_jobs() -> list[Rank]:
+    """A cluster as it may look on some day."""
+    ranks = []
+    for number, (job, nodes, each, lost, stalled, *verdict) in enumerate(JOBS_OF_A_DAY):
+        for rank in range(nodes * each):
+            late = verdict[0] == "straggler" and rank == 11
+            ranks.append(
+                Rank(
+                    job,
+                    f"gpu{(7 * number + rank // each) % 40 + 1:03d}",
+                    rank,
+                    41_200 + 97 * number + rank,
+                    lost,
+                    stalled,
+                    wait=None if nodes * each == 1 else 0.03 if late else 0.06 + 0.9 * lost + rank % 5 / 100,
+                    step=0.41 + number / 20,
+                    verdicts=(tuple(verdict),) if late or verdict[0] != "straggler" else (COMPUTE,),
+                )
+            )
+    return ranks
+
+
+JOBS_OF_A_DAY = (
+    ("4417302", 4, 8, 0.31, False, "straggler", "", "warning", "/home/ada/nanogpt/train.py", 212, 0.31, 1.44),
+    ("4417377", 2, 8, 0.64, False, "input-bound", "workers", "critical", "/home/eve/vit/data/decode.py", 41, 0.64, 2.7),
+    ("4417391", 1, 8, 1.0, True, "hang", "", "critical", "/home/bo/moe/parallel.py", 88, 0.0, None),
+    ("4417405", 8, 8, 0.04, False, "compute-bound", "", "info", "", 0, 0.93, 1.0),
+    ("4417410", 1, 8, 0.22, False, "checkpoint-stall", "", "warning", "/home/ida/ddpm/loop.py", 143, 0.22, 1.27),
+    ("4417418", 1, 4, 0.47, False, "sync-stall", "", "critical", "/home/lin/rl/agent.py", 57, 0.47, 1.9),
+    ("4417422", 1, 1, 0.88, False, "host-bound", "", "critical", "/home/kai/notebooks/eval.py", 19, 0.88, 5.1),
+    ("4417423", 1, 1, 0.71, False, "underbatched", "", "warning", "/home/mo/serve/app.py", 31, 0.71, 2.2),
+    ("4417440", 2, 4, 0.18, False, "comm-bound", "", "warning", "/home/ada/llama/fsdp.py", 301, 0.18, 1.2),
+    ("4417441", 1, 2, 0.36, False, "gil-contention", "", "warning", "/home/pia/tab/features.py", 77, 0.36, 1.5),
+    ("4417452", 1, 8, 0.09, False, "launch-bound", "", "info", "/home/noa/gnn/model.py", 120, 0.09, 1.08),
+    ("4417466", 1, 1, 0.02, False, "compute-bound", "", "info", "", 0, 0.96, 1.0),
+    ("4417467", 4, 8, 0.12, False, "eval-stall", "", "warning", "/home/sam/t5/finetune.py", 164, 0.12, 1.13),
+)
+
+
+class Still:
+    """A cluster that was asked for once: what the screen needs of one, without a server."""
+
+    shown = "http://prometheus:9090"
+
+    def __init__(self, *ranks: Rank) -> None:
+        self._cluster = Cluster(list(ranks) or thirteen_jobs())
+
+    def attempt(self, job: str | None = None) -> Attempt:
+        """All jobs, or the ranks of one."""
+        answers = answers_of(self._cluster, 3600.0, job)
+        rows = {name: [Row(*row) for row in each] for name, each in answers.items()}
+        if job is None:
+            return Attempt(time=0.0, answer=Fleet(time=0.0, window=3600.0, jobs=jobs_of(rows)))
+        return Attempt(time=0.0, answer=JobRanks(time=0.0, job=job, ranks=ranks_of(rows)))
 
 
 def large(nodes: int, each: int = 8, ranks_of_job: int = 32) -> list[Rank]:

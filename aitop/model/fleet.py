@@ -13,6 +13,8 @@ from aitop.model.verdict import SEVERITY_ORDER, Severity
 
 LEAST_LEAD = 0.1
 """A rank is the straggler if the others wait for at least this much more of a step than it does."""
+SORTED_BY = 0.05
+"""Ranks change places only when one waits for about this much more of a step than another."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
 
 
@@ -136,11 +138,11 @@ def straggler_of(ranks: Sequence[FleetRank]) -> FleetRank | None:
 
 
 def by_lateness(ranks: Sequence[FleetRank]) -> list[FleetRank]:
-    """Stalled ranks first, then the one that waits least for the others, who wait for it; then by number."""
+    """Stalled ranks first, then those that wait least: the others wait for them. About equal ones by their numbers."""
 
-    def order(rank: FleetRank) -> tuple[bool, bool, float, int, str]:
+    def order(rank: FleetRank) -> tuple[bool, bool, int, int, str]:
         number = rank.rank if rank.rank is not None else 1 << 30
-        return not rank.stalled, rank.wait is None, rank.wait or 0.0, number, rank.node
+        return not rank.stalled, rank.wait is None, round((rank.wait or 0.0) / SORTED_BY), number, rank.node
 
     return sorted(ranks, key=order)
 

@@ -18,7 +18,7 @@ Row = TypeVar("Row")
 class Column(NamedTuple):
     """A heading, its cells, the `value` of a row that it shows and sorts by (None: not measured), and its words.
 
-    It may grow to `most` cells. `keep`: the lower the longer it stays as the table narrows, and the earlier it grows.
+    It may grow to `most` cells. `keep`: the lower the longer it stays as the table narrows.
     """
 
     heading: str
@@ -54,11 +54,13 @@ def fit(table: Sequence[Column], width: int) -> Fit:
         shown.append(column)
     room += GAP
     cells = {column.heading: column.cells for column in shown}
-    # The most useful ones first get what they can use.
-    for column in shown:
-        grown = max(0, min(room, column.most - column.cells))
-        cells[column.heading] += grown
-        room -= grown
+    # Cell by cell, so that all of them grow together.
+    growing = shown
+    while room > 0 and growing:
+        growing = [column for column in growing if cells[column.heading] < column.most]
+        for column in growing[:room]:
+            cells[column.heading] += 1
+        room -= len(growing)
     return Fit(tuple((column, cells[column.heading]) for column in table if column.heading in cells))
 
 

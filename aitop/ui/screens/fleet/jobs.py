@@ -74,8 +74,8 @@ FINDING = (
 )
 """What the first verdict says, of a job as of a rank."""
 JOBS = (
-    Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=30),
-    Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=26),
+    Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=40),
+    Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=32),
     Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
     Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),
     Column("now", 4, 6, lost_share, tight_percent),

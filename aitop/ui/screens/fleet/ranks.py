@@ -23,7 +23,7 @@ from aitop.ui.screens.fleet.jobs import FINDING, finding_text, place_text
 from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, LOSS
-from aitop.ui.widgets.line import Line, spread
+from aitop.ui.widgets.line import Line
 from aitop.ui.words import one_line, plural, tight_percent
 
 RANKS = (
@@ -99,10 +99,11 @@ class RanksScreen(TableScreen[FleetRank]):
             self.listing.entries = by_lateness(answer.ranks)
 
     def summary(self, width: int) -> Line:
-        left = Line(" aitop ", BRAND).add(f"  job {one_line(self._job.job)}", BRIGHT)
-        left.add(f" · {finding_text(self._job) or ''}" if self._job.finding else "", DIM)
+        line = Line(" aitop ", BRAND).add("  ")
+        job = Line(f"job {one_line(self._job.job)}", BRIGHT)
         ranks = self.answer.ranks if isinstance(self.answer, JobRanks) else ()
-        return spread(left, waited_for(ranks).add(" "), width)
+        parts = [job, waited_for(ranks), Line(finding_text(self._job) or "no verdict", DIM)]
+        return line.join_fitting([part for part in parts if part.width], width, " · ")
 
     def chose(self, row: FleetRank) -> None:
         self.action_command()
