@@ -161,7 +161,7 @@ def test_what_is_no_number_is_left_out(text):
     with served() as fake:
         body = success([ELEMENT, {**ELEMENT, "value": [1.0, text]}])
         fake.answer = lambda handler: handler.reply(200, body, "application/json")
-        assert [row.value for row in ask(parse(fake.url), "up")] == [1.0]
+        assert [row.value for row in ask(parse(fake.url), {"up": "up"})["up"]] == [1.0]
 
 
 def test_labels_of_any_length_and_kind():
@@ -207,7 +207,7 @@ def test_who_is_slow_is_not_waited_for(slow):
         threading.Thread(target=lambda: drip(server.accept()[0]), daemon=True).start()
         began = time.monotonic()
         with pytest.raises(AitopError, match=r"gave no whole answer within 0\.3 s"):
-            ask(parse(f"http://127.0.0.1:{server.getsockname()[1]}"), "up", patience=0.3)
+            ask(parse(f"http://127.0.0.1:{server.getsockname()[1]}"), {"up": "up", "again": "up"}, patience=0.3)
     assert time.monotonic() - began < 2
 
 
@@ -215,7 +215,7 @@ def test_who_is_not_there():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(AitopError, match=rf"cannot reach Prometheus at http://127.0.0.1:{port}: Connection refused"):
-        ask(parse(f"http://127.0.0.1:{port}"), "up")
+        ask(parse(f"http://127.0.0.1:{port}"), {"up": "up"})
 
 
 def test_something_that_speaks_no_http():
@@ -229,7 +229,7 @@ def test_something_that_speaks_no_http():
 
         threading.Thread(target=greet, daemon=True).start()
         with pytest.raises(AitopError, match="is no Prometheus"):
-            ask(parse(f"http://127.0.0.1:{server.getsockname()[1]}"), "up")
+            ask(parse(f"http://127.0.0.1:{server.getsockname()[1]}"), {"up": "up"})
 
 
 @pytest.mark.parametrize(

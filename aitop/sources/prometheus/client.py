@@ -51,9 +51,23 @@ class _Answer(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
-def ask(address: Address, query: str, patience: float = PATIENCE_SECONDS) -> list[Row]:
-    """The rows that the query gives now. Raises AitopError, NotPermittedError among them."""
-    status, kind, body = _get(address, "/api/v1/query?" + urlencode({"query": query}), patience)
+def ask(address: Address, queries: Mapping[str, str], patience: float = PATIENCE_SECONDS) -> dict[str, list[Row]]:
+    """The rows that each query gives now, under its name. Raises AitopError, NotPermittedError among them.
+
+    All of them together may take `patience` seconds.
+    """
+    deadline = time.monotonic() + patience
+    try:
+        return {name: _asked(address, query, deadline) for name, query in queries.items()}
+    except TimeoutError:
+        raise AitopError(
+            f"{address.shown} gave no whole answer within {patience:g} s",
+            "is it overloaded, or is the address wrong?",
+        ) from None
+
+
+def _asked(address: Address, query: str, deadline: float) -> list[Row]:
+    status, kind, body = _get(address, "/api/v1/query?" + urlencode({"query": query}), deadline)
     if 300 <= status < 400:
         raise AitopError(
             f"{address.shown} redirects to another address (HTTP {status}), which aitop does not follow",
@@ -72,11 +86,13 @@ def ask(address: Address, query: str, patience: float = PATIENCE_SECONDS) -> lis
     return _rows(address, status, kind, body)
 
 
-def _get(address: Address, path: str, patience: float) -> tuple[int, str, bytes]:
-    """Status, content type and body, of which at most one byte more than MOST_BYTES is read."""
-    deadline = time.monotonic() + patience
+def _get(address: Address, path: str, deadline: float) -> tuple[int, str, bytes]:
+    """Status, content type and body, of which at most one byte more than MOST_BYTES is read. Raises TimeoutError."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
     kind = http.client.HTTPSConnection if address.secure else http.client.HTTPConnection
-    connection = kind(address.host, address.port, timeout=patience)
+    connection = kind(address.host, address.port, timeout=left)
     headers = {"Accept": "application/json", "User-Agent": "aitop", "Connection": "close"}
     if address.credentials is not None:
         headers["Authorization"] = address.credentials
@@ -95,10 +111,7 @@ def _get(address: Address, path: str, patience: float) -> tuple[int, str, bytes]
         return answer.status, answer.headers.get_content_type(), body
     except (OSError, http.client.HTTPException, ValueError) as error:
         if time.monotonic() >= deadline or isinstance(error, TimeoutError):
-            raise AitopError(
-                f"{address.shown} gave no whole answer within {patience:g} s",
-                "is it overloaded, or is the address wrong?",
-            ) from None
+            raise TimeoutError from None
         if isinstance(error, OSError):
             words = error.strerror or str(error) or type(error).__name__
             raise AitopError(

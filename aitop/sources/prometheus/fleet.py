@@ -45,8 +45,7 @@ class FleetReader:
     def jobs(self) -> Fleet:
         """All jobs that are watched now. Raises NotEnoughEvidenceError where there is none."""
         asked = time.monotonic()
-        answers = {name: ask(self.address, query) for name, query in page(self.window).items()}
-        jobs = jobs_of(answers)
+        jobs = jobs_of(ask(self.address, page(self.window)))
         if not jobs:
             raise NotEnoughEvidenceError(
                 f"Prometheus at {self.address.shown} knows of no job that aitop watches now",
@@ -57,8 +56,7 @@ class FleetReader:
     def ranks(self, job: str) -> JobRanks:
         """The ranks of one job over all its nodes; none if it has ended."""
         asked = time.monotonic()
-        answers = {name: ask(self.address, query) for name, query in detail(job).items()}
-        return JobRanks(time=asked, job=job, ranks=ranks_of(answers))
+        return JobRanks(time=asked, job=job, ranks=ranks_of(ask(self.address, detail(job))))
 
     def attempt(self, job: str | None = None) -> Attempt:
         """The same without an error: all jobs, or the ranks of one."""
