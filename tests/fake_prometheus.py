@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,9 +36,11 @@ class Rank:
     lost: float | None = None
     stalled: bool = False
     wait: float | None = None
-    step: float = 0.1
-    verdicts: tuple[tuple[str, str, str, str, int, float, float | None], ...] = ()
-    """Id, subtype, severity, file, line, share, speedup."""
+    step: float | None = None
+    user: str = ""
+    up: bool = True
+    verdicts: tuple[tuple[str, str, str, str, int, float | None, float | None], ...] = ()
+    """Id, subtype, severity, file, line, share, speedup; the first one first."""
 
 
 @dataclass
@@ -52,19 +54,34 @@ class Cluster:
 def series(rank: Rank) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, labels and value of each series of a rank. Counters have what they grow by in a second."""
     labels = {"exported_job": rank.job, "node": rank.node, "rank": str(rank.rank), **SCRAPED}
-    yield "aitop_up", {**labels, "pid": str(rank.pid)}, 1.0
+    yield "aitop_up", {**labels, "pid": str(rank.pid)}, float(rank.up)
     yield "aitop_stalled", labels, float(rank.stalled)
-    yield "aitop_unit_seconds_sum", labels, 1.0
-    yield "aitop_unit_seconds_count", labels, 1.0 / rank.step
+    if rank.step is not None:
+        yield "aitop_unit_seconds_sum", {**labels, "kind": "step"}, 1.0
+        yield "aitop_unit_seconds_count", {**labels, "kind": "step"}, 1.0 / rank.step
     if rank.lost is not None:
         yield "aitop_wasted_gpu_ratio", labels, rank.lost
     if rank.wait is not None:
         yield "aitop_phase_ratio", {**labels, "phase": "communication"}, rank.wait
-    for *texts, share, speedup in rank.verdicts:
-        verdict = dict(zip(VERDICT, map(str, texts), strict=True))
-        yield "aitop_verdict_share", {**labels, **verdict}, share
+    for order, (*texts, share, speedup) in enumerate(rank.verdicts, 1):
+        verdict = {name: str(text) for name, text in zip(VERDICT, texts, strict=True) if text}
+        yield "aitop_verdict_order", {**labels, **verdict}, float(order)
+        if share is not None:
+            yield "aitop_verdict_share", {**labels, **verdict}, share
         if speedup is not None:
             yield "aitop_verdict_speedup", {**labels, "verdict": verdict["verdict"]}, speedup
+
+
+def everything(ranks: Iterable[Rank]) -> Iterator[tuple[str, dict[str, str], float]]:
+    """All series: those of each rank, of each job on a node, and of each node."""
+    jobs: dict[tuple[str, str], str] = {}
+    for rank in ranks:
+        yield from series(rank)
+        jobs.setdefault((rank.node, rank.job), rank.user)
+    for (node, job), user in jobs.items():
+        yield "aitop_job_info", {"exported_job": job, "node": node, **SCRAPED} | ({"user": user} if user else {}), 1.0
+    for node, count in Counter(node for node, _ in jobs).items():
+        yield "aitop_jobs", {"node": node, **SCRAPED}, float(count)
 
 
 def answers_of(
@@ -72,19 +89,18 @@ def answers_of(
 ) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The rows that each query of `page`, or with a job of `detail`, gives."""
     known = defaultdict(list)
-    for rank in cluster.ranks:
-        if job is None or rank.job == job:
-            for name, labels, value in series(rank):
-                known[name.removeprefix("aitop_")].append((labels, value))
+    for name, labels, value in everything(cluster.ranks):
+        if job is None or labels.get("exported_job") == job:
+            known[name.removeprefix("aitop_")].append((labels, value))
     by = ["job", "exported_job"] if job is None else ["node", "rank"]
     covered = min(window / 3600, cluster.hours)
     stalled = _grouped(known["stalled"], by, sum if job is None else max)
-    first = _first(known["verdict_share"], by)
+    first = _first(known["verdict_order"], known["verdict_share"], by)
     speedup = _grouped(known["verdict_speedup"], [*by, "verdict"], max)
     if job is not None:
         seconds, units = (_grouped(known[f"unit_seconds_{part}"], by, sum) for part in ("sum", "count"))
         return {
-            "up": _grouped(known["up"], [*by, "pid"], len),
+            "up": _grouped(known["up"], [*by, "pid"], max),
             "stalled": stalled,
             "lost": _grouped(known["wasted_gpu_ratio"], by, max),
             "wait": _grouped(known["phase_ratio"], by, max),
@@ -95,6 +111,8 @@ def answers_of(
     lost = _grouped(known["wasted_gpu_ratio"], by, sum)
     return {
         "up": _grouped(known["up"], [*by, "node"], len),
+        "watching": [({}, float(len(known["jobs"])))],
+        "user": _grouped(known["job_info"], [*by, "user"], len),
         "stalled": stalled,
         "devices": _grouped(known["wasted_gpu_ratio"], by, len),
         "lost": lost,
@@ -111,8 +129,10 @@ def _grouped(rows, by, join):
     return [(dict(key), float(join(values))) for key, values in groups.items()]
 
 
-def _first(rows, by):
-    sums = _grouped(rows, [*by, *VERDICT], sum)
+def _first(orders, shares, by):
+    share_of = {tuple(labels.items()): value for labels, value in shares}
+    first = [(labels, share_of.get(tuple(labels.items()), 0.0)) for labels, order in orders if order == 1]
+    sums = _grouped(first, [*by, *VERDICT], sum)
     weighed = [(labels, value + WEIGHTS[labels["severity"]]) for labels, value in sums]
     best = {}
     for labels, value in weighed:
@@ -217,13 +237,14 @@ def _handler(fake: FakePrometheus):
 INPUT = ("input-bound", "workers", "critical", "/home/ada/train/decode.py", 41, 0.64, 2.8)
 STRAGGLER = ("straggler", "", "warning", "/home/eve/loop.py", 12, 0.3, 1.42)
 COMPUTE = ("compute-bound", "", "info", "", 0, 0.93, 1.0)
-HANG = ("hang", "", "critical", "/opt/app/sync.py", 77, 0.0, None)
+HANG = ("hang", "", "critical", "/opt/app/sync.py", 77, None, None)
 
 
 def four_jobs() -> list[Rank]:
     """A slow loader, a straggler over two nodes, a hang, and a healthy job."""
     ranks = [
-        Rank("loader-7", "gpu-a", rank, 700 + rank, 0.64, wait=0.1, verdicts=(INPUT, COMPUTE)) for rank in range(4)
+        Rank("loader-7", "gpu-a", rank, 700 + rank, 0.64, wait=0.1, user="ada", verdicts=(INPUT, COMPUTE))
+        for rank in range(4)
     ]
     ranks += [
         Rank("ddp-8", "gpu-a" if rank < 2 else "gpu-b", rank, 800 + rank, 0.3, wait=0.02 if rank == 3 else 0.4,
@@ -252,7 +273,8 @@ def thirteen_jobs() -> list[Rank]:
                     lost,
                     stalled,
                     wait=None if nodes * each == 1 else 0.03 if late else 0.06 + 0.9 * lost + rank % 5 / 100,
-                    step=0.41 + number / 20,
+                    step=0.41 + number / 20 if rank % each == 0 else None,
+                    user=verdict[3].split("/")[2] if verdict[3] else "zoe",
                     verdicts=(tuple(verdict),) if late or verdict[0] != "straggler" else (COMPUTE,),
                 )
             )
@@ -262,7 +284,7 @@ def thirteen_jobs() -> list[Rank]:
 JOBS_OF_A_DAY = (
     ("4417302", 4, 8, 0.31, False, "straggler", "", "warning", "/home/ada/nanogpt/train.py", 212, 0.31, 1.44),
     ("4417377", 2, 8, 0.64, False, "input-bound", "workers", "critical", "/home/eve/vit/data/decode.py", 41, 0.64, 2.7),
-    ("4417391", 1, 8, 1.0, True, "hang", "", "critical", "/home/bo/moe/parallel.py", 88, 0.0, None),
+    ("4417391", 1, 8, 1.0, True, "hang", "", "critical", "/home/bo/moe/parallel.py", 88, None, None),
     ("4417405", 8, 8, 0.04, False, "compute-bound", "", "info", "", 0, 0.93, 1.0),
     ("4417410", 1, 8, 0.22, False, "checkpoint-stall", "", "warning", "/home/ida/ddpm/loop.py", 143, 0.22, 1.27),
     ("4417418", 1, 4, 0.47, False, "sync-stall", "", "critical", "/home/lin/rl/agent.py", 57, 0.47, 1.9),
@@ -310,6 +332,7 @@ def _of_large(node: int, job: int, number: int) -> Rank:
         lost=lost,
         stalled=job % 211 == 7,
         wait=0.02 if number == job % 32 else 0.3,
+        user=f"user{job % 50}",
         verdicts=(
             ("input-bound", "workers", severity, file, 40 + job % 300, lost, gain),
             ("gil-contention", "", "info", file, 12, 0.05, 1.05),

@@ -44,7 +44,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `nodes` by name; `ranks` that are watched, of which `stalled` stand still.
+    """One job, of the `user` as far as that is known. `nodes` by name; `ranks`, of which `stalled` stand still.
 
     `devices` is the number of devices whose loss is measured, `lost` how many of them do nothing useful now because of
     the first verdict, `wasted` the device-hours lost within the fleet's window. None is not measured.
@@ -53,6 +53,7 @@ class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     nodes: tuple[str, ...]
     ranks: int
+    user: str = ""
     stalled: int = 0
     devices: int | None = None
     lost: float | None = None
@@ -61,11 +62,15 @@ class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs at one moment: `time` in monotonic seconds. `window` is what `wasted` looks back, in seconds."""
+    """All jobs at one moment: `time` in monotonic seconds. `window` is what `wasted` looks back, in seconds.
+
+    `watching` is the number of nodes whose exporter is there, whether they have a job or not.
+    """
 
     time: float
     window: float
     jobs: tuple[FleetJob, ...] = ()
+    watching: int = 0
 
     @property
     def ranks(self) -> int:
@@ -87,13 +92,15 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 class FleetRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank on one node. `rank` and `pid` are None where the exporter does not say them.
 
-    `step` is the mean length of a step (or another unit of work) in seconds, `wait` the share of it (0..1) in which
-    the rank waits for others, `lost` the share of its device's time that the first verdict costs.
+    `watched` is False where the exporter may not look into it. `step` is the mean length of a step in seconds, `wait`
+    the share of it (0..1) in which the rank waits for others, `lost` the share of its device's time that the first
+    verdict costs.
     """
 
     node: str
     rank: int | None
     pid: int | None
+    watched: bool = True
     stalled: bool = False
     step: float | None = None
     wait: float | None = None

@@ -14,7 +14,7 @@ from aitop.outputs.report import rounded
 
 SCHEMA = 1
 WIDEST = 40
-HEADINGS = ("JOB", "NODES", "RANKS", "WASTED", "VERDICT", "LINE", "GAIN")
+HEADINGS = ("JOB", "USER", "NODES", "RANKS", "WASTED", "VERDICT", "LINE", "GAIN")
 AT_THE_RIGHT = frozenset({"RANKS", "WASTED", "GAIN"})
 
 
@@ -40,6 +40,7 @@ class ReportJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job."""
 
     job: str
+    user: str | None
     nodes: tuple[str, ...]
     ranks: int
     stalled: int
@@ -57,6 +58,7 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
     prometheus: str
     window_s: float
     wasted_device_hours: float | None
+    watching: int
     jobs: tuple[ReportJob, ...]
 
 
@@ -68,6 +70,7 @@ def to_json(fleet: Fleet, address: str) -> str:
         prometheus=address,
         window_s=fleet.window,
         wasted_device_hours=fleet.wasted,
+        watching=fleet.watching,
         jobs=tuple(_job(job) for job in by_waste(fleet.jobs)),
     )
     written = msgspec.json.encode(rounded(msgspec.to_builtins(report)))
@@ -77,6 +80,7 @@ def to_json(fleet: Fleet, address: str) -> str:
 def _job(job: FleetJob) -> ReportJob:
     return ReportJob(
         job=job.job,
+        user=job.user or None,
         nodes=job.nodes,
         ranks=job.ranks,
         stalled=job.stalled,
@@ -104,9 +108,9 @@ def to_text(fleet: Fleet, address: str) -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
     lines = [_line(row, widths) for row in rows]
     wasted = f"{fleet.wasted:.1f} device-hours" if fleet.wasted is not None else "not measured"
-    lines.append("")
-    lines.append(f"{fleet.ranks} ranks on {fleet.nodes} nodes; wasted in the last {period(fleet.window)}: {wasted}")
-    return "".join(f"{line}\n" for line in [*lines, f"from {printable(address)}"])
+    there = f"{fleet.ranks} ranks on {fleet.nodes} of {fleet.watching} nodes"
+    lines += ["", f"{there}; wasted in the last {period(fleet.window)}: {wasted}", f"from {printable(address)}"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _row(job: FleetJob) -> tuple[str, ...]:
@@ -114,6 +118,7 @@ def _row(job: FleetJob) -> tuple[str, ...]:
     verdict = finding.name if finding is not None else NOT_SUPPORTED
     texts = (
         job.job,
+        job.user or NOT_SUPPORTED,
         f"{job.nodes[0]} +{len(job.nodes) - 1}" if len(job.nodes) > 1 else "".join(job.nodes) or NOT_SUPPORTED,
         str(job.ranks),
         f"{job.wasted:.2f} h" if job.wasted is not None else NOT_SUPPORTED,

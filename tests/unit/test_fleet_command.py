@@ -30,9 +30,19 @@ def test_the_table(capsys):
         assert run(["fleet", "--prometheus", fake.url, "--once"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["JOB", "hung-9", "loader-7", "ddp-8", "fine-1"]
-    assert lines[2].split() == ["loader-7", "gpu-a", "4", "2.56", "h", "input-bound/workers", "decode.py:41", "2.8×"]
+    assert lines[2].split() == [
+        "loader-7",
+        "ada",
+        "gpu-a",
+        "4",
+        "2.56",
+        "h",
+        "input-bound/workers",
+        "decode.py:41",
+        "2.8×",
+    ]
     assert "STALLED 2 of 2" in lines[1]
-    assert lines[6] == "11 ranks on 2 nodes; wasted in the last 1 h: 4.8 device-hours"
+    assert lines[6] == "11 ranks on 2 of 2 nodes; wasted in the last 1 h: 4.8 device-hours"
 
 
 def test_the_json(capsys):
@@ -46,8 +56,8 @@ def test_the_json(capsys):
     hung, loader, *_ = report["jobs"]
     assert (hung["job"], hung["stalled"], hung["verdict"]["id"]) == ("hung-9", 2, "hang")
     assert loader == {
-        "job": "loader-7", "nodes": ["gpu-a"], "ranks": 4, "stalled": 0, "devices": 4, "lost_devices": 2.56,
-        "wasted_device_hours": 2.56,
+        "job": "loader-7", "user": "ada", "nodes": ["gpu-a"], "ranks": 4, "stalled": 0, "devices": 4,
+        "lost_devices": 2.56, "wasted_device_hours": 2.56,
         "verdict": {
             "id": "input-bound", "subtype": "workers", "severity": "critical", "share": 0.64, "speedup": 2.8,
             "where": {"file": "/home/ada/train/decode.py", "line": 41},
@@ -104,7 +114,7 @@ def test_the_address_of_the_settings(capsys, settings):
         (["--prometheus", "URL", "--once", "--over", "3s"], None, 2, "is not a time between 1m and 720h"),
         (["--prometheus", "URL", "--every", "10ms"], None, 2, "is too short"),
         (["--prometheus", "URL"], None, 2, "the screen needs a terminal"),
-        (["--prometheus", "URL", "--once"], (200, vector([])), 5, "knows of no job that aitop watches now"),
+        (["--prometheus", "URL", "--once"], (200, vector([])), 5, "knows of no node that aitop watches now"),
         (["--prometheus", "URL", "--once"], (403, b""), 4, "lets nobody ask"),
         (["--prometheus", "URL", "--once"], (502, b"bad gateway"), 1, "is no Prometheus"),
         (["--prometheus", "http://127.0.0.1:1", "--once"], None, 1, "cannot reach Prometheus at http://127.0.0.1:1"),
@@ -135,6 +145,6 @@ def test_a_wrong_setting_is_not_repeated(capsys, settings):
 
 
 def test_the_first_verdict_of_a_job_is_the_one_that_is_printed(capsys):
-    with served(Rank("j", "n", 0, 7, 0.3, verdicts=(COMPUTE, INPUT))) as fake:
+    with served(Rank("j", "n", 0, 7, 0.3, verdicts=(INPUT, COMPUTE))) as fake:
         run(["fleet", "--prometheus", fake.url, "--once"])
     assert "input-bound/workers" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from fake_prometheus import COMPUTE, INPUT, Rank, served, vector
+from fake_prometheus import COMPUTE, HANG, INPUT, Rank, served, vector
 
 from aitop.errors import AitopError, NotEnoughEvidenceError, NotPermittedError
 from aitop.model.fleet import by_waste
@@ -43,6 +43,41 @@ def test_a_page_asks_for_a_few_rows_a_job_and_nothing_else():
         reader(fake).jobs()
         assert sorted(fake.asked) == sorted(page(3600.0).values())
     assert all("by (" in query for query in page(3600.0).values())
+
+
+def test_only_first_verdicts_count():
+    with served(Rank("j", "n", 0, 7, verdicts=(COMPUTE, INPUT))) as fake:
+        (job,) = reader(fake).jobs().jobs
+    assert (job.finding.name, job.finding.place) == ("compute-bound", "")
+
+
+def test_a_hang_has_no_share_and_is_still_the_verdict():
+    with served(
+        Rank("j", "n", 0, 7, stalled=True, verdicts=(HANG,)), Rank("j", "m", 1, 8, verdicts=(COMPUTE,))
+    ) as fake:
+        (job,) = reader(fake).jobs().jobs
+    assert (job.finding.name, job.finding.share, job.finding.speedup) == ("hang", None, None)
+
+
+def test_who_the_job_belongs_to():
+    with served(Rank("j", "n", 0, 7, user="eve"), Rank("j", "m", 1, 8, user="ada"), Rank("k", "n", 0, 9)) as fake:
+        assert [job.user for job in reader(fake).jobs().jobs] == ["ada, eve", ""]
+
+
+def test_a_rank_that_may_not_be_looked_into():
+    with served(Rank("j", "n", 0, 7, up=False), Rank("j", "n", 1, 8)) as fake:
+        assert [rank.watched for rank in reader(fake).ranks("j").ranks] == [False, True]
+        assert reader(fake).jobs().jobs[0].ranks == 2
+
+
+def test_nodes_without_a_job_are_no_error():
+    with served() as fake:
+        idle = vector([({}, 12.0)])
+        fake.answer = lambda handler: handler.reply(
+            200, idle if "aitop_jobs" in handler.path else vector([]), "application/json"
+        )
+        fleet = reader(fake).jobs()
+    assert (fleet.jobs, fleet.watching, fleet.nodes) == ((), 12, 0)
 
 
 def test_a_serious_verdict_goes_before_lighter_ones_that_many_ranks_have():
@@ -85,7 +120,7 @@ def test_no_name_of_a_job_gets_out_of_its_quotes(job):
 def test_nobody_exports():
     with served() as fake:
         fake.answer = lambda handler: handler.reply(200, vector([]), "application/json")
-        with pytest.raises(NotEnoughEvidenceError, match="knows of no job that aitop watches now: run `aitop export"):
+        with pytest.raises(NotEnoughEvidenceError, match="knows of no node that aitop watches now: run `aitop export"):
             reader(fake).jobs()
 
 
@@ -144,6 +179,7 @@ def test_who_may_not_ask(status):
 
 def test_no_number_that_cannot_be_gets_in():
     rows = {
+        "user": [({"job": "j"}, 1.0)],
         "up": [({"job": "j", "node": "n"}, 2.0), ({"job": "k"}, -1.0), ({"node": "n"}, 1.0), ({"job": "l"}, 1e300)],
         "stalled": [({"job": "j"}, 1e9)],
         "devices": [],

@@ -43,15 +43,17 @@ class FleetReader:
         return self.address.shown
 
     def jobs(self) -> Fleet:
-        """All jobs that are watched now. Raises NotEnoughEvidenceError where there is none."""
+        """All jobs that are watched now. Raises NotEnoughEvidenceError where nobody watches."""
         asked = time.monotonic()
-        jobs = jobs_of(ask(self.address, page(self.window)))
-        if not jobs:
+        answers = ask(self.address, page(self.window))
+        fleet = Fleet(time=asked, window=self.window, jobs=jobs_of(answers))
+        watching = max(fleet.nodes, round(sum(_values(answers["watching"]).values())))
+        if not fleet.jobs and not watching:
             raise NotEnoughEvidenceError(
-                f"Prometheus at {self.address.shown} knows of no job that aitop watches now",
+                f"Prometheus at {self.address.shown} knows of no node that aitop watches now",
                 "run `aitop export --all --prometheus HOST:PORT` on the nodes, and let Prometheus scrape it",
             )
-        return Fleet(time=asked, window=self.window, jobs=jobs)
+        return replace(fleet, watching=watching)
 
     def ranks(self, job: str) -> JobRanks:
         """The ranks of one job over all its nodes; none if it has ended."""
@@ -73,6 +75,8 @@ def page(window: float) -> dict[str, str]:
     seen = f"sum_over_time(aitop_wasted_gpu_ratio[{round(window)}s:{step}s])"
     return {
         "up": f"count by ({job}, {_labels('node')}) (aitop_up)",
+        "watching": f"count(count by ({_labels('node')}) (aitop_jobs))",
+        "user": f"count by ({job}, {_labels('user')}) (aitop_job_info)",
         "stalled": f"sum by ({job}) (aitop_stalled)",
         "devices": f"count by ({job}) (aitop_wasted_gpu_ratio)",
         "lost": f"sum by ({job}) (aitop_wasted_gpu_ratio)",
@@ -85,16 +89,16 @@ def page(window: float) -> dict[str, str]:
 def detail(job: str) -> dict[str, str]:
     """The queries for the ranks of one job, by name."""
     rank = _labels("node", "rank")
-    wait = 'aitop_phase_ratio{phase="communication", JOB}'
-    seconds, units = (
-        f"sum by ({rank}) (rate(aitop_unit_seconds_{part}{{JOB}}[{RECENT}]))" for part in ("sum", "count")
+    wait, step = 'aitop_phase_ratio{phase="communication", JOB}', 'kind="step", JOB'
+    seconds, steps = (
+        f"sum by ({rank}) (rate(aitop_unit_seconds_{part}{{{step}}}[{RECENT}]))" for part in ("sum", "count")
     )
     queries = {
-        "up": f"count by ({rank}, pid) (aitop_up{{JOB}})",
+        "up": f"max by ({rank}, pid) (aitop_up{{JOB}})",
         "stalled": f"max by ({rank}) (aitop_stalled{{JOB}})",
         "lost": f"max by ({rank}) (aitop_wasted_gpu_ratio{{JOB}})",
         "wait": f"max by ({rank}) ({wait})",
-        "step": f"{seconds} / ({units} > 0)",
+        "step": f"{seconds} / ({steps} > 0)",
         "verdict": _first(rank, "JOB"),
         "speedup": f"max by ({rank}, verdict) (aitop_verdict_speedup{{JOB}})",
     }
@@ -112,11 +116,16 @@ def _labels(*names: str) -> str:
 
 
 def _first(by: str, selector: str) -> str:
-    """The query for the first verdict of each group `by`: the most serious, then the one with the largest share."""
-    sums = (
-        f'sum by ({by}, {VERDICT}) (aitop_verdict_share{{severity="{severity}", {selector}}}) + {weight:.0f}'
-        for severity, weight in WEIGHTS.items()
-    )
+    """The query for the verdict of each group `by`: of the first ones of its ranks the most serious, then the largest.
+
+    A hang has no share, and counts as none.
+    """
+    sums = []
+    for severity, weight in WEIGHTS.items():
+        labels = f'{{severity="{severity}", {selector}}}'
+        first = f"aitop_verdict_order{labels} == 1"
+        shares = f"(aitop_verdict_share{labels} and {first}) or ({first}) * 0"
+        sums.append(f"sum by ({by}, {VERDICT}) ({shares}) + {weight:.0f}")
     return f"topk by ({by}) (1, {' or '.join(sums)})"
 
 
@@ -128,6 +137,9 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
             nodes.setdefault(job, {})[node] = ranks
     figures = {name: _values(answers[name], "job") for name in ("stalled", "devices", "lost", "wasted")}
     findings = _findings(answers, "job")
+    users: dict[str, set[str]] = {}
+    for job, user in _values(answers["user"], "job", "user"):
+        users.setdefault(job, set()).add(user)
     jobs = []
     for job, ranks_on in nodes.items():
         ranks, key = round(sum(ranks_on.values())), (job,)
@@ -139,6 +151,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
                 job=job,
                 nodes=tuple(sorted(node for node in ranks_on if node)),
                 ranks=ranks,
+                user=", ".join(sorted(filter(None, users.get(job, ())))),
                 stalled=min(ranks, round(figures["stalled"].get(key, 0.0))),
                 devices=None if devices is None else round(devices),
                 lost=figures["lost"].get(key),
@@ -154,13 +167,14 @@ def ranks_of(answers: Answers) -> tuple[FleetRank, ...]:
     figures = {name: _values(answers[name], "node", "rank") for name in ("stalled", "lost", "wait", "step")}
     findings = _findings(answers, "node", "rank")
     ranks = []
-    for node, rank, pid in _values(answers["up"], "node", "rank", "pid"):
+    for (node, rank, pid), up in _values(answers["up"], "node", "rank", "pid").items():
         key = (node, rank)
         ranks.append(
             FleetRank(
                 node=node,
                 rank=_whole(rank),
                 pid=_whole(pid),
+                watched=up > 0,
                 stalled=figures["stalled"].get(key, 0.0) > 0,
                 step=figures["step"].get(key),
                 wait=_ratio(figures["wait"].get(key)),

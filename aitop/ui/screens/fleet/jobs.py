@@ -42,6 +42,8 @@ def finding_text(row: FleetJob | FleetRank) -> str | None:
     """That it is stalled, or the first verdict with its subtype."""
     if row.stalled:
         return f"STALLED {row.stalled} of {row.ranks}" if isinstance(row, FleetJob) else "STALLED"
+    if isinstance(row, FleetRank) and not row.watched:
+        return "not permitted"
     return one_line(row.finding.name) if row.finding is not None else None
 
 
@@ -75,6 +77,7 @@ FINDING = (
 """What the first verdict says, of a job as of a rank."""
 JOBS = (
     Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=40),
+    Column("user", 8, 8, lambda job: one_line(job.user) or None, style=lambda _: DIM, right=False, most=16),
     Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=32),
     Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
     Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),
@@ -93,7 +96,14 @@ class JobsPane(TablePane[FleetJob]):
         return row.job
 
     def texts(self, row: FleetJob) -> Sequence[str | None]:
-        return (row.job, finding_text(row), row.finding.name if row.finding else None, place_text(row), *row.nodes)
+        return (
+            row.job,
+            row.user,
+            finding_text(row),
+            row.finding.name if row.finding else None,
+            place_text(row),
+            *row.nodes,
+        )
 
 
 class FleetScreen(TableScreen[FleetJob]):
@@ -121,6 +131,7 @@ class FleetScreen(TableScreen[FleetJob]):
     def took(self, answer: Fleet | JobRanks) -> None:
         if isinstance(answer, Fleet):
             self.listing.entries = by_waste(answer.jobs)
+            self.listing.none = f"no AI job runs on {plural(answer.watching, 'node')} that aitop watches"
             measured = answer.wasted is not None
             then = "device-hours wasted" if measured else "the share of the first verdict"
             self.listing.default_order = f"stalled first, then by {then}"

@@ -60,6 +60,7 @@ class RanksPane(TablePane[FleetRank]):
     """A row a rank: stalled ones first, then the one that waits least for the others."""
 
     name_of_rows = "Ranks"
+    none = "Prometheus knows of no rank of this job any more"
     table = RANKS
     default_order = "who waits least comes first"
 

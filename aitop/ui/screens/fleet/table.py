@@ -55,6 +55,7 @@ class TablePane(RowPane[Row]):
     """
 
     name_of_rows = "rows"
+    none = "none"
     table: Sequence[Column] = ()
     default_order = ""
     entries: Sequence[Row] | None = None
@@ -84,6 +85,9 @@ class TablePane(RowPane[Row]):
         title = f"{self.name_of_rows} · {len(self.entries)}"
         if view.filter:
             title += f" · /{view.filter} {len(rows)} match"
+        if not rows:
+            self.rows = ()
+            return Drawing([Line(self.none if not view.filter else "no row matches", DIM)], title)
         rows = in_order(rows, self.table, self.order)
         self.take(rows, height - 1)
         chosen = self.row()
