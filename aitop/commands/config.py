@@ -191,8 +191,8 @@ KEYS = {
         "",
     ),
     "prometheus": Key(
-        "The Prometheus server that `aitop fleet` asks, as http://HOST:9090; a name and a password may stand before\n"
-        "the host (what is printed here has no password). --prometheus",
+        "The Prometheus server that `aitop fleet` and the key E ask, as http://HOST:9090; NAME:PASSWORD@ may stand\n"
+        "before the host (what is printed here has no password). --prometheus",
         f"a URL such as {EXAMPLE}",
         _prometheus,
         "",

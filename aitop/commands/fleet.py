@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from aitop.commands.options import add_screen_options, duration, prometheus
 from aitop.errors import WrongUsageError
-
-if TYPE_CHECKING:
-    from aitop.sources.prometheus.address import Address
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 60.0, 30 * 86400.0
 SHORTEST_PAUSE = 1.0
@@ -49,7 +45,9 @@ def pause(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Show the screen, or print the jobs once."""
-    address = args.prometheus or of_settings(args)
+    from aitop.sources.prometheus.address import parse
+
+    address = args.prometheus or (parse(args.settings.prometheus) if args.settings.prometheus is not None else None)
     if address is None:
         raise WrongUsageError(
             "no Prometheus server is named",
@@ -70,11 +68,3 @@ def run(args: argparse.Namespace) -> int:
     from aitop.ui.app import FleetApp
 
     return FleetApp(reader, args.every, args.settings).show_jobs()
-
-
-def of_settings(args: argparse.Namespace) -> Address | None:
-    """The address in the settings, None without one."""
-    from aitop.sources.prometheus.address import parse
-
-    url = args.settings.prometheus
-    return parse(url) if url is not None else None

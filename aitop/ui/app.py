@@ -195,7 +195,7 @@ class MonitorApp(AitopApp[None]):
 
     `title` replaces the target's command in the header. `source_around` reads the target's own source for the evidence
     screen; it is called off the UI thread and may fail. `recorder` is where the feed writes its events, None where
-    there is nothing to record.
+    there is nothing to record. `cluster` knows the ranks of the job on other machines, None where nobody is asked.
     """
 
     def __init__(
@@ -205,8 +205,11 @@ class MonitorApp(AitopApp[None]):
         source_around: SourceAround | None = None,
         settings: Settings | None = None,
         recorder: Recorder | None = None,
+        *,
+        cluster: Cluster | None = None,
     ) -> None:
         super().__init__(settings, feed.stop)
+        self._cluster = cluster
         self._recorder = recorder
         self._feed = feed
         self._run_title = title
@@ -219,7 +222,7 @@ class MonitorApp(AitopApp[None]):
             from aitop.ui.screens.replay import ReplayScreen  # noqa: PLC0415 - a live run does without
 
             return ReplayScreen(self._feed, *details)
-        return MonitorScreen(self._feed, *details)
+        return MonitorScreen(self._feed, *details, cluster=self._cluster)
 
     def show_run(self) -> int:
         """Show the run until the user quits or a signal comes; the exit code (0, or 128 + signal).

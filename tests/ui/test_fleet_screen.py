@@ -7,7 +7,8 @@ import threading
 from contextlib import asynccontextmanager
 
 import pytest
-from fake_prometheus import COMPUTE, HANG, INPUT, Rank, four_jobs, large, served
+import sample_snapshots as samples
+from fake_prometheus import COMPUTE, HANG, INPUT, Rank, four_jobs, large, served, vector
 from test_every_key import CLASSES, heard_from
 from test_hostile_text import EVIL, assert_safe
 
@@ -159,7 +160,7 @@ async def test_sorting():
             assert "by job" in eyes.text()
             await eyes.press("I")
             assert eyes.rows(1) == ["loader-7", "hung-9", "▸", "ddp-8"]
-            await eyes.press(">", ">", ">")
+            await eyes.press(*">>>>")
             assert "by wasted" in eyes.text()
             assert eyes.rows(1) == ["loader-7", "ddp-8", "hung-9", "▸"]
             await eyes.press(*"<<<<<<")
@@ -255,6 +256,35 @@ async def test_help_lists_the_keys():
         async with looking(fake) as eyes:
             await eyes.press("question_mark")
             await eyes.until("the job's ranks over all its nodes")
+
+
+async def test_the_ranks_elsewhere_of_a_job_that_is_watched_here(look_at, monkeypatch):
+    monkeypatch.setenv("NODE_NAME", "gpu-a")
+    snapshot = samples.two_ranks()
+    pids = [process.pid for process in snapshot.host.processes if process.role == "rank"]
+    here = [Rank("9", "gpu-a", rank, pid, wait=0.4) for rank, pid in enumerate(pids)]
+    with served(*here, Rank("9", "gpu-b", 2, 77, wait=0.02), Rank("8", "gpu-c", 0, pids[0])) as fake:
+        fake.answer = lambda handler: whose(fake, handler, pids)
+        async with look_at(snapshot) as eyes:
+            await eyes.press("E")
+            await eyes.until("no Prometheus server is named")
+            eyes.app.screen._cluster = FleetReader(parse(fake.url))
+            await eyes.press("E")
+            await eyes.until("The others wait 40 % of a step for rank 2 on gpu-b")
+            await eyes.press("escape")
+            await eyes.until("Verdict")
+            fake.answer = lambda handler: handler.reply(200, vector([]), "application/json")
+            await eyes.press("E")
+            await eyes.until("does not know this job")
+
+
+def whose(fake, handler, pids):
+    """Answers which job has these processes of gpu-a, and then as always."""
+    query = fake.asked[-1]
+    assert "|".join(map(str, pids)) in query
+    assert 'node="gpu-a"' in query
+    fake.answer = None
+    handler.reply(200, vector([({"exported_job": "9", "job": "aitop"}, float(len(pids)))]), "application/json")
 
 
 @pytest.mark.parametrize("table", [JOBS, RANKS], ids=["jobs", "ranks"])

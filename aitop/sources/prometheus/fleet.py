@@ -6,8 +6,10 @@ Labels are foreign: an element without a job, or with a value that cannot be, is
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -17,6 +19,7 @@ from aitop.model.verdict import Severity
 from aitop.sources.prometheus.address import Address
 from aitop.sources.prometheus.client import Row, ask
 
+WINDOW_SECONDS = 3600.0
 MOMENTS = 60
 """So often within the window the loss is looked at."""
 RECENT = "5m"
@@ -33,7 +36,7 @@ VERDICT = "verdict, subtype, severity, file, line"
 class FleetReader:
     """Reads the jobs, and the ranks of a job. Every call asks anew, may take some seconds, and may raise AitopError."""
 
-    def __init__(self, address: Address, window: float) -> None:
+    def __init__(self, address: Address, window: float = WINDOW_SECONDS) -> None:
         self.address = address
         self.window = window
 
@@ -59,6 +62,19 @@ class FleetReader:
         """The ranks of one job over all its nodes; none if it has ended."""
         asked = time.monotonic()
         return JobRanks(time=asked, job=job, ranks=ranks_of(ask(self.address, detail(job))))
+
+    def job_with(self, pids: Collection[int]) -> str:
+        """The job to which most of these processes of this machine belong. Raises AitopError where there is none."""
+        name = json.dumps(os.environ.get("NODE_NAME") or socket.gethostname())
+        selectors = (f'pid=~"{"|".join(map(str, pids))}", {label}={name}' for label in ("node", "exported_node"))
+        query = " or ".join(f"aitop_up{{{selector}}}" for selector in selectors)
+        jobs = _values(ask(self.address, {"jobs": f"count by ({_labels('job')}) ({query})"})["jobs"], "job")
+        if not jobs:
+            raise AitopError(
+                f"Prometheus at {self.address.shown} does not know this job as one of the node {name}",
+                "run `aitop export --all --prometheus HOST:PORT` here",
+            )
+        return max(jobs, key=jobs.__getitem__)[0]
 
     def attempt(self, job: str | None = None) -> Attempt:
         """The same without an error: all jobs, or the ranks of one."""

@@ -153,7 +153,7 @@ class FleetScreen(TableScreen[FleetJob]):
     def chose(self, row: FleetJob) -> None:
         from aitop.ui.screens.fleet.ranks import RanksScreen  # noqa: PLC0415 - many look at the jobs only
 
-        self.app.push_screen(RanksScreen(self.cluster, self.every, self.view, row))
+        self.app.push_screen(RanksScreen(self.cluster, self.view, row.job, self.every, finding_text(row)))
 
     def action_command(self) -> None:
         """The command for the job's worst rank: its ranks are asked for first."""

@@ -10,7 +10,6 @@ from textual.binding import Binding, BindingType
 
 from aitop.model.fleet import (
     Fleet,
-    FleetJob,
     FleetRank,
     JobRanks,
     by_lateness,
@@ -20,7 +19,7 @@ from aitop.model.fleet import (
 from aitop.model.units import duration, percent
 from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.jobs import FINDING, finding_text, place_text
-from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
+from aitop.ui.screens.fleet.table import ASK_SECONDS, Cluster, TablePane, TableScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, LOSS
 from aitop.ui.widgets.line import Line
@@ -83,17 +82,20 @@ class RanksScreen(TableScreen[FleetRank]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "command", "the command that opens aitop on this rank; it is copied as well"),
-        Binding("escape,q", "back", "back: out of the filter, then to the jobs"),
+        Binding("escape,q", "back", "back: out of the filter, then out of this job"),
     ]
-    keys = (("c", "ssh command"), ("/", "filter"), ("< >", "sort"), ("r", "ask again"), ("?", "help"), ("esc", "jobs"))
+    keys = (("c", "ssh command"), ("/", "filter"), ("< >", "sort"), ("r", "ask again"), ("?", "help"), ("esc", "back"))
     listing: RanksPane
 
-    def __init__(self, cluster: Cluster, every: float, view: View, job: FleetJob) -> None:
+    def __init__(
+        self, cluster: Cluster, view: View, job: str, every: float = ASK_SECONDS, finding: str | None = None
+    ) -> None:
         super().__init__(cluster, every, View(look=view.look), RanksPane(id="ranks"))
         self._job = job
+        self._finding = finding
 
     def job(self) -> str | None:
-        return self._job.job
+        return self._job
 
     def took(self, answer: Fleet | JobRanks) -> None:
         if isinstance(answer, JobRanks):
@@ -101,9 +103,9 @@ class RanksScreen(TableScreen[FleetRank]):
 
     def summary(self, width: int) -> Line:
         line = Line(" aitop ", BRAND).add("  ")
-        job = Line(f"job {one_line(self._job.job)}", BRIGHT)
+        job = Line(f"job {one_line(self._job)}", BRIGHT)
         ranks = self.answer.ranks if isinstance(self.answer, JobRanks) else ()
-        parts = [job, waited_for(ranks), Line(finding_text(self._job) or "no verdict", DIM)]
+        parts = [job, waited_for(ranks), Line(self._finding or "", DIM)]
         return line.join_fitting([part for part in parts if part.width], width, " · ")
 
     def chose(self, row: FleetRank) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -25,12 +25,14 @@ from aitop.ui.widgets.line import Line, key_hints, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.widgets.row_pane import RowPane
 
+ASK_SECONDS = 15.0
+"""The usual time between two questions."""
 ROOM_FOR_FOOT = 8
 Row = TypeVar("Row", FleetJob, FleetRank)
 
 
 class Cluster(Protocol):
-    """What knows the jobs. It is asked off the UI thread, may be slow, and raises nothing that the user can mend."""
+    """What knows the jobs. It is asked off the UI thread, and may be slow."""
 
     @property
     def shown(self) -> str:
@@ -38,6 +40,9 @@ class Cluster(Protocol):
 
     def attempt(self, job: str | None = None) -> Attempt:
         """All jobs, or the ranks of one."""
+
+    def job_with(self, pids: Collection[int]) -> str:
+        """The job to which these processes of this machine belong. Raises AitopError where there is none."""
 
 
 @dataclass
