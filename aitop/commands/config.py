@@ -115,7 +115,7 @@ def as_toml(settings: Settings, file: Path | None = None) -> str:
         value = getattr(settings, name)
         written = f"{value:.10g}s" if name == "interval" else key.none if value is None else value
         if name == "prometheus":
-            written = without_password(written)
+            written = without_password(str(written))
         # Of these types, JSON is TOML.
         lines += ["", *(f"# {line}" for line in key.words.splitlines())]
         lines.append(f"{name} = {json.dumps(written, ensure_ascii=False)}")

@@ -180,14 +180,17 @@ def test_who_may_not_ask(status):
 def test_no_number_that_cannot_be_gets_in():
     rows = {
         "user": [({"job": "j"}, 1.0)],
-        "up": [({"job": "j", "node": "n"}, 2.0), ({"job": "k"}, -1.0), ({"node": "n"}, 1.0), ({"job": "l"}, 1e300)],
+        "up": [
+            ({"job": "j", "node": "n"}, 2.0), ({"job": "k"}, -1.0), ({"node": "n"}, 1.0), ({"job": "l"}, 1e300),
+            ({"job": "m"}, 0.3),
+        ],
         "stalled": [({"job": "j"}, 1e9)],
         "devices": [],
         "lost": [({"job": "j"}, -0.5)],
         "wasted": [],
         "verdict": [({"job": "j", "severity": "fatal", "verdict": "x"}, 3.0), ({"job": "j", "severity": "info"}, 1.0)],
         "speedup": [],
-    }
+    }  # fmt: skip
     (job,) = jobs_of({name: [client.Row(*row) for row in each] for name, each in rows.items()})
     assert (job.job, job.ranks, job.stalled, job.lost, job.finding) == ("j", 2, 2, None, None)
 

@@ -29,8 +29,6 @@ class Address(NamedTuple):
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
 
-    __str__ = __repr__
-
 
 def parse(text: str) -> Address:
     """The address in a URL such as http://host:9090 or https://name:password@host/prometheus.

@@ -23,6 +23,7 @@ WINDOW_SECONDS = 3600.0
 MOMENTS = 60
 """So often within the window the loss is looked at."""
 RECENT = "5m"
+"""What the length of a step is a mean of."""
 LONGEST_LABEL = 500
 LARGEST_NUMBER = 2**31
 Answers = Mapping[str, Sequence[Row]]
@@ -149,7 +150,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
     """The jobs that the answers to the queries of `page` tell of."""
     nodes: dict[str, dict[str, float]] = {}
     for (job, node), ranks in _values(answers["up"], "job", "node").items():
-        if job:
+        if job and ranks >= 1:
             nodes.setdefault(job, {})[node] = ranks
     figures = {name: _values(answers[name], "job") for name in ("stalled", "devices", "lost", "wasted")}
     findings = _findings(answers, "job")

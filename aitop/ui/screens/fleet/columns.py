@@ -46,7 +46,8 @@ class Fit(NamedTuple):
 
 def fit(table: Sequence[Column], width: int) -> Fit:
     """The columns for a table of `width` cells; the least useful ones are dropped, the others share what is left."""
-    room, shown = width - MARK, []
+    room = width - MARK
+    shown: list[Column] = []
     for column in sorted(table, key=lambda one: one.keep):
         if column.cells + GAP > room + GAP * (not shown):
             break

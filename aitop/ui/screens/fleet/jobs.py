@@ -106,7 +106,7 @@ class JobsPane(TablePane[FleetJob]):
         )
 
 
-class FleetScreen(TableScreen[FleetJob]):
+class FleetScreen(TableScreen):
     """All jobs that Prometheus knows of."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

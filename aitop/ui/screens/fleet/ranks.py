@@ -77,7 +77,7 @@ class RanksPane(TablePane[FleetRank]):
         return [line]
 
 
-class RanksScreen(TableScreen[FleetRank]):
+class RanksScreen(TableScreen):
     """One job: its verdict, who its ranks wait for, and a row a rank."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from msgspec.structs import replace
 from textual.app import ComposeResult
@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
-from aitop.model.fleet import Attempt, Fleet, FleetJob, FleetRank, JobRanks, command_for
+from aitop.model.fleet import Attempt, Fleet, FleetRank, JobRanks, command_for
 from aitop.model.units import duration
 from aitop.ui.messages import Failed, in_background
 from aitop.ui.panes.footer import Filtered, FilterLine
@@ -28,7 +28,7 @@ from aitop.ui.widgets.row_pane import RowPane
 ASK_SECONDS = 15.0
 """The usual time between two questions."""
 ROOM_FOR_FOOT = 8
-Row = TypeVar("Row", FleetJob, FleetRank)
+Row = TypeVar("Row")
 
 
 class Cluster(Protocol):
@@ -49,7 +49,7 @@ class Cluster(Protocol):
 class RowChosen(Message):
     """The user wants to see more of this row."""
 
-    row: FleetJob | FleetRank
+    row: Any
 
 
 class TablePane(RowPane[Row]):
@@ -130,7 +130,7 @@ class SummaryLine(Pane):
         return Drawing([self._summary(width)])
 
 
-class TableScreen(Screen[None], Generic[Row]):
+class TableScreen(Screen[None]):
     """Asks again every `every` seconds. What it shows stays when an answer is missing, with its age."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -146,12 +146,12 @@ class TableScreen(Screen[None], Generic[Row]):
     ]
     keys: Sequence[tuple[str, str]] = ()
 
-    def __init__(self, cluster: Cluster, every: float, view: View, listing: TablePane[Row]) -> None:
+    def __init__(self, cluster: Cluster, every: float, view: View, listing: TablePane[Any]) -> None:
         super().__init__()
         self.cluster = cluster
         self.every = every
         self.view = view
-        self.listing = listing
+        self.listing: TablePane[Any] = listing
         self.answer: Fleet | JobRanks | None = None
         self._asking = False
 
@@ -186,7 +186,7 @@ class TableScreen(Screen[None], Generic[Row]):
         """Hand a new answer to the panes."""
         raise NotImplementedError
 
-    def chose(self, row: Row) -> None:
+    def chose(self, row: Any) -> None:
         """Show more of a row."""
         raise NotImplementedError
 
