@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from statistics import fmean
 from urllib.parse import parse_qs, urlsplit
 
 from aitop.model.fleet import Attempt, Fleet, JobRanks
@@ -96,7 +97,8 @@ def answers_of(
     covered = min(window / 3600, cluster.hours)
     stalled = _grouped(known["stalled"], by, sum if job is None else max)
     first = _first(known["verdict_order"], known["verdict_share"], by)
-    speedup = _grouped(known["verdict_speedup"], [*by, "verdict"], max)
+    firsts = {_named(labels) for labels, order in known["verdict_order"] if order == 1}
+    speedup = _grouped([row for row in known["verdict_speedup"] if _named(row[0]) in firsts], [*by, "verdict"], max)
     if job is not None:
         seconds, units = (_grouped(known[f"unit_seconds_{part}"], by, sum) for part in ("sum", "count"))
         return {
@@ -108,18 +110,21 @@ def answers_of(
             "verdict": first,
             "speedup": speedup,
         }
-    lost = _grouped(known["wasted_gpu_ratio"], by, sum)
+    wasted = _grouped(known["wasted_gpu_ratio"], by, sum)
     return {
         "up": _grouped(known["up"], [*by, "node"], len),
         "watching": [({}, float(len(known["jobs"])))],
         "user": _grouped(known["job_info"], [*by, "user"], len),
-        "stalled": stalled,
-        "devices": _grouped(known["wasted_gpu_ratio"], by, len),
-        "lost": lost,
-        "wasted": [(labels, value * covered) for labels, value in lost],
+        "stalled": [(labels, value) for labels, value in stalled if value > 0],
+        "lost": _grouped(known["wasted_gpu_ratio"], by, fmean),
+        "wasted": [(labels, value * covered) for labels, value in wasted],
         "verdict": first,
         "speedup": speedup,
     }
+
+
+def _named(labels: dict[str, str]) -> tuple[str | None, ...]:
+    return tuple(labels.get(name) for name in ("exported_job", "node", "rank", "verdict"))
 
 
 def _grouped(rows, by, join):
@@ -270,7 +275,7 @@ def thirteen_jobs() -> list[Rank]:
                     f"gpu{(7 * number + rank // each) % 40 + 1:03d}",
                     rank,
                     41_200 + 97 * number + rank,
-                    lost,
+                    lost if verdict[2] != "info" else 0.0,
                     stalled,
                     wait=None if nodes * each == 1 else 0.03 if late else 0.06 + 0.9 * lost + rank % 5 / 100,
                     step=0.41 + number / 20 if rank % each == 0 else None,

@@ -46,8 +46,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job, of the `user` as far as that is known. `nodes` by name; `ranks`, of which `stalled` stand still.
 
-    `devices` is the number of devices whose loss is measured, `lost` how many of them do nothing useful now because of
-    the first verdict, `wasted` the device-hours lost within the fleet's window. None is not measured.
+    `lost` is the share of its devices' time (0..1) that it loses now to its first verdict, `wasted` the device-hours
+    lost within the fleet's window. None is not measured, as where it uses no device.
     """
 
     job: str
@@ -55,7 +55,6 @@ class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     user: str = ""
     stalled: int = 0
-    devices: int | None = None
     lost: float | None = None
     wasted: float | None = None
     finding: Finding | None = None

@@ -44,8 +44,7 @@ class ReportJob(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     ranks: int
     stalled: int
-    devices: int | None
-    lost_devices: float | None
+    lost_ratio: float | None
     wasted_device_hours: float | None
     verdict: ReportFinding | None
 
@@ -84,8 +83,7 @@ def _job(job: FleetJob) -> ReportJob:
         nodes=job.nodes,
         ranks=job.ranks,
         stalled=job.stalled,
-        devices=job.devices,
-        lost_devices=job.lost,
+        lost_ratio=job.lost,
         wasted_device_hours=job.wasted,
         verdict=_finding(job.finding) if job.finding is not None else None,
     )

@@ -56,8 +56,8 @@ def test_the_json(capsys):
     hung, loader, *_ = report["jobs"]
     assert (hung["job"], hung["stalled"], hung["verdict"]["id"]) == ("hung-9", 2, "hang")
     assert loader == {
-        "job": "loader-7", "user": "ada", "nodes": ["gpu-a"], "ranks": 4, "stalled": 0, "devices": 4,
-        "lost_devices": 2.56, "wasted_device_hours": 2.56,
+        "job": "loader-7", "user": "ada", "nodes": ["gpu-a"], "ranks": 4, "stalled": 0, "lost_ratio": 0.64,
+        "wasted_device_hours": 2.56,
         "verdict": {
             "id": "input-bound", "subtype": "workers", "severity": "critical", "share": 0.64, "speedup": 2.8,
             "where": {"file": "/home/ada/train/decode.py", "line": 41},
@@ -70,7 +70,7 @@ def test_what_is_not_measured_is_null(capsys):
         run(["fleet", "--prometheus", fake.url, "--format", "json"])
         first, second = json.loads(capsys.readouterr().out)["jobs"]
         run(["fleet", "--prometheus", fake.url, "--once"])
-    assert (first["nodes"], first["devices"], first["wasted_device_hours"]) == ([], None, None)
+    assert (first["nodes"], first["lost_ratio"], first["wasted_device_hours"]) == ([], None, None)
     assert first["verdict"]["where"] is None
     assert second["verdict"] is None
     assert "wasted in the last 1 h: not measured" in capsys.readouterr().out

@@ -32,7 +32,7 @@ def test_the_page_of_jobs():
     assert jobs["hung-9"].stalled == 2
     assert (jobs["ddp-8"].nodes, jobs["ddp-8"].ranks) == (("gpu-a", "gpu-b"), 4)
     loader = jobs["loader-7"]
-    assert (loader.devices, loader.lost, loader.wasted) == (4, pytest.approx(2.56), pytest.approx(2.56))
+    assert (loader.lost, loader.wasted) == (pytest.approx(0.64), pytest.approx(2.56))
     assert (loader.finding.name, loader.finding.place) == ("input-bound/workers", "decode.py:41")
     assert (loader.finding.share, loader.finding.speedup) == (pytest.approx(0.64), 2.8)
     assert (fleet.ranks, fleet.nodes, fleet.wasted) == (11, 2, pytest.approx(2.56 + 1.2 + 1 + 0.02))
@@ -185,7 +185,6 @@ def test_no_number_that_cannot_be_gets_in():
             ({"job": "m"}, 0.3),
         ],
         "stalled": [({"job": "j"}, 1e9)],
-        "devices": [],
         "lost": [({"job": "j"}, -0.5)],
         "wasted": [],
         "verdict": [({"job": "j", "severity": "fatal", "verdict": "x"}, 3.0), ({"job": "j", "severity": "info"}, 1.0)],

@@ -31,7 +31,10 @@ Key = tuple[str, ...]
 WEIGHTS: dict[Severity, float] = {"critical": 2e7, "warning": 1e7, "info": 0.0}
 """Added to the summed shares of a verdict, so that a serious one outweighs whatever lighter ones add up to."""
 _SEVERITIES: dict[str, Severity] = {severity: severity for severity in WEIGHTS}
-VERDICT = "verdict, subtype, severity, file, line"
+VERDICT = ("verdict", "subtype", "severity", "file", "line")
+LABELS = ("job", "node", "rank", "pid", "user", *VERDICT)
+_RENAMED = {name: f"exported_{name}" for name in LABELS}
+"""Prometheus renames a label of ours where the scrape gives one of that name."""
 
 
 class FleetReader:
@@ -94,12 +97,11 @@ def page(window: float) -> dict[str, str]:
         "up": f"count by ({job}, {_labels('node')}) (aitop_up)",
         "watching": f"count(count by ({_labels('node')}) (aitop_jobs))",
         "user": f"count by ({job}, {_labels('user')}) (aitop_job_info)",
-        "stalled": f"sum by ({job}) (aitop_stalled)",
-        "devices": f"count by ({job}) (aitop_wasted_gpu_ratio)",
-        "lost": f"sum by ({job}) (aitop_wasted_gpu_ratio)",
+        "stalled": f"sum by ({job}) (aitop_stalled) > 0",
+        "lost": f"avg by ({job}) (aitop_wasted_gpu_ratio)",
         "wasted": f"sum by ({job}) ({seen}) * {step} / 3600",
         "verdict": _first(job, ""),
-        "speedup": f"max by ({job}, verdict) (aitop_verdict_speedup)",
+        "speedup": _speedup(job, ""),
     }
 
 
@@ -117,7 +119,7 @@ def detail(job: str) -> dict[str, str]:
         "wait": f"max by ({rank}) ({wait})",
         "step": f"{seconds} / ({steps} > 0)",
         "verdict": _first(rank, "JOB"),
-        "speedup": f"max by ({rank}, verdict) (aitop_verdict_speedup{{JOB}})",
+        "speedup": _speedup(rank, "JOB"),
     }
     # In PromQL a string is quoted as in JSON.
     name = json.dumps(job, ensure_ascii=False)
@@ -128,8 +130,8 @@ def detail(job: str) -> dict[str, str]:
 
 
 def _labels(*names: str) -> str:
-    """These labels for `by`. Prometheus renames ours to exported_… where the scrape gives one of that name."""
-    return ", ".join(f"{name}, exported_{name}" for name in names)
+    """These labels for `by`, under either name."""
+    return ", ".join(f"{name}, {_RENAMED[name]}" for name in names)
 
 
 def _first(by: str, selector: str) -> str:
@@ -142,8 +144,15 @@ def _first(by: str, selector: str) -> str:
         labels = f'{{severity="{severity}", {selector}}}'
         first = f"aitop_verdict_order{labels} == 1"
         shares = f"(aitop_verdict_share{labels} and {first}) or ({first}) * 0"
-        sums.append(f"sum by ({by}, {VERDICT}) ({shares}) + {weight:.0f}")
+        sums.append(f"sum by ({by}, {', '.join(VERDICT)}) ({shares}) + {weight:.0f}")
     return f"topk by ({by}) (1, {' or '.join(sums)})"
+
+
+def _speedup(by: str, selector: str) -> str:
+    """The query for what the first verdicts of each group `by` would give."""
+    same = f"on ({_labels('job', 'node', 'rank')}, verdict)"
+    first = f"aitop_verdict_speedup{{{selector}}} and {same} (aitop_verdict_order{{{selector}}} == 1)"
+    return f"max by ({by}, verdict) ({first})"
 
 
 def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
@@ -152,7 +161,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
     for (job, node), ranks in _values(answers["up"], "job", "node").items():
         if job and ranks >= 1:
             nodes.setdefault(job, {})[node] = ranks
-    figures = {name: _values(answers[name], "job") for name in ("stalled", "devices", "lost", "wasted")}
+    figures = {name: _values(answers[name], "job") for name in ("stalled", "lost", "wasted")}
     findings = _findings(answers, "job")
     users: dict[str, set[str]] = {}
     for job, user in _values(answers["user"], "job", "user"):
@@ -160,7 +169,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
     jobs = []
     for job, ranks_on in nodes.items():
         ranks, key = round(sum(ranks_on.values())), (job,)
-        devices, finding = figures["devices"].get(key), findings.get(key)
+        finding = findings.get(key)
         if finding is not None and finding.share is not None:
             finding = replace(finding, share=_ratio(finding.share / ranks))
         jobs.append(
@@ -170,8 +179,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
                 ranks=ranks,
                 user=", ".join(sorted(filter(None, users.get(job, ())))),
                 stalled=min(ranks, round(figures["stalled"].get(key, 0.0))),
-                devices=None if devices is None else round(devices),
-                lost=figures["lost"].get(key),
+                lost=_ratio(figures["lost"].get(key)),
                 wasted=figures["wasted"].get(key),
                 finding=finding,
             )
@@ -207,17 +215,17 @@ def _findings(answers: Answers, *labels: str) -> dict[Key, Finding]:
     speedups = _values(answers["speedup"], *labels, "verdict")
     findings = {}
     for row in answers["verdict"]:
-        severity, verdict = _SEVERITIES.get(row.labels.get("severity", "")), _label(row, "verdict")
-        key = tuple(_label(row, name) for name in labels)
+        verdict, subtype, name, file, line = _key(row, VERDICT)
+        severity, key = _SEVERITIES.get(name), _key(row, labels)
         if severity is None or not verdict:
             continue
         share = row.value - WEIGHTS[severity]
         findings[key] = Finding(
             verdict=verdict,
-            subtype=_label(row, "subtype"),
+            subtype=subtype,
             severity=severity,
-            file=_label(row, "file"),
-            line=_whole(_label(row, "line")) or 0,
+            file=file,
+            line=_whole(line) or 0,
             share=share if share > 0 else None,
             speedup=speedups.get((*key, verdict)),
         )
@@ -229,15 +237,15 @@ def _values(rows: Sequence[Row], *labels: str) -> dict[Key, float]:
     values: dict[Key, float] = {}
     for row in rows:
         if 0 <= row.value < LARGEST_NUMBER:
-            key = tuple([_label(row, name) for name in labels])
+            key = _key(row, labels)
             values[key] = values.get(key, 0.0) + row.value
     return values
 
 
-def _label(row: Row, name: str) -> str:
-    """What aitop has exported under this name, empty where it is missing."""
-    text = row.labels.get(f"exported_{name}") or row.labels.get(name, "")
-    return text[:LONGEST_LABEL]
+def _key(row: Row, labels: Sequence[str]) -> Key:
+    """What aitop has exported under these names, empty where one is missing."""
+    known = row.labels
+    return tuple([(known.get(_RENAMED[name]) or known.get(name, ""))[:LONGEST_LABEL] for name in labels])
 
 
 def _whole(text: str) -> int | None:

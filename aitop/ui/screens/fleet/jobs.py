@@ -15,11 +15,11 @@ from aitop.ui.messages import Failed, in_background
 from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, GAIN, LOSS, STATE_STALE, TEXT
+from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line
 from aitop.ui.words import one_line, plural, tight_percent
 
-SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": STATE_STALE, "info": DIM}
+SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": TEXT, "info": DIM}
 
 
 def hours(device_hours: float) -> str:
@@ -31,11 +31,6 @@ def nodes_text(job: FleetJob) -> str | None:
     """The first node, and how many there are besides it; None where no node is known."""
     more = len(job.nodes) - 1
     return one_line(job.nodes[0]) + (f" +{more}" if more else "") if job.nodes else None
-
-
-def lost_share(job: FleetJob) -> float | None:
-    """The share of its devices' time that a job loses now (0..1)."""
-    return min(1.0, job.lost / job.devices) if job.lost is not None and job.devices else None
 
 
 def finding_text(row: FleetJob | FleetRank) -> str | None:
@@ -81,7 +76,7 @@ JOBS = (
     Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=32),
     Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
     Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),
-    Column("now", 4, 6, lost_share, tight_percent),
+    Column("now", 4, 6, lambda job: job.lost, tight_percent),
     *FINDING,
 )
 
