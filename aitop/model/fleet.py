@@ -18,7 +18,7 @@ SORTED_BY = 0.05
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The first verdict of a job or a rank. `share` of the time lost (0..1), `speedup` the factor without the cause.
 
     `file` is empty where the verdict points to no line.
@@ -43,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.file.rstrip('/').rsplit('/', 1)[-1]}:{self.line}" if self.file else ""
 
 
-class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
+class FleetJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One job, of the `user` as far as that is known. `nodes` by name; `ranks`, of which `stalled` stand still.
 
     `lost` is the share of its devices' time (0..1) that it loses now to its first verdict, `wasted` the device-hours
@@ -88,7 +88,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return sum(known) if known else None
 
 
-class FleetRank(msgspec.Struct, frozen=True, kw_only=True):
+class FleetRank(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One rank on one node. `rank` and `pid` are None where the exporter does not say them.
 
     `watched` is False where the exporter may not look into it. `step` is the mean length of a step in seconds, `wait`

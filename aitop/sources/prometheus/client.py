@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -25,16 +24,22 @@ MOST_WORDS = 300
 """Characters of a reason that Prometheus gives."""
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One element of a query's result: labels and value, which is finite."""
 
     labels: Mapping[str, str]
     value: float
 
 
-class _Element(msgspec.Struct, frozen=True):
+# There are tens of thousands of these, none in a cycle: the garbage collector need not look at them.
+class _Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    time: float
+    text: str
+
+
+class _Element(msgspec.Struct, frozen=True, gc=False):
     metric: dict[str, str]
-    value: tuple[float, str]
+    value: _Value
 
 
 class _Data(msgspec.Struct, frozen=True, rename="camel"):
@@ -143,7 +148,7 @@ def _rows(address: Address, status: int, kind: str, body: bytes) -> list[Row]:
         raise AitopError(f"Prometheus at {address.shown} cannot answer: {reason}", "a shorter --over asks for less")
     if answer.data is None or answer.data.result_type != "vector":
         raise _no_prometheus(address, "its answer holds no vector")
-    values = ((element.metric, _number(element.value[1])) for element in answer.data.result)
+    values = ((element.metric, _number(element.value.text)) for element in answer.data.result)
     return [Row(labels, value) for labels, value in values if value is not None]
 
 

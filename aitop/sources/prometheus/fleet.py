@@ -162,16 +162,13 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
         if job and ranks >= 1:
             nodes.setdefault(job, {})[node] = ranks
     figures = {name: _values(answers[name], "job") for name in ("stalled", "lost", "wasted")}
-    findings = _findings(answers, "job")
+    findings = _findings(answers, {(job,): sum(on.values()) for job, on in nodes.items()}, "job")
     users: dict[str, set[str]] = {}
     for job, user in _values(answers["user"], "job", "user"):
         users.setdefault(job, set()).add(user)
     jobs = []
     for job, ranks_on in nodes.items():
         ranks, key = round(sum(ranks_on.values())), (job,)
-        finding = findings.get(key)
-        if finding is not None and finding.share is not None:
-            finding = replace(finding, share=_ratio(finding.share / ranks))
         jobs.append(
             FleetJob(
                 job=job,
@@ -181,7 +178,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
                 stalled=min(ranks, round(figures["stalled"].get(key, 0.0))),
                 lost=_ratio(figures["lost"].get(key)),
                 wasted=figures["wasted"].get(key),
-                finding=finding,
+                finding=findings.get(key),
             )
         )
     return tuple(jobs)
@@ -190,7 +187,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
 def ranks_of(answers: Answers) -> tuple[FleetRank, ...]:
     """The ranks that the answers to the queries of `detail` tell of."""
     figures = {name: _values(answers[name], "node", "rank") for name in ("stalled", "lost", "wait", "step")}
-    findings = _findings(answers, "node", "rank")
+    findings = _findings(answers, {}, "node", "rank")
     ranks = []
     for (node, rank, pid), up in _values(answers["up"], "node", "rank", "pid").items():
         key = (node, rank)
@@ -210,8 +207,8 @@ def ranks_of(answers: Answers) -> tuple[FleetRank, ...]:
     return tuple(ranks)
 
 
-def _findings(answers: Answers, *labels: str) -> dict[Key, Finding]:
-    """The first verdict of each group, its share summed over what is in the group."""
+def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dict[Key, Finding]:
+    """The first verdict of each group, its share a mean over so many ranks (where they are given)."""
     speedups = _values(answers["speedup"], *labels, "verdict")
     findings = {}
     for row in answers["verdict"]:
@@ -219,14 +216,14 @@ def _findings(answers: Answers, *labels: str) -> dict[Key, Finding]:
         severity, key = _SEVERITIES.get(name), _key(row, labels)
         if severity is None or not verdict:
             continue
-        share = row.value - WEIGHTS[severity]
+        share = (row.value - WEIGHTS[severity]) / ranks.get(key, 1.0)
         findings[key] = Finding(
             verdict=verdict,
             subtype=subtype,
             severity=severity,
             file=file,
             line=_whole(line) or 0,
-            share=share if share > 0 else None,
+            share=min(1.0, share) if share > 0 else None,
             speedup=speedups.get((*key, verdict)),
         )
     return findings
