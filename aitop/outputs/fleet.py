@@ -8,9 +8,9 @@ import msgspec
 
 from aitop import __version__
 from aitop.model.fleet import Finding, Fleet, FleetJob, by_waste
-from aitop.model.text import escaped_json, printable
+from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, factor, period
-from aitop.outputs.report import rounded
+from aitop.outputs.report import as_json
 
 SCHEMA = 1
 WIDEST = 40
@@ -63,17 +63,17 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_json(fleet: Fleet, address: str) -> str:
     """Indented JSON with a newline at the end."""
-    report = FleetReport(
-        schema=SCHEMA,
-        aitop=__version__,
-        prometheus=address,
-        window_s=fleet.window,
-        wasted_device_hours=fleet.wasted,
-        watching=fleet.watching,
-        jobs=tuple(_job(job) for job in by_waste(fleet.jobs)),
+    return as_json(
+        FleetReport(
+            schema=SCHEMA,
+            aitop=__version__,
+            prometheus=address,
+            window_s=fleet.window,
+            wasted_device_hours=fleet.wasted,
+            watching=fleet.watching,
+            jobs=tuple(_job(job) for job in by_waste(fleet.jobs)),
+        )
     )
-    written = msgspec.json.encode(rounded(msgspec.to_builtins(report)))
-    return escaped_json(msgspec.json.format(written, indent=2).decode()) + "\n"
 
 
 def _job(job: FleetJob) -> ReportJob:

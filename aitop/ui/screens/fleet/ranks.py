@@ -81,7 +81,7 @@ class RanksScreen(TableScreen):
     """One job: its verdict, who its ranks wait for, and a row a rank."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "command", "the command that opens aitop on this rank; it is copied as well"),
+        Binding("enter", "command", "the command that opens aitop on this job or rank; it is copied as well"),
         Binding("escape,q", "back", "back: out of the filter, then out of this job"),
     ]
     keys = (("c", "ssh command"), ("/", "filter"), ("< >", "sort"), ("r", "ask again"), ("?", "help"), ("esc", "back"))
