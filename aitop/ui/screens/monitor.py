@@ -85,7 +85,7 @@ class MonitorScreen(Screen[int]):
         *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
         Binding("0", "rank(0)", "show all ranks"),
         Binding("h,H", "hang", "where every rank stands at this moment, and which one keeps the others waiting"),
-        Binding("E", "everywhere", "the job's ranks on all machines, as Prometheus knows them (setting: prometheus)"),
+        Binding("E", "everywhere", "the job's ranks on all machines, from Prometheus (setting: prometheus)"),
         Binding("T,f5", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
         Binding("less_than_sign,greater_than_sign", "none", "sort the process tree by another column"),
         Binding("I", "none", "turn that order round"),
