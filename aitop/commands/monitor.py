@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aitop.model.host import ProcessId
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
+    from aitop.sources.prometheus.fleet import FleetReader
 
 LONGEST_FILE = 100_000
 """Lines."""
@@ -70,9 +71,20 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
 
     if args.settings.editor:
         os.environ["VISUAL"] = args.settings.editor
-    app = MonitorApp(LazyFeed(make), None, source_around, args.settings, recorder)
+    feed, knows = LazyFeed(make), cluster(args.settings)
+    app = MonitorApp(feed, None, source_around, args.settings, recorder, cluster=knows)
     code = app.show_run()
     return code if _all_kept(recorder) else AitopError.exit_code
+
+
+def cluster(settings: Settings) -> FleetReader | None:
+    """What knows the job's ranks on other machines; None where no Prometheus server is set."""
+    if settings.prometheus is None:
+        return None
+    from aitop.sources.prometheus.address import parse
+    from aitop.sources.prometheus.fleet import FleetReader
+
+    return FleetReader(parse(settings.prometheus))
 
 
 def _all_kept(recorder: Recorder) -> bool:

@@ -84,6 +84,7 @@ BENCHES = {
         Bench("bench/monitor_hour.py", "", "--minutes 16", about=(*JUDGING, "aitop/ui")),
         Bench("bench/serving_judge_cost.py", "", "--ticks 8", about=JUDGING),
         Bench("bench/first_frame.py", "", "--rounds 2"),
+        Bench("bench/fleet_scale.py", "", "--seconds 5"),
     ),
     "Harm, hostile input, long runs": (
         Bench("robustness/faults.py", "-n 20", resumes=True),
