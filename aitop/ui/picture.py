@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.engine.feed import Publish
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
@@ -12,7 +13,6 @@ from aitop.model.snapshot import Snapshot
 from aitop.ui.app import MonitorApp, PickerApp
 from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.monitor import MonitorScreen
-from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.widgets.pane import Pane
 
 POLL_SECONDS = 0.01

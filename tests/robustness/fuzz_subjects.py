@@ -25,7 +25,7 @@ from aitop.model.serving import Histogram, IterationRecord, Pause, RequestRecord
 from aitop.model.snapshot import Snapshot, Tick
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import HookSample
-from aitop.outputs.html import to_html
+from aitop.outputs.html.page import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import to_text
 from aitop.protocol import ring
@@ -202,7 +202,7 @@ def feed_recording(data: bytes) -> None:
         return
     report = report_of(snapshot)
     json.loads(to_json(report), parse_constant=_no_constant)
-    for written in (to_text(report), to_html(report), to_json(report)):
+    for written in (to_text(report), to_html(report, snapshot), to_json(report)):
         if not written.replace("\n", "").isprintable():
             raise Finding("a control character in a report")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
 from rich.style import Style
 
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.ui.theme.palette import (
     BRIGHT,
     FAINT,
@@ -20,9 +20,6 @@ from aitop.ui.theme.palette import (
     TEXT,
 )
 from aitop.ui.widgets.line import Line, lit
-
-SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
-"""The target's own source around (pid, file, line) as numbered lines, line 0: all; None when it cannot be read."""
 
 
 class Excerpt(msgspec.Struct, frozen=True):
