@@ -5,7 +5,6 @@ Run by itself (-m slow). AITOP_PICTURES names a folder in which the screenshots 
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +41,7 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened.new_page().close()  # the first page pays for the browser's own start
         yield opened
         opened.close()
 
@@ -77,10 +77,9 @@ def opened(browser, report):
 
 def test_it_is_small_and_opens_at_once(report, opened):
     assert report.stat().st_size <= LARGEST
-    began = time.monotonic()
     page = opened(1000)
-    page.wait_for_function("document.readyState === 'complete'")
-    assert time.monotonic() - began <= OPENS_IN
+    page.wait_for_function("performance.getEntriesByType('navigation')[0].loadEventEnd > 0")
+    assert page.evaluate("performance.getEntriesByType('navigation')[0].duration") <= OPENS_IN * 1e3
 
 
 @pytest.mark.parametrize("width", WIDTHS)

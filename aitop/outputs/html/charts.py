@@ -25,7 +25,7 @@ MOST_POINTS = 300
 DIGITS = 4
 BUCKETS_PER_DECADE = 12
 OUTSIDE = "outside"
-HUES: dict[str, str] = {phase.key: phase.hue for phase in (*MEASURED, *SERVED)} | {"environment": "data_wait"}
+HUES: dict[str, str] = {**{phase.key: phase.hue for phase in (*MEASURED, *SERVED)}, "environment": "data_wait"}
 """The hue (the key of a kind in ui.theme.palette) of each phase of the ledger; others have that of OUTSIDE."""
 LANES: dict[Lane, str] = {"main": "The thread that does the work", **SIDE_LANES}
 
