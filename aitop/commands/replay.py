@@ -1,4 +1,4 @@
-"""Play a recording on the same screen, or write its last report, or what it holds for other programs, without one."""
+"""Play a recording on the same screen, or write its report or its data without one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The completion scripts, run by the shells that they are for."""
 
+import os
 import shutil
 import subprocess
 
@@ -7,6 +8,7 @@ import pytest
 
 from aitop import cli
 from aitop.commands.completion import SHELLS
+from aitop.commands.replay import EXPORTS
 
 
 @pytest.fixture
@@ -37,6 +39,14 @@ def test_bash_completes_verbs_options_and_choices(script, tmp_path):
     assert bash(path, "aitop", "diagnose", "--fo") == ["--for", "--format"]
     assert bash(path, "aitop", "diagnose", "--format", "") == ["text", "json", "html"]
     assert bash(path, "aitop", "replay", "--export", "c") == ["collapsed", "csv"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_choices(script, tmp_path):
+    asked = f"source {script('fish')}; complete -C 'aitop replay --export '"
+    home = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-N", "-c", asked], capture_output=True, text=True, check=True, timeout=20, env=home)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(EXPORTS)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -159,6 +159,20 @@ def test_the_command_writes_it_to_a_file(form, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("form", EXPORTS)
+def test_no_source_text_leaves_with_it(form):
+    recording = Recording(RECORDINGS / "slow-loader.jsonl.gz")
+    lines = {
+        frame.text
+        for event in recording.events()
+        if isinstance(event, StackWindow)
+        for frame in event.frames
+        if frame.text and " " in frame.text
+    }
+    written = export(recording, form, "run")
+    assert lines and not [line for line in lines if line in written]
+
+
 @pytest.mark.parametrize("form", [form for form in EXPORTS if form != "perfetto"])
 def test_a_recording_without_anything_is_5(form, tmp_path, capsys):
     header = Recording(RECORDINGS / "healthy.jsonl.gz").header
