@@ -12,7 +12,19 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import completion, config, demo, diagnose, doctor, explain, monitor, profile, record, replay
+from aitop.commands import (
+    compare,
+    completion,
+    config,
+    demo,
+    diagnose,
+    doctor,
+    explain,
+    monitor,
+    profile,
+    record,
+    replay,
+)
 from aitop.commands import run as run_command
 from aitop.commands.options import settle
 from aitop.errors import AitopError
@@ -42,10 +54,11 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "profile": (profile, "run torch.profiler in the process for a few steps"),
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),
+    "compare": (compare, "say whether a run is faster than an earlier one, and why"),
     "doctor": (doctor, "say what works here, what does not, and how to mend it"),
     "config": (config, "say what is set, and in which file"),
 }
-WITHOUT_SETTINGS = ("config", "doctor", "explain")
+WITHOUT_SETTINGS = ("compare", "config", "doctor", "explain")
 """Verbs that work even if the settings file is invalid."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
 INTERRUPTED = 130

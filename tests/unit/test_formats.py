@@ -16,7 +16,6 @@ from aitop.model.steps import HookSample, StepRecord
 from aitop.outputs.formats.stacks import sampled, to_collapsed, to_speedscope
 from aitop.outputs.formats.trace import to_trace
 from aitop.sources.replay import Recording
-from aitop.sources.stacks.speedscope import parse
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 RECORDED = ("slow-loader", "serve", "straggler")
@@ -41,11 +40,13 @@ def recording(request):
     return Recording(RECORDINGS / f"{request.param}.jsonl.gz")
 
 
-def test_speedscope_is_read_by_the_reader_of_py_spys_files():
-    frames, (thread,) = parse(to_speedscope(sampled(WINDOWS), "run").encode(), frozenset())
-    seen = {tuple(frames[index].name for index in stack): count for stack, count in thread.stacks.items()}
-    # py-spy writes one entry a sample, so the reader counts entries.
-    assert seen == {("<module>", "main;evil"): 2, ("<module>",): 1}
+def test_speedscope_has_the_frames_and_the_seconds_of_a_thread():
+    file = check_speedscope(to_speedscope(sampled(WINDOWS), "run"))
+    (profile,) = file["profiles"]
+    names = [[file["shared"]["frames"][index]["name"] for index in stack] for stack in profile["samples"]]
+    assert names == [["<module>", "main;evil"], ["<module>", "main;evil"], ["<module>"]]
+    assert profile["weights"] == [0.75, 0.25, 0.5]
+    assert (file["name"], profile["name"]) == ("run", "pid 7 MainThread")
 
 
 def check_speedscope(text):

@@ -30,6 +30,7 @@ from aitop.outputs.report import Report
 from aitop.outputs.text import (
     PHASE_NAMES,
     abstentions,
+    comparison_text,
     costs,
     fix_text,
     gaps,
@@ -110,6 +111,7 @@ def to_html(report: Report, snapshot: Snapshot | None = None, source_around: Sou
     return _template().render(
         report=report,
         facts=_facts(report),
+        compared=comparison_text(report).split("\n"),
         no_verdict=no_verdict(report),
         findings=[_finding(report, snapshot, verdict, source_around) for verdict in report.verdicts],
         tables=tables(report),
