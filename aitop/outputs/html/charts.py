@@ -148,27 +148,39 @@ def charts_of(snapshot: Snapshot) -> Charts:
 
 
 def _account(ledger: Ledger) -> Account:
-    lanes = [(name, [entry for entry in ledger.entries if entry.lane == lane]) for lane, name in LANES.items()]
+    lanes = [(name, _shares(entry for entry in ledger.entries if entry.lane == lane)) for lane, name in LANES.items()]
     return Account(
         name=f"pid {ledger.pid} · {ledger.thread}",
         unit=ledger.unit,
-        lanes=tuple((name, tuple(map(_share, entries))) for name, entries in lanes if entries),
+        lanes=tuple((name, shares) for name, shares in lanes if shares),
     )
 
 
-def _share(entry: Entry) -> Share:
-    at = entry.where
+def _shares(entries: Iterable[Entry]) -> tuple[Share, ...]:
+    """The entries of a lane, heaviest first; those that read the same (which differ in position, say) are added up."""
+    alike: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        at = entry.where
+        place = f"{_base(at.file)}:{at.line} {at.function}" if at is not None else ""
+        source = (at.text or "").strip() if at is not None else ""
+        alike.setdefault((entry.phase, entry.activity, place, source, entry.basis), []).append(entry)
+    shares = [_share(members, place, source) for (_, _, place, source, _), members in alike.items()]
+    return tuple(sorted(shares, key=lambda share: -share.share))
+
+
+def _share(members: Sequence[Entry], place: str, source: str) -> Share:
+    first, seconds = members[0], [entry.seconds for entry in members if entry.seconds is not None]
     return Share(
-        phase=entry.phase,
-        hue=HUES.get(entry.phase, OUTSIDE),
-        activity=ACTIVITIES[entry.activity],
-        place=f"{_base(at.file)}:{at.line} {at.function}" if at is not None else "",
-        source=(at.text or "").strip() if at is not None else "",
-        share=_rounded(entry.share),
-        low=_rounded(entry.low),
-        high=_rounded(entry.high),
-        basis=entry.basis,
-        seconds=None if entry.seconds is None else _rounded(entry.seconds),
+        phase=first.phase,
+        hue=HUES.get(first.phase, OUTSIDE),
+        activity=ACTIVITIES[first.activity],
+        place=place,
+        source=source,
+        share=_rounded(sum(entry.share for entry in members)),
+        low=_rounded(sum(entry.low for entry in members)),
+        high=_rounded(min(1.0, sum(entry.high for entry in members))),
+        basis=first.basis,
+        seconds=_rounded(sum(seconds)) if seconds else None,
     )
 
 
