@@ -155,7 +155,7 @@ def main(names: list[str]) -> None:
     if not names or "picker-100x12" in names:
         keep("picker-100x12", picker_svg(candidates(), (100, 12), Settings(theme="dark")))
     if not names or "report-1000" in names:
-        report("report-1000", "slow-loader", (1000, 1740))
+        report("report-1000", "slow-loader", (1000, 1685))
 
 
 if __name__ == "__main__":
