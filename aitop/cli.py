@@ -12,7 +12,20 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import compare, config, demo, diagnose, doctor, explain, fleet, monitor, profile, record, replay
+from aitop.commands import (
+    compare,
+    completion,
+    config,
+    demo,
+    diagnose,
+    doctor,
+    explain,
+    fleet,
+    monitor,
+    profile,
+    record,
+    replay,
+)
 from aitop.commands import run as run_command
 from aitop.commands.options import settle
 from aitop.errors import AitopError
@@ -70,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"aitop {__version__}")
+    completion.add_arguments(parser)
     monitor.add_arguments(parser)
     parser.set_defaults(run=monitor.run)
     verbs = parser.add_subparsers(title="other verbs", dest="verb", metavar="VERB")

@@ -19,6 +19,8 @@ from aitop.engine.core import Engine
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
+from aitop.outputs.html.page import to_html
+from aitop.outputs.report import report_of
 from aitop.sources.replay import read_recording
 from aitop.ui.picture import ScreenName, fleet_svg, picker_svg, svg
 
@@ -120,26 +122,37 @@ def draw(picture: Picture) -> None:
     keep(picture.name, drawn)
 
 
+def report(name: str, recording: str, size: tuple[int, int]) -> None:
+    """Write NAME.png: the top of the HTML report, as wide and high as `size`. Needs a Chromium."""
+    shot = last_snapshot(recording)
+    written = to_html(report_of(shot), shot, lambda _pid, file, line: around(file, line))
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        page.write_text(written, encoding="utf-8")
+        photograph(page, HERE / f"{name}.png", size)
+    print(f"{name}.png")
+
+
 def keep(name: str, drawn: str) -> None:
     """Write both forms of a picture."""
     path = HERE / f"{name}.svg"
     path.write_text(drawn, encoding="utf-8")
-    photograph(path, drawn)
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+    if size is not None:
+        photograph(path, path.with_suffix(".png"), (round(float(size[1])), round(float(size[2]))))
     print(path.name)
 
 
-def photograph(path: Path, drawn: str) -> None:
-    """Write the PNG beside the SVG, in its own size."""
+def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
+    """Write what a browser of this size shows; nothing without a browser."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
-    if browser is None or size is None:
+    if browser is None:
         return
-    width, height = (round(float(side)) for side in size.groups())
     with tempfile.TemporaryDirectory() as profile:
         quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
-        where = [f"--user-data-dir={profile}", f"--window-size={width},{height}"]
-        output = f"--screenshot={path.with_suffix('.png')}"
-        subprocess.run([browser, *quiet, *where, output, path.as_uri()], check=True, capture_output=True, timeout=60)
+        where = [f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}"]
+        command = [browser, *quiet, *where, f"--screenshot={picture}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 def draw_fleet(name: str, size: tuple[int, int], keys: tuple[str, ...]) -> None:
@@ -160,6 +173,8 @@ def main(names: list[str]) -> None:
     for name, (size, keys) in FLEET.items():
         if not names or name in names:
             draw_fleet(name, size, keys)
+    if not names or "report-1000" in names:
+        report("report-1000", "slow-loader", (1000, 1685))
 
 
 if __name__ == "__main__":

@@ -112,6 +112,10 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     usable_cores: float | None = None
     engine: str | None = None
 
+    def id_of(self, pid: int) -> ProcessId | None:
+        """The process that has this pid in the sample, which another one may get later; None where there is none."""
+        return next((process.id for process in self.processes if process.pid == pid), None)
+
     @property
     def memory_room(self) -> tuple[int, int] | None:
         """Bytes that the target can still take, and of how many: the group's limit or the machine's, the tighter one.

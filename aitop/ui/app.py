@@ -20,6 +20,7 @@ from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.screen import Screen
 
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.ui.changed_cells import ChangedCells
@@ -27,7 +28,6 @@ from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
 from aitop.ui.screens.help import described, our_bindings
 from aitop.ui.screens.monitor import PANES, MonitorScreen
-from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, believe_the_terminal, signals_as_input, sparing
 from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.engine.feed import Publish
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
@@ -13,7 +14,6 @@ from aitop.ui.app import FleetApp, MonitorApp, PickerApp
 from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.fleet.table import Cluster, TableScreen
 from aitop.ui.screens.monitor import MonitorScreen
-from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.widgets.pane import Pane
 
 POLL_SECONDS = 0.01

@@ -269,7 +269,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
     def process(self, pid: int) -> ProcessId | None:
         """The process that the Snapshot means by this pid, which another one may get later; None once it is gone."""
         host = self.snapshot.host if self.snapshot else None
-        return next((process.id for process in host.processes if process.pid == pid), None) if host else None
+        return host.id_of(pid) if host else None
 
     def pids(self) -> frozenset[int] | None:
         """The processes that the screen is narrowed to: those of a rank, or a chosen process with all below it.

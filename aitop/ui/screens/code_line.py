@@ -9,13 +9,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.model.units import percent
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import HotRow, Place, hot_rows
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import shown_verdicts
-from aitop.ui.screens.source_lines import Excerpt, SourceAround, source_line
+from aitop.ui.screens.source_lines import Excerpt, source_line
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, TEXT, TITLE
 from aitop.ui.widgets.line import Line, shorten_left, spread

@@ -11,16 +11,16 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from aitop.diagnosis.catalogue import Block, page
+from aitop.diagnosis.fix_edit import Edit, SourceAround, editable, find_edits
 from aitop.model.host import ProcessId
 from aitop.model.units import factor, percent
-from aitop.model.verdict import Fix, Verdict, Where, share_of
+from aitop.model.verdict import Verdict, Where, share_of
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
-from aitop.ui.screens.fix_edit import Edit, edit_of, editable
-from aitop.ui.screens.source_lines import Excerpt, SourceAround, source_line
+from aitop.ui.screens.source_lines import Excerpt, source_line
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
 from aitop.ui.widgets.line import Line, columns, hanging, lit, shorten, shorten_left, spread, wrap
@@ -305,21 +305,3 @@ class EvidenceScreen(Screen[None]):
         if not isinstance(edits, Exception):
             self._edits.update(edits)
         self.query_one(EvidencePane).redraw()
-
-
-def find_edits(
-    source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[ProcessId, str], ...]
-) -> dict[str, Edit]:
-    """The first line in these files that each fix changes, by the fix's text. May be slow; never raises."""
-    edits: dict[str, Edit] = {}
-    for process, file in files:
-        try:
-            lines = source_around(process, file, 0) or []
-        except Exception:
-            # What cannot be read has no line to change.
-            lines = []
-        for fix in fixes:
-            edit = edit_of(fix, lines) if fix.text not in edits else None
-            if edit is not None:
-                edits[fix.text] = edit._replace(file=file)
-    return edits

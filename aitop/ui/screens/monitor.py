@@ -14,6 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widget import Widget
 
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.engine.recorder import Recorder
 from aitop.engine.run_history import compared
 from aitop.errors import AitopError
@@ -40,7 +41,6 @@ from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
 from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.help import HelpScreen, our_bindings
-from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import Pane

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
 from rich.style import Style
 
-from aitop.model.host import ProcessId
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.ui.theme.palette import (
     BRIGHT,
     FAINT,
@@ -21,9 +20,6 @@ from aitop.ui.theme.palette import (
     TEXT,
 )
 from aitop.ui.widgets.line import Line, lit
-
-SourceAround = Callable[[ProcessId, str, int], "list[tuple[int, str]] | None"]
-"""The source of a process around (process, file, line) as numbered lines, line 0: all; None when it cannot be read."""
 
 
 class Excerpt(msgspec.Struct, frozen=True):
