@@ -83,7 +83,7 @@ def _table(title: str, parts: Sequence[Part]) -> list[str]:
     rest = [part for part in parts if part not in shown]
     lines = [f"{f'Change by {title}':<{LABEL + 2}}{'before':>9}{'after':>9}{'change':>10}"]
     lines += [_row(_label(part), [part]) for part in shown]
-    if rest:
+    if any(part.before_ms or part.after_ms for part in rest):
         lines.append(_row("no verdict" if title == "cause" else f"other {title}s", rest))
     return [*lines, _row("together", parts)]
 

@@ -126,12 +126,15 @@ def test_latencies_under_another_load_are_not_compared():
 
 
 def test_the_time_that_others_took_is_not_blamed_on_the_code():
-    # Two threads that each want a core get half of that, as another program runs on one of two cores.
-    shared = Cores(own=1.0, wanted=2.0, others=1.0, usable=2.0, machine=2.0)
-    assert shared.slowed == pytest.approx(2.0)
-    assert CORES.slowed == 1.0
-    assert Cores(own=0.3, wanted=0.4, others=1.0, usable=2.0, machine=2.0).slowed == pytest.approx(1 / 0.9)
+    # Of two threads that each want a core one gets none, as another program runs on one of two cores.
     alone = Cores(own=2.0, wanted=2.0, others=0.0, usable=2.0, machine=2.0)
+    shared = Cores(own=1.0, wanted=2.0, others=1.0, usable=2.0, machine=2.0)
+    assert shared.beside(alone) == pytest.approx(0.5)
+    assert alone.beside(shared) == pytest.approx(2.0)
+    assert shared.beside(shared) == CORES.beside(CORES) == 1.0
+    # One that mostly sleeps has enough of them.
+    seldom = Cores(own=0.4, wanted=0.4, others=1.0, usable=2.0, machine=2.0)
+    assert seldom.beside(alone) == 1.0
     compared = compare_runs(made(1, cores=alone), made(2, host=0.04, compute=0.16, cores=shared))
     assert compared.change.ratio == pytest.approx(1.0, rel=0.05)
     assert compared.change.verdict == "cannot-tell"
