@@ -101,12 +101,13 @@ def _time(milliseconds: float) -> str:
 
 
 def _label(part: Part) -> str:
-    if isinstance(part, CausePart):
-        return part.id or ""
     if isinstance(part, LinePart) and part.where is not None:
         return f"{part.where.file.rsplit('/', 1)[-1]}:{part.where.line} {part.where.function}"
-    phase = part.phase if isinstance(part, (PhasePart, LinePart)) else ""
-    return f"{phase} (other lines)" if isinstance(part, LinePart) else phase
+    if isinstance(part, LinePart):
+        return f"{part.phase} (other lines)"
+    if isinstance(part, PhasePart):
+        return part.phase
+    return (part.id if isinstance(part, CausePart) else None) or ""
 
 
 def _verdicts(compared: RunComparison) -> list[str]:
