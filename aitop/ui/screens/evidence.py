@@ -12,7 +12,6 @@ from textual.screen import Screen
 
 from aitop.diagnosis.catalogue import Block, page
 from aitop.diagnosis.fix_edit import Edit, SourceAround, editable, find_edits
-from aitop.model.host import ProcessId
 from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where, share_of
 from aitop.ui.editor import edit

@@ -8,6 +8,7 @@ import msgspec
 from rich.style import Style
 
 from aitop.diagnosis.fix_edit import SourceAround
+from aitop.model.host import ProcessId
 from aitop.ui.theme.palette import (
     BRIGHT,
     FAINT,
