@@ -12,7 +12,20 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import compare, config, demo, diagnose, doctor, explain, monitor, profile, record, replay
+from aitop.commands import (
+    compare,
+    completion,
+    config,
+    demo,
+    diagnose,
+    doctor,
+    explain,
+    fleet,
+    monitor,
+    profile,
+    record,
+    replay,
+)
 from aitop.commands import run as run_command
 from aitop.commands.options import settle
 from aitop.errors import AitopError
@@ -28,6 +41,7 @@ examples:
   aitop diagnose --pid 4242 --format json      look for 15 s, then report (for scripts and CI)
   aitop explain input-bound                    what a verdict means, how to be sure of it, and how to fix it
   aitop profile --pid 4242 -o trace.json       torch.profiler around 5 steps of it, and a trace for Perfetto
+  aitop fleet --prometheus http://HOST:9090    the jobs of a whole cluster, by what they waste
   aitop doctor --pid 4242                      what works here, what does not, and how to mend it
 
 exit codes:
@@ -43,6 +57,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),
     "compare": (compare, "say whether a run is faster than an earlier one, and why"),
+    "fleet": (fleet, "show the jobs of a whole cluster by what they waste, from Prometheus"),
     "doctor": (doctor, "say what works here, what does not, and how to mend it"),
     "config": (config, "say what is set, and in which file"),
 }
@@ -68,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"aitop {__version__}")
+    completion.add_arguments(parser)
     monitor.add_arguments(parser)
     parser.set_defaults(run=monitor.run)
     verbs = parser.add_subparsers(title="other verbs", dest="verb", metavar="VERB")

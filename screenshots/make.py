@@ -1,8 +1,8 @@
 """Draws every picture of this folder: `python screenshots/make.py [NAME ...]`.
 
 They show the ends of recordings: the GPU of `simulated-gpu` is the fake NVML of the tests, on a run that is real. Only
-the jobs of the picker are made up. SVG comes from the program itself; PNG needs a headless Chromium and is left out
-without it.
+the jobs of the picker and of the fleet are made up. SVG comes from the program itself; PNG needs a headless Chromium
+and is left out without it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from aitop.engine.core import Engine
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
+from aitop.outputs.html.page import to_html
+from aitop.outputs.report import report_of
 from aitop.sources.replay import read_recording
-from aitop.ui.picture import ScreenName, picker_svg, svg
+from aitop.ui.picture import ScreenName, fleet_svg, picker_svg, svg
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent / "tests"
@@ -64,6 +66,14 @@ PICTURES = (
     Picture("colour-blind-120x36", "simulated-gpu", theme="colour-blind"),
     Picture("help-120x36", screen="help"),
 )
+
+FLEET: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
+    "fleet-80x24": ((80, 24), ()),
+    "fleet-120x36": ((120, 36), ()),
+    "fleet-200x50": ((200, 50), ()),
+    "fleet-ranks-120x36": ((120, 36), ("down", "down", "enter")),
+}
+"""Pictures of a cluster: size, and the keys that are pressed."""
 
 
 def last_snapshot(name: str) -> Snapshot:
@@ -112,26 +122,45 @@ def draw(picture: Picture) -> None:
     keep(picture.name, drawn)
 
 
+def report(name: str, recording: str, size: tuple[int, int]) -> None:
+    """Write NAME.png: the top of the HTML report, as wide and high as `size`. Needs a Chromium."""
+    shot = last_snapshot(recording)
+    written = to_html(report_of(shot), shot, lambda _pid, file, line: around(file, line))
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        page.write_text(written, encoding="utf-8")
+        photograph(page, HERE / f"{name}.png", size)
+    print(f"{name}.png")
+
+
 def keep(name: str, drawn: str) -> None:
     """Write both forms of a picture."""
     path = HERE / f"{name}.svg"
     path.write_text(drawn, encoding="utf-8")
-    photograph(path, drawn)
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+    if size is not None:
+        photograph(path, path.with_suffix(".png"), (round(float(size[1])), round(float(size[2]))))
     print(path.name)
 
 
-def photograph(path: Path, drawn: str) -> None:
-    """Write the PNG beside the SVG, in its own size."""
+def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
+    """Write what a browser of this size shows; nothing without a browser."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
-    if browser is None or size is None:
+    if browser is None:
         return
-    width, height = (round(float(side)) for side in size.groups())
     with tempfile.TemporaryDirectory() as profile:
         quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
-        where = [f"--user-data-dir={profile}", f"--window-size={width},{height}"]
-        output = f"--screenshot={path.with_suffix('.png')}"
-        subprocess.run([browser, *quiet, *where, output, path.as_uri()], check=True, capture_output=True, timeout=60)
+        where = [f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}"]
+        command = [browser, *quiet, *where, f"--screenshot={picture}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def draw_fleet(name: str, size: tuple[int, int], keys: tuple[str, ...]) -> None:
+    """The jobs of the made-up cluster of the tests, or the ranks of one of them."""
+    sys.path.insert(0, str(TESTS))
+    import fake_prometheus  # noqa: PLC0415
+
+    keep(name, fleet_svg(fake_prometheus.Still(), size, Settings(theme="dark"), keys))
 
 
 def main(names: list[str]) -> None:
@@ -141,6 +170,11 @@ def main(names: list[str]) -> None:
             draw(picture)
     if not names or "picker-100x12" in names:
         keep("picker-100x12", picker_svg(candidates(), (100, 12), Settings(theme="dark")))
+    for name, (size, keys) in FLEET.items():
+        if not names or name in names:
+            draw_fleet(name, size, keys)
+    if not names or "report-1000" in names:
+        report("report-1000", "slow-loader", (1000, 1685))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,18 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
+from aitop.commands.monitor import source_around
 from aitop.commands.options import add_watch_options, duration, process_id, watch_options
 from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, StoppedError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
+
+if TYPE_CHECKING:
+    from aitop.diagnosis.fix_edit import SourceAround
 
 FORMATS = ("text", "json", "html")
 
@@ -90,7 +94,7 @@ def conclude(
         raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:
         raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given: look longer with --for")
-    write_report(render(snapshot, form), output)
+    write_report(render(snapshot, form, source_around), output)
     if not answered:
         raise NotEnoughEvidenceError(
             f"process {pid} gave nothing to sample in the time given: look longer with --for, "
@@ -120,17 +124,17 @@ def has_answer(snapshot: Snapshot) -> bool:
     return bool(snapshot.diagnosis.verdicts) or any(ledger.entries for ledger in snapshot.ledgers)
 
 
-def render(snapshot: Snapshot, form: str) -> str:
-    """The report of a snapshot as text, json or html."""
+def render(snapshot: Snapshot, form: str, source_around: SourceAround | None = None) -> str:
+    """The report of a snapshot as text, json or html; html shows the user's source where that can be read."""
     from aitop.outputs.report import report_of, to_json
 
     report = report_of(snapshot)
     if form == "json":
         return to_json(report)
     if form == "html":
-        from aitop.outputs.html import to_html
+        from aitop.outputs.html.page import to_html
 
-        return to_html(report)
+        return to_html(report, snapshot, source_around)
     from aitop.outputs.text import to_text
 
     return to_text(report)

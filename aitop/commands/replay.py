@@ -1,23 +1,39 @@
-"""Play a recording on the same screen, or write its last report without one."""
+"""Play a recording on the same screen, or write its report or its data without one."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aitop.commands.diagnose import FORMATS
 from aitop.commands.options import add_screen_options
 from aitop.errors import NotEnoughEvidenceError
 from aitop.model.text import printable
 
+if TYPE_CHECKING:
+    from aitop.model.snapshot import Snapshot
+    from aitop.sources.replay import Recording
+
+EXPORTS = ("speedscope", "collapsed", "perfetto", "csv")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE --speed --format -o."""
+    """FILE --speed --format --export -o."""
     parser.add_argument("file", type=Path, metavar="FILE", help="what `aitop record` or --record has written")
     parser.add_argument("--speed", type=speed, default=1.0, metavar="N", help="N times as fast as it was (default: 1)")
-    parser.add_argument("--format", choices=FORMATS, help="no screen: write the report of the recording's end")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="with --format: write to FILE")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--format", choices=FORMATS, help="no screen: write the report of the recording's end")
+    instead.add_argument(
+        "--export",
+        choices=EXPORTS,
+        help="no screen: write the stacks for speedscope or flame graph tools (collapsed), "
+        "the steps as a trace for Perfetto, or the figures of every tick as a table",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="with --format or --export: write to FILE")
     add_screen_options(parser)
 
 
@@ -33,12 +49,23 @@ def speed(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the recording."""
+    """Play the recording, or write what was asked for."""
     from aitop.sources.replay import Recording
 
     recording = Recording(args.file)
-    target = recording.header.target
-    if args.format is None:
+    code = 0
+    if args.export is not None:
+        from aitop.commands.diagnose import write_report
+
+        write_report(export(recording, args.export, args.file.name), args.output)
+    elif args.format is not None:
+        from aitop.commands.diagnose import render, write_report
+
+        last = deque(snapshots(recording), maxlen=1)
+        if not last:
+            raise _too_short(args.file)
+        write_report(render(last[0], args.format), args.output)
+    else:
         from aitop.commands.monitor import check_terminal
         from aitop.engine.replay import ReplayFeed
 
@@ -47,20 +74,43 @@ def run(args: argparse.Namespace) -> int:
 
         feed, title = ReplayFeed(recording, args.speed), f"replay of {args.file.name}"
         code = MonitorApp(feed, title, settings=args.settings).show_run()
-    else:
-        code = 0
-        from aitop.commands.diagnose import render, write_report
-        from aitop.engine.core import Engine
-
-        engine, snapshot = Engine(target), None
-        for event in recording.events():
-            snapshot = engine.handle(event) or snapshot
-        if snapshot is None:
-            raise NotEnoughEvidenceError(
-                f"the recording {args.file} ends before its first second is over: record for longer"
-            )
-        write_report(render(snapshot, args.format), args.output)
     if recording.skipped:
         name = printable(str(args.file))
         print(f"aitop: {recording.skipped} lines of {name} could not be read and were left out", file=sys.stderr)
     return code
+
+
+def snapshots(recording: Recording) -> Iterator[Snapshot]:
+    """The Snapshot of every tick."""
+    from aitop.engine.core import Engine
+
+    engine = Engine(recording.header.target)
+    for event in recording.events():
+        snapshot = engine.handle(event)
+        if snapshot is not None:
+            yield snapshot
+
+
+def export(recording: Recording, form: str, name: str) -> str:
+    """The recording in one of EXPORTS. Raises NotEnoughEvidenceError where it has nothing that could stand there."""
+    if form == "csv":
+        from aitop.outputs.formats.table import to_csv
+
+        table = to_csv(snapshots(recording))
+        if not table:
+            raise _too_short(name)
+        return table
+    if form == "perfetto":
+        from aitop.outputs.formats.trace import to_trace
+
+        return to_trace(recording.events())
+    from aitop.outputs.formats.stacks import sampled, to_collapsed, to_speedscope
+
+    stacks = list(sampled(recording.events()))
+    if not stacks:
+        raise NotEnoughEvidenceError(f"no stacks were sampled in the recording {name}")
+    return to_collapsed(stacks) if form == "collapsed" else to_speedscope(stacks, name)
+
+
+def _too_short(file: Path | str) -> NotEnoughEvidenceError:
+    return NotEnoughEvidenceError(f"the recording {file} ends before its first second is over: record for longer")

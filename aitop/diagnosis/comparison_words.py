@@ -83,7 +83,7 @@ def _table(title: str, parts: Sequence[Part]) -> list[str]:
     rest = [part for part in parts if part not in shown]
     lines = [f"{f'Change by {title}':<{LABEL + 2}}{'before':>9}{'after':>9}{'change':>10}"]
     lines += [_row(_label(part), [part]) for part in shown]
-    if rest:
+    if any(part.before_ms or part.after_ms for part in rest):
         lines.append(_row("no verdict" if title == "cause" else f"other {title}s", rest))
     return [*lines, _row("together", parts)]
 
@@ -101,12 +101,13 @@ def _time(milliseconds: float) -> str:
 
 
 def _label(part: Part) -> str:
-    if isinstance(part, CausePart):
-        return part.id or ""
     if isinstance(part, LinePart) and part.where is not None:
         return f"{part.where.file.rsplit('/', 1)[-1]}:{part.where.line} {part.where.function}"
-    phase = part.phase if isinstance(part, (PhasePart, LinePart)) else ""
-    return f"{phase} (other lines)" if isinstance(part, LinePart) else phase
+    if isinstance(part, LinePart):
+        return f"{part.phase} (other lines)"
+    if isinstance(part, PhasePart):
+        return part.phase
+    return (part.id if isinstance(part, CausePart) else None) or ""
 
 
 def _verdicts(compared: RunComparison) -> list[str]:

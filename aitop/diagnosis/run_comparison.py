@@ -1,9 +1,10 @@
 """Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
 
-A unit's length is its mean over the run without the warm-up, per sample or token where those are counted, and shortened
-by what other programs took of the cores. Its 95 % interval comes from how blocks of the run scatter, and from how much
-more of the machine others took in one run than in the other, as caches and memory are shared, too. The parts add up:
-phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
+A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. That of the
+second run is scaled to what it would be if other programs left it as many cores as in the first. The 95 % interval
+comes from how blocks of each run scatter, and from how much more of the machine others took in one run than in the
+other, as caches and memory are shared, too. The parts add up: phases to the length of a unit, lines to their phases,
+and what no verdict explains is a part of its own.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ NONE: Spread = (0.0, 0.0)
 
 
 class _Line(NamedTuple):
-    """What belongs to a line in a phase; without a line, what is left of that phase."""
+    """What belongs to a line; without a line, what is left of a phase."""
 
     spread: Spread
-    phase: str
+    phase: str | None = None
     where: Where | None = None
 
 
@@ -65,7 +66,7 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
     if load is not None:
         old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
     if before.cores and after.cores:
-        new = replace(new, scale=new.scale * before.cores.slowed / after.cores.slowed)
+        new = replace(new, scale=new.scale * after.cores.beside(before.cores))
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
@@ -157,16 +158,16 @@ class _Timed:
         return measured
 
     def lines(self) -> dict[tuple[str, ...], _Line]:
-        """Every line in each phase, and what is left of the phase. They add up to `mean`."""
+        """Every line, and what is left of each phase. They add up to `mean`."""
         lines: dict[tuple[str, ...], _Line] = {}
         for phase, (seconds, _) in self.phases().items():
             left = 1.0
             for line in self.run.lines:
                 if line.phase == phase:
-                    key = (phase, *_identity(line.where))
-                    alike, off = lines[key].spread if key in lines else NONE
-                    spread = alike + seconds * line.share, math.hypot(off, seconds * line.off)
-                    lines[key] = _Line(spread, phase, line.where)
+                    key = _identity(line.where)
+                    elsewhere, off = lines[key].spread if key in lines else NONE
+                    spread = elsewhere + seconds * line.share, math.hypot(off, seconds * line.off)
+                    lines[key] = _Line(spread, where=line.where)
                     left -= line.share
             lines[(phase,)] = _Line((seconds * max(0.0, left), 0.0), phase)
         return lines

@@ -83,7 +83,7 @@ def _lines(entries: Sequence[Entry]) -> tuple[LineShare, ...]:
         whole = sum(entry.share for entry in own)
         for entry in own:
             share, off = entry.share / whole, (entry.high - entry.low) / 2 / whole
-            if phase != "data" or entry.activity != "wait-queue" or not made:
+            if entry.activity != "wait-queue" or not made:
                 add(entry, phase, share, off)
                 continue
             for maker in makers:

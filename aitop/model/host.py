@@ -9,6 +9,13 @@ import msgspec
 Role = Literal["launcher", "rank", "loader-worker", "helper", "other"]
 
 
+class ProcessId(msgspec.Struct, frozen=True):
+    """A process for good: another one that gets its pid later started later (seconds since the epoch)."""
+
+    pid: int
+    started: float
+
+
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     """One process at one moment. Rates are per second since the previous sample; None until there are two.
 
@@ -48,6 +55,10 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     local_world_size: int | None = None
     channel: str | None = None
     part: str | None = None
+
+    @property
+    def id(self) -> ProcessId:
+        return ProcessId(self.pid, self.started)
 
 
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +111,10 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     cgroup: CgroupSample | None = None
     usable_cores: float | None = None
     engine: str | None = None
+
+    def id_of(self, pid: int) -> ProcessId | None:
+        """The process that has this pid in the sample, which another one may get later; None where there is none."""
+        return next((process.id for process in self.processes if process.pid == pid), None)
 
     @property
     def memory_room(self) -> tuple[int, int] | None:

@@ -47,17 +47,17 @@ class Cores(msgspec.Struct, frozen=True, kw_only=True):
     usable: float
     machine: float
 
-    @property
-    def slowed(self) -> float:
-        """How many times longer a unit takes because others take cores (1.0: no longer).
+    def left(self, others: Cores) -> float:
+        """How many of the cores that it wants the run gets where other programs take as many as in `others`."""
+        return min(self.wanted, self.usable, max(others.own, self.machine - others.others))
 
-        Without them, work that wants a core would get as many as it wants, as it may use, and as there would be. A run
-        that wants less than one core is bound to cores for that part of its time at the most.
+    def beside(self, others: Cores) -> float:
+        """How many times as long a unit would take if other programs took as many cores as in `others`.
+
+        A run that wants less than one core is bound to cores for that part of its time at the most.
         """
-        possible = min(self.wanted, self.usable, self.own + self.others)
-        if not 0 < self.own < possible:
-            return 1.0
-        return 1 / (1 - min(1.0, self.wanted) * (1 - self.own / possible))
+        now, then = self.left(self), self.left(others)
+        return 1 + min(1.0, self.wanted) * (now / then - 1) if then > 0 else 1.0
 
 
 class SoFar(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,10 +166,10 @@ class CausePart(Part, frozen=True, kw_only=True):
 
 
 class LinePart(Part, frozen=True, kw_only=True):
-    """What belongs to a line of the user's in a phase; without a line, to the rest of that phase."""
+    """What belongs to a line of the user's; without one, to what is left of a phase."""
 
-    phase: str
     where: Where | None = None
+    phase: str | None = None
 
 
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):

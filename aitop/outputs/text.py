@@ -27,7 +27,7 @@ def to_text(report: Report) -> str:
     """The whole report. Text of the target (names, command lines) is stripped of control characters."""
     parts = [
         _head(report),
-        _comparison(report),
+        comparison_text(report),
         *[_finding(report, verdict) for verdict in report.verdicts],
         *([] if report.verdicts else [_paragraph(f"NO VERDICT: {no_verdict(report)}")]),
         *map(_table, tables(report)),
@@ -41,7 +41,7 @@ def to_text(report: Report) -> str:
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
 
 
-def _comparison(report: Report) -> str:
+def comparison_text(report: Report) -> str:
     """How fast the run is beside an earlier one. Where that cannot be told, only a user who asked for it hears so."""
     compared = report.comparison
     words = in_a_sentence(compared) if compared is not None else None

@@ -68,7 +68,9 @@ def judged(scenario: Scenario, seconds: float, turns: int, folder: Path) -> dict
         "line": any(guilty in text for guilty in scenario.guilty for text in texts),
     }
     print(
-        f"{scenario.name}: real {real:.2f}, said {said['change']['ratio']} in {low:.2f}-{high:.2f} {right}", flush=True
+        f"{scenario.name}: real {real:.2f}, said {said['change']['ratio']} in {low:.2f}-{high:.2f} {right}, "
+        f"beside {said['change']['other_cores']} cores of others",
+        flush=True,
     )
     return right
 

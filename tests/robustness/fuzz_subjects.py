@@ -12,6 +12,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +26,10 @@ from aitop.model.serving import Histogram, IterationRecord, Pause, RequestRecord
 from aitop.model.snapshot import Snapshot, Tick
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import HookSample
-from aitop.outputs.html import to_html
+from aitop.outputs.formats.stacks import sampled, to_collapsed, to_speedscope
+from aitop.outputs.formats.table import to_csv
+from aitop.outputs.formats.trace import to_trace
+from aitop.outputs.html.page import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import to_text
 from aitop.protocol import ring
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 MOST_EVENTS = 100
+OWN_SCRIPTS = 2
+"""Of the HTML report: its data and what draws them."""
 FACTS = {"facts": {"way": "attach", "python": "3.11", "torch": "2.7", "watches": ["transfer", "blocking"]}}
 
 
@@ -196,23 +202,29 @@ def served_seed(header: bytes) -> bytes:
 
 
 def feed_recording(data: bytes) -> None:
-    """Through the reader, the engine and the rules to the report as text, JSON and HTML."""
-    snapshot = _last_snapshot(data)
-    if snapshot is None:
+    """Through the reader, the engine and the rules to the report as text, JSON and HTML, and to the exports."""
+    replayed = _replayed(data)
+    if replayed is None:
         return
+    events, snapshot = replayed
     report = report_of(snapshot)
-    json.loads(to_json(report), parse_constant=_no_constant)
-    for written in (to_text(report), to_html(report), to_json(report)):
+    page, stacks = to_html(report, snapshot), list(sampled(events))
+    for written in (to_json(report), to_trace(events), to_speedscope(stacks, "run")):
+        json.loads(written, parse_constant=_no_constant)
+    for written in (to_text(report), page, to_json(report), to_collapsed(stacks), to_csv([snapshot])):
         if not written.replace("\n", "").isprintable():
             raise Finding("a control character in a report")
+    if page.count("<script") != OWN_SCRIPTS:
+        raise Finding("a script in the HTML report")
 
 
 def feed_screen(data: bytes) -> None:
     """The same to a screen that stays up, with keys that open its other views."""
     global _screen
-    snapshot = _last_snapshot(data)
-    if snapshot is None:
+    replayed = _replayed(data)
+    if replayed is None:
         return
+    snapshot = replayed[1]
     from fuzz_screen import Screen
 
     _screen = _screen or Screen()
@@ -226,8 +238,8 @@ def feed_screen(data: bytes) -> None:
         raise Finding("a control character on the screen")
 
 
-def _last_snapshot(data: bytes) -> Snapshot | None:
-    """What a replay of these bytes ends with; None where they are no recording."""
+def _replayed(data: bytes) -> tuple[list[Event], Snapshot] | None:
+    """The first events of these bytes, and what a replay of them ends with; None where they are no recording."""
     path = Path("/dev/shm") / f"aitop-fuzz-{os.getpid()}"
     path.write_bytes(data)
     try:
@@ -239,12 +251,12 @@ def _last_snapshot(data: bytes) -> Snapshot | None:
     finally:
         path.unlink()
     engine, snapshot = Engine(header.target), None
-    for number, event in enumerate(events):
-        if number == MOST_EVENTS:
-            break
-        snapshot = engine.handle(event) or snapshot
+    first = list(islice(events, MOST_EVENTS))
     events.close()
-    return engine.handle(Tick(time=1e9, wall=1.7e9)) if snapshot is None else snapshot
+    for event in first:
+        snapshot = engine.handle(event) or snapshot
+    snapshot = snapshot or engine.handle(Tick(time=1e9, wall=1.7e9))
+    return (first, snapshot) if snapshot is not None else None
 
 
 def _no_constant(name: str) -> None:

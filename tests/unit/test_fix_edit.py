@@ -2,8 +2,8 @@
 
 import pytest
 
+from aitop.diagnosis.fix_edit import edit_of, editable
 from aitop.model.verdict import Fix, Setting
-from aitop.ui.screens.fix_edit import edit_of, editable
 
 SCRIPT = """import torch
 # num_workers=1 was too few

@@ -13,7 +13,7 @@ from aitop.diagnosis.causes import host
 from aitop.model.phases import APART, MEASURED, TIMED_ALONE, MeasuredPhase, Phase
 from aitop.model.snapshot import Phases
 from aitop.model.steps import StepRecord
-from aitop.outputs.html import to_html
+from aitop.outputs.html.page import to_html
 from aitop.outputs.report import report_of
 from aitop.outputs.text import to_text
 from aitop.protocol import events as at

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import typing
-from html.parser import HTMLParser
 
 import pytest
 
@@ -17,7 +16,7 @@ from aitop.model.snapshot import Cost, Phases, Snapshot, Steps, Target
 from aitop.model.source import SourceStatus
 from aitop.model.units import factor_range
 from aitop.model.verdict import Abstention, Diagnosis, Fix, Setting, Verdict, Where
-from aitop.outputs.html import to_html
+from aitop.outputs.html.page import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import BAR, WIDTH, to_text
 
@@ -400,35 +399,6 @@ def test_text_passes_no_control_character_of_the_target_on():
     text = to_text(report_of(hostile()))
     assert "owned" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
-
-
-class _Tags(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.links = set(), []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href")]
-
-
-def test_html_stands_alone_and_escapes_the_target():
-    for shot in (snapshot(), hostile(), snapshot(diagnosis=Diagnosis(), steps=None)):
-        page = to_html(report_of(shot))
-        parser = _Tags()
-        parser.feed(page)
-        parser.close()
-        assert {"html", "h1", "section"} <= parser.tags
-        assert "script" not in parser.tags
-        assert parser.links == []
-        assert "url(" not in page
-        assert "\x1b" not in page
-        assert len(page) < 40_000
-    table = to_html(report_of(snapshot(ledgers=(LEDGER,))))
-    assert "<td>64 %</td><td>data</td><td>waits for a queue</td><td><code>train.py:41 main</code><br>" in table
-    assert "<td>runs native code</td><td></td>" in table and "&lt;1 % in 1 lighter entry" in table
-    assert "decode.py:41" in to_html(report_of(snapshot()))
-    assert "width:64.0%" in to_html(report_of(snapshot()))
 
 
 def test_html_explains_its_verdicts():

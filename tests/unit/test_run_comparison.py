@@ -12,9 +12,12 @@ from aitop import cli
 from aitop.diagnosis.comparison_words import comparison_text
 from aitop.diagnosis.noise import half_width, student, warm_up
 from aitop.diagnosis.run_comparison import compare_runs
+from aitop.diagnosis.run_summary import run_of
 from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries
 from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.ledger import Entry, Ledger
 from aitop.model.run import Cores, LineShare, Run
+from aitop.model.snapshot import Snapshot, Target
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Verdict, Where
 from aitop.outputs.report import as_json
@@ -109,6 +112,30 @@ def test_a_line_is_the_same_where_it_has_moved():
     assert [(part.where.line, part.before_ms > 0, part.after_ms > 0) for part in lines] == [(27, True, True)]
 
 
+def test_a_loaders_lines_take_the_time_that_the_step_waits_for_them():
+    def entry(phase, share, where, **changes):
+        known = {"lane": "main", "activity": "native", "basis": "sampled", "pid": 1, "low": share, "high": share}
+        return Entry(phase=phase, share=share, where=place(*where), **{**known, **changes})
+
+    waits, decode = ("train.py", 5, "main", "for batch in loader"), ("decode.py", 5, "decode", "unpack(raw)")
+    entries = (
+        entry("host", 0.5, waits, activity="wait-queue"),
+        entry("backward", 0.5, LOOP),
+        entry("host", 0.3, decode, lane="producers", activity="python"),
+        entry("host", 0.1, ("decode.py", 9, "read", "file.read()"), lane="producers", activity="wait-disk"),
+        entry("host", 0.6, ("decode.py", 20, "run", "queue.get()"), lane="producers", activity="wait-queue"),
+    )
+    ledger = Ledger(pid=1, thread="MainThread", unit="step", entries=entries)
+    seen = Snapshot(
+        tick=1, time=9.0, wall=9.0, window=9.0, target=Target(pid=1, command="python train.py"), ledgers=(ledger,)
+    )
+    run = run_of(seen)
+    assert run.rest == {"host": 0.5, "backward": 0.5}
+    shares = {(line.phase, line.where.text): line.share for line in run.lines}
+    expected = {("host", decode[3]): 0.75, ("host", "file.read()"): 0.25, ("backward", LOOP[3]): 1.0}
+    assert shares == pytest.approx(expected)
+
+
 def test_twice_the_batch_is_compared_by_the_sample():
     compared = compare_runs(made(1, samples=32), made(2, host=0.02, compute=0.14, samples=64))
     assert (compared.change.verdict, compared.change.at_equal_load) == ("faster", True)
@@ -126,12 +153,15 @@ def test_latencies_under_another_load_are_not_compared():
 
 
 def test_the_time_that_others_took_is_not_blamed_on_the_code():
-    # Two threads that each want a core get half of that, as another program runs on one of two cores.
-    shared = Cores(own=1.0, wanted=2.0, others=1.0, usable=2.0, machine=2.0)
-    assert shared.slowed == pytest.approx(2.0)
-    assert CORES.slowed == 1.0
-    assert Cores(own=0.3, wanted=0.4, others=1.0, usable=2.0, machine=2.0).slowed == pytest.approx(1 / 0.9)
+    # Of two threads that each want a core one gets none, as another program runs on one of two cores.
     alone = Cores(own=2.0, wanted=2.0, others=0.0, usable=2.0, machine=2.0)
+    shared = Cores(own=1.0, wanted=2.0, others=1.0, usable=2.0, machine=2.0)
+    assert shared.beside(alone) == pytest.approx(0.5)
+    assert alone.beside(shared) == pytest.approx(2.0)
+    assert shared.beside(shared) == CORES.beside(CORES) == 1.0
+    # One that mostly sleeps has enough of them.
+    seldom = Cores(own=0.4, wanted=0.4, others=1.0, usable=2.0, machine=2.0)
+    assert seldom.beside(alone) == 1.0
     compared = compare_runs(made(1, cores=alone), made(2, host=0.04, compute=0.16, cores=shared))
     assert compared.change.ratio == pytest.approx(1.0, rel=0.05)
     assert compared.change.verdict == "cannot-tell"

@@ -12,7 +12,7 @@ from aitop.model.host import HostSample, MachineSample
 from aitop.model.serving import Percentiles, Serving
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
-from aitop.outputs.html import to_html
+from aitop.outputs.html.page import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import WIDTH, to_text
 

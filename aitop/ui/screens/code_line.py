@@ -9,13 +9,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from aitop.diagnosis.fix_edit import SourceAround
 from aitop.model.units import percent
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import HotRow, Place, hot_rows
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import shown_verdicts
-from aitop.ui.screens.source_lines import Excerpt, SourceAround, source_line
+from aitop.ui.screens.source_lines import Excerpt, source_line
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, TEXT, TITLE
 from aitop.ui.widgets.line import Line, shorten_left, spread
@@ -114,7 +115,7 @@ class LineScreen(Screen[None]):
         pane, at = self.query_one(LinePane), self._place
         if self._source_around is not None:
             pane.excerpt = Excerpt(None, reading=True)
-            read = partial(Excerpt.around, self._source_around, at.pid, at.file, at.line)
+            read = partial(Excerpt.around, self._source_around, self.view.process(at.pid), at.file, at.line)
             in_background(self, "source", read, self._read)
         self.query_one(Header).show(self.view)
         pane.show(self.view)
@@ -127,5 +128,5 @@ class LineScreen(Screen[None]):
 
     def action_edit(self) -> None:
         pane = self.query_one(LinePane)
-        pane.notice = edit(self.app, self._place)
+        pane.notice = edit(self.app, self._place, self.view.process(self._place.pid))
         pane.redraw()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
 from rich.style import Style
 
+from aitop.diagnosis.fix_edit import SourceAround
+from aitop.model.host import ProcessId
 from aitop.ui.theme.palette import (
     BRIGHT,
     FAINT,
@@ -21,9 +22,6 @@ from aitop.ui.theme.palette import (
 )
 from aitop.ui.widgets.line import Line, lit
 
-SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
-"""The target's own source around (pid, file, line) as numbered lines, line 0: all; None when it cannot be read."""
-
 
 class Excerpt(msgspec.Struct, frozen=True):
     """The user's coloured lines around a place; None when they could not be read, `reading` while that goes on."""
@@ -32,10 +30,10 @@ class Excerpt(msgspec.Struct, frozen=True):
     reading: bool = False
 
     @classmethod
-    def around(cls, source_around: SourceAround, pid: int, file: str, line: int) -> Excerpt:
-        """Read the lines around a place. May be slow; never raises."""
+    def around(cls, source_around: SourceAround, process: ProcessId | None, file: str, line: int) -> Excerpt:
+        """Read the lines around a place, of a process that is there. May be slow; never raises."""
         try:
-            lines = source_around(pid, file, line)
+            lines = source_around(process, file, line) if process is not None else None
             return cls(coloured(lines) if lines else None)
         except Exception:
             # Whatever keeps the file from being read: the screen says that it is not readable.

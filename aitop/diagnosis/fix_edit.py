@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from aitop.model.host import ProcessId
 from aitop.model.verdict import Fix
 
 KEYWORDS = frozenset({"num_workers", "batch_size", "prefetch_factor"})
 """Settings that are keyword arguments of a loader: those can be edited."""
 
 CALL = re.compile(r"\bDataLoader\(")
+
+
+SourceAround = Callable[[ProcessId, str, int], "list[tuple[int, str]] | None"]
+"""The source of a process around (process, file, line) as numbered lines, line 0: all; None when it cannot be read."""
 
 
 class Edit(NamedTuple):
@@ -49,3 +54,21 @@ def edit_of(fix: Fix, lines: Iterable[tuple[int, str]]) -> Edit | None:
         if call is None and CALL.search(line) and code.endswith(")") and keyword not in code:
             call = Edit(number, line, f"{line[: line.rindex(')')]}, {keyword}={value})")
     return call if keyword == "num_workers" else None
+
+
+def find_edits(
+    source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[ProcessId, str], ...]
+) -> dict[str, Edit]:
+    """The first line in these files that each fix changes, by the fix's text. May be slow; never raises."""
+    edits: dict[str, Edit] = {}
+    for process, file in files:
+        try:
+            lines = source_around(process, file, 0) or []
+        except Exception:
+            # What cannot be read has no line to change.
+            lines = []
+        for fix in fixes:
+            edit = edit_of(fix, lines) if fix.text not in edits else None
+            if edit is not None:
+                edits[fix.text] = edit._replace(file=file)
+    return edits

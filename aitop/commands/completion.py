@@ -1,0 +1,50 @@
+"""Completion of the command line in bash, zsh and fish: a script made from the parser itself."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--print-completion SHELL."""
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        help="print the script that completes aitop's command line in this shell",
+    )
+
+
+class PrintCompletion(argparse.Action):
+    """Prints the script and leaves with 0."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Write the script for the shell `values`; what takes a path is completed with files."""
+        import shtab
+
+        for action in _actions(parser):
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell=str(values)))
+        parser.exit()
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments of a parser and of its verbs."""
+    # argparse has no public way to list them; shtab itself reads the same attribute.
+    for action in parser._actions:
+        yield action
+        if isinstance(action.choices, dict):
+            for verb in action.choices.values():
+                yield from _actions(verb)

@@ -1,0 +1,1 @@
+"""What `aitop replay --export` writes: files that other programs open."""

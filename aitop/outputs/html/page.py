@@ -1,0 +1,249 @@
+"""The report as a page: words and tables from the template, charts by the script in it.
+
+Everything that came from the target is escaped by the template, is data to the script (which makes text nodes of it),
+and has lost its control characters. A policy in the page lets no other script run and nothing be loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from aitop.diagnosis.catalogue import Page, page
+from aitop.diagnosis.fix_edit import Edit, SourceAround, find_edits
+from aitop.model.host import HostSample
+from aitop.model.ranks import Ranks, RankView
+from aitop.model.snapshot import Snapshot
+from aitop.model.text import printable
+from aitop.model.units import duration, percent, size
+from aitop.model.verdict import Fix, Verdict, Where
+from aitop.outputs.html.charts import HUES, OUTSIDE, Charts, charts_of
+from aitop.outputs.ledger_table import tables
+from aitop.outputs.report import Report
+from aitop.outputs.text import (
+    PHASE_NAMES,
+    abstentions,
+    comparison_text,
+    costs,
+    fix_text,
+    gaps,
+    losses,
+    measured_phases,
+    no_verdict,
+    place_text,
+    serving_figures,
+    serving_state,
+    serving_times,
+    step_figures,
+)
+
+LINES_AROUND = 5
+MOST_PLACES = 8
+"""Places of a verdict whose source is shown."""
+# Columns of the ranks: heading, the field of RankView or of its phases, and how it is written.
+RANK_COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("step", "p50", duration),
+    ("late", "lateness", duration),
+    ("data", "data_wait", duration),
+    ("forward", "forward", duration),
+    ("backward", "backward", duration),
+    ("optimizer", "optimizer", duration),
+    ("else", "outside", duration),
+    ("wait", "wait", duration),
+    ("cpu", "cpu", percent),
+    ("memory", "rss", size),
+    ("gpu", "gpu_busy", percent),
+    ("gpu memory", "gpu_memory", size),
+)
+
+
+class SeenPlace(NamedTuple):
+    """A place in words, its recorded line, and the lines around it where they could be read: number and text."""
+
+    words: str
+    line: int
+    recorded: str | None
+    around: list[tuple[int, str]] | None
+
+
+class Change(NamedTuple):
+    """A fix in words, and as a diff: the line before and after, and where it stands; None where no line is known."""
+
+    words: str
+    edit: Edit | None
+
+
+class Finding(NamedTuple):
+    """A verdict with all that the page shows of it."""
+
+    verdict: Verdict
+    figures: list[str]
+    places: list[SeenPlace]
+    changes: list[Change]
+    about: Page | None
+
+
+class RankCell(NamedTuple):
+    """A figure in words; `heat` (0..1) is how far it lies above the least of its column, as a share of a step."""
+
+    words: str
+    heat: float = 0.0
+
+
+class RankTable(NamedTuple):
+    """Headings, and a row for each rank: its name and its cells."""
+
+    headings: list[str]
+    rows: list[tuple[str, list[RankCell]]]
+
+
+def to_html(report: Report, snapshot: Snapshot | None = None, source_around: SourceAround | None = None) -> str:
+    """The page of a report: with charts where its Snapshot is given, with source where that can be read."""
+    charts = charts_of(snapshot) if snapshot is not None else Charts()
+    script = _part("report.js")
+    return _template().render(
+        report=report,
+        facts=_facts(report),
+        compared=comparison_text(report).split("\n"),
+        no_verdict=no_verdict(report),
+        findings=[_finding(report, snapshot, verdict, source_around) for verdict in report.verdicts],
+        tables=tables(report),
+        phases=[(key, PHASE_NAMES.get(key, key), _hue(key), share) for key, share in measured_phases(report)],
+        served=_served(report),
+        serving_times=serving_times(report),
+        ranks=_rank_table(snapshot.ranks) if snapshot is not None and snapshot.ranks is not None else None,
+        gaps=gaps(report),
+        abstentions=abstentions(report),
+        costs=costs(report),
+        charts=charts,
+        data=_data(charts),
+        style=Markup(_part("report.css")),  # noqa: S704 - a file of this package
+        script=Markup(script),  # noqa: S704 - a file of this package
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader(__package__, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    environment.filters["percent"] = percent
+    return environment.get_template("report.html.jinja")
+
+
+def _shown(value: Any) -> Any:
+    """What an expression of the template puts into the page: text without control characters."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+@cache
+def _part(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _data(charts: Charts) -> Any:
+    """The charts as values for JSON, every text in them without control characters."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return printable(value)
+        if isinstance(value, dict):
+            return {key: clean(each) for key, each in value.items()}
+        return [clean(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+    return clean(msgspec.to_builtins(charts))
+
+
+def _facts(report: Report) -> list[str]:
+    target = report.target
+    facts = [f"pid {target.pid}", target.engine or "", target.kind if target.kind != "unknown" else ""]
+    facts.append(f"{report.window_s:.0f} s watched")
+    return [fact for fact in facts if fact] + step_figures(report)
+
+
+def _served(report: Report) -> list[str]:
+    """The figures of a server; empty where none is known."""
+    figures, state = serving_figures(report), serving_state(report)
+    words = [*figures, *([state] if state else [])]
+    known = report.serving is not None and (words or serving_times(report))
+    return [*words, f"from {report.serving.basis}"] if known and report.serving is not None else []
+
+
+def _hue(key: str) -> str:
+    return HUES.get(key, key if key in HUES.values() else OUTSIDE)
+
+
+def _finding(
+    report: Report, snapshot: Snapshot | None, verdict: Verdict, source_around: SourceAround | None
+) -> Finding:
+    edits: dict[str, Edit] = {}
+    host = snapshot.host if snapshot is not None else None
+    if snapshot is not None and host is not None and source_around is not None:
+        places = [(place.pid, place.file) for place in verdict.where[:MOST_PLACES]]
+        named = dict.fromkeys([(report.target.pid, snapshot.target.script or ""), *places])
+        files = [(process, file) for pid, file in named if (process := host.id_of(pid)) is not None]
+        edits = find_edits(source_around, verdict.fixes, tuple(files))
+    return Finding(
+        verdict=verdict,
+        figures=losses(report, verdict),
+        places=[
+            _place(place, host, source_around if number < MOST_PLACES else None)
+            for number, place in enumerate(verdict.where)
+        ],
+        changes=[Change(fix_text(fix), edits.get(fix.text) or _setting(fix)) for fix in verdict.fixes],
+        about=page(verdict.id),
+    )
+
+
+def _place(place: Where, host: HostSample | None, source_around: SourceAround | None) -> SeenPlace:
+    process = host.id_of(place.pid) if host is not None else None
+    around = None
+    if source_around is not None and process is not None:
+        around = source_around(process, place.file, place.line)
+    if around is not None:
+        around = [(number, text) for number, text in around if abs(number - place.line) <= LINES_AROUND]
+    return SeenPlace(place_text(place), place.line, place.text.strip() if place.text else None, around or None)
+
+
+def _setting(fix: Fix) -> Edit | None:
+    """A setting's change where no line of source is known that makes it."""
+    setting = fix.setting
+    if setting is None or setting.current is None:
+        return None
+    return Edit(0, f"{setting.name}={setting.current}", f"{setting.name}={setting.to}")
+
+
+def _rank_table(ranks: Ranks) -> RankTable:
+    """Each rank beside the others, in the columns of which something was measured."""
+    longest = max((rank.p50 or 0.0 for rank in ranks.ranks), default=0.0)
+    columns: list[tuple[str, list[RankCell]]] = []
+    for heading, field, words in RANK_COLUMNS:
+        values = [_figure(rank, field) for rank in ranks.ranks]
+        known = [value for value in values if value is not None]
+        scale = 1.0 / longest if words is duration and longest > 0 else 0.0
+        if known:
+            cells = [RankCell(words(one), 0.0 if one is None else (one - min(known)) * scale) for one in values]
+            columns.append((heading, cells))
+    names = [f"rank {rank.rank}" if rank.rank is not None else f"pid {rank.pid}" for rank in ranks.ranks]
+    rows = [(name, [cells[number] for _, cells in columns]) for number, name in enumerate(names)]
+    return RankTable([heading for heading, _ in columns], rows)
+
+
+def _figure(rank: RankView, field: str) -> float | None:
+    """A figure of the rank or of its phases."""
+    of = rank if field in rank.__struct_fields__ else rank.phases
+    return getattr(of, field, None)
