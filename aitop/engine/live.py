@@ -234,13 +234,14 @@ class LiveFeed:
     # Which processes get the hook.
 
     def _hook_pids(self) -> tuple[int, ...]:
-        """The processes to put the hook into: engines of servers; else the ranks, or else the targets.
+        """The processes to put the hook into: engines and fronts of servers; else the ranks, or else the targets.
 
         Never a launcher: it makes no steps. Nor what works for an engine: that is measured in the engine.
         """
         if not self._host.seen.ranks:
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
-        return (*self._host.seen.engines, *self._stepping())
+        seen = self._host.seen
+        return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *self._stepping())))
 
     def _stepping(self) -> tuple[int, ...]:
         """The processes that make steps themselves.

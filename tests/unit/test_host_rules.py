@@ -247,6 +247,28 @@ def test_a_server_is_held_up_by_others_in_the_part_of_its_time_in_which_it_works
     assert oversubscription.judge(crowd) is None, "one that never rests loses little"
 
 
+@pytest.mark.parametrize(
+    ("wanting", "handler", "crowds"),
+    [(11, "thread", False), (21, "thread", True), (11, "event-loop", True)],
+    ids=["a thread for each request", "each with threads of its own beside it", "one thread for all requests"],
+)
+def test_requests_that_wait_for_a_core_in_threads_of_their_own_are_a_queue(wanting, handler, crowds):
+    crowd = crowded(wanting=wanting, wanted=3.2, delay=0.2)
+    works = line("serve", 0.8, activity="native", number=12, handler=handler)
+    pool = msgspec.structs.replace(works, thread="pool", share=8.0, samples=800)
+    threads = tuple(
+        ThreadShare(pid=RANK, thread=name, samples=samples) for name, samples in (("MainThread", 100), ("pool", 1000))
+    )
+    seen = snapshot(
+        stacks=msgspec.structs.replace(stacks([works, pool]), threads=threads),
+        kind="inference",
+        serving=Serving(basis="stacks", pid=RANK),
+        host=crowd.host,
+        series=crowd.series,
+    )
+    assert (oversubscription.judge(seen) is not None) == crowds
+
+
 def test_a_quota_that_runs_out():
     verdict = fired(oversubscription.judge(crowded(throttled=0.6, delay=0.4)))
     assert "quota" in verdict.title and verdict.share == pytest.approx(0.4)

@@ -94,6 +94,12 @@ def test_the_hook_goes_into_an_engine_and_not_into_what_works_for_it(ranks, hook
     assert feed._hook_pids() == hooked
 
 
+def test_the_hook_goes_once_into_what_takes_requests_for_others():
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host = (1,), Host(ranks=(6, 7), fronts=(5, 6))
+    assert feed._hook_pids() == (5, 6, 7)
+
+
 @pytest.mark.parametrize("state", ["denied", "absent", "failed"])
 def test_without_stacks_nobody_can_tell_who_steps(state):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))

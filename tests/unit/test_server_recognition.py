@@ -135,6 +135,7 @@ def test_by_the_libraries_on_the_stacks():
         "litserve",
         ["launcher", "API server", "worker", None],
     )
+    assert recogniser.look((main, api, worker, other)).fronts == (api.stat.pid,)
 
 
 def test_what_runs_the_model_goes_before_what_carries_http():

@@ -151,6 +151,25 @@ def test_the_same_request_in_two_processes_is_counted_once():
     assert figures(parts, health, hook(ENGINE, requests=inside)).requests == inside
 
 
+def test_a_request_of_the_front_has_the_parts_that_the_worker_knows():
+    parts = tree((API, "API server"), (ENGINE, "worker"), engine="litserve")
+    ends = [90.0 + index / 2 for index in range(10)]
+    # Five at a time wait in line, and every other worker's end is noted after the answer.
+    outside = tuple(request(end, 2.6, queue=0.1) for end in ends)
+    known = {"queue": 2.0, "preprocess": 0.1, "model": 0.2, "first_token": 2.2}
+    inside = tuple(
+        request(end + late, 2.4 + late, postprocess=0.1 + late, **known)
+        for end, late in zip(ends, (0.05, -0.05) * 5, strict=True)
+    )
+    found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside[1:]))
+    assert found.requests[0] == outside[0], "nothing is known of it"
+    for whole in found.requests[1:]:
+        assert (whole.end - whole.seconds) % 0.5 == pytest.approx(0.4) and whole.seconds == 2.6
+        assert whole.queue + whole.preprocess + whole.model + whole.postprocess == pytest.approx(2.6)
+        assert whole.queue == pytest.approx(whole.first_token - 0.2)
+    assert [whole.end for whole in found.requests] == ends
+
+
 def test_workers_side_by_side_share_the_requests():
     parts = tree(*((pid, "worker") for pid in WORKERS), engine="litserve")
     samples = [hook(pid, requests=spread(40, seconds=10.0), alive=1) for pid in WORKERS]
@@ -300,6 +319,15 @@ def test_a_second_of_charts_has_the_requests_that_ended_in_it():
     assert series["request_p50"].values[:5] == (pytest.approx(300.0),) * 4 + (None,)
     assert series["request_p99"].values[0] == pytest.approx(400.0)
     assert series["request_queue"].values[:5] == (pytest.approx(0.8),) * 4 + (None,)
+
+
+def test_queue_of_charts_is_that_of_all_processes_of_a_server():
+    made = history(tree((API, "API server"), (ENGINE, "worker"), engine="litserve"))
+    made.add(hook(API, 95.0, requests=(request(91.5, 0.3, queue=0.01),), alive=0))
+    made.add(hook(ENGINE, 95.0, requests=(request(91.4, 0.2, queue=0.1),), alive=0))
+    series = request_series(made, 94.0)
+    assert series["request_p50"].values[0] == pytest.approx(300.0)
+    assert series["request_queue"].values[0] == pytest.approx(0.11)
 
 
 def test_charts_go_on_while_nothing_is_answered():

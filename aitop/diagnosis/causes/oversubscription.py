@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import leisure, main_lines, others_cores
+from aitop.diagnosis.evidence import MAIN, lead_ledger, leisure, main_lines, others_cores
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
@@ -34,7 +34,8 @@ class Crowd(msgspec.Struct, frozen=True):
     `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the
     share of the time in which the main thread waits for one; `kept` that of the time in which it has something to do,
     which a server has not always. `most` threads are those of the rank that has most. One process alone wants at most
-    `one_rank` or `one` cores, and `computing` of them want more than SOME.
+    `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a request
+    each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer.
     """
 
     usable: float
@@ -50,6 +51,7 @@ class Crowd(msgspec.Struct, frozen=True):
     one_rank: float
     one: float
     computing: int
+    answering: int
 
     @property
     def everyone(self) -> int:
@@ -63,9 +65,9 @@ class Crowd(msgspec.Struct, frozen=True):
         One thread in each process is none too many, unless there are more of those than cores to share: the one that
         steps takes turns with those that load for it.
         """
-        if self.most > self.usable and self.one_rank >= OWN_CROWD * self.usable:
+        if self.most - self.answering > self.usable and self.one_rank >= OWN_CROWD * self.usable:
             return True
-        crowded = self.wanted >= CROWDED * self.usable and self.everyone >= CROWDED * self.usable + 1
+        crowded = self.wanted >= CROWDED * self.usable and self.everyone - self.answering >= CROWDED * self.usable + 1
         return crowded and (self.one >= MORE_THAN_ONE or self.computing > self.usable + 1)
 
     @property
@@ -109,7 +111,19 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         one_rank=max((each[process.pid] for process in ranks), default=0.0),
         one=max(each.values(), default=0.0),
         computing=sum(cores >= SOME for cores in each.values()),
+        answering=_answering(snapshot),
     )
+
+
+def _answering(snapshot: Snapshot) -> int:
+    """How many threads of a server have a request to themselves; the threads of a pool have one name together."""
+    ledger, stacks = lead_ledger(snapshot), snapshot.stacks
+    if ledger is None or stacks is None or snapshot.kind != "inference":
+        return 0
+    names = {(entry.pid, entry.thread) for entry in ledger.entries if entry.handler == "thread"}
+    looks = {one.pid: one.samples for one in stacks.threads if one.thread == MAIN}
+    pools = [one for one in stacks.threads if (one.pid, one.thread) in names and looks.get(one.pid)]
+    return sum(round(one.samples / looks[one.pid]) for one in pools)
 
 
 def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -19,6 +20,8 @@ from aitop.model.steps import Kind
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 ENOUGH_REQUESTS = 30
 SILENT_SECONDS = 3.0
+# Of a request that a process answered so long ago, the one in front of it will tell nothing any more.
+LOST_SECONDS = 10.0
 # Requests that last longer than this part of the time looked at are not represented by those that ended in it.
 BRIEF = 0.25
 
@@ -57,13 +60,13 @@ def request_series(history: History, now: float) -> dict[str, Series]:
     served = _served(history)
     chosen = front_processes(history.hosts.last, {pid: list(own.requests) for pid, own in served.items()})
     requests = _by_second(served[pid].done for pid in chosen)
-    turns = _by_second(own.done for own in served.values())
-    if not requests and not turns:
+    everywhere = _by_second(own.done for own in served.values())
+    if not requests and not everywhere:
         return series_of_metrics(history.servers)
     last = int(now) - 2
-    seconds = range(max(min([*requests, *turns]), last - CHART_SECONDS), last + 1)
+    seconds = range(max(min([*requests, *everywhere]), last - CHART_SECONDS), last + 1)
     watched = any(own.watches_requests for own in served.values())
-    rows = [_row(requests.get(second, []), turns.get(second, []), watched=watched) for second in seconds]
+    rows = [_row(requests.get(second, []), everywhere.get(second, []), watched=watched) for second in seconds]
     times = tuple(float(second + 1) for second in seconds)
     names = ("request_p50", "request_p99", "request_rate", "request_queue")
     made = {name: Series(times=times, values=tuple(row[place] for row in rows)) for place, name in enumerate(names)}
@@ -78,13 +81,18 @@ def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[Se
     return found
 
 
-def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond], *, watched: bool) -> tuple[float | None, ...]:
-    """p50, p99, rate and queue of one second; `watched`: requests are, and not only iterations."""
+def _row(
+    requests: Sequence[ServedSecond], everywhere: Sequence[ServedSecond], *, watched: bool
+) -> tuple[float | None, ...]:
+    """p50, p99, rate and queue of one second, the queue of all processes.
+
+    `watched`: requests are, and not only iterations.
+    """
     answered = sum(second.requests for second in requests)
     weighted = sum(second.requests * second.p50 for second in requests if second.p50 is not None)
     slowest = max((second.p99 for second in requests if second.p99 is not None), default=None)
-    waiting = [second.waiting for second in turns if second.waiting is not None]
-    queued = [second.queue for second in requests if second.queue is not None]
+    waiting = [second.waiting for second in everywhere if second.waiting is not None]
+    queued = [second.queue for second in everywhere if second.queue is not None]
     return (
         weighted / answered * 1e3 if answered else None,
         None if slowest is None else slowest * 1e3,
@@ -108,7 +116,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
     requests = {pid: [request for request in own.requests if request.end >= since] for pid, own in served.items()}
     turns = {pid: [turn for turn in own.iterations if turn.end >= since] for pid, own in served.items()}
     front = front_processes(history.hosts.last, requests)
-    answered = sorted((record for pid in front for record in requests[pid]), key=lambda record: record.end)
+    answered = _joined(_by_end(requests, front), _by_end(requests, requests.keys() - set(front)))
     engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
     busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
     watched = min(own.since for own in served.values() if own.since is not None)
@@ -185,6 +193,42 @@ def front_processes(host: HostSample | None, requests: Mapping[int, Sequence[Req
 
     chosen = max((part for part in groups if 2 * counts[part] >= most), key=mean, default=None)
     return tuple(groups.get(chosen, ()))
+
+
+def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]) -> list[RequestRecord]:
+    return sorted((record for pid in pids for record in requests[pid]), key=lambda record: record.end)
+
+
+def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """The requests of the front with what is known of them where the model runs; both are sorted by their ends.
+
+    Nothing says which record is of which request. They leave in the order in which they come from there: so the first
+    that lies within the front's and belongs to no other is taken. An answer may be out before the process that computed
+    it notes its end, but not before its model was done.
+    """
+    left, joined, coming = list[RequestRecord](), [], deque(inner)
+    for whole in outer:
+        begin = whole.end - whole.seconds
+        while coming and coming[0].end - (coming[0].postprocess or 0.0) <= whole.end:
+            left.append(coming.popleft())
+        part = next((record for record in left if record.end - record.seconds >= begin), None)
+        if part is not None:
+            left = [record for record in left if record is not part and record.end > whole.end - LOST_SECONDS]
+        joined.append(whole if part is None else _within(whole, part))
+    return joined
+
+
+def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
+    """A request that was answered in one process, and for the network in another before and after that."""
+    before, after = part.end - part.seconds - (whole.end - whole.seconds), whole.end - part.end
+    return replace(
+        part,
+        end=whole.end,
+        seconds=whole.seconds,
+        queue=None if part.queue is None else part.queue + before,
+        postprocess=None if part.postprocess is None else part.postprocess + after,
+        first_token=None if part.first_token is None else part.first_token + before,
+    )
 
 
 def _alive(history: History, served: Mapping[int, ServedHistory], end: float) -> int | None:

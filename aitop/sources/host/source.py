@@ -38,7 +38,7 @@ class LivingProcesses(NamedTuple):
     `ranks` are in the order of their numbers; `launchers` only started them. `parents` started Python processes which
     may do their work. `server` is None where none was recognised; `engines` run the loop of its engine, in the order of
     their pids. Those `around` them only hand requests in or compute what an engine tells them: what they do is measured
-    in the engine.
+    in the engine. `fronts` take requests from the network for processes that answer them.
     """
 
     pids: frozenset[int] = frozenset()
@@ -48,6 +48,7 @@ class LivingProcesses(NamedTuple):
     server: Server | None = None
     engines: tuple[int, ...] = ()
     around: frozenset[int] = frozenset()
+    fronts: tuple[int, ...] = ()
 
 
 class HostSource(Source):
@@ -130,6 +131,7 @@ class HostSource(Source):
             server=server,
             engines=engines,
             around=around_engines(living, engines),
+            fronts=server.fronts if server else (),
         )
         speaker = next((member for member in living if member.stat.pid in self.seen.ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)

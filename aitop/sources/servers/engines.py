@@ -16,7 +16,8 @@ class Part(NamedTuple):
     `title` is what the process calls itself, `command` the script or module that its Python runs with the first
     argument, `program` the name of an executable that is no Python, `frames` a file that is on its stacks. `forked`:
     the command counts only in a process that was forked (True) or was not (False). `answers`: it speaks HTTP.
-    `loop`: it runs the engine's loop, in which the hook measures what all other parts do.
+    `loop`: it runs the engine's loop, in which the hook measures what all other parts do. `front`: it takes requests
+    from the network for others, so that only there the hook sees how long they take.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Part(NamedTuple):
     forked: bool = False
     answers: bool = False
     loop: bool = False
+    front: bool = False
 
 
 class Names(NamedTuple):
@@ -76,6 +78,7 @@ def _part(
     forked: bool = False,
     answers: bool = False,
     loop: bool = False,
+    front: bool = False,
 ) -> Part:
     return Part(
         name,
@@ -86,6 +89,7 @@ def _part(
         forked=forked,
         answers=answers,
         loop=loop,
+        front=front,
     )
 
 
@@ -268,7 +272,7 @@ ENGINES: tuple[ServingSoftware, ...] = (
         ("litserve",),
         (
             _part("worker", frames=r"litserve/loops/"),
-            _part("API server", frames=r"uvicorn/server\.py"),
+            _part("API server", frames=r"uvicorn/server\.py", front=True),
             _part("launcher", frames=r"litserve/server\.py"),
         ),
         _installed(r"litserve/"),

@@ -42,6 +42,11 @@ class Server(NamedTuple):
         """The processes that run the engine's loop, in the order of their pids."""
         return tuple(sorted(pid for pid, part in self.parts.items() if part.loop))
 
+    @property
+    def fronts(self) -> tuple[int, ...]:
+        """The processes that take requests from the network for others, in the order of their pids."""
+        return tuple(sorted(pid for pid, part in self.parts.items() if part.front))
+
 
 class _Signs(NamedTuple):
     """The signs by which a process's part is recognised: see Part."""
