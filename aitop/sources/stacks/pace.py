@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 
@@ -44,6 +45,39 @@ class Budget:
         if self._left >= 0:
             return 0.0
         return min(LONGEST_INTERVAL, now - started - self._left / CORES)
+
+
+class SharedBudget:
+    """CPU time that the stack sources of one process may take together: `cores` of a core.
+
+    A window reserves the time until its cost is paid, and the next one of any source comes after that. So sources take
+    turns, and the more there are the less often each comes.
+    """
+
+    def __init__(self, cores: float) -> None:
+        self._cores = cores
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def reserve(self, cpu: float, now: float) -> float:
+        """When the next window that will cost about `cpu` seconds may begin."""
+        with self._lock:
+            begin = max(now, self._free)
+            self._free = begin + cpu / self._cores
+            return begin
+
+
+class PartOfBudget(Budget):
+    """What one source may take of a SharedBudget: CREDIT_SECONDS at once, then when its turn comes."""
+
+    def __init__(self, shared: SharedBudget) -> None:
+        super().__init__(0.0)
+        self._shared = shared
+
+    def spend(self, cpu: float, started: float, now: float) -> float:
+        self._left -= cpu
+        begin = self._shared.reserve(cpu, now)
+        return begin - started if self.tight else 0.0
 
 
 def rate_of(sampled: float, processes: int) -> int:

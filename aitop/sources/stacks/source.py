@@ -52,6 +52,7 @@ class StackSource(Source):
         seconds: float = 2.0,
         working: Working = tuple,
         stepping: Stepping = nobody,
+        budget: Budget | None = None,
     ) -> None:
         self.interval = 0.0
         self.patience = seconds + GRACE_SECONDS + 4.0
@@ -62,7 +63,7 @@ class StackSource(Source):
         self._steps_seen = False
         self._due = 0.0
         self._code = CodeOfProcesses()
-        self._budget = Budget(time.monotonic())
+        self._budget = budget or Budget(time.monotonic())
         self._gil = GilWatch()
         self._kernel = KernelWaits()
         self._closing = threading.Event()
