@@ -17,15 +17,15 @@ from aitop.sources.host.command_lines import launcher_name
 
 NODE_NAME = "NODE_NAME"
 """Of our own environment: a DaemonSet passes the node's name in it, as the host name of a pod is its own."""
-_SLURM_GROUP = re.compile(r"/job_(?P<job>\d+)(?:/step_(?P<step>\w+))?")
+_SLURM_GROUP = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>\w+))?")
 # With the systemd driver the uid has underscores for hyphens.
 _POD_GROUP = re.compile(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
 _CONTAINER_GROUP = re.compile(r"(?:^|[/-])(?P<id>[0-9a-f]{64})(?:\.scope)?(?:$|/)", re.MULTILINE)
-_NUMBER = re.compile(r"\d{1,12}")
+_NUMBER = re.compile(r"[0-9]{1,12}")
 _STEP = re.compile(r"[\w.]{1,32}", re.ASCII)
-# The name of an object of Kubernetes, and Ray's hexadecimal ids.
+# The name of an object of Kubernetes, and Ray's id of a job: four bytes.
 _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-_HEXADECIMAL = re.compile(r"[0-9a-f]{2,64}")
+_RAY_JOB = re.compile(r"[0-9a-f]{8}")
 
 
 def node_name() -> str:
@@ -55,7 +55,7 @@ def identified(
     slurm_job = slurm["job"] if slurm else variable("SLURM_JOB_ID", _NUMBER)
     slurm_step = slurm["step"] if slurm and slurm["step"] else variable("SLURM_STEP_ID", _STEP)
     uid = pod["uid"].replace("_", "-") if pod else None
-    ray_job = variable("RAY_JOB_ID", _HEXADECIMAL)
+    ray_job = variable("RAY_JOB_ID", _RAY_JOB)
     scheduler: Scheduler | None = "slurm" if slurm_job else "kubernetes" if uid else "ray" if ray_job else None
     return Job(
         pid=pid,
