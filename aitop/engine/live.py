@@ -57,7 +57,7 @@ LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
 # Where many jobs are watched nobody waits for the first frame; two ticks make a verdict, once stacks were sampled.
-FIRST_TICKS_OF_MANY = (5.0, 8.0)
+FIRST_TICKS_OF_MANY = (7.0, 9.0)
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
 # Some 200 samples of the thread that leads, as in half a minute of a screen.

@@ -22,9 +22,9 @@ from aitop.sources.host.target import look
 from aitop.sources.stacks.pace import SharedBudget
 
 # Of a core, for sampling the stacks of all jobs. What else aitop does takes about half as much again.
-CORES = 0.01
+CORES = 0.012
 # The first windows of a job follow one another: jobs that are found together take turns.
-APART_SECONDS = 4.0
+APART_SECONDS = 5.0
 
 
 class JobReceiver(Protocol):

@@ -22,7 +22,7 @@ from aitop.outputs.prometheus.server import Address, parse_address
 from aitop.outputs.prometheus.textfile import write_textfile
 from aitop.outputs.systemd import notify
 from aitop.sources import devices
-from aitop.sources.stacks.pace import CREDIT_SECONDS, PartOfBudget, SharedBudget
+from aitop.sources.stacks.pace import AT_ONCE, PartOfBudget, SharedBudget
 
 CORES = 0.01
 
@@ -39,7 +39,7 @@ def test_jobs_that_share_a_budget_stay_within_it_however_many_they_are():
             windows[job] += 1
             due[job] = started + max(2.0, parts[job].spend(cost, started, started + 2.0))
         spent = cost * sum(windows.values())
-        assert spent <= CORES * seconds + count * (CREDIT_SECONDS + 2 * cost)
+        assert spent <= CORES * seconds + count * cost * (AT_ONCE + 1)
         assert max(windows.values()) - min(windows.values()) <= 1
 
 
@@ -49,8 +49,8 @@ def test_the_first_windows_of_a_job_do_not_wait_for_its_turn():
     for _ in range(50):
         old.spend(0.1, 0.0, 2.0)
     new = PartOfBudget(shared)
-    assert new.spend(0.1, 10.0, 11.0) == 0.0
-    assert new.spend(CREDIT_SECONDS, 11.0, 12.0) > 60.0
+    assert [new.spend(0.1, 10.0, 12.0) for _ in range(AT_ONCE - 1)] == [0.0] * (AT_ONCE - 1)
+    assert new.spend(0.1, 12.0, 14.0) > 60.0
 
 
 @pytest.mark.parametrize(
