@@ -172,11 +172,13 @@ def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.Exit
 
 def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) -> Callable[[], None]:
     """Sends metrics, and changes of verdicts as log records, to an OpenTelemetry collector."""
+    if not url.startswith(("http://", "https://")):
+        raise WrongUsageError(f"{url!r} is not the URL of a collector, such as http://localhost:4318")
     try:
         from aitop.outputs.otlp import OtlpSender
     except ImportError as error:
         raise AitopError(f"{error.name} is not installed", "pip install 'aitop-live[otlp]'") from None
-    sender = OtlpSender(url, collector, say)
+    sender = OtlpSender(url, collector.node, collector, say)
     ending.callback(sender.close)
     return sender.send
 

@@ -38,6 +38,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     parts       the causes of that share, where it has several
     critical, severity, confidence   given by rules that do not derive them from signals
     processes   those that lose the time, where the lines do not say it
+    full_in     seconds until the memory that it is about is full
     """
 
     title: str
@@ -61,6 +62,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     processes: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
+    full_in: float | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -154,6 +156,7 @@ def _finding(name: str, said: Explanation, snapshot: Snapshot) -> Finding:
         ranks=said.ranks,
         processes=said.processes,
         parts=said.parts,
+        full_in=None if said.full_in is None else round(said.full_in, 1),
     )
     return Finding(verdict, (share or 0.0) if said.level is None else said.level, claims)
 

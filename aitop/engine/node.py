@@ -7,6 +7,7 @@ less often the stacks of each are sampled.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -22,7 +23,9 @@ from aitop.sources.host.target import look
 from aitop.sources.stacks.pace import SharedBudget
 
 # Of a core, for sampling the stacks of all jobs. What else aitop does takes about half as much again.
-CORES = 0.012
+CORES = 0.008
+# Looking for jobs reads the list of all processes twice.
+SEARCH_SECONDS = 30.0
 # The first windows of a job follow one another: jobs that are found together take turns.
 APART_SECONDS = 5.0
 
@@ -87,6 +90,7 @@ class Node:
         self._broken: set[tuple[int, int | None]] = set()
         # The topmost processes of jobs that are to be watched next.
         self._waiting: list[int] = []
+        self._search_at = 0.0
 
     @property
     def idle(self) -> bool:
@@ -97,7 +101,9 @@ class Node:
         """Follow jobs that come and go, and begin with one at most: the seconds until the next call."""
         for top in [top for top, watched in self._watched.items() if watched.ended.is_set()]:
             self._end(top)
-        if not self._waiting:
+        now = time.monotonic()
+        if not self._waiting and (self._pids is not None or now >= self._search_at):
+            self._search_at = now + SEARCH_SECONDS
             self._waiting = self._running()
             self._forget_refused(self._waiting)
         while self._waiting:

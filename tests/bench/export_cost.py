@@ -81,7 +81,9 @@ class Watched:
 
 def verdicts(text: str) -> int:
     """How many jobs have a verdict."""
-    return len({line.partition('job="')[2].partition('"')[0] for line in text.splitlines() if "aitop_verdict_order{" in line})
+    return len(
+        {line.partition('job="')[2].partition('"')[0] for line in text.splitlines() if "aitop_verdict_order{" in line}
+    )
 
 
 def main() -> int:

@@ -49,7 +49,7 @@ class JobsCollector(Collector):
 
     def __init__(self, node: str) -> None:
         self.cpu: float | None = None
-        self._node = node
+        self.node = node
         self._lock = threading.Lock()
         self._jobs: dict[int, WatchedJob] = {}
         self._closed: dict[int, Job] = {}
@@ -89,9 +89,9 @@ class JobsCollector(Collector):
         for watched in jobs:
             if watched.snapshot is not None:
                 families.add(watched, watched.snapshot)
-        families.jobs.add_metric((_label(self._node),), float(len(jobs) + len(closed)))
+        families.jobs.add_metric((_label(self.node),), float(len(jobs) + len(closed)))
         if self.cpu is not None:
-            families.cpu.add_metric((_label(self._node),), self.cpu)
+            families.cpu.add_metric((_label(self.node),), self.cpu)
         return families.all()
 
 
@@ -115,6 +115,11 @@ class _Families:
         )
         self.speedup = GaugeMetricFamily(
             "aitop_verdict_speedup", "Factor in units per second if the cause were gone.", labels=(*OF_RANK, "verdict")
+        )
+        self.full = GaugeMetricFamily(
+            "aitop_memory_full_seconds",
+            "Time that is left until memory is full, of a verdict on memory.",
+            labels=(*OF_RANK, "verdict"),
         )
         self.wasted = GaugeMetricFamily(
             "aitop_wasted_gpu_ratio", "Share of a device's time that is lost to the first verdict.", labels=OF_RANK
@@ -174,6 +179,9 @@ class _Families:
                 self.share.add_metric((*labels, *about), verdict.share)
             if verdict.speedup is not None:
                 self.speedup.add_metric((*labels, verdict.id), verdict.speedup)
+            # What is only said for information may be the loading of a data set.
+            if verdict.full_in is not None and verdict.severity != "info":
+                self.full.add_metric((*labels, verdict.id), verdict.full_in)
 
     def _add_losses(self, watched: WatchedJob, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> None:
         stalled = any(verdict.id == "hang" for verdict in verdicts)
