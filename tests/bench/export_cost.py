@@ -1,4 +1,4 @@
-"""CPU and memory of `aitop export --all` on a machine with eight jobs, and how much of a core it takes to watch none.
+"""CPU and memory of `aitop export --all` on a machine with eight jobs.
 
 The jobs are small training runs with two loader workers each that sleep between their steps, so that eight of them fit
 a small machine. The first figures leave out the start, in which each job is looked at more closely for some seconds;
@@ -81,9 +81,8 @@ class Watched:
 
 def verdicts(text: str) -> int:
     """How many jobs have a verdict."""
-    return len(
-        {line.partition('job="')[2].partition('"')[0] for line in text.splitlines() if "aitop_verdict_order{" in line}
-    )
+    lines = [line for line in text.splitlines() if line.startswith("aitop_verdict_order{")]
+    return len({line.partition('job="')[2].partition('"')[0] for line in lines})
 
 
 def main() -> int:

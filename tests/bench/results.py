@@ -72,6 +72,7 @@ BENCHES = {
     "What the watcher itself costs": (
         Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
         Bench("bench/growth.py", "", "--start 12 --seconds 10"),
+        Bench("bench/export_cost.py", "", "--start 60 --seconds 60"),
         Bench("bench/monitor_hour.py", "", "--minutes 16"),
         Bench("bench/serving_judge_cost.py", "", "--ticks 8"),
         Bench("bench/first_frame.py", "", "--rounds 2"),
