@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import config, demo, diagnose, doctor, explain, export, monitor, profile, record, replay
+from aitop.commands import compare, config, demo, diagnose, doctor, explain, export, monitor, profile, record, replay
 from aitop.commands import run as run_command
 from aitop.commands.options import settle
 from aitop.errors import AitopError
@@ -42,11 +42,12 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "profile": (profile, "run torch.profiler in the process for a few steps"),
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),
+    "compare": (compare, "say whether a run is faster than an earlier one, and why"),
     "export": (export, "export what costs the jobs of this machine their time, as metrics"),
     "doctor": (doctor, "say what works here, what does not, and how to mend it"),
     "config": (config, "say what is set, and in which file"),
 }
-WITHOUT_SETTINGS = ("config", "doctor", "explain")
+WITHOUT_SETTINGS = ("compare", "config", "doctor", "explain")
 """Verbs that work even if the settings file is invalid."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
 INTERRUPTED = 130

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from aitop.commands.options import add_watch_options, duration, process_id, watch_options
 from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, StoppedError, WrongUsageError
 from aitop.model.snapshot import Snapshot
@@ -26,8 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE instead of stdout")
     parser.add_argument(
         "--fail-on",
-        choices=("warning", "critical", "stalled"),
-        help="exit with 1 if there is a verdict this bad or worse; stalled: if nothing gets on, though there is work",
+        choices=("warning", "critical", "stalled", "regression"),
+        help="exit with 1 if there is a verdict this bad or worse; stalled: if nothing gets on, though there is work; "
+        "regression: if the run is slower than the one of --baseline",
+    )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="compare with this run: a recording or a JSON report"
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="also keep what was seen (FILE.gz: compressed)")
     add_watch_options(parser)
@@ -35,10 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing was sampled."""
+    from aitop.commands.compare import read_run
     from aitop.commands.headless import watching
     from aitop.sources.host.target import look
 
     check_writable(args.output)
+    if args.fail_on == "regression" and args.baseline is None:
+        raise WrongUsageError("--fail-on regression needs a run to compare with: --baseline FILE")
+    baseline = read_run(args.baseline) if args.baseline is not None else None
     try:
         target = look(args.pid)
     except StoppedError as stopped:
@@ -50,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
     if watcher.recording_failed is not None:
         print(f"aitop: {watcher.recording_failed}", file=sys.stderr)
-    return conclude(watcher.snapshot, args.pid, args.format, args.output, args.fail_on)
+    snapshot = watcher.snapshot
+    if snapshot is not None and baseline is not None:
+        snapshot = replace(snapshot, before=baseline)
+    return conclude(snapshot, args.pid, args.format, args.output, args.fail_on)
 
 
 def hangs(snapshot: Snapshot) -> bool:
@@ -64,7 +77,7 @@ def conclude(
     pid: int,
     form: str,
     output: Path | None,
-    fail_on: Severity | Literal["stalled"] | None = None,
+    fail_on: Severity | Literal["stalled", "regression"] | None = None,
 ) -> int:
     """Write the report of the last snapshot and give the exit code; raises where nothing could be said.
 
@@ -83,10 +96,23 @@ def conclude(
             f"process {pid} gave nothing to sample in the time given: look longer with --for, "
             f"and see what is missing with `aitop doctor --pid {pid}`"
         )
+    if fail_on == "regression":
+        return _regressed(snapshot)
     if fail_on == "stalled":
         return int(any(verdict.id == "hang" for verdict in snapshot.diagnosis.verdicts))
     limit = SEVERITY_ORDER[fail_on] if fail_on else -1
     return int(any(SEVERITY_ORDER[verdict.severity] <= limit for verdict in snapshot.diagnosis.verdicts))
+
+
+def _regressed(snapshot: Snapshot) -> int:
+    """1 where the run is slower than its baseline. Raises NotEnoughEvidenceError where that could not be judged."""
+    from aitop.engine.run_history import compared
+
+    comparison = compared(snapshot)
+    if comparison is None or comparison.change.range is None:
+        reason = comparison.change.reason if comparison is not None else "there is no baseline"
+        raise NotEnoughEvidenceError(f"whether it is slower than the baseline cannot be told: {reason}")
+    return int(comparison.change.verdict == "slower")
 
 
 def has_answer(snapshot: Snapshot) -> bool:

@@ -27,6 +27,8 @@ DEPLOYMENTS = {
     "grafana": "grafana.json",
     "alerts": "alerts.yaml",
 }
+# An exporter keeps nothing of a run for the next.
+HOW = {name: words for name, words in SWITCHES.items() if name != "history"}
 SHORTEST_SECONDS = 1.0
 SUFFIX = ".prom"
 
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--otlp", metavar="URL", help="send to an OpenTelemetry collector, as http://localhost:4318")
     how = parser.add_argument_group("how to watch")
     how.add_argument("--every", type=every, default=15.0, metavar="T", help="time between two looks (default: 15s)")
-    for name, words in SWITCHES.items():
+    for name, words in HOW.items():
         usual = {"passive": "no", "hook": "no"}.get(name, "yes")
         how.add_argument(
             f"--{name}",
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     for pid in args.pid or ():
         look(pid)
     collector = new_collector(node_name())
-    options = Options(interval=args.every, **{name: getattr(args, name) for name in SWITCHES})
+    options = Options(interval=args.every, **{name: getattr(args, name) for name in HOW})
     node, cpu = Node(args.pid, options, collector, say), CpuMeter()
     with contextlib.ExitStack() as ending:
         exports = list(exports_of(args, collector, ending))

@@ -21,6 +21,7 @@ SWITCHES = {
     "stacks": "sample Python stacks",
     "hook": "put the step hook into the process",
     "metrics": "read a server's own /metrics, over the loopback only",
+    "history": "compare with the last run of the same script, and keep a small summary of this one for the next",
 }
 """What can be switched on and off, on the command line and in the settings."""
 LARGEST_PID = 2**22

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from aitop.engine.served_history import ServedHistory
+from aitop.engine.totals import CoreTotals, UnitTotals
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -137,6 +138,7 @@ class HookHistory:
     seconds: StepSeconds = field(default_factory=StepSeconds)
     recompiles: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEEP_RECOMPILES))
     served: ServedHistory = field(default_factory=ServedHistory)
+    totals: UnitTotals = field(default_factory=UnitTotals)
 
 
 class Reach(NamedTuple):
@@ -161,6 +163,7 @@ class History:
     statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
     last_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
     hosts: RecentSamples[HostSample] = field(default_factory=RecentSamples)
+    cores: CoreTotals = field(default_factory=CoreTotals)
     gpus: RecentSamples[GpuSample] = field(default_factory=RecentSamples)
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
     hooks: dict[int, HookHistory] = field(default_factory=dict)
@@ -186,6 +189,7 @@ class History:
             self._forget(event.time)
         elif isinstance(event, HostSample):
             self.hosts.append(event)
+            self.cores.take(event)
             self._number(event)
             self.newest["host"] = event.time
         elif isinstance(event, GpuSample):
@@ -238,6 +242,7 @@ class History:
             hook.began = sample.steps[0].end - sample.steps[0].seconds
         hook.seconds.add(sample.steps)
         hook.served.add(sample)
+        hook.totals.take(sample)
         hook.count += len(sample.steps) + sample.lost
         hook.facts = sample.facts or hook.facts
         hook.time = sample.time

@@ -18,10 +18,12 @@ from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.history import History, Reach
 from aitop.engine.hook_requests import HookRequests, SteppingProcesses, take_out
+from aitop.engine.run_history import RunHistory
 from aitop.engine.runner import SourceRunner
 from aitop.errors import AitopError
 from aitop.model.event import Event
 from aitop.model.ranks import ExchangeNotes
+from aitop.model.run import Run
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
@@ -65,7 +67,10 @@ REACH_OF_MANY = Reach(sampled=10.0, stale=600.0, again=300.0)
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, stacks or metrics."""
+    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, stacks or metrics.
+
+    `history`: compare with the last run of the same script, and keep a summary of this one for the next.
+    """
 
     passive: bool = False
     interval: float = 1.0
@@ -73,6 +78,7 @@ class Options(msgspec.Struct, frozen=True):
     stacks: bool = True
     hook: bool = True
     metrics: bool = True
+    history: bool = False
 
 
 class Shared(NamedTuple):
@@ -105,6 +111,8 @@ class LiveFeed:
         self._concluding = threading.Event()
         self._stop_once = threading.Lock()
         self._engine = Engine(self.target, History(self.target, REACH_OF_MANY) if shared else None)
+        self._history = RunHistory(self.target) if options.history else None
+        self._before: Run | None = None
         self._growth = GrowthFinder(self.target.pid, self._events.put)
         self._hook_requests = HookRequests()
         self._stepping_processes = SteppingProcesses()
@@ -155,6 +163,8 @@ class LiveFeed:
             thread.join(2.0)
         if self._sink is not None:
             self._sink.close()
+        if self._history is not None and self._snapshot is not None:
+            self._history.keep(self._snapshot)
 
     def conclude(self) -> None:
         """Publish the last Snapshot, with the stacks that are being sampled now in it; `stop` is still to be called."""
@@ -309,6 +319,7 @@ class LiveFeed:
         due = [started + seconds for seconds in early if seconds < self._options.interval]
         next_tick = due.pop(0) if due else started + self._options.interval
         cpu = CpuMeter()
+        self._before = self._history.last() if self._history is not None else None
         while not self._stopping.is_set():
             wait, last = next_tick - time.monotonic(), self._concluding.is_set()
             if wait > 0 and not last:
@@ -364,6 +375,8 @@ class LiveFeed:
             self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
+            if self._before is not None:
+                snapshot = msgspec.structs.replace(snapshot, before=self._before)
             self._snapshot = snapshot
             self._learn(snapshot)
             publish(snapshot)

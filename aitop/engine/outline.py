@@ -127,6 +127,7 @@ def lasting(history: History) -> History:
         statuses=dict(history.statuses),
         last_ok=dict(history.last_ok),
         hosts=RecentSamples(),
+        cores=replace(history.cores),
         gpus=RecentSamples(),
         windows=deque(maxlen=KEEP_WINDOWS),
         hooks={pid: _lasting_hook(hook) for pid, hook in history.hooks.items()},
@@ -147,6 +148,7 @@ def _lasting_hook(hook: HookHistory) -> HookHistory:
         seconds=replace(hook.seconds, done=hook.seconds.done.copy(), current=list(hook.seconds.current)),
         recompiles=hook.recompiles.copy(),
         served=hook.served.lasting(),
+        totals=hook.totals.copy(),
     )
 
 

@@ -10,12 +10,22 @@ from aitop.engine.feed import Publish, own_failure
 from aitop.engine.history import History
 from aitop.engine.outline import Outline, lasting
 from aitop.engine.replay_position import Position
-from aitop.model.snapshot import Tick
+from aitop.model.snapshot import Snapshot, Tick
 from aitop.sources.replay import Recording
 
 BEHIND_SECONDS = 1.0
 # Of the ticks before a place that is sought, only so many are judged: no verdict needs more of them to appear or to go.
 JUDGED_TICKS = 20
+
+
+def last_snapshot(recording: Recording) -> Snapshot | None:
+    """The Snapshot at the end of a recording, None where it ends before its first tick."""
+    ticks = sum(1 for _ in recording.events().ticks())
+    engine, snapshot, at = Engine(recording.header.target), None, 0
+    for event in recording.events():
+        at += isinstance(event, Tick)
+        snapshot = engine.handle(event, judged=at > ticks - JUDGED_TICKS) or snapshot
+    return snapshot
 
 
 class ReplayFeed:

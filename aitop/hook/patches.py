@@ -42,6 +42,11 @@ class Patches:
         """Return whether this attribute is replaced by us."""
         return any(patch.owner is owner and patch.name == name for patch in self._made)
 
+    def lost(self, owner: Any, name: str) -> bool:
+        """Return whether somebody has put back what was there before this attribute was replaced by us."""
+        wrappers = [patch.wrapper for patch in self._made if patch.owner is owner and patch.name == name]
+        return bool(wrappers) and vars(owner).get(name) not in wrappers
+
     def take_back(self, owner: Any, name: str) -> None:
         """Put one attribute back."""
         for patch in [made for made in reversed(self._made) if made.owner is owner and made.name == name]:

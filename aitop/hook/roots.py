@@ -87,6 +87,10 @@ class Roots:
                 self._again_after = min(3 * self._again_after, LONGEST_AGAIN_NS)
                 self.watch(now)
             return
+        if self._patches.lost(self._module_class, "__call__"):
+            # An attach came while a tracer (torch.fx, torch.compile) had its own `__call__` in place for a while.
+            self.watch(now)
+            return
         seen = self._journal.steps - self._began
         if (self._calls and (seen >= STEPS_TO_WATCH or self._calls >= CALLS_TO_WATCH)) or seen >= STEPS_TO_SEARCH:
             self._narrow()

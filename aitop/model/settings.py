@@ -13,7 +13,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     `interval` is in seconds. `folded` panes are not on the main screen until they are unfolded. `editor` is a command,
     None for the one that the environment names. `gpu`, `stacks`, `hook` and `metrics` (a server's own) are the sources
-    to use.
+    to use. `history` leaves a summary of each run in the state folder, and compares with the last one.
     """
 
     theme: str | None = None
@@ -26,3 +26,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stacks: bool = True
     hook: bool = True
     metrics: bool = True
+    history: bool = True

@@ -8,6 +8,7 @@ from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
 from aitop.model.ledger import Activity, Handler, Ledger, Position
 from aitop.model.ranks import Ranks, Standstill
+from aitop.model.run import Run, SoFar
 from aitop.model.serving import Serving
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import Frame, StackDump
@@ -242,6 +243,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `working` are the processes that do the work, the one to show first in front; empty where nothing was sampled.
     `ledgers` has the account of each of them, in that order.
     `serving` has the figures of a server, None where nothing is served; `engine` names its software and version.
+    `so_far` is summed up since watching began, while all else is of the window or of the last minutes. `before` is an
+    earlier run to compare with, None where none is known.
     For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
     and step_evaluation (seconds); of each second of a server request_p50 and request_p99 (milliseconds), request_rate
     and request_queue; and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
@@ -271,4 +274,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ledgers: tuple[Ledger, ...] = ()
     serving: Serving | None = None
     engine: str | None = None
+    so_far: SoFar = SoFar()
+    before: Run | None = None
     diagnosis: Diagnosis = Diagnosis()

@@ -11,9 +11,12 @@ from typing import Any
 import msgspec
 
 from aitop import __version__
+from aitop.diagnosis.run_summary import run_of
+from aitop.engine.run_history import compared
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import TIMED_ALONE, Phase
+from aitop.model.run import Run, RunComparison
 from aitop.model.serving import Percentiles, Serving, ServingBasis
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
@@ -74,6 +77,7 @@ class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None = None
     p50_ms: float | None = None
     p95_ms: float | None = None
+    mean_ms: float | None = None
     per_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
@@ -141,7 +145,10 @@ class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a diagnosis says, in the order in which it is written. `serving` is None where nothing is served."""
+    """Everything a diagnosis says, in the order in which it is written. `serving` is None where nothing is served.
+
+    `comparison` is with an earlier run, None where there is none. `run` is what a later one is compared with.
+    """
 
     schema: int
     aitop: str
@@ -154,6 +161,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     cost: Cost
     abstained: tuple[Abstention, ...] = ()
+    comparison: RunComparison | None = None
+    run: Run | None = None
 
 
 def report_of(snapshot: Snapshot) -> Report:
@@ -181,12 +190,19 @@ def report_of(snapshot: Snapshot) -> Report:
         verdicts=snapshot.diagnosis.verdicts,
         cost=snapshot.cost,
         abstained=snapshot.diagnosis.abstained,
+        comparison=compared(snapshot),
+        run=run_of(snapshot),
     )
 
 
 def to_json(report: Report) -> str:
+    """The report as JSON."""
+    return as_json(report)
+
+
+def as_json(said: msgspec.Struct) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
-    written = msgspec.json.encode(_rounded(msgspec.to_builtins(report)))
+    written = msgspec.json.encode(_rounded(msgspec.to_builtins(said)))
     return escaped_json(msgspec.json.format(written, indent=2).decode()) + "\n"
 
 
@@ -224,6 +240,7 @@ def _step(steps: Steps | None) -> ReportStep:
         count=steps.count,
         p50_ms=_milliseconds(steps.p50),
         p95_ms=_milliseconds(steps.p95),
+        mean_ms=_milliseconds(steps.mean),
         per_s=steps.per_second,
         samples_per_s=steps.samples_per_second,
         tokens_per_s=steps.tokens_per_second,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
+from aitop.diagnosis.comparison_words import headline, in_a_sentence
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, percent
 from aitop.model.verdict import Fix, Verdict, Where, by_reason, share_of
@@ -26,6 +27,7 @@ def to_text(report: Report) -> str:
     """The whole report. Text of the target (names, command lines) is stripped of control characters."""
     parts = [
         _head(report),
+        _comparison(report),
         *[_finding(report, verdict) for verdict in report.verdicts],
         *([] if report.verdicts else [_paragraph(f"NO VERDICT: {no_verdict(report)}")]),
         *map(_table, tables(report)),
@@ -37,6 +39,16 @@ def to_text(report: Report) -> str:
     ]
     text = "\n\n".join(part for part in parts if part)
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
+
+
+def _comparison(report: Report) -> str:
+    """How fast the run is beside an earlier one. Where that cannot be told, only a user who asked for it hears so."""
+    compared = report.comparison
+    words = in_a_sentence(compared) if compared is not None else None
+    if words is not None:
+        return f"{words[0].upper()}{words[1:]}."
+    asked = compared is not None and compared.before.command
+    return "\n".join(headline(compared.change, compared.after.unit or "unit")) if compared and asked else ""
 
 
 def measured_phases(report: Report) -> list[tuple[str, float]]:

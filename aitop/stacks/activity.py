@@ -7,6 +7,7 @@ not used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -57,7 +58,7 @@ class ThreadLooks(msgspec.Struct, frozen=True):
 
     `cpu` and `gil` count by stack how often it was on a core or held the GIL, in `cpu_asked` and `gil_asked` looks.
     From the kernel: `waits` are shares of its time (0..1) by kind; `running` is the share on or for a core, None if it
-    was not read.
+    was not read, and `asked` the number of looks.
     """
 
     cpu: Mapping[Seen, int]
@@ -66,6 +67,7 @@ class ThreadLooks(msgspec.Struct, frozen=True):
     gil_asked: int
     running: float | None
     waits: Mapping[WaitKind, float]
+    asked: int = 0
 
 
 def looks_of(
@@ -97,6 +99,7 @@ def looks_of(
         gil_asked=asked["gil"],
         running=running,
         waits=waits if met else {"other": waiting},
+        asked=total,
     )
 
 
@@ -194,12 +197,20 @@ def _waits_of_groups(
         # What a library below a line works with says first who waits for it: who reads a socket waits for the network.
         likely = [key for key in chosen if _by_work(next(iter(groups[key]))) == activity]
         for keys, most in ((likely, dict(off_core)), (chosen, room)):
+            if keys is chosen and likely and whole <= _error(left[kind], looks.asked):
+                # So little may be left by chance: nothing says that the other lines wait for the same.
+                activity = "wait"
             for key, mass in _spread(whole, keys, off_core, most).items():
                 waits[key][activity] = waits[key].get(activity, 0.0) + mass / open_groups[key]
                 room[key] -= mass
                 off_core[key] = max(0.0, off_core[key] - mass)
                 whole -= mass
     return waits
+
+
+def _error(share: float, looks: int) -> float:
+    """Twice the standard error of a share of so many looks."""
+    return 2.0 * math.sqrt(share * (1.0 - share) / looks) if looks else 0.0
 
 
 def _spread(

@@ -10,6 +10,7 @@ import msgspec
 
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import ProcessSample, Role
+from aitop.model.run import RunComparison
 from aitop.model.snapshot import Phases, Snapshot, Stacks, Steps
 from aitop.model.source import SourceName, SourceStatus
 from aitop.ui.theme.themes import Look
@@ -226,7 +227,8 @@ class View(msgspec.Struct, frozen=True, eq=False):
     the code is shown and `who` whose it is. `live` is False for a replay. `notice` is a short line about what was
     just done. `filter` is the text that rows of lists and trees must hold (see ui.matching), empty to show all.
     `chosen` is the process (pid) that the screen is narrowed to, None for all. `mark` is the moment that figures are
-    held against, None without one; `recording` says in a word or two how far a recording is.
+    held against, None without one; `recording` says in a word or two how far a recording is. `compared` is the run
+    beside an earlier one of the same script, None where there is none.
     """
 
     snapshot: Snapshot | None = None
@@ -243,6 +245,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
     chosen: int | None = None
     mark: Snapshot | None = None
     recording: str | None = None
+    compared: RunComparison | None = None
 
     def source(self, name: SourceName) -> SourceStatus | None:
         """The state of a source, None before it was heard of."""

@@ -102,7 +102,7 @@ class Bench:
                 time.sleep(self._moments[scenario.name][tier - 1])
                 if process.alive():
                     seconds = self._args.seconds or seconds_for(scenario)
-                    ticks = self._ticks(process, tier, seconds, None if fix else self._recording(scenario, tier))
+                    ticks = self._ticks(process, tier, seconds, self._recording(scenario, tier, mended=bool(fix)))
                 note = "" if process.alive() else f"the script has ended: {process.output()[-300:]!r}"
             except AssertionError as failure:
                 note = f"not started: {failure}"[-300:]
@@ -128,12 +128,14 @@ class Bench:
             feed.stop()
         return ticks
 
-    def _recording(self, scenario: Scenario, tier: int) -> Path | None:
-        """A new file for the recording of a watch, None where none is wanted."""
+    def _recording(self, scenario: Scenario, tier: int, *, mended: bool) -> Path | None:
+        """A new file for the recording of a watch, None where none is wanted. Those of mended runs are not judged."""
         if self._args.recordings is None:
             return None
         self._args.recordings.mkdir(parents=True, exist_ok=True)
-        path: Path = self._args.recordings / recording_name(scenario.name, tier)
+        path: Path = self._args.recordings / recording_name(
+            f"{scenario.name}.mended" if mended else scenario.name, tier
+        )
         path.unlink(missing_ok=True)
         return path
 

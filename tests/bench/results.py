@@ -87,6 +87,7 @@ BENCHES = {
         Bench("accuracy/verdicts.py", "--tiers 3,2 --mended", resumes=True),
         Bench("accuracy/ranks.py", "--gains"),
         Bench("accuracy/serving/serving_verdicts.py", "", resumes=True),
+        Bench("bench/compare_runs.py"),
     ),
 }
 

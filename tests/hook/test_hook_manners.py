@@ -57,6 +57,20 @@ def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):
     watched.ring.close()
 
 
+def test_forwards_are_seen_of_a_run_that_was_being_traced_when_the_hook_came_in(unhooked):
+    class Outer(nn.Module):
+        def forward(self, rows):
+            seen.append(Watched())
+            return rows + 1
+
+    seen: list[Watched] = []
+    fx.symbolic_trace(Outer())
+    (watched,) = seen
+    run_a_little()
+    assert any(record.forwards for record in watched.records())
+    watched.ring.close()
+
+
 def test_a_trace_of_jit_records_nothing_of_ours(watched):
     model = Net()
     run_a_little(model)

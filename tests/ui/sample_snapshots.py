@@ -42,9 +42,12 @@ from sample_parts import (
 )
 from sample_ranks import hanging, job
 
+from aitop.diagnosis.run_summary import run_of
+from aitop.engine.run_history import anonymous
 from aitop.model.candidate import Candidate
 from aitop.model.gpu import GpuProcess
 from aitop.model.host import ProcessSample
+from aitop.model.run import SoFar, Units
 from aitop.model.snapshot import (
     Cost,
     Phases,
@@ -149,6 +152,24 @@ def no_gpu_no_hook() -> Snapshot:
         ),
         cost=Cost(monitor_cpu=0.011),
     )  # fmt: skip
+
+
+def compared() -> Snapshot:
+    """A run that is faster than the one of the day before."""
+    full = input_bound()
+    noise = tuple(1 + 0.02 * ((7 * index) % 5 - 2) for index in range(40))
+
+    def units(seconds: float, wait: float) -> Units:
+        return Units(
+            kind="step", each=8, seconds=tuple(8 * seconds * off for off in noise),
+            phases={"data": tuple(8 * wait * off for off in noise)}, samples=(8 * 32.0,) * len(noise),
+        )  # fmt: skip
+
+    now = msgspec.structs.replace(full, so_far=SoFar(seconds=60.0, units=(units(0.18, 0.06),)))
+    before = msgspec.structs.replace(
+        anonymous(run_of(full)), units=units(0.24, 0.12), ended=full.wall - 86_400.0, settings={"loader workers": 2}
+    )
+    return msgspec.structs.replace(now, before=before)
 
 
 def measured() -> Snapshot:

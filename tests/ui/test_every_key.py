@@ -28,6 +28,7 @@ PLACES = {
     "RowPane": MAIN | {"keys": ("T",)},
     "RankPane": {"snapshot": samples.many_ranks, "keys": (), "focus": "ranks", "size": (200, 50)},
     "EvidenceScreen": MAIN | {"keys": ("enter",)},
+    "ComparisonScreen": {"snapshot": samples.compared, "keys": ("b",)},
     "HelpScreen": MAIN | {"keys": ("question_mark",)},
     "HangScreen": {"snapshot": samples.many_ranks, "keys": ("h",)},
     "StackScreen": MAIN | {"keys": ("S",)},

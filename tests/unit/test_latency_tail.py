@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from served_maker import START, UNTIL, Server, at_random, pauses, server, turns
-from snapshot_builder import constant, line
+from snapshot_builder import RANK, constant, line, snapshot, stacks
 
 from aitop.diagnosis.causes.serving import tail
 from aitop.model.serving import IterationRecord, RequestRecord
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Series, ThreadShare
 
 STOPS = [(START + 4.0 + 5.0 * number, 0.4) for number in range(5)]
 HALF = at_random(25.0)
@@ -43,6 +44,31 @@ def test_the_line_that_asks_for_collections_is_the_place():
     asks = line("answer", 0.05, activity="collect", number=44)
     verdict = fired(tail.judge(server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), lines=[asks])))
     assert verdict.where[0].line == 44 and "train.py:44" in verdict.fixes[0].text
+
+
+def without_requests(lines, **fields):
+    """A server of which only stacks and counters are known; the main thread was looked at 300 times."""
+    sampled = stacks(lines, main_samples=300)
+    threads = (ThreadShare(pid=RANK, thread="MainThread", samples=300),)
+    return snapshot(kind="inference", stacks=msgspec.structs.replace(sampled, threads=threads), **fields)
+
+
+def test_without_single_requests_a_line_that_stops_them_all_is_named_by_its_share_of_the_time():
+    asks = line("answer", 0.06, activity="collect", number=44, thread="pool-1")
+    verdict = fired(tail.judge(without_requests([asks])))
+    assert (verdict.id, verdict.subtype, verdict.severity) == ("latency-tail", "collector", "warning")
+    assert verdict.share == pytest.approx(6 / 300) and verdict.where[0].line == 44
+    assert "6 of 300 looks at the process" in verdict.evidence
+    seldom = line("answer", 0.02, activity="collect", number=44)
+    assert "not measured" in unjudged(tail.judge(without_requests([seldom])))
+
+
+def test_without_single_requests_a_quota_counts_by_what_the_kernel_has_counted():
+    used_up = {"throttled": constant(0.3, 10), "run_delay": constant(0.1, 10)}
+    verdict = fired(tail.judge(without_requests([line("answer", 0.5)], series=used_up)))
+    assert verdict.subtype == "quota" and verdict.share == pytest.approx(0.09, abs=0.02)
+    crowded = {"throttled": constant(0.0, 10), "run_delay": constant(0.1, 10)}
+    assert "not measured" in unjudged(tail.judge(without_requests([line("answer", 0.5)], series=crowded)))
 
 
 def test_few_requests_are_too_few():

@@ -1,4 +1,4 @@
-"""When a request reached an event loop that was busy: learnt from the kernel's ticks, which are coarse."""
+"""When a request reached a busy event loop or pool: learnt from the kernel's ticks, which are coarse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from aitop.hook.measures.serving.http import LEARNT_FROM, Loop
+from aitop.hook.measures.serving.http import LEARNT_FROM, Loop, Threads
 
 MS = 1_000_000
 TICK = 4 * MS
@@ -72,3 +72,22 @@ def test_a_request_comes_after_the_answer_before_it_on_its_connection():
         loop.answered(now - 3 * MS, 2)
         loop.answered(now, 1)
     assert loop.waited / loop.held > 0.8 and waited == pytest.approx(3 * MS, rel=0.15)
+
+
+@pytest.mark.parametrize("usual", [0.1, 1.5, 6.0, 40.0])
+def test_waits_for_a_thread_are_right_in_the_mean_and_near_it_in_the_middle(usual):
+    chance, threads, now, found = random.Random(2), Threads(TICK), 1000 * MS, []
+    for _ in range(6000):
+        now += int(chance.uniform(5, 15) * MS)
+        wait = int(chance.expovariate(1 / usual) * MS)
+        ticks = (now // TICK - (now - wait) // TICK) * TICK
+        found.append((wait / MS, (now - threads.arrival(now, ticks, now % TICK)) / MS))
+    real, estimated = (list(each) for each in zip(*found[LEARNT_FROM:], strict=True))
+    assert statistics.fmean(estimated) == pytest.approx(statistics.fmean(real), rel=0.1, abs=0.03)
+    assert max(abs(a - b) for a, b in zip(real, estimated, strict=True)) <= TICK / MS
+    assert statistics.median(estimated) == pytest.approx(statistics.median(real), rel=0.15, abs=0.3)
+
+
+def test_where_no_tick_passes_nobody_has_waited():
+    threads = Threads(TICK)
+    assert all(threads.arrival(number * MS, 0, number % TICK) == number * MS for number in range(1000, 1100))

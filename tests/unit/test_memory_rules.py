@@ -214,6 +214,13 @@ def test_without_a_look_inside_only_a_long_rise_is_told_and_with_doubt():
     assert unjudged(memory.leak(snapshot(main_samples=0, series=GROWING))) == memory.BLIND
 
 
+def test_growth_of_a_run_that_compiles_all_the_time_is_no_leak_for_sure():
+    compiling = rising(0.4, 0.4, 40)
+    verdict = fired(memory.leak(snapshot(steps(), series={**GROWING, "compiling": compiling})))
+    assert (verdict.severity, verdict.confidence) == ("info", 0.3)
+    assert memory.COMPILING in verdict.evidence
+
+
 def test_workers_and_devices_leak_too():
     workers = fired(memory.leak(snapshot(steps(), series={"workers_rss": rising(1 * GB, 3 * GB, 40)})))
     assert workers.title.startswith("memory of the loader workers grows") and "cache" in workers.fixes[0].text

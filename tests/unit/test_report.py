@@ -134,6 +134,7 @@ DOCUMENTED = {
         "count": 312,
         "p50_ms": 21.2,
         "p95_ms": 60.1,
+        "mean_ms": None,
         "per_s": 4.2,
         "samples_per_s": 67.0,
         "tokens_per_s": 6700.0,
@@ -193,6 +194,8 @@ DOCUMENTED = {
 def test_json_is_the_documented_schema():
     said = json.loads(to_json(report_of(snapshot())))
     assert said.pop("abstained") == [{"id": rule, "reason": "too short"} for rule in ("memory-leak", "oom-risk")]
+    assert said.pop("comparison") is None
+    assert said.pop("run")["command"] == said["target"]["command"]
     assert said == DOCUMENTED
 
 

@@ -115,20 +115,18 @@ def _in_loader(snapshot: Snapshot) -> Wait:
 
 
 def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
-    """The share (0..1) of the wait for data that fell to steps for which no batch lay ready.
+    """The share (0..1) of the wait for data in which no batch lay ready.
 
     Taking a batch that lies ready costs time, too, but neither more nor faster workers would end that. Where the queue
     was not measured, the part of the time in which workers work stands for it, unless the wait is for workers being
     started.
     """
-    known = [step for step in records(snapshot) if step.queue_ready is not None]
-    waited = sum(step.data_wait + step.loader_start for step in known)
-    if waited <= 0:
-        waiting = main_lines(snapshot, lambda entry: entry.phase == "data").share
-        starting = main_lines(snapshot, lambda entry: entry.activity == "spawn").share
-        return 1.0 if starting > 0.5 * waiting else at_work
-    empty = [step for step in known if not step.queue_ready or step.loader_start]
-    return sum(step.data_wait + step.loader_start for step in empty) / waited
+    measured = producers.waited_empty(snapshot)
+    if measured is not None:
+        return measured
+    waiting = main_lines(snapshot, lambda entry: entry.phase == "data").share
+    starting = main_lines(snapshot, lambda entry: entry.activity == "spawn").share
+    return 1.0 if starting > 0.5 * waiting else at_work
 
 
 def _own_code(snapshot: Snapshot) -> Lines:
@@ -148,7 +146,10 @@ def _own_code(snapshot: Snapshot) -> Lines:
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:
-    """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle."""
+    """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle.
+
+    The handler of a request that waits for another thread stands in line: that is no wait for data.
+    """
     lines = main_lines(
         snapshot,
         lambda entry: (
@@ -156,6 +157,7 @@ def _for_producers(snapshot: Snapshot) -> Lines:
             and entry.activity in HANDED_WAITS
             and entry.position in ("before", None)
             and entry.where is not None
+            and entry.handler is None
         ),
     )
     return lines if lines.entries and producers.makers(snapshot) is not None else NO_LINES

@@ -120,6 +120,19 @@ def workers_at_work(snapshot: Snapshot) -> float | None:
     return worker_lines(snapshot).share if any(process.role == "loader-worker" for process in sampled) else None
 
 
+def waited_empty(snapshot: Snapshot) -> float | None:
+    """The share (0..1) of the measured wait for data that fell to steps for which no batch lay ready.
+
+    None where the queue was not measured.
+    """
+    known = [step for step in records(snapshot) if step.queue_ready is not None]
+    waited = sum(step.data_wait + step.loader_start for step in known)
+    if waited <= 0:
+        return None
+    empty = [step for step in known if not step.queue_ready or step.loader_start]
+    return sum(step.data_wait + step.loader_start for step in empty) / waited
+
+
 def handing_over(snapshot: Snapshot) -> float:
     """Share of a step saved without loader workers, where taking over a batch costs more than making it; else 0.
 
@@ -200,7 +213,9 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0)
     blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
     working = workers_at_work(snapshot)
-    rests = working is not None and working <= 1.0 - RESTS
+    drained = waited_empty(snapshot)
+    # Workers also rest because enough lies ready: only a queue that was seen empty tells that more would be taken.
+    rests = drained is not None and drained > 0.5 and working is not None and working <= 1.0 - RESTS
     timeline = Timeline(
         wait=share,
         makers=workers,
@@ -230,10 +245,8 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         fixes.append(fix(cheaper, share))
     elif lines.where and subtype == "storage":
         fixes.append(fix(_faster_source(lines), share))
-    depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
-    if depths:
-        empty = percent(depths.count(0) / len(depths))
-        evidence.append(f"no batch lay ready at {empty} of the requests")
+    if drained is not None:
+        evidence.append(f"no batch lay ready for {percent(drained)} of the wait")
     return Why(
         subtype=subtype,
         where=lines.where,

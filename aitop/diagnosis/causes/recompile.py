@@ -32,7 +32,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     rises = [(time, now - before) for (_, before), (time, now) in pairwise(counts) if now > before]
     if not compiling.lines and not rises:
         return None
-    if len(rises) < MIN_RISES and not (_lasting(snapshot) if stepping(snapshot) else _takes_turns(snapshot, compiling)):
+    if len(rises) < MIN_RISES and not (
+        _lasting(snapshot) if snapshot.kind == "training" and stepping(snapshot) else takes_turns(snapshot, compiling)
+    ):
         return "something is compiled; whether that goes on after warm-up is not known"
     share = compiling.share
     if share < LEAVE:
@@ -88,8 +90,8 @@ def _with_others(share: float) -> tuple[Fix, ...]:
     )
 
 
-def _takes_turns(snapshot: Snapshot, compiling: Lines) -> bool:
-    """Whether one line compiles in several windows of stacks, the newest among them, and something else runs in each.
+def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WINDOW) -> bool:
+    """Whether one line compiles for at least a part of several windows of stacks, the newest among them, and not all.
 
     What is compiled at the start fills its windows, or comes once.
     """
@@ -99,7 +101,7 @@ def _takes_turns(snapshot: Snapshot, compiling: Lines) -> bool:
     first = compiling.where[0]
     at_line = [entry.by_window for entry in compiling.lines if (entry.file, entry.line) == (first.file, first.line)]
     parts = [sum(counts) / whole if whole else 0.0 for *counts, whole in zip(*at_line, process.by_window, strict=False)]
-    turns = [number for number, part in enumerate(parts) if PART_OF_WINDOW <= part <= 1.0 - PART_OF_WINDOW]
+    turns = [number for number, part in enumerate(parts) if least <= part <= 1.0 - PART_OF_WINDOW]
     return len(turns) > MIN_WINDOWS and turns[-1] >= len(parts) - NEWEST
 
 

@@ -7,7 +7,7 @@ import re
 from aitop.diagnosis.device import own_devices
 from aitop.diagnosis.evidence import enough, records, short_place
 from aitop.diagnosis.rule import Explanation, condition
-from aitop.diagnosis.series import Trend, trend
+from aitop.diagnosis.series import Trend, mean_of, trend
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import GrowthSite, Snapshot
 from aitop.model.units import duration, percent, rate, size
@@ -21,6 +21,9 @@ PATIENCE_SECONDS = 12.0
 # Reading a data set looks like a leak as well: where nothing shows that the run steps, only this long a rise counts.
 BLIND_SECONDS = 55.0
 BLIND = "where no step was seen, a leak and the loading of a data set look the same"
+# What is compiled stays in memory: a run that spends this share of its time compiling grows by that.
+COMPILES = 0.05
+COMPILING = "the run compiles all the time, and what is compiled stays in memory"
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
 SOON_SECONDS = 1800.0
@@ -59,7 +62,10 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     soon = full_in is not None and full_in < SOON_SECONDS and line.points >= 6
     severity: Severity = "critical" if soon else "warning"
     sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))
-    if blind:
+    doubts = [BLIND] if blind else []
+    if (mean_of(snapshot, "compiling", WATCH_SECONDS) or 0.0) >= COMPILES:
+        doubts.append(COMPILING)
+    if doubts:
         severity, sure = "info", 0.3
     what = what_grows(name)
     return Explanation(
@@ -67,7 +73,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
         confidence=round(sure, 2),
         title=f"{what} grows by {rate(line.slope)}" + (f": full in {duration(full_in)}" if full_in is not None else ""),
         where=where,
-        evidence=(*_evidence(what, line, left, full_in), *((BLIND,) if blind else ())),
+        evidence=(*_evidence(what, line, left, full_in), *doubts),
         fixes=_fixes(where, keeps_graph, name),
         full_in=full_in,
         level=line.slope / MIN_SLOPE,

@@ -17,6 +17,7 @@ from aitop.engine.snapshot.standstill import standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
+from aitop.model.run import SoFar
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
@@ -84,6 +85,18 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         working=workers,
         serving=serving(history, tick.time, kind),
         engine=engine,
+        so_far=_so_far(history, workers[0] if workers else lead, tick.time - first),
+    )
+
+
+def _so_far(history: History, pid: int | None, seconds: float) -> SoFar:
+    """Everything since watching began; the units of work are those of process `pid`."""
+    hook = history.hooks.get(pid) if pid is not None else None
+    return SoFar(
+        seconds=seconds,
+        units=hook.totals.units() if hook is not None else (),
+        concurrency=hook.totals.concurrency() if hook is not None else None,
+        cores=history.cores.cores(),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rich.style import Style
 
+from aitop.diagnosis.comparison_words import in_a_sentence
 from aitop.model.serving import Serving
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
-from aitop.ui.panes.since_mark import serving_change, steps_change
+from aitop.ui.panes.since_mark import OUTCOMES, serving_change, steps_change
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, shorten, spread
@@ -106,7 +107,7 @@ def _rates(view: View) -> list[Line]:
         by = steps_change(view, field, better="more", points=field == "mfu")
         return Line(text, style).add(f" {word}", DIM).join(by)
 
-    parts = [figure(significant(steps.per_second, 4), f"{word}/s", "per_second", BRIGHT)]
+    parts = [figure(significant(steps.per_second, 4), f"{word}/s", "per_second", BRIGHT), *_beside_last_run(view)]
     if steps.tokens_per_second is not None:
         parts.append(figure(significant(steps.tokens_per_second, 5), "tokens/s", "tokens_per_second"))
     elif steps.samples_per_second is not None:
@@ -120,7 +121,7 @@ def _rates(view: View) -> list[Line]:
 
 def _served(view: View, serving: Serving) -> list[Line]:
     rate = Line(significant(serving.requests_per_second), BRIGHT).add(" req/s", DIM)
-    parts = [rate.join(serving_change(view, "requests_per_second"))]
+    parts = [rate.join(serving_change(view, "requests_per_second")), *_beside_last_run(view)]
     if serving.latency is not None:
         parts.append(Line("p99 ", DIM).add(duration(serving.latency.p99).rjust(7), TEXT))
     if serving.tokens_per_second is not None:
@@ -128,6 +129,12 @@ def _served(view: View, serving: Serving) -> list[Line]:
     if serving.queue is not None:
         parts.append(Line(significant(serving.queue), TEXT).add(" queued", DIM))
     return parts
+
+
+def _beside_last_run(view: View) -> list[Line]:
+    """How fast the run is beside the last one of its script, once that can be told."""
+    words = in_a_sentence(view.compared) if view.compared is not None else None
+    return [Line(words, OUTCOMES[view.compared.change.verdict])] if view.compared and words else []
 
 
 def _state(view: View) -> Line:

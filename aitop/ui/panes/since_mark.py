@@ -24,7 +24,7 @@ MOST = 9.99
 SETTLING_SECONDS = 10.0
 MINUTE = 59.5
 Better = Literal["more", "less"]
-OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM}
+OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM, "cannot-tell": DIM}
 
 
 def change(

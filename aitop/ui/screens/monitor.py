@@ -15,6 +15,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from aitop.engine.recorder import Recorder
+from aitop.engine.run_history import compared
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.ui.editor import edit, is_lent
@@ -62,6 +63,8 @@ PANES = {
 CATCH_UP_SECONDS = 0.5
 NOTICE_TICKS = 6
 """Snapshots for which a notice stays."""
+COMPARE_SECONDS = 5.0
+"""Between two comparisons with the last run: what is said of it stays readable."""
 
 
 class MonitorScreen(Screen[int]):
@@ -92,6 +95,7 @@ class MonitorScreen(Screen[int]):
         Binding("e", "edit", "open the line in your editor"),
         Binding("m", "mark", "mark this moment: every figure then shows its change"),
         Binding("M", "unmark", "forget the mark"),
+        Binding("b", "compare", "this run beside the last one of the same script"),
         Binding("r", "record", "record to a file here, and stop"),
         Binding("s", "save", "save this screen here as a picture and as text"),
         Binding("p", "profile", "profile 5 steps with torch.profiler"),
@@ -124,6 +128,7 @@ class MonitorScreen(Screen[int]):
         self._most_processes = 0
         self._shown_notice: str | None = None
         self._notice_ticks = 0
+        self._compared_at = -COMPARE_SECONDS
         self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LiveRun) and feed.live)
 
     def compose(self) -> ComposeResult:
@@ -175,7 +180,15 @@ class MonitorScreen(Screen[int]):
                 self.post_message(Failed(error))
 
     def _take(self, snapshot: Snapshot) -> None:
-        self._change(snapshot=snapshot, recording=recording_state(self.recorder), notice=self._notice())
+        compared_now = self.view.compared
+        if snapshot.time >= self._compared_at + COMPARE_SECONDS:
+            compared_now, self._compared_at = compared(snapshot), snapshot.time
+        self._change(
+            snapshot=snapshot,
+            recording=recording_state(self.recorder),
+            notice=self._notice(),
+            compared=compared_now,
+        )
         self._forget_ended_process()
 
     def _catch_up(self) -> None:
@@ -222,6 +235,14 @@ class MonitorScreen(Screen[int]):
         from aitop.ui.screens.hang import HangScreen  # noqa: PLC0415 - few runs open it
 
         self.app.push_screen(HangScreen(self._feed, self.view))
+
+    def action_compare(self) -> None:
+        if self.view.compared is None:
+            self._change(notice="no earlier run of this script is known here")
+            return
+        from aitop.ui.screens.comparison import ComparisonScreen  # noqa: PLC0415 - few runs open it
+
+        self.app.push_screen(ComparisonScreen(self.view))
 
     def action_stacks(self) -> None:
         from aitop.ui.screens.stacks import StacksScreen  # noqa: PLC0415 - few runs open it

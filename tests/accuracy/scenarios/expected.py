@@ -138,6 +138,7 @@ LOADING = (
         ),
         # The Trainer's own Python takes a fifth of steps as small as these.
         beside=("python-overhead",),
+        left=(left.HF_TITLES,),
         needs=("transformers", "accelerate"),
     ),
     _scenario(

@@ -1,7 +1,8 @@
 """What is still slow about mended scripts, and how to take it away: what a warning on a mended run may say.
 
 The gains were measured with `remains.py` on 2026-11-22, most of them twice (two cores that others used as well); each
-is the geometric mean. Those of `tutorial_latency` and `slow-loader` are of 2026-11-23, four times on a quiet machine.
+is the geometric mean. Those of `tutorial_latency` and `slow-loader` are of 2026-11-23, four times on a quiet machine;
+that of `hf_titles` of the same day, once, of four turns.
 """
 
 from dataclasses import dataclass, replace
@@ -78,6 +79,34 @@ CROP_ROWS = Left(
             "net(torch.randn(args.batch_size, 3, 80, 80), torch.rand(args.batch_size, args.plants, 4))",
             "net(*made)",
         ),
+    ),
+)
+# A loop written out in place of the Trainer: what it does around the operations of a step takes the rest.
+HF_TITLES = Left(
+    "python-overhead",
+    1.17,
+    (
+        (
+            "def main():\n",
+            "def plainly(model, arguments, train_dataset, data_collator, callbacks):\n"
+            "    loader = torch.utils.data.DataLoader(\n"
+            "        train_dataset, arguments.per_device_train_batch_size, shuffle=True, collate_fn=data_collator\n"
+            "    )\n"
+            "    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, fused=True)\n"
+            "    stop = False\n"
+            "    while not stop:\n"
+            "        for batch in loader:\n"
+            "            model(**batch).loss.backward()\n"
+            "            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "            optimizer.step()\n"
+            "            optimizer.zero_grad()\n"
+            "            stop = callbacks[0].log.step(torch.tensor(0.0))\n"
+            "            if stop:\n"
+            "                break\n\n\n"
+            "def main():\n",
+        ),
+        ("        Trainer(\n", "        plainly(\n"),
+        ("        ).train()\n", "        )\n"),
     ),
 )
 # One operation for all parameters.

@@ -17,6 +17,7 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     hold_ups,
     tail_of,
 )
+from aitop.diagnosis.causes.serving.stops import FELT, Stop, bursty, longest_stop
 from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.series import values_since
@@ -35,9 +36,6 @@ MOST_REQUESTS = 1000
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
 ENTER, LEAVE = 0.3, 0.2
-# A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be: in less
-# than this part of them, and in so few that by chance it happens once in a thousand times.
-BURSTY, BY_CHANCE = 0.7, 0.001
 # What handlers do is the tail's if more than this part of its time passes in requests that take long by it.
 MOSTLY = 0.5
 # What is estimated from stack samples is no more than likely.
@@ -74,7 +72,10 @@ def number_of_slow(requests: int) -> int:
 def _look(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the slowest requests, from what held them up and not the others."""
     serving = snapshot.serving
-    if serving is None:
+    if serving is None or not serving.requests:
+        stop = longest_stop(snapshot)
+        if stop is not None and stop.share >= FELT * LEAVE / ENTER:
+            return _stopped(stop)
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
     requests = _accounted(snapshot, serving)[-MOST_REQUESTS:]
     if len(requests) < LEAST_REQUESTS:
@@ -118,6 +119,29 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         claims=() if slight else _claims(first, snapshot, bursts, held),
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
+    )
+
+
+def _stopped(stop: Stop) -> Explanation:
+    """The verdict where single requests are not known: its share is of all time."""
+    where = lines_of(stop.lines).where
+    return Explanation(
+        subtype=stop.kind,
+        severity="warning",
+        share=stop.share,
+        level=ENTER * stop.share / FELT,
+        gains=False,
+        signals=(False, bool(where)),
+        most_sure=ESTIMATED,
+        title=f"for {percent(stop.share)} of the time requests are held up: {WHAT[stop.kind]}",
+        where=where,
+        claims=(*stop.lines, *stop.waits),
+        evidence=(
+            stop.basis,
+            f"requests that come at random meet it as often: {percent(stop.share)} of them wait for it",
+            "how long each request takes was not measured",
+        ),
+        fixes=_fixes(stop.kind, where),
     )
 
 
@@ -192,8 +216,8 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
     ledger = lead_ledger(snapshot)
     if ledger is None:
         return []
-    entries = [entry for entry in ledger.entries if entry.where is not None and bursty(entry)]
-    called = list(filter(bursty, handler_entries(snapshot)))
+    entries = [entry for entry in ledger.entries if entry.where is not None and bursty(entry.by_window)]
+    called = [entry for entry in handler_entries(snapshot) if bursty(entry.by_window)]
     loop = [entry for entry in called if entry.handler == "event-loop"]
     handlers = [entry for entry in called if entry.handler != "event-loop"]
     own = {ledger.pid, serving.pid}
@@ -208,20 +232,6 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
         for kind, found in kinds
         if found
     ]
-
-
-def bursty(entry: Entry) -> bool:
-    """Whether a line was sampled in clearly fewer windows of stacks than it would be if its time were spread evenly.
-
-    Spread evenly, a window has none of the samples with the probability of a Poisson distribution.
-    """
-    windows, samples = len(entry.by_window), sum(entry.by_window)
-    if not samples:
-        return False
-    none = math.exp(-samples / windows)
-    seen = sum(map(bool, entry.by_window))
-    so_few = sum(math.comb(windows, k) * (1.0 - none) ** k * none ** (windows - k) for k in range(seen + 1))
-    return seen <= BURSTY * windows * (1.0 - none) and so_few <= BY_CHANCE
 
 
 def _estimated(tail: Tail, bursts: Iterable[Burst], window: float, requests: int) -> dict[Kind, float]:

@@ -8,6 +8,7 @@ took in the code that works for it; where another thread runs the model for seve
 from __future__ import annotations
 
 import _thread
+import math
 import struct
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ CLOCK_MONOTONIC_COARSE = 6
 
 # An event loop that takes a request up so soon after it came back from a handler has not waited for it.
 AT_ONCE_NS = 500_000
+# Beyond this the exponential of a cut says nothing more.
+MOST_CUT = 50.0
 # Of this many of the last requests is learnt how long they wait for the loop.
 LEARNT_FROM = 128
 
@@ -90,6 +93,35 @@ class Loop:
         return now - int(min(max(usual, least), phase + ticks_ns, held))
 
 
+class Threads:
+    """Threads that take up requests, each of one connection or from a pool.
+
+    The kernel counts how long a request has waited in its socket in ticks. How many of them pass is right on average:
+    their mean is the usual wait, and waits that only chance makes longer are spread as an exponential distribution. Of
+    one request it is known between which two ticks it came.
+    """
+
+    __slots__ = ("mean", "tick_ns")
+
+    def __init__(self, tick_ns: int) -> None:
+        self.tick_ns = tick_ns
+        self.mean = 0.0
+
+    def arrival(self, now: int, ticks_ns: int, phase: int) -> int:
+        """Return when a request arrived that is taken up now; see `Loop.arrival`."""
+        self.mean += (ticks_ns - self.mean) / LEARNT_FROM
+        least = phase + ticks_ns - self.tick_ns if ticks_ns else 0
+        return now - int(least + _usual_within(phase + ticks_ns - least, self.mean))
+
+
+def _usual_within(width: int, mean: float) -> float:
+    """Return the mean of an exponential distribution with this mean, cut off at `width`."""
+    if mean <= 0.0 or width <= 0:
+        return 0.0
+    cut = width / mean
+    return mean - width / math.expm1(cut) if cut < MOST_CUT else mean
+
+
 class Http(Server):
     """The requests of all web servers in this process. `under_way` has those that are being answered."""
 
@@ -99,7 +131,8 @@ class Http(Server):
         self.under_way: set[Request] = set()
         # Threads that are inside of `handle_one_request`.
         self.handling: set[int] = set()
-        self.loop = Loop(int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9))
+        tick_ns = int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9)
+        self.loop, self.threads = Loop(tick_ns), Threads(tick_ns)
         super().__init__(torch, patches, session)
 
     def wraps(self) -> dict[str, Wrap]:
@@ -124,13 +157,13 @@ class Http(Server):
         if journal.computed is None:
             journal.computed = self.requests.computed
         now, ticks_ns = now_ns(), ticks_since(socket)
+        phase = now - coarse_ns(CLOCK_MONOTONIC_COARSE)
         if loop is not None:
             connection = descriptor(socket)
-            request = Request(loop.arrival(now, ticks_ns, now - coarse_ns(CLOCK_MONOTONIC_COARSE), connection))
+            request = Request(loop.arrival(now, ticks_ns, phase, connection))
             request.connection = connection
         else:
-            # One tick may have passed at once.
-            request = Request(now - ticks_ns if ticks_ns > self.loop.tick_ns else now)
+            request = Request(self.threads.arrival(now, ticks_ns, phase))
         self.under_way.add(request)
         self.requests.count("http", len(self.under_way))
         return request

@@ -1,0 +1,329 @@
+"""Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
+
+A unit's length is its mean over the run without the warm-up, per sample or token where those are counted, and shortened
+by what other programs took of the cores. Its 95 % interval comes from how blocks of the run scatter, and from how much
+more of the machine others took in one run than in the other, as caches and memory are shared, too. The parts add up:
+phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from aitop.diagnosis.comparison import chance
+from aitop.diagnosis.noise import LEAST_VALUES, half_width, warm_up
+from aitop.model.run import (
+    CausePart,
+    Change,
+    Cores,
+    LinePart,
+    Load,
+    LoadUnit,
+    Outcome,
+    PhasePart,
+    Run,
+    RunComparison,
+    SettingChange,
+    Side,
+    Units,
+    VerdictChanges,
+)
+from aitop.model.verdict import Verdict, Where, share_of
+
+# Runs whose ratio is certainly within this of 1 count as equally fast.
+SAME = 0.05
+# Smaller differences are of no use to anybody, however certain.
+LEAST_CHANGE = 0.01
+CERTAIN = 0.05
+# What goes into a unit counts as unchanged within this.
+EQUAL_LOAD = 0.01
+# Requests under way may differ by this before latencies are no longer those of the same load.
+EQUAL_CONCURRENCY = 0.1
+# Longer recordings are not recommended: a run changes meanwhile.
+LONGEST_RECORDING = 3600.0
+NO_UNITS = Units(kind="second", each=1, seconds=())
+# Seconds of a unit, and half of their 95 % interval.
+Spread = tuple[float, float]
+NONE: Spread = (0.0, 0.0)
+
+
+class _Line(NamedTuple):
+    """What belongs to a line in a phase; without a line, what is left of that phase."""
+
+    spread: Spread
+    phase: str
+    where: Where | None = None
+
+
+def compare_runs(before: Run, after: Run) -> RunComparison:
+    """Compare `after` with `before`; both are runs of the same kind of work."""
+    old, new = _Timed.of(before), _Timed.of(after)
+    load = _load(old, new)
+    if load is not None:
+        old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
+    if before.cores and after.cores:
+        new = replace(new, scale=new.scale * before.cores.slowed / after.cores.slowed)
+    known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
+    return RunComparison(
+        before=old.side(),
+        after=new.side(),
+        change=_change(old, new, load),
+        phases=_phases(old, new) if known else (),
+        causes=_causes(old, new) if known else (),
+        lines=_lines(old, new) if known else (),
+        settings=_settings(before, after),
+        verdicts=_verdicts(before.verdicts, after.verdicts),
+    )
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The units of a run without its warm-up. `holds` is what a stretch holds: units, samples or tokens.
+
+    `scale` brings seconds per one of these to seconds of a unit that holds as much as one of the run before.
+    """
+
+    run: Run
+    units: Units
+    warm_up: int = 0
+    holds: tuple[float, ...] = field(default=())
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, run: Run) -> _Timed:
+        units = run.units or NO_UNITS
+        cut = warm_up(units.seconds)
+        return cls(run, units, cut, (units.each,) * (len(units.seconds) - cut))
+
+    def load(self, unit: LoadUnit) -> tuple[float, ...]:
+        """What each stretch holds, empty where it is not known."""
+        return ((self.units.tokens if unit == "token" else self.units.samples) or ())[self.warm_up :]
+
+    def per(self, unit: LoadUnit, each: float) -> _Timed:
+        """The same, measured per sample or token, for units that hold so many of them."""
+        return replace(self, holds=self.load(unit), scale=each)
+
+    @property
+    def count(self) -> int:
+        return self.units.each * len(self.holds)
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Seconds of a unit in each stretch."""
+        return self._each(self.units.seconds)
+
+    def _each(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(self.scale * value / held for value, held in zip(seconds[self.warm_up :], self.holds, strict=True))
+
+    def _spread(self, seconds: tuple[float, ...]) -> Spread:
+        mean = self.scale * sum(seconds[self.warm_up :]) / sum(self.holds)
+        return mean, half_width(self._each(seconds))
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a unit; there must be units."""
+        return self._spread(self.units.seconds)[0]
+
+    @property
+    def noise(self) -> float:
+        """Half of the relative 95 % interval of `mean`."""
+        mean, half = self._spread(self.units.seconds)
+        return half / mean
+
+    def side(self) -> Side:
+        """What is said of it. Its mean is at the load of the run before."""
+        return Side(
+            file=self.run.file,
+            command=self.run.command,
+            kind=self.run.kind,
+            unit=self.run.units.kind if self.run.units else None,
+            units=self.count,
+            warm_up=self.warm_up * self.units.each,
+            watched_s=self.run.watched,
+            mean_ms=self.mean * 1e3 if self.holds else None,
+        )
+
+    def phases(self) -> dict[str, Spread]:
+        """Seconds of each phase. They add up to `mean`; what was not measured is divided as the stack samples say."""
+        measured = {phase: self._spread(seconds) for phase, seconds in self.units.phases.items()}
+        columns = zip(self.units.seconds, *self.units.phases.values(), strict=True)
+        outside = tuple(seconds - sum(inside) for seconds, *inside in columns)
+        rest, off = self._spread(outside)
+        for phase, share in self.run.rest.items():
+            measured[phase] = rest * share, off * share
+        return measured
+
+    def lines(self) -> dict[tuple[str, ...], _Line]:
+        """Every line in each phase, and what is left of the phase. They add up to `mean`."""
+        lines: dict[tuple[str, ...], _Line] = {}
+        for phase, (seconds, _) in self.phases().items():
+            left = 1.0
+            for line in self.run.lines:
+                if line.phase == phase:
+                    key = (phase, *_identity(line.where))
+                    alike, off = lines[key].spread if key in lines else NONE
+                    spread = alike + seconds * line.share, math.hypot(off, seconds * line.off)
+                    lines[key] = _Line(spread, phase, line.where)
+                    left -= line.share
+            lines[(phase,)] = _Line((seconds * max(0.0, left), 0.0), phase)
+        return lines
+
+    def causes(self) -> dict[str | None, float]:
+        """Seconds that each verdict explains: those that are about a unit's time and want something changed."""
+        verdicts = [one for one in self.run.verdicts if one.severity != "info" and share_of(one.id) == "of step time"]
+        # Causes claim their time one after the other. Should they claim more than there is, all give way alike.
+        fit = self.mean / max(1.0, sum(one.share or 0.0 for one in verdicts))
+        explained: dict[str | None, float] = {}
+        for verdict in verdicts:
+            explained[verdict.id] = explained.get(verdict.id, 0.0) + (verdict.share or 0.0) * fit
+        explained[None] = self.mean - sum(explained.values())
+        return explained
+
+
+def _identity(where: Where) -> tuple[str, ...]:
+    """What stays the same of a line where lines above it come and go: its text, if that is known."""
+    return where.file.rsplit("/", 1)[-1], where.function, (where.text or str(where.line)).strip()
+
+
+def _load(old: _Timed, new: _Timed) -> Load | None:
+    """What a unit holds: tokens where those are counted, else samples."""
+    units: tuple[LoadUnit, ...] = ("token", "sample")
+    for unit in units:
+        held, holds = old.load(unit), new.load(unit)
+        if held and holds and all(held) and all(holds):
+            return Load(unit=unit, before=sum(held) / old.count, after=sum(holds) / new.count)
+    return None
+
+
+def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
+    """How fast `new` is beside `old`, and how sure that is."""
+    untimed = " and ".join(side.run.file for side in (old, new) if not side.holds)
+    if untimed:
+        return Change(verdict="cannot-tell", reason=f"no unit of work was timed in {untimed}: that takes the hook")
+    if old.units.kind != new.units.kind:
+        return Change(verdict="cannot-tell", reason=f"one does {old.units.kind}s, the other {new.units.kind}s")
+    ratio = old.mean / new.mean
+    fewer = min(old, new, key=lambda side: side.count)
+    if len(fewer.holds) < LEAST_VALUES:
+        return Change(
+            verdict="cannot-tell",
+            ratio=ratio,
+            reason=f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
+            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count),
+        )
+    by_noise, by_others = math.hypot(old.noise, new.noise), _by_others(old.run.cores, new.run.cores)
+    wide = math.hypot(by_noise, by_others)
+    low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
+    equal = _equal_load(old, new, load)
+    outcome: Outcome = "cannot-tell"
+    reason: str | None = None
+    record: float | None = None
+    if equal is False:
+        reason = "not as many requests were under way in both runs"
+    elif not low <= 1 <= high and abs(ratio - 1) > LEAST_CHANGE and chance(old.lengths, new.lengths) < CERTAIN:
+        outcome = "faster" if ratio > 1 else "slower"
+    elif low > 1 - SAME and high < 1 + SAME:
+        outcome = "same"
+    elif by_others > by_noise:
+        reason = "other programs took more cores in one run than in the other: compare them while as much else runs"
+    else:
+        reason = "the difference is within the noise of these runs"
+        enough = max(SAME, abs(math.log(ratio))) ** 2 - by_others**2
+        record = _longer(min(old.run.watched, new.run.watched), max(2.0, by_noise**2 / max(1e-9, enough)))
+    return Change(
+        verdict=outcome,
+        ratio=ratio,
+        range=(low, high),
+        at_equal_load=equal,
+        load=load if load is not None and abs(load.after / load.before - 1) > EQUAL_LOAD else None,
+        other_cores=_other_cores(old.run.cores, new.run.cores),
+        reason=reason,
+        record_s=record,
+    )
+
+
+def _other_cores(before: Cores | None, after: Cores | None) -> tuple[float, float] | None:
+    return None if before is None or after is None else (before.others, after.others)
+
+
+def _by_others(before: Cores | None, after: Cores | None) -> float:
+    """By how much the share of the machine that other programs took differs."""
+    if before is None or after is None:
+        return 0.0
+    return abs(before.others / before.machine - after.others / after.machine)
+
+
+def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
+    """Whether units are compared at the same load, None where it is not known.
+
+    What a unit holds is made equal. How many requests are under way cannot be, and latencies depend on it.
+    """
+    before, after = old.run.concurrency, new.run.concurrency
+    if old.units.kind == "request" and before and after:
+        return abs(after / before - 1) <= EQUAL_CONCURRENCY
+    return True if load is not None else None
+
+
+def _longer(watched: float, times: float) -> float | None:
+    seconds = watched * times
+    return seconds if 0 < seconds <= LONGEST_RECORDING else None
+
+
+def _figures(before: Spread, after: Spread, *, sure: bool = True) -> dict[str, Any]:
+    """The figures of a part, from seconds."""
+    delta, wide = after[0] - before[0], math.hypot(before[1], after[1])
+    interval = ((delta - wide) * 1e3, (delta + wide) * 1e3) if sure else None
+    return {"before_ms": before[0] * 1e3, "after_ms": after[0] * 1e3, "delta_ms": delta * 1e3, "range": interval}
+
+
+def _phases(old: _Timed, new: _Timed) -> tuple[PhasePart, ...]:
+    was, now = old.phases(), new.phases()
+    parts = [PhasePart(phase=name, **_figures(was.get(name, NONE), now.get(name, NONE))) for name in {**was, **now}]
+    return tuple(sorted(parts, key=lambda part: -abs(part.delta_ms)))
+
+
+def _causes(old: _Timed, new: _Timed) -> tuple[CausePart, ...]:
+    was, now = old.causes(), new.causes()
+    parts = [
+        CausePart(id=name, **_figures((was.get(name, 0.0), 0.0), (now.get(name, 0.0), 0.0), sure=False))
+        for name in {**was, **now}
+    ]
+    return tuple(sorted(parts, key=lambda part: (part.id is None, -abs(part.delta_ms))))
+
+
+def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
+    """Lines, and what is left of each phase, by how much they change."""
+    was, now = old.lines(), new.lines()
+    parts = []
+    for key, line in {**was, **now}.items():
+        before, after = was.get(key, line._replace(spread=NONE)), now.get(key, line._replace(spread=NONE))
+        figures = _figures(before.spread, after.spread, sure=line.where is not None)
+        parts.append(LinePart(phase=line.phase, where=line.where, **figures))
+    return tuple(sorted(parts, key=lambda part: -abs(part.delta_ms)))
+
+
+def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:
+    """What differs; what is known of only one of them differs, too."""
+    was, now = {**before.settings, "command": before.command}, {**after.settings, "command": after.command}
+    return tuple(
+        SettingChange(name=name, before=was.get(name), after=now.get(name))
+        for name in {**was, **now}
+        if was.get(name) != now.get(name)
+    )
+
+
+def _verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> VerdictChanges:
+    """What is gone, new and kept. One that is only information by now is gone."""
+    was, now = set(map(_kind_of, before)), set(map(_kind_of, after))
+    return VerdictChanges(
+        gone=tuple(one for one in before if _kind_of(one) not in now),
+        new=tuple(one for one in after if _kind_of(one) not in was),
+        kept=tuple(one for one in after if _kind_of(one) in was),
+    )
+
+
+def _kind_of(verdict: Verdict) -> tuple[str, str | None, bool]:
+    return verdict.id, verdict.subtype, verdict.severity == "info"

@@ -1,0 +1,120 @@
+"""From a Snapshot to the whole run until then: its units of work, where their time goes, how it was set up. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from msgspec.structs import replace
+
+from aitop.model.ledger import Entry, Ledger
+from aitop.model.run import LineShare, Run, Scalar, Units
+from aitop.model.snapshot import Snapshot
+from aitop.model.steps import HookFacts
+
+# Facts of the hook that a user sets, or that follow from what a user installs.
+FACTS = (
+    "torch", "python", "cuda", "threads", "optimizers", "foreach", "fused", "parameters", "parameter_dtypes",
+    "input_dtypes", "autocast", "matmul_precision", "world_size",
+)  # fmt: skip
+LOADER_FACTS = ("workers", "batch_size", "prefetch", "pin_memory", "persistent")
+# Lines with a smaller share of their phase belong to the rest of it.
+LEAST_SHARE = 0.01
+
+
+def run_of(snapshot: Snapshot, file: str = "") -> Run:
+    """The run that a Snapshot is the end of."""
+    ledger = snapshot.ledgers[0] if snapshot.ledgers else None
+    units = _units(snapshot, ledger)
+    entries = _entries(ledger)
+    phases = units.phases if units is not None else {}
+    rest: dict[str, float] = {}
+    for entry in entries:
+        if entry.lane == "main" and entry.phase not in phases:
+            rest[entry.phase] = rest.get(entry.phase, 0.0) + entry.share
+    whole = sum(rest.values())
+    return Run(
+        kind=snapshot.kind,
+        watched=snapshot.so_far.seconds,
+        ended=snapshot.wall,
+        command=snapshot.target.command,
+        script=PurePath(snapshot.target.script).name if snapshot.target.script else None,
+        units=units,
+        rest={phase: share / whole for phase, share in rest.items()} if whole > 0 else {"host": 1.0},
+        lines=_lines(entries),
+        verdicts=snapshot.diagnosis.verdicts,
+        settings=_settings(snapshot),
+        cores=snapshot.so_far.cores,
+        concurrency=snapshot.so_far.concurrency,
+        file=file,
+    )
+
+
+def _units(snapshot: Snapshot, ledger: Ledger | None) -> Units | None:
+    """The units of the ledger; where those were not timed, the ones there are most of."""
+    unit = ledger.unit if ledger is not None else None
+    return max(snapshot.so_far.units, key=lambda units: (units.kind == unit, units.count), default=None)
+
+
+def _entries(ledger: Ledger | None) -> Sequence[Entry]:
+    """The entries of a ledger. A server that waits for requests does not work on one."""
+    if ledger is None:
+        return ()
+    idle = ledger.unit in ("request", "iteration")
+    return [entry for entry in ledger.entries if entry.share > 0 and not (idle and entry.phase == "idle")]
+
+
+def _lines(entries: Sequence[Entry]) -> tuple[LineShare, ...]:
+    """The lines of each phase. While the main thread waits for what others make, their lines take the time."""
+    main = [entry for entry in entries if entry.lane == "main"]
+    makers = [entry for entry in entries if entry.lane == "producers" and entry.activity != "wait-queue"]
+    made = sum(entry.share for entry in makers)
+    lines: dict[tuple[str, str, int], LineShare] = {}
+
+    def add(entry: Entry, phase: str, share: float, off: float) -> None:
+        if entry.where is not None and share > 0:
+            key = (phase, entry.file, entry.line)
+            line = lines.get(key) or LineShare(phase=phase, where=entry.where, share=0.0, off=0.0)
+            lines[key] = replace(line, share=line.share + share, off=math.hypot(line.off, off))
+
+    for phase in dict.fromkeys(entry.phase for entry in main):
+        own = [entry for entry in main if entry.phase == phase]
+        whole = sum(entry.share for entry in own)
+        for entry in own:
+            share, off = entry.share / whole, (entry.high - entry.low) / 2 / whole
+            if phase != "data" or entry.activity != "wait-queue" or not made:
+                add(entry, phase, share, off)
+                continue
+            for maker in makers:
+                part = maker.share / made
+                add(maker, phase, share * part, math.hypot(off * part, share * (maker.high - maker.low) / 2 / made))
+    return tuple(line for line in lines.values() if line.share >= LEAST_SHARE)
+
+
+def _settings(snapshot: Snapshot) -> dict[str, Scalar]:
+    """What a user may have changed, by the name that users know; what is not known is not in it."""
+    named: dict[str, object] = {"engine": snapshot.engine}
+    host = snapshot.host
+    if host is not None:
+        roles = [process.role for process in host.processes]
+        named |= {"ranks": roles.count("rank") or None, "loader workers": roles.count("loader-worker")}
+        named |= {"cores": host.machine.cores, "usable cores": host.usable_cores}
+    if snapshot.gpu is not None:
+        named["GPU"] = tuple(sorted({device.name for device in snapshot.gpu.devices if device.name}))
+    if snapshot.facts is not None:
+        named |= _facts(snapshot.facts)
+    return {name: _scalar(value) for name, value in named.items() if value not in (None, ())}
+
+
+def _facts(facts: HookFacts) -> dict[str, object]:
+    named: dict[str, object] = {name.replace("_", " "): getattr(facts, name) for name in FACTS}
+    if facts.loaders:
+        named |= {f"loader {name.replace('_', ' ')}": getattr(facts.loaders[0], name) for name in LOADER_FACTS}
+    return named
+
+
+def _scalar(value: object) -> Scalar:
+    if isinstance(value, (int, float, str, bool)):
+        return value
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

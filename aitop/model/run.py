@@ -1,0 +1,202 @@
+"""A whole run in some kilobytes, and how two of them differ. Names of the difference are the JSON contract."""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+import msgspec
+
+from aitop.model.ledger import Unit
+from aitop.model.steps import Kind
+from aitop.model.verdict import Verdict, Where
+
+Scalar = Union[int, float, str, bool, None]  # noqa: UP007, msgspec needs it at run time
+Outcome = Literal["faster", "slower", "same", "cannot-tell"]
+LoadUnit = Literal["sample", "token"]
+Interval = tuple[float, float]
+
+
+class Units(msgspec.Struct, frozen=True, kw_only=True):
+    """All units of work of one kind that a process did, in order, as stretches of `each` units.
+
+    `seconds` has the length of each stretch, `phases` the seconds of each phase in it, `samples` and `tokens` what went
+    into it; None where some unit did not count them.
+    """
+
+    kind: Unit
+    each: int
+    seconds: tuple[float, ...]
+    phases: dict[str, tuple[float, ...]] = {}
+    samples: tuple[float, ...] | None = None
+    tokens: tuple[float, ...] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.each * len(self.seconds)
+
+
+class Cores(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over a run, in cores: what it ran on, what its threads ran on or waited for, what other programs ran on.
+
+    `usable` is what the run may use, `machine` what there is.
+    """
+
+    own: float
+    wanted: float
+    others: float
+    usable: float
+    machine: float
+
+    @property
+    def slowed(self) -> float:
+        """How many times longer a unit takes because others take cores (1.0: no longer).
+
+        Without them, work that wants a core would get as many as it wants, as it may use, and as there would be. A run
+        that wants less than one core is bound to cores for that part of its time at the most.
+        """
+        possible = min(self.wanted, self.usable, self.own + self.others)
+        if not 0 < self.own < possible:
+            return 1.0
+        return 1 / (1 - min(1.0, self.wanted) * (1 - self.own / possible))
+
+
+class SoFar(msgspec.Struct, frozen=True, kw_only=True):
+    """What is summed up over `seconds`, since watching began. `units` are those of the process to show first, by kind.
+
+    `concurrency` is how many requests were under way on average.
+    """
+
+    seconds: float = 0.0
+    units: tuple[Units, ...] = ()
+    cores: Cores | None = None
+    concurrency: float | None = None
+
+
+class LineShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of a phase that a line takes, give or take `off` (95 %)."""
+
+    phase: str
+    where: Where
+    share: float
+    off: float
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one run. `ended` is when it was looked at last (since the epoch), `watched` for how long.
+
+    `rest` divides the time that lies in no measured phase of `units`; its shares add up to 1. `lines` are those of each
+    phase that take a notable part of it.
+    `verdicts` are those at the end. `settings` are facts that a user may have changed, by the name users know.
+    `file` is where the run was read from.
+    """
+
+    kind: Kind
+    watched: float
+    ended: float
+    command: str = ""
+    script: str | None = None
+    units: Units | None = None
+    rest: dict[str, float] = {}
+    lines: tuple[LineShare, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    settings: dict[str, Scalar] = {}
+    cores: Cores | None = None
+    concurrency: float | None = None
+    file: str = ""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One of two runs: how many units were compared, after `warm_up` at the start, and their mean length."""
+
+    file: str
+    command: str
+    kind: str
+    unit: str | None
+    units: int
+    warm_up: int
+    watched_s: float
+    mean_ms: float | None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes into a unit on average."""
+
+    unit: LoadUnit
+    before: float
+    after: float
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """`ratio` is throughput after by throughput before (2.0: twice as fast), `range` its 95 % interval.
+
+    `at_equal_load` is None where what goes into a unit is not known; where that moved, `load` says what the lengths of
+    the second run were scaled to. `other_cores` is how many cores other programs took in each run. `reason` says why it
+    cannot be told; `record_s` is for how long to record both runs instead, None where that would not help.
+    """
+
+    verdict: Outcome
+    ratio: float | None = None
+    range: Interval | None = None
+    at_equal_load: bool | None = None
+    load: Load | None = None
+    other_cores: tuple[float, float] | None = None
+    reason: str | None = None
+    record_s: float | None = None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a unit before and after. `range` bounds the difference (95 %), None where that is not known."""
+
+    before_ms: float
+    after_ms: float
+    delta_ms: float
+    range: Interval | None = None
+
+
+class PhasePart(Part, frozen=True, kw_only=True):
+    """What belongs to a phase."""
+
+    phase: str
+
+
+class CausePart(Part, frozen=True, kw_only=True):
+    """What a verdict explains; None: what none explains."""
+
+    id: str | None
+
+
+class LinePart(Part, frozen=True, kw_only=True):
+    """What belongs to a line of the user's in a phase; without a line, to the rest of that phase."""
+
+    phase: str
+    where: Where | None = None
+
+
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that differs; None is not known."""
+
+    name: str
+    before: Scalar
+    after: Scalar
+
+
+class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of the first run alone, of the second alone, and of both (as the second has them)."""
+
+    gone: tuple[Verdict, ...] = ()
+    new: tuple[Verdict, ...] = ()
+    kept: tuple[Verdict, ...] = ()
+
+
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """How two runs differ. The differences of `phases`, of `causes` and of `lines` each add up to that of a unit."""
+
+    schema: int = 1
+    before: Side
+    after: Side
+    change: Change
+    phases: tuple[PhasePart, ...] = ()
+    causes: tuple[CausePart, ...] = ()
+    lines: tuple[LinePart, ...] = ()
+    settings: tuple[SettingChange, ...] = ()
+    verdicts: VerdictChanges = VerdictChanges()

@@ -1,0 +1,39 @@
+"""A run beside the last one of its script: a word in the header, and a screen with what makes the difference."""
+
+import msgspec
+import sample_snapshots as samples
+
+
+async def test_the_header_says_how_fast_the_run_is_beside_the_last_one(look_at):
+    async with look_at(samples.compared(), size=(160, 40)) as eyes:
+        assert "1.33× faster than yesterday" in eyes.pane("header")
+        # Some seconds later it may be another factor; until then nothing flickers.
+        first = samples.compared()
+        alike = msgspec.structs.replace(first, before=None, time=first.time + 1.0)
+        await eyes.give(alike)
+        assert "1.33× faster than yesterday" in eyes.pane("header")
+        await eyes.give(msgspec.structs.replace(alike, time=first.time + 6.0))
+        assert "faster than" not in eyes.pane("header")
+
+
+async def test_a_narrow_header_does_without(look_at):
+    async with look_at(samples.compared(), size=(80, 24)) as eyes:
+        assert "faster than" not in eyes.pane("header")
+        assert "step/s" in eyes.pane("header")
+
+
+async def test_the_screen_shows_what_makes_the_difference(look_at):
+    async with look_at(samples.compared(), size=(100, 40)) as eyes:
+        await eyes.press("b")
+        shown = eyes.text()
+        assert "FASTER  1.33× the throughput" in shown
+        assert "Change by phase" in shown
+        assert "loader workers: 2 →" in shown
+        await eyes.press("escape")
+        assert "Change by phase" not in eyes.text()
+
+
+async def test_without_an_earlier_run_it_says_so(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("b")
+        assert "no earlier run of this script is known" in eyes.text()

@@ -1,0 +1,258 @@
+"""Two runs: chance is not taken for a change, a real one is found with its parts, which add up, and its line."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from aitop import cli
+from aitop.diagnosis.comparison_words import comparison_text
+from aitop.diagnosis.noise import half_width, student, warm_up
+from aitop.diagnosis.run_comparison import compare_runs
+from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries
+from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.run import Cores, LineShare, Run
+from aitop.model.steps import StepRecord
+from aitop.model.verdict import Verdict, Where
+from aitop.outputs.report import as_json
+
+SEEDS = 200
+LOOP, SLOW = ("train.py", 10, "main", "loss.backward()"), ("train.py", 20, "main", "tidy(batch)")
+CORES = Cores(own=1.0, wanted=1.0, others=0.1, usable=8.0, machine=8.0)
+
+
+def noise_of(count, seed, *, like=0.6, spread=0.05):
+    """Values around 1 of which each resembles the last one."""
+    chance, off = random.Random(seed), 0.0
+    for _ in range(count):
+        off = like * off + spread * (1 - like**2) ** 0.5 * chance.gauss(0, 1)
+        yield max(0.1, 1 + off)
+
+
+def place(file, line, function, text):
+    return Where(pid=1, file=f"/proj/{file}", line=line, function=function, text=text)
+
+
+def series(records):
+    units = UnitSeries("step")
+    units.add([StepRecord(index=0, end=0.0, **record) for record in records])
+    return units.units()
+
+
+def made(seed, *, host=0.02, compute=0.08, count=300, samples=32, like=0.6, spread=0.05, **changes):
+    """A run whose steps compute, and then spend time on a line of the host."""
+    loads = {} if samples is None else {"samples": samples}
+    rows = [
+        {"seconds": (host + compute) * off, "backward": compute * off, **loads}
+        for off in noise_of(count, seed, like=like, spread=spread)
+    ]
+    lines = (
+        LineShare(phase="backward", where=place(*LOOP), share=0.9, off=0.1),
+        LineShare(phase="host", where=place(*SLOW), share=1.0, off=0.1),
+    )
+    known = {"file": "run", "command": "python train.py", "kind": "training", "watched": 30.0, "ended": 0.0}
+    return Run(**{**known, "units": series(rows), "rest": {"host": 1.0}, "lines": lines, **changes})
+
+
+def test_the_expansion_agrees_with_the_tables():
+    assert student(10) == pytest.approx(2.228, rel=0.004)
+    assert student(30) == pytest.approx(2.042, rel=0.002)
+
+
+@pytest.mark.parametrize("like", [0.0, 0.6, 0.9])
+def test_the_interval_holds_the_mean(like):
+    held = 0
+    for seed in range(SEEDS):
+        values = list(noise_of(384, seed, like=like))
+        stretches = [sum(values[at : at + 8]) / 8 for at in range(0, len(values), 8)]
+        held += abs(sum(values) / len(values) - 1) <= half_width(stretches)
+    assert held >= 0.92 * SEEDS
+
+
+@pytest.mark.parametrize("like", [0.0, 0.6, 0.9])
+def test_the_same_code_is_hardly_ever_called_faster_or_slower(like):
+    outcomes = [
+        compare_runs(made(seed, like=like), made(seed + SEEDS, like=like)).change.verdict for seed in range(SEEDS)
+    ]
+    assert sum(outcome in ("same", "cannot-tell") for outcome in outcomes) >= 0.95 * SEEDS
+
+
+def test_a_slower_line_of_five_percent_is_found():
+    found = []
+    for seed in range(SEEDS):
+        compared = compare_runs(made(seed), made(seed + SEEDS, host=0.0255))
+        line = compared.lines[0].where
+        found.append(compared.change.verdict == "slower" and line is not None and line.line == SLOW[1])
+        assert compared.change.range[0] < compared.change.ratio < compared.change.range[1]
+    assert sum(found) >= 0.8 * SEEDS
+
+
+@pytest.mark.parametrize("after", [made(2), made(2, host=0.05), made(2, host=0.0, samples=64)])
+def test_the_parts_add_up(after):
+    compared = compare_runs(made(1), after)
+    whole = compared.after.mean_ms - compared.before.mean_ms
+    for parts in (compared.phases, compared.causes, compared.lines):
+        assert sum(part.delta_ms for part in parts) == pytest.approx(whole, abs=1e-9)
+        assert sum(part.before_ms for part in parts) == pytest.approx(compared.before.mean_ms)
+
+
+def test_a_line_is_the_same_where_it_has_moved():
+    moved = LineShare(phase="host", where=place(SLOW[0], 27, *SLOW[2:]), share=1.0, off=0.1)
+    lines = [
+        part
+        for part in compare_runs(made(1), made(2, lines=(moved,))).lines
+        if part.where and part.where.text == SLOW[3]
+    ]
+    assert [(part.where.line, part.before_ms > 0, part.after_ms > 0) for part in lines] == [(27, True, True)]
+
+
+def test_twice_the_batch_is_compared_by_the_sample():
+    compared = compare_runs(made(1, samples=32), made(2, host=0.02, compute=0.14, samples=64))
+    assert (compared.change.verdict, compared.change.at_equal_load) == ("faster", True)
+    assert compared.change.ratio == pytest.approx(1.25, rel=0.03)
+    assert (compared.change.load.before, compared.change.load.after) == (32, 64)
+    assert compare_runs(made(1, samples=None), made(2, samples=None)).change.at_equal_load is None
+
+
+def test_latencies_under_another_load_are_not_compared():
+    runs = made(1, samples=None, concurrency=2.0), made(2, samples=None, concurrency=8.0, host=0.3)
+    requests = [replace(run, units=replace(run.units, kind="request")) for run in runs]
+    change = compare_runs(*requests).change
+    assert (change.verdict, change.at_equal_load) == ("cannot-tell", False)
+    assert "requests were under way" in change.reason
+
+
+def test_the_time_that_others_took_is_not_blamed_on_the_code():
+    # Two threads that each want a core get half of that, as another program runs on one of two cores.
+    shared = Cores(own=1.0, wanted=2.0, others=1.0, usable=2.0, machine=2.0)
+    assert shared.slowed == pytest.approx(2.0)
+    assert CORES.slowed == 1.0
+    assert Cores(own=0.3, wanted=0.4, others=1.0, usable=2.0, machine=2.0).slowed == pytest.approx(1 / 0.9)
+    alone = Cores(own=2.0, wanted=2.0, others=0.0, usable=2.0, machine=2.0)
+    compared = compare_runs(made(1, cores=alone), made(2, host=0.04, compute=0.16, cores=shared))
+    assert compared.change.ratio == pytest.approx(1.0, rel=0.05)
+    assert compared.change.verdict == "cannot-tell"
+    assert "other programs took more cores in one run" in compared.change.reason
+    assert "1.0 cores instead of 0.0" in comparison_text(compared)
+    # Disturbed alike, a difference counts.
+    assert compare_runs(made(1, cores=shared), made(2, host=0.04, cores=shared)).change.verdict == "slower"
+
+
+def test_cores_are_means_over_the_run():
+    def sample(cpu, busy):
+        process = ProcessSample(
+            pid=1, ppid=0, started=0.0, role="rank", name="", command="", cpu=cpu, wanted=None if cpu is None else 1.5
+        )
+        return HostSample(
+            time=0.0, processes=(process,), machine=MachineSample(cores=2, core_busy=busy), usable_cores=1.0
+        )
+
+    totals = CoreTotals()
+    totals.take(sample(None, (0.5, 0.5)))
+    assert totals.cores() is None
+    totals.take(sample(1.0, (0.5, 0.5)))
+    totals.take(sample(0.5, (1.0, 0.5)))
+    assert totals.cores() == Cores(own=0.75, wanted=1.5, others=0.5, usable=1.0, machine=2.0)
+
+
+def test_few_or_noisy_units_are_said_with_how_long_to_record():
+    change = compare_runs(made(1, count=12), made(2)).change
+    assert (change.verdict, change.range) == ("cannot-tell", None)
+    assert "it takes 20" in change.reason
+    noisy = compare_runs(made(1, count=60, spread=0.5, like=0.9), made(5, count=60, spread=0.5, like=0.9)).change
+    assert noisy.verdict == "cannot-tell"
+    assert noisy.record_s is None or noisy.record_s > 30
+
+
+def test_warm_up_is_left_out():
+    slow_start = [5.0, 4.0, 1.5, *noise_of(60, 1)]
+    assert warm_up(slow_start) == 3
+    assert warm_up([1.0] * 100) == warm_up([]) == 0
+    # A long step in the middle, such as an evaluation, is none; nor is a run that gets faster all the time.
+    assert warm_up([1.0, 1.0, 5.0, 1.0]) == 0
+    assert warm_up([4.0, 3.0, 2.0, 1.0]) == 2
+
+
+def test_a_long_run_takes_little_memory():
+    unit = StepRecord(index=0, end=0.0, seconds=0.5, samples=2, data_wait=0.25, others={"environment": 0.125})
+    units, by_ones = UnitSeries("step"), UnitSeries("step")
+    units.add([unit] * 1000)
+    for _ in range(1000):
+        by_ones.add([unit])
+    seen = units.units()
+    assert seen == by_ones.units()
+    assert len(seen.seconds) < MOST_STRETCHES
+    assert seen.each == 16
+    columns = seen.seconds, seen.samples, seen.phases["data"], seen.phases["environment"]
+    assert set(zip(*columns, strict=True)) == {(8.0, 32, 4.0, 2.0)}
+    other = units.copy()
+    other.add([unit] * 16)
+    assert units.units() == seen
+    # What one unit did not count is not known of its stretch.
+    units.add([unit] * 7 + [replace(unit, samples=None)])
+    assert units.units().samples is None
+
+
+def test_verdicts_and_settings():
+    slow = Verdict(id="input-bound", severity="critical", title="", confidence=1, share=0.5, subtype="workers")
+    kept = Verdict(id="precision", severity="warning", title="", confidence=1, share=0.2)
+    new = Verdict(id="compute-bound", severity="info", title="", confidence=1, share=0.9)
+    before = made(1, verdicts=(slow, kept), settings={"threads": 1, "torch": "2.13"})
+    after = made(2, verdicts=(kept, new), settings={"threads": 2, "torch": "2.13", "fused": True})
+    compared = compare_runs(before, after)
+    assert [
+        [one.id for one in each] for each in (compared.verdicts.gone, compared.verdicts.new, compared.verdicts.kept)
+    ] == [
+        ["input-bound"],
+        ["compute-bound"],
+        ["precision"],
+    ]
+    assert {one.name: (one.before, one.after) for one in compared.settings} == {
+        "threads": (1, 2),
+        "fused": (None, True),
+    }
+    assert compared.causes[0].id == "input-bound"
+    assert compared.causes[0].delta_ms == pytest.approx(-compared.before.mean_ms / 2)
+    said = comparison_text(compared)
+    assert "gone    input-bound · workers [critical]" in said
+    assert "threads: 1 → 2" in said
+
+
+def test_a_run_without_units_cannot_be_told():
+    change = compare_runs(made(1, units=None), made(2)).change
+    assert (change.verdict, change.ratio) == ("cannot-tell", None)
+
+
+def test_json_has_the_keys_of_the_contract():
+    said = json.loads(as_json(compare_runs(made(1), made(2, host=0.05))))
+    assert said["schema"] == 1
+    assert {"before", "after"} <= set(said)
+    assert {"ratio", "range", "verdict", "at_equal_load"} <= set(said["change"])
+    assert {"phase", "before_ms", "after_ms", "delta_ms", "range"} == set(said["phases"][0])
+    assert {"where", "before_ms", "after_ms", "delta_ms"} <= set(said["lines"][0])
+    assert set(said["verdicts"]) == {"gone", "new", "kept"}
+    assert said["change"]["verdict"] == "slower"
+
+
+def test_names_of_the_target_cannot_reach_the_terminal():
+    hostile = made(2, host=0.05, command="python \x1b[2J train.py", settings={"threads": "\x1b[31m"})
+    assert "\x1b" not in comparison_text(compare_runs(made(1), hostile))
+
+
+@pytest.mark.parametrize("content", [b"", b"noise", b"{}", b'{"schema": 1}', b'{"schema": 1, "run": 3}'])
+def test_what_is_neither_recording_nor_report_is_6(tmp_path, capsys, content):
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    assert cli.run(["compare", str(file), str(file)]) == 6
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("aitop: ")
+    assert said.err.count("\n") == 1
+
+
+def test_a_missing_file_is_6(tmp_path, capsys):
+    assert cli.run(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 6
+    assert "No such file" in capsys.readouterr().err

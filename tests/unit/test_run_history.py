@@ -1,0 +1,159 @@
+"""What is kept of earlier runs: enough to compare with, nothing of what they were told, never more than so much."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+
+from aitop import cli
+from aitop.commands import headless
+from aitop.engine import run_history
+from aitop.engine.replay import last_snapshot
+from aitop.engine.run_history import RunHistory, compared, history_folder, moment
+from aitop.model.snapshot import Target, Tick
+from aitop.model.steps import HookSample, StepRecord
+from aitop.outputs.recording import RecordingWriter
+from aitop.sources.replay import Recording
+
+SCRIPT, SECRET = "/proj/train.py", "--token=hunter2"
+
+
+def target(pid=1, arguments=SECRET, script=SCRIPT):
+    return Target(pid=pid, command=f"python {script} {arguments}", script=script, started=100.0 + pid)
+
+
+def recorded(file, seed, *, seconds=0.1, of=None, count=240):
+    """A recording of noisy steps that take so long on average."""
+    chance, writer, at = random.Random(seed), RecordingWriter(file, of or target()), 1000.0
+    for index in range(count):
+        length = seconds * chance.uniform(0.9, 1.1)
+        at += length
+        step = StepRecord(index=index, end=at, seconds=length, backward=0.6 * length, optimizer=0.2 * length)
+        writer.write(HookSample(time=at, pid=1, steps=(step,)))
+        if index % 10 == 9:
+            writer.write(Tick(time=at, wall=at))
+    writer.close()
+    return file
+
+
+def end_of(file):
+    return last_snapshot(Recording(file))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """The last Snapshots of a run, and of one that is a third slower."""
+    lengths = {"usual": 0.1, "slower": 0.13}
+    return {
+        name: end_of(recorded(tmp_path / f"{name}.jsonl", seed, seconds=seconds))
+        for seed, (name, seconds) in enumerate(lengths.items())
+    }
+
+
+def test_a_run_is_compared_with_the_last_one_of_its_script(tmp_path, runs):
+    folder = tmp_path / "history"
+    assert RunHistory(target(), folder).last() is None
+    RunHistory(target(), folder).keep(runs["usual"])
+    assert RunHistory(target(), folder).last() is None, "the same process, watched again"
+    before = RunHistory(target(pid=2), folder).last()
+    change = compared(msgspec.structs.replace(runs["slower"], before=before)).change
+    assert change.verdict == "slower"
+    assert change.ratio == pytest.approx(1 / 1.3, rel=0.03)
+    assert RunHistory(target(pid=2, script="/proj/other.py"), folder).last() is None
+
+
+def test_the_same_arguments_go_before_a_later_run_with_others(tmp_path, runs):
+    folder = tmp_path / "history"
+    RunHistory(target(pid=2), folder).keep(runs["usual"])
+    later = RunHistory(target(pid=3, arguments="--fast"), folder)
+    later.keep(runs["slower"])
+    for number, file in enumerate(sorted(folder.iterdir(), key=lambda file: "-3.json" in file.name)):
+        os.utime(file, (number, number))
+    usual, slower = (sum(runs[name].so_far.units[0].seconds) for name in ("usual", "slower"))
+    for arguments, seconds in ((SECRET, usual), ("--fast", slower), ("--new", slower)):
+        assert sum(RunHistory(target(pid=4, arguments=arguments), folder).last().units.seconds) == seconds
+
+
+def test_a_summary_is_small_and_says_nothing_of_what_the_run_was_told(tmp_path, runs):
+    RunHistory(target(), tmp_path / "history").keep(runs["usual"])
+    (file,) = (tmp_path / "history").iterdir()
+    for word in ("hunter2", "python ", "/proj"):
+        assert word not in file.read_text() + file.name
+    assert file.stat().st_size < 16 * 1024
+    assert file.parent.stat().st_mode & 0o077 == 0
+
+
+def test_source_text_is_kept_as_a_digest_by_which_the_line_is_known_again():
+    text = "password = 'hunter2'"
+    where = run_history._bare(run_history.Where(pid=1, file="/home/me/train.py", line=3, function="main", text=text))
+    assert "hunter2" not in str(where)
+    assert (where.file, where.text) == ("train.py", run_history._digest(text))
+
+
+def test_only_so_many_are_kept(tmp_path, runs, monkeypatch):
+    monkeypatch.setattr(run_history, "MOST_RUNS", 3)
+    for pid in range(1, 6):
+        RunHistory(target(pid=pid), tmp_path).keep(runs["usual"])
+    assert len(list(tmp_path.glob("*.json"))) == 3
+    monkeypatch.setattr(run_history, "LARGEST_RUN", 10)
+    assert RunHistory(target(pid=9), tmp_path).last() is None
+
+
+def test_a_run_of_a_moment_is_not_kept(tmp_path):
+    short = end_of(recorded(tmp_path / "short.jsonl", 1, count=10))
+    RunHistory(target(), tmp_path / "history").keep(short)
+    assert not (tmp_path / "history").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff"])
+def test_a_damaged_summary_is_passed_over(tmp_path, runs, content):
+    RunHistory(target(), tmp_path / "history").keep(runs["usual"])
+    (file,) = (tmp_path / "history").iterdir()
+    file.write_bytes(content)
+    assert RunHistory(target(pid=2), tmp_path / "history").last() is None
+
+
+def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path, runs):
+    (tmp_path / "file").write_text("")
+    history = RunHistory(target(), tmp_path / "file" / "history")
+    history.keep(runs["usual"])
+    assert history.last() is None
+
+
+def test_nothing_is_left_in_the_folder_of_another_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert history_folder() == tmp_path / "aitop" / "history"
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert history_folder() is None
+
+
+def test_moments_are_said_as_people_say_them():
+    now = datetime(2026, 11, 23, 9, 30)
+    said = {days: moment((now - timedelta(days=days, hours=1)).timestamp(), now.timestamp()) for days in (0, 1, 2, 20)}
+    assert said == {0: "08:30", 1: "yesterday 08:30", 2: "Sat 08:30", 20: "3 Nov 08:30"}
+
+
+@pytest.mark.parametrize(("seconds", "code", "words"), [(0.1, 0, "As fast as"), (0.11, 1, "1.10× slower than")])
+def test_a_pipeline_fails_on_a_regression_and_passes_on_noise(tmp_path, capsys, monkeypatch, seconds, code, words):
+    baseline = recorded(tmp_path / "baseline.jsonl", 1, count=480)
+    snapshot = end_of(recorded(tmp_path / "now.jsonl", 2, seconds=seconds, count=480))
+
+    seen = headless.Watcher(None)
+    seen.publish(snapshot)
+    monkeypatch.setattr(seen, "wait", lambda *_, **__: None)
+    monkeypatch.setattr(headless, "watching", lambda *_: contextlib.nullcontext(seen))
+    monkeypatch.setattr("aitop.sources.host.target.look", lambda _: target())
+    command = ["diagnose", "--pid", "1", "--baseline", str(baseline), "--fail-on", "regression"]
+    assert cli.run(command) == code
+    assert f"{words} baseline.jsonl" in capsys.readouterr().out
+
+
+def test_a_regression_needs_a_baseline(capsys):
+    assert cli.run(["diagnose", "--pid", "1", "--fail-on", "regression"]) == 2
+    assert "--baseline FILE" in capsys.readouterr().err
