@@ -180,7 +180,7 @@ def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) ->
         from aitop.outputs.otlp import OtlpSender
     except ImportError as error:
         raise AitopError(f"{error.name} is not installed", "pip install 'aitop-live[otlp]'") from None
-    sender = OtlpSender(url, collector.node, collector, say)
+    sender = OtlpSender(url, collector, say)
     ending.callback(sender.close)
     return sender.send
 

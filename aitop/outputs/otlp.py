@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
@@ -39,13 +39,19 @@ from aitop.outputs.prometheus.families import OF_JOB, JobsCollector
 
 TIMEOUT_SECONDS = 5.0
 SEVERITIES = {"critical": SeverityNumber.ERROR, "warning": SeverityNumber.WARN, "info": SeverityNumber.INFO}
-Labels = Mapping[str, str]
+Labels = dict[str, str]
 
 
 class OtlpSender:
     """Sends to the collector at `url`. `say` gets a sentence when that begins to fail, and when it works again."""
 
-    def __init__(self, url: str, node: str, collector: JobsCollector, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        collector: JobsCollector,
+        say: Callable[[str], None],
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
         # It would write every attempt to stderr.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         logging.getLogger("opentelemetry").propagate = False
@@ -56,11 +62,13 @@ class OtlpSender:
         self._began = time.time_ns()
         self._failing = False
         self._verdicts: dict[tuple[str, ...], Labels] = {}
-        self._resource = Resource.create({"service.name": "aitop", "service.version": __version__, "host.name": node})
-        self._metrics = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=TIMEOUT_SECONDS)
+        self._resource = Resource.create(
+            {"service.name": "aitop", "service.version": __version__, "host.name": collector.node}
+        )
+        self._metrics = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=timeout)
         self._provider = LoggerProvider(resource=self._resource)
         self._provider.add_log_record_processor(
-            BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs", timeout=TIMEOUT_SECONDS))
+            BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs", timeout=timeout))
         )
         self._log = self._provider.get_logger("aitop", __version__)
 

@@ -61,7 +61,7 @@ def attributes(point):
 
 def test_metrics_and_changes_of_verdicts_arrive(receiver):
     collector, said = JobsCollector("n1"), []
-    sender = OtlpSender(receiver.url + "/", "n1", collector, said.append)
+    sender = OtlpSender(receiver.url + "/", collector, said.append)
     snapshots = recorded("slow-loader")
     for snapshot in (snapshots[0], snapshots[-1]):
         collector.take(JOB, snapshot)
@@ -97,8 +97,7 @@ def test_metrics_and_changes_of_verdicts_arrive(receiver):
 
 def test_a_collector_that_is_away_is_told_once(capfd):
     said = []
-    sender = OtlpSender("http://127.0.0.1:9", "n1", JobsCollector("n1"), said.append)
-    sender._metrics._timeout = 0.2
+    sender = OtlpSender("http://127.0.0.1:9", JobsCollector("n1"), said.append, timeout=0.3)
     sender.send()
     sender.send()
     sender.close()

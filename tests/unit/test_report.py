@@ -185,6 +185,7 @@ DOCUMENTED = {
             "ranks": [0],
             "processes": [4242],
             "parts": [],
+            "full_in": None,
         }
     ],
     "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},

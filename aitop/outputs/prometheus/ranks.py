@@ -90,11 +90,11 @@ def _shares(phases: RankPhases) -> dict[str, float]:
 
 
 def _of_ledger(ledger: Ledger) -> dict[str, float]:
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = {}
     for entry in ledger.entries:
         if entry.lane == "main":
-            shares[entry.phase] += entry.share
-    return dict(shares)
+            shares[entry.phase] = shares.get(entry.phase, 0.0) + entry.share
+    return shares
 
 
 def named(ranks: Sequence[Rank], numbers: Sequence[int]) -> Sequence[Rank]:
