@@ -86,7 +86,11 @@ def exporter(*arguments: str, node: str = "n1"):
 @contextmanager
 def prometheus(folder: Path, ports: list[int], rules: str | None = None):
     """A Prometheus that scrapes these ports of this machine every second; gives a function for its API."""
-    job = {"job_name": "aitop", "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
+    job = {
+        "job_name": "aitop",
+        "honor_labels": True,
+        "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}],
+    }
     config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [job]}
     if rules is not None:
         (folder / "rules.yaml").write_text(rules)
@@ -216,7 +220,7 @@ def test_every_query_of_the_dashboard_returns_data(tmp_path):
     playing = threading.Event()
 
     def play():
-        jobs = {number: recorded(name) for number, name in enumerate(names, start=1)}
+        jobs = {number: with_first_tokens(recorded(name)) for number, name in enumerate(names, start=1)}
         for turn in range(20):
             for number, snapshots in jobs.items():
                 job = msgspec.structs.replace(JOB, pid=number, id=str(number))
@@ -240,6 +244,18 @@ def test_every_query_of_the_dashboard_returns_data(tmp_path):
         for variable in dashboard["templating"]["list"][1:]:
             metric, label = re.fullmatch(r"label_values\((\w+).*, (\w+)\)", variable["query"]["query"]).groups()
             assert ask(f"label/{label}/values", **{"match[]": metric})
+
+
+def with_first_tokens(snapshots):
+    """The recorded server is no language model: its requests get a first token halfway."""
+
+    def halfway(request):
+        return msgspec.structs.replace(request, first_token=request.seconds / 2)
+
+    def changed(serving):
+        return serving and msgspec.structs.replace(serving, requests=tuple(map(halfway, serving.requests)))
+
+    return [msgspec.structs.replace(snapshot, serving=changed(snapshot.serving)) for snapshot in snapshots]
 
 
 AUDITED = """
