@@ -28,6 +28,7 @@ examples:
   aitop diagnose --pid 4242 --format json      look for 15 s, then report (for scripts and CI)
   aitop explain input-bound                    what a verdict means, how to be sure of it, and how to fix it
   aitop profile --pid 4242 -o trace.json       torch.profiler around 5 steps of it, and a trace for Perfetto
+  aitop export --all --prometheus 9464         what costs the jobs here their time, as metrics
   aitop doctor --pid 4242                      what works here, what does not, and how to mend it
 
 exit codes:

@@ -115,7 +115,7 @@ def prometheus(folder: Path, ports: list[int], rules: str | None = None):
 
 
 @needs("promtool")
-@pytest.mark.parametrize("name", ["slow-loader", "serve", "straggler", "hang", "simulated-gpu"])
+@pytest.mark.parametrize("name", ["serve", "simulated-gpu"])
 def test_promtool_finds_nothing_to_object_to_in_the_metrics(name):
     collector, registry = JobsCollector("n1"), CollectorRegistry()
     for snapshot in recorded(name):
