@@ -12,7 +12,20 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import compare, config, demo, diagnose, doctor, explain, export, monitor, profile, record, replay
+from aitop.commands import (
+    compare,
+    config,
+    demo,
+    diagnose,
+    doctor,
+    explain,
+    export,
+    fleet,
+    monitor,
+    profile,
+    record,
+    replay,
+)
 from aitop.commands import run as run_command
 from aitop.commands.options import settle
 from aitop.errors import AitopError
@@ -29,6 +42,7 @@ examples:
   aitop explain input-bound                    what a verdict means, how to be sure of it, and how to fix it
   aitop profile --pid 4242 -o trace.json       torch.profiler around 5 steps of it, and a trace for Perfetto
   aitop export --all --prometheus 9464         what costs the jobs here their time, as metrics
+  aitop fleet --prometheus http://HOST:9090    the jobs of a whole cluster, by what they waste
   aitop doctor --pid 4242                      what works here, what does not, and how to mend it
 
 exit codes:
@@ -45,6 +59,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "replay": (replay, "play a recording on the same screen"),
     "compare": (compare, "say whether a run is faster than an earlier one, and why"),
     "export": (export, "export what costs the jobs of this machine their time, as metrics"),
+    "fleet": (fleet, "show the jobs of a whole cluster by what they waste, from Prometheus"),
     "doctor": (doctor, "say what works here, what does not, and how to mend it"),
     "config": (config, "say what is set, and in which file"),
 }

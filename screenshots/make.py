@@ -1,8 +1,8 @@
 """Draws every picture of this folder: `python screenshots/make.py [NAME ...]`.
 
 They show the ends of recordings: the GPU of `simulated-gpu` is the fake NVML of the tests, on a run that is real. Only
-the jobs of the picker are made up. SVG comes from the program itself; PNG needs a headless Chromium and is left out
-without it.
+the jobs of the picker and of the fleet are made up. SVG comes from the program itself; PNG needs a headless Chromium
+and is left out without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
 from aitop.sources.replay import read_recording
-from aitop.ui.picture import ScreenName, picker_svg, svg
+from aitop.ui.picture import ScreenName, fleet_svg, picker_svg, svg
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent / "tests"
@@ -64,6 +64,14 @@ PICTURES = (
     Picture("colour-blind-120x36", "simulated-gpu", theme="colour-blind"),
     Picture("help-120x36", screen="help"),
 )
+
+FLEET: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
+    "fleet-80x24": ((80, 24), ()),
+    "fleet-120x36": ((120, 36), ()),
+    "fleet-200x50": ((200, 50), ()),
+    "fleet-ranks-120x36": ((120, 36), ("down", "down", "enter")),
+}
+"""Pictures of a cluster: size, and the keys that are pressed."""
 
 
 def last_snapshot(name: str) -> Snapshot:
@@ -134,6 +142,14 @@ def photograph(path: Path, drawn: str) -> None:
         subprocess.run([browser, *quiet, *where, output, path.as_uri()], check=True, capture_output=True, timeout=60)
 
 
+def draw_fleet(name: str, size: tuple[int, int], keys: tuple[str, ...]) -> None:
+    """The jobs of the made-up cluster of the tests, or the ranks of one of them."""
+    sys.path.insert(0, str(TESTS))
+    import fake_prometheus  # noqa: PLC0415
+
+    keep(name, fleet_svg(fake_prometheus.Still(), size, Settings(theme="dark"), keys))
+
+
 def main(names: list[str]) -> None:
     """Draw the named pictures, or all of them."""
     for picture in PICTURES:
@@ -141,6 +157,9 @@ def main(names: list[str]) -> None:
             draw(picture)
     if not names or "picker-100x12" in names:
         keep("picker-100x12", picker_svg(candidates(), (100, 12), Settings(theme="dark")))
+    for name, (size, keys) in FLEET.items():
+        if not names or name in names:
+            draw_fleet(name, size, keys)
 
 
 if __name__ == "__main__":

@@ -158,6 +158,20 @@ KINDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+_setup, _turn, _end = KINDS["training"]
+# With the hook itself, which measures steps meanwhile, instead of the stand-in; also of a model that inductor compiled.
+KINDS["hooked-training"] = KINDS["training"]
+KINDS["hooked-compiled"] = (
+    # Compiled before it is looked at what is open and imported.
+    "import os; os.environ['TORCHINDUCTOR_COMPILE_THREADS'] = '1'\n"
+    + _setup.replace("opt = torch", "net = torch.compile(net)\nopt = torch")
+    + "\nx, y = next(it); lossf(net(x), y).backward(); opt.zero_grad(set_to_none=False)\n"
+    "net.zero_grad(); torch.manual_seed(0)",
+    _turn,
+    _end,
+)
+
+
 def torch_stand_in(folder: Path, code: str) -> str:
     """Python code that passes for a process with torch loaded, and then runs `code`."""
     library = folder / "libtorch_stand_in.so"

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aitop.commands.options import SWITCHES, interval
+from aitop.commands.options import SWITCHES, interval, prometheus
 from aitop.errors import WrongUsageError
 from aitop.model.settings import FOLDABLE, THEME_NAMES, Settings
+from aitop.sources.prometheus.address import EXAMPLE, without_password
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -113,6 +114,8 @@ def as_toml(settings: Settings, file: Path | None = None) -> str:
     for name, key in KEYS.items():
         value = getattr(settings, name)
         written = f"{value:.10g}s" if name == "interval" else key.none if value is None else value
+        if name == "prometheus":
+            written = without_password(str(written))
         # Of these types, JSON is TOML.
         lines += ["", *(f"# {line}" for line in key.words.splitlines())]
         lines.append(f"{name} = {json.dumps(written, ensure_ascii=False)}")
@@ -151,6 +154,14 @@ def _panes(value: Any) -> tuple[str, ...] | None:
     return tuple(value) if isinstance(value, list) and all(name in FOLDABLE for name in value) else None
 
 
+def _prometheus(value: Any) -> str | None:
+    try:
+        prometheus(value if isinstance(value, str) else "")
+    except argparse.ArgumentTypeError:
+        return None
+    return str(value)
+
+
 def _command(value: Any) -> str | None:
     return value.strip() if isinstance(value, str) and value.isprintable() else None
 
@@ -177,6 +188,13 @@ KEYS = {
         "The command that opens a line of source; empty: $VISUAL or $EDITOR.",
         'a command, such as "vim" or "code --wait"',
         _command,
+        "",
+    ),
+    "prometheus": Key(
+        "The Prometheus server that `aitop fleet` and the key E ask, as http://HOST:9090; NAME:PASSWORD@ may stand\n"
+        "before the host (what is printed here has no password). --prometheus",
+        f"a URL such as {EXAMPLE}",
+        _prometheus,
         "",
     ),
     "interval": Key("Time between two looks. --interval", 'a time of at least 0.1 s, such as "1s" or 0.5', _interval),

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from aitop.engine.live import LiveFeed
     from aitop.engine.recorder import Recorder
     from aitop.model.candidate import Candidate
+    from aitop.model.host import ProcessId
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
+    from aitop.sources.prometheus.fleet import FleetReader
 
 LONGEST_FILE = 100_000
 """Lines."""
@@ -69,9 +71,20 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
 
     if args.settings.editor:
         os.environ["VISUAL"] = args.settings.editor
-    app = MonitorApp(LazyFeed(make), None, source_around, args.settings, recorder)
+    feed, knows = LazyFeed(make), cluster(args.settings)
+    app = MonitorApp(feed, None, source_around, args.settings, recorder, cluster=knows)
     code = app.show_run()
     return code if _all_kept(recorder) else AitopError.exit_code
+
+
+def cluster(settings: Settings) -> FleetReader | None:
+    """What knows the job's ranks on other machines; None where no Prometheus server is set."""
+    if settings.prometheus is None:
+        return None
+    from aitop.sources.prometheus.address import parse
+    from aitop.sources.prometheus.fleet import FleetReader
+
+    return FleetReader(parse(settings.prometheus))
 
 
 def _all_kept(recorder: Recorder) -> bool:
@@ -83,11 +96,12 @@ def _all_kept(recorder: Recorder) -> bool:
     return not any(recording.failed for recording in recorder.made)
 
 
-def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | None:
-    """The numbered lines of a file of process `pid` around `line` (0: all of them), as that process sees the file."""
+def source_around(process: ProcessId, file: str, line: int) -> list[tuple[int, str]] | None:
+    """The numbered lines of a file of a process around `line` (0: all of them), as the process sees the file."""
     from aitop.sources.code.lines import SourceCode
 
-    return SourceCode(pid).around(file, line) if line else SourceCode(pid).around(file, 1, after=LONGEST_FILE)
+    code = SourceCode(process)
+    return code.around(file, line) if line else code.around(file, 1, after=LONGEST_FILE)
 
 
 def pick_pids(settings: Settings) -> list[int]:

@@ -13,6 +13,7 @@ from aitop.model.settings import THEME_NAMES, Settings
 
 if TYPE_CHECKING:
     from aitop.engine.live import Options
+    from aitop.sources.prometheus.address import Address
 
 SHORTEST_INTERVAL = 0.1
 SWITCHES = {
@@ -51,6 +52,16 @@ def process_id(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= LARGEST_PID):
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process")
     return int(text)
+
+
+def prometheus(text: str) -> Address:
+    """The address of a Prometheus server. What argparse says of a wrong one does not repeat it: see `parse`."""
+    from aitop.sources.prometheus.address import EXAMPLE, parse
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not a URL such as {EXAMPLE}: {error}") from None
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:

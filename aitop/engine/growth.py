@@ -48,6 +48,6 @@ class GrowthFinder:
         code = CodeOfProcesses()
         code.of(self._pid)
         readers = {file: code.of(pid) for file, pid in files.items()}
-        self._files |= {file: reader.pid for file, reader in readers.items()}
+        self._files |= {file: reader.process.pid for file, reader in readers.items()}
         texts = {file: reader.text(file) for file, reader in readers.items()}
         self._emit(GrowthSites(time=time.monotonic(), sites=growth_sites(texts)))

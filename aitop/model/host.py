@@ -9,6 +9,13 @@ import msgspec
 Role = Literal["launcher", "rank", "loader-worker", "helper", "other"]
 
 
+class ProcessId(msgspec.Struct, frozen=True):
+    """A process for good: another one that gets its pid later started later (seconds since the epoch)."""
+
+    pid: int
+    started: float
+
+
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     """One process at one moment. Rates are per second since the previous sample; None until there are two.
 
@@ -48,6 +55,10 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     local_world_size: int | None = None
     channel: str | None = None
     part: str | None = None
+
+    @property
+    def id(self) -> ProcessId:
+        return ProcessId(self.pid, self.started)
 
 
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):

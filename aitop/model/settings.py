@@ -13,7 +13,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     `interval` is in seconds. `folded` panes are not on the main screen until they are unfolded. `editor` is a command,
     None for the one that the environment names. `gpu`, `stacks`, `hook` and `metrics` (a server's own) are the sources
-    to use. `history` leaves a summary of each run in the state folder, and compares with the last one.
+    to use. `history` leaves a summary of each run in the state folder, and compares with the last one. `prometheus` is
+    the URL of the server that knows the cluster, maybe with a password.
     """
 
     theme: str | None = None
@@ -27,3 +28,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hook: bool = True
     metrics: bool = True
     history: bool = True
+    prometheus: str | None = None

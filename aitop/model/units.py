@@ -54,6 +54,14 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} m"
 
 
+def period(seconds: float) -> str:
+    """A round time as it was asked for: 1 h, 90 m, 30 s."""
+    for unit, name in ((3600.0, "h"), (60.0, "m")):
+        if seconds % unit == 0:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:g} s"
+
+
 def factor(speedup: float | None) -> str:
     """A predicted factor: 2.8×, or 1.04× where a tenth would hide it."""
     if speedup is None:

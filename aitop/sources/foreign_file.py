@@ -11,29 +11,32 @@ import errno
 import os
 import stat
 
+from aitop.model.host import ProcessId
 from aitop.sources import procfs
 from aitop.sources.process_status import User, read_status
 
 MOST_LINKS = 40
 READ, MAKE, SEARCH = 4, 3, 1
+ACL = "system.posix_acl_access"
 
 
-def user_of(pid: int) -> User | None:
-    """As whom process `pid` opens files; None where it is gone."""
-    status = read_status(pid)
-    return None if status is None else status.user
+def user_of(process: ProcessId | None) -> User | None:
+    """As whom a process opens files; None where it is gone, even if another has its pid by now."""
+    status = read_status(process.pid) if process is not None else None
+    return None if status is None or ProcessId(status.pid, procfs.started(status.started)) != process else status.user
 
 
-def open_as(pid: int, path: str) -> int:
-    """A descriptor to read the regular file that process `pid` knows as `path` (absolute). Raises OSError.
+def open_as(process: ProcessId, path: str) -> int:
+    """A descriptor to read the regular file that the process knows as `path` (absolute). Raises OSError.
 
     For a process of our own user the kernel's own check of the rights is enough.
     """
-    user = user_of(pid)
-    if user is None:
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-    root = os.open(f"{procfs.PROC}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open(f"{procfs.PROC}/{process.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # Asked for once the root is open: it is of this process then, or the process is gone.
+        user = user_of(process)
+        if user is None:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         return open_below(root, path, None if user.user == os.geteuid() else user)
     finally:
         os.close(root)
@@ -63,8 +66,7 @@ def open_below(root: int, path: str, user: User | None, *, folder: bool = False)
         status = os.fstat(way[-1])
         if not folder and not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        if user is not None and not user.may(status, MAKE if folder else READ):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _must_allow(way[-1], user, MAKE if folder else READ)
         # By its descriptor: the name may lead to another file by now.
         flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECTORY if folder else os.O_NONBLOCK | os.O_NOCTTY)
         return os.open(f"/proc/self/fd/{way[-1]}", flags)
@@ -85,8 +87,7 @@ def _walk(way: list[int], todo: list[str], user: User | None) -> None:
             if len(way) > 1:
                 os.close(way.pop())
             continue
-        if user is not None and not user.may(os.fstat(way[-1]), SEARCH):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _must_allow(way[-1], user, SEARCH)
         step = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=way[-1])
         way.append(step)
         if not stat.S_ISLNK(os.fstat(step).st_mode):
@@ -102,34 +103,56 @@ def _walk(way: list[int], todo: list[str], user: User | None) -> None:
                 os.close(way.pop())
 
 
-def lends_rights(pid: int) -> bool:
+def _must_allow(handle: int, user: User | None, rights: int) -> None:
+    """Raise PermissionError where an open file or folder does not give `user` these rights."""
+    if user is None:
+        return
+    try:
+        acl = os.getxattr(f"/proc/self/fd/{handle}", ACL)
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.ENOTSUP):
+            raise
+        acl = b""
+    if not user.may(os.fstat(handle), rights, acl):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def lends_rights(process: ProcessId | None) -> bool:
     """Whether the process is another user's: what the names of its files lead to may change at any moment."""
-    user = user_of(pid)
+    user = user_of(process)
     return user is not None and user.user != os.geteuid()
 
 
-def readable_path(pid: int, file: str) -> str | None:
-    """Where `file` of process `pid` is for us; None where it is not, or we or the process's user may not read it.
+def readable_path(process: ProcessId | None, file: str) -> str | None:
+    """Where `file` of a process is for us; None where it is not, or we or the process's user may not read it.
 
     That is its own path where it leads to the very file that the process would open, or where the process is gone;
     else the way through the root of the process, as into a container. None for another user's process.
     """
-    if not file or file.startswith("<") or "\0" in file or lends_rights(pid):
+    if not file or file.startswith("<") or "\0" in file or lends_rights(process):
         return None
-    path = os.path.normpath(os.path.join(procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/", file))
+    if process is None or user_of(process) is None:
+        return file if file.startswith("/") and _is_ours(file) else None
+    path = os.path.normpath(os.path.join(procfs.link(f"{procfs.PROC}/{process.pid}/cwd") or "/", file))
     try:
-        handle = open_as(pid, path)
+        handle = open_as(process, path)
     except (OSError, ValueError):
-        gone = user_of(pid) is None
-        return path if gone and os.path.isfile(path) and os.access(path, os.R_OK) else None
+        return None
     try:
         # A link in a container leads elsewhere from here: the name without links is tried as well.
         true = os.readlink(f"/proc/self/fd/{handle}")
-        inside = f"{procfs.PROC}/{pid}/root"
+        inside = f"{procfs.PROC}/{process.pid}/root"
         ways = (path, f"{inside}{path}", true, f"{inside}{true}")
         return next((way for way in ways if _is_open(way, handle) and os.access(way, os.R_OK)), None)
     finally:
         os.close(handle)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether we may read the file; for root only one of root's, by no link: nobody knows whose process named it."""
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
+        return False
+    return os.geteuid() != 0 or (os.path.realpath(path) == os.path.normpath(path) and os.stat(path).st_uid == 0)
 
 
 def _is_open(path: str, handle: int) -> bool:

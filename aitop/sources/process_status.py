@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +12,9 @@ from aitop.sources import procfs
 
 CAP_CHOWN, DAC_OVERRIDE, SYS_PTRACE = 1 << 0, 1 << 1, 1 << 19
 FORKED_WITHOUT_EXEC = 0x40
+# An access control list has a head and entries (linux/posix_acl_xattr.h): kind, rights, number of the user or group.
+ACL_HEAD, ACL_ENTRY = 4, struct.Struct("<HHI")
+ACL_USER, ACL_GROUP_OBJ, ACL_GROUP, ACL_MASK = 0x02, 0x04, 0x08, 0x10
 
 
 class User(NamedTuple):
@@ -19,12 +23,28 @@ class User(NamedTuple):
     user: int
     groups: frozenset[int]
 
-    def may(self, status: os.stat_result, rights: int) -> bool:
-        """Whether the mode of a file or folder gives this user all of these rights (4 read, 2 write, 1 search)."""
+    def may(self, status: os.stat_result, rights: int, acl: bytes = b"") -> bool:
+        """Whether a file or folder gives this user all of these rights (4 read, 2 write, 1 search).
+
+        Its mode says that, or its access control list (`acl`, as the kernel hands it out; see acl(5)).
+        """
         if self.user == 0:
             return True
-        shift = 6 if self.user == status.st_uid else 3 if status.st_gid in self.groups else 0
-        return status.st_mode >> shift & rights == rights
+        if self.user == status.st_uid or not acl:
+            shift = 6 if self.user == status.st_uid else 3 if status.st_gid in self.groups else 0
+            return status.st_mode >> shift & rights == rights
+        if len(acl) % ACL_ENTRY.size != ACL_HEAD:
+            return False
+        entries = list(ACL_ENTRY.iter_unpack(acl[ACL_HEAD:]))
+        most = next((given for tag, given, _ in entries if tag == ACL_MASK), 7)
+        own = [given & most for tag, given, number in entries if (tag, number) == (ACL_USER, self.user)]
+        of_groups = [
+            given & most
+            for tag, given, number in entries
+            if (tag == ACL_GROUP and number in self.groups) or (tag == ACL_GROUP_OBJ and status.st_gid in self.groups)
+        ]
+        # The first class that the user is in counts, even if a later one gives more.
+        return any(given & rights == rights for given in own or of_groups or [status.st_mode])
 
 
 class ProcStatus(msgspec.Struct, frozen=True):

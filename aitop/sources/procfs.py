@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aitop.model.host import ProcessId
 from aitop.model.text import printable
 
 PROC = "/proc"
@@ -281,6 +282,12 @@ def boot_time() -> float:
 def started(start_ticks: int) -> float:
     """Seconds since the epoch from the start in ticks since boot."""
     return boot_time() + start_ticks / TICKS_PER_SECOND
+
+
+def process_id(pid: int) -> ProcessId | None:
+    """The process that has this pid now; None when there is none."""
+    line = stat(pid)
+    return None if line is None else ProcessId(pid, started(line.start))
 
 
 def python_version_of(exe: str | None, memory_map: bytes | None = None) -> str | None:

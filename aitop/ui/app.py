@@ -1,4 +1,4 @@
-"""The two programs of the terminal: watching a run, and choosing one to watch."""
+"""The programs of the terminal: watching a run, choosing one to watch, and watching the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ from aitop.ui.widgets.pane import Pane
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
     from aitop.engine.recorder import Recorder
+    from aitop.ui.screens.fleet.jobs import FleetScreen
+    from aitop.ui.screens.fleet.table import Cluster
     from aitop.ui.screens.picker import PickerScreen
 
 
@@ -193,7 +195,7 @@ class MonitorApp(AitopApp[None]):
 
     `title` replaces the target's command in the header. `source_around` reads the target's own source for the evidence
     screen; it is called off the UI thread and may fail. `recorder` is where the feed writes its events, None where
-    there is nothing to record.
+    there is nothing to record. `cluster` knows the ranks of the job on other machines, None where nobody is asked.
     """
 
     def __init__(
@@ -203,8 +205,11 @@ class MonitorApp(AitopApp[None]):
         source_around: SourceAround | None = None,
         settings: Settings | None = None,
         recorder: Recorder | None = None,
+        *,
+        cluster: Cluster | None = None,
     ) -> None:
         super().__init__(settings, feed.stop)
+        self._cluster = cluster
         self._recorder = recorder
         self._feed = feed
         self._run_title = title
@@ -217,7 +222,7 @@ class MonitorApp(AitopApp[None]):
             from aitop.ui.screens.replay import ReplayScreen  # noqa: PLC0415 - a live run does without
 
             return ReplayScreen(self._feed, *details)
-        return MonitorScreen(self._feed, *details)
+        return MonitorScreen(self._feed, *details, cluster=self._cluster)
 
     def show_run(self) -> int:
         """Show the run until the user quits or a signal comes; the exit code (0, or 128 + signal).
@@ -255,6 +260,27 @@ class PickerApp(AitopApp[int]):
         if self.code:
             raise SystemExit(self.code)
         return chosen
+
+
+class FleetApp(AitopApp[None]):
+    """Shows the jobs of a cluster, asked for again every `every` seconds."""
+
+    def __init__(self, cluster: Cluster, every: float, settings: Settings | None = None) -> None:
+        super().__init__(settings)
+        self._cluster = cluster
+        self._every = every
+
+    def get_default_screen(self) -> FleetScreen:
+        from aitop.ui.screens.fleet.jobs import FleetScreen  # noqa: PLC0415 - only here
+
+        return FleetScreen(self._cluster, self._every, View(look=self.settled_look()))
+
+    def show_jobs(self) -> int:
+        """Show the jobs until the user quits or a signal comes; the exit code."""
+        self.run_to_end()
+        if self.failure is not None:
+            raise self.failure
+        return self.code
 
 
 @contextmanager

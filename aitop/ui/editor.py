@@ -16,6 +16,7 @@ from typing import Any
 
 from textual.app import App, SuspendNotSupported
 
+from aitop.model.host import ProcessId
 from aitop.model.text import printable
 from aitop.sources.foreign_file import lends_rights, readable_path
 from aitop.ui.panes.code.hot_lines import Place
@@ -65,11 +66,14 @@ def has_window(command: list[str]) -> bool:
     return os.path.basename(command[0]) in _WINDOWED
 
 
-def edit(app: App[Any], where: Place) -> str:
-    """Open a line of code, and return a line for the user. Waits for an editor in the terminal to end."""
-    if lends_rights(where.pid):
+def edit(app: App[Any], where: Place, process: ProcessId | None) -> str:
+    """Open a line of code of a process, and return a line for the user. Waits for an editor in the terminal to end.
+
+    `process` is None where it has ended.
+    """
+    if lends_rights(process):
         return f"process {where.pid} is another user's: an editor of yours is not opened on that user's files"
-    path = readable_path(where.pid, where.file)
+    path = readable_path(process, where.file)
     if path is None:
         return f"{printable(base_name(where.file))} cannot be read from here"
     try:

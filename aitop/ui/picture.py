@@ -9,13 +9,15 @@ from aitop.engine.feed import Publish
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
-from aitop.ui.app import MonitorApp, PickerApp
+from aitop.ui.app import FleetApp, MonitorApp, PickerApp
 from aitop.ui.screens.evidence import EvidenceScreen
+from aitop.ui.screens.fleet.table import Cluster, TableScreen
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.widgets.pane import Pane
 
 POLL_SECONDS = 0.01
+NEVER_SECONDS = 1e6
 ScreenName = Literal["monitor", "evidence", "help", "tree", "flame", "stacks", "processes", "hang"]
 KEYS: dict[ScreenName, tuple[str, ...]] = {
     "monitor": (),
@@ -65,6 +67,25 @@ def svg(
 def picker_svg(candidates: list[Candidate], size: tuple[int, int], settings: Settings | None = None) -> str:
     """The screen that lets choose one of these jobs, as SVG."""
     return asyncio.run(_draw_picker(PickerApp(lambda: candidates, settings), size))
+
+
+def fleet_svg(
+    cluster: Cluster, size: tuple[int, int], settings: Settings | None = None, keys: tuple[str, ...] = ()
+) -> str:
+    """The screen of a cluster's jobs, as SVG, after these keys."""
+    return asyncio.run(_draw_fleet(FleetApp(cluster, NEVER_SECONDS, settings), size, keys))
+
+
+async def _draw_fleet(app: FleetApp, size: tuple[int, int], keys: tuple[str, ...]) -> str:
+    async with app.run_test(size=size) as pilot:
+        for key in (None, *keys):
+            if key is not None:
+                await pilot.press(key)
+                await pilot.pause()
+            while isinstance(app.screen, TableScreen) and app.screen.answer is None:
+                await pilot.pause(POLL_SECONDS)
+        await pilot.pause()
+        return app.export_screenshot()
 
 
 async def _draw_picker(app: PickerApp, size: tuple[int, int]) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from aitop.model.gpu import GpuDevice, GpuSample
-from aitop.model.host import ProcessSample, Role
+from aitop.model.host import ProcessId, ProcessSample, Role
 from aitop.model.run import RunComparison
 from aitop.model.snapshot import Phases, Snapshot, Stacks, Steps
 from aitop.model.source import SourceName, SourceStatus
@@ -265,6 +265,11 @@ class View(msgspec.Struct, frozen=True, eq=False):
         return (
             tuple(sorted({p.rank for p in host.processes if p.role == "rank" and p.rank is not None})) if host else ()
         )
+
+    def process(self, pid: int) -> ProcessId | None:
+        """The process that the Snapshot means by this pid, which another one may get later; None once it is gone."""
+        host = self.snapshot.host if self.snapshot else None
+        return next((process.id for process in host.processes if process.pid == pid), None) if host else None
 
     def pids(self) -> frozenset[int] | None:
         """The processes that the screen is narrowed to: those of a rank, or a chosen process with all below it.

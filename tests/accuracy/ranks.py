@@ -297,7 +297,9 @@ def main() -> int:
     for number, what in enumerate(("rank", "cause", "line")):
         known = [mark[number] for mark in marks if mark[number] is not None]
         share = sum(map(bool, known)) / len(known) * 100 if known else None
-        figures.append(Figure(f"{what} right", share, "%", least=90, spread=f"{sum(map(bool, known))} of {len(known)}"))
+        least = 90 if known else None
+        spread = f"{sum(map(bool, known))} of {len(known)}"
+        figures.append(Figure(f"{what} right", share, "%", least=least, spread=spread))
     return publish(args, figures, whole=not args.cases)
 
 

@@ -56,14 +56,14 @@ class Recorded:
         return [Seen(snapshot.time - snapshots[0].time, snapshot.diagnosis.verdicts) for snapshot in snapshots]
 
 
-def read(path: Path, tier: int | None = None) -> Recorded:
-    """Read NAME.tTIER.jsonl.gz, at a lower tier if one is given.
+def read(path: Path, tier: int | None = None, scenarios: Mapping[str, Scenario] = BY_NAME) -> Recorded:
+    """Read NAME.tTIER.jsonl.gz, NAME one of the `scenarios`, at a lower tier if one is given.
 
     Raises ValueError where the file holds lines that are no events.
     """
     name, recorded_tier = scenario_and_tier(path)
     header, events = read_recording(path)
-    recorded = Recorded(BY_NAME[name], recorded_tier, header, tuple(events))
+    recorded = Recorded(scenarios[name], recorded_tier, header, tuple(events))
     if events.skipped:
         raise ValueError(f"{path}: {events.skipped} lines are no events")
     return recorded.without_hook() if tier == 2 < recorded_tier else recorded

@@ -13,11 +13,12 @@ import argparse
 import gzip
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from expected import BY_NAME, Scenario
 from recorded import Recorded, read, recording_name, recordings, scenario_and_tier
 
 # Moments rather than durations: seconds since the machine or the epoch began.
@@ -28,7 +29,7 @@ MOMENT_DECIMALS = 6
 
 PROJECT = "/home/user/project"
 _CHECKOUT = re.compile(
-    r"(?P<checkout>/.+)/(?:tests/(?:accuracy/)?(?:scenarios|libraries|serving/servers)|aitop/workloads)/[^/]+\.py"
+    r"(?P<checkout>/.+)/(?:tests/(?:gpu/scripts|(?:accuracy/)?(?:scenarios|libraries|serving/servers))|aitop/workloads)/[^/]+\.py"
 )
 _FOLDERS = r"(?:/[\w.+-]+)+"
 _LIBRARY = re.compile(rf"{_FOLDERS}(?=/lib(?:64)?/python\d)")
@@ -37,12 +38,12 @@ _NEUTRAL = re.compile(rf"{PROJECT}|/usr/|/bin/|/lib|/dev/|/proc/|/tmp/|/sys/")
 _ABSOLUTE = re.compile(rf"(?<![\w.:/)\]>]){_FOLDERS}/[\w.+-]+")
 
 
-def trimmed(raw: Path, out: Path) -> int:
+def trimmed(raw: Path, out: Path, scenarios: Mapping[str, Scenario] = BY_NAME) -> int:
     """Write the smallest form of a recording that is judged as the raw one; its size in bytes.
 
     Raises ValueError where even the longest form is judged otherwise, or a path of this machine would be left.
     """
-    recorded = read(raw)
+    recorded = read(raw, scenarios=scenarios)
     wanted = _judgement(recorded)
     paths = NeutralPaths(str(recorded.target.script or ""))
     for digits in DIGITS:
@@ -51,7 +52,7 @@ def trimmed(raw: Path, out: Path) -> int:
             raise ValueError(f"{raw.name}: paths of this machine are left: {', '.join(left)}")
         with gzip.GzipFile(out, "wb", compresslevel=9, mtime=0) as file:
             file.write(b"".join(line + b"\n" for line in lines))
-        if _judgement(read(out)) == wanted:
+        if _judgement(read(out, scenarios=scenarios)) == wanted:
             return out.stat().st_size
     out.unlink()
     raise ValueError(f"{raw.name}: judged otherwise without this machine's paths")

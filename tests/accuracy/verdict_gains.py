@@ -72,8 +72,8 @@ def gain(scenario: Scenario, turns: int, seconds: float) -> tuple[float, float]:
         logs = (Path(folder) / "log-plain", Path(folder) / "log-fixed")
         plain, fixed = in_turns(
             [
-                lambda: Training(scenario.name, log=logs[0]),
-                lambda: Training(scenario.name, *scenario.fix, log=logs[1]),
+                lambda: Training(scenario.script, *scenario.args, log=logs[0]),
+                lambda: Training(scenario.script, *scenario.args, *scenario.fix, log=logs[1]),
             ],
             turns,
             seconds,

@@ -115,9 +115,8 @@ def _of_tier(tier: int, rows: Sequence[Row], gains: Gains) -> Iterator[Figure]:
 
 def _share(what: str, marks: Sequence[bool], least: float | None) -> Figure:
     value = sum(marks) / len(marks) * 100 if marks else None
-    return Figure(
-        what, value, "%", least=None if least is None else least * 100, spread=f"{sum(marks)} of {len(marks)}"
-    )
+    bar = least * 100 if least is not None and marks else None
+    return Figure(what, value, "%", least=bar, spread=f"{sum(marks)} of {len(marks)}")
 
 
 def _mark(good: bool | None) -> str:

@@ -102,7 +102,8 @@ class Bench:
                 time.sleep(self._moments[scenario.name][tier - 1])
                 if process.alive():
                     seconds = self._args.seconds or seconds_for(scenario)
-                    ticks = self._ticks(process, tier, seconds, self._recording(scenario, tier, mended=bool(fix)))
+                    record_to = self._recording(scenario, tier, mended=bool(fix))
+                    ticks = ticks_of(process, TIERS[tier], seconds, record_to)
                 note = "" if process.alive() else f"the script has ended: {process.output()[-300:]!r}"
             except AssertionError as failure:
                 note = f"not started: {failure}"[-300:]
@@ -111,22 +112,6 @@ class Bench:
         row = row_of(scenario, tier, ticks)
         row.note = note
         return row
-
-    def _ticks(self, process: Training, tier: int, seconds: float, record_to: Path | None) -> list[Seen]:
-        target = look(process.pid)
-        feed = LiveFeed([target], TIERS[tier], RecordingWriter(record_to, target) if record_to else None)
-        begun, ticks = time.monotonic(), []
-
-        def publish_(snapshot: Snapshot) -> None:
-            ticks.append(Seen(time.monotonic() - begun, snapshot.diagnosis.verdicts))
-
-        feed.start(publish_)
-        try:
-            while process.alive() and time.monotonic() - begun < seconds:
-                time.sleep(0.1)
-        finally:
-            feed.stop()
-        return ticks
 
     def _recording(self, scenario: Scenario, tier: int, *, mended: bool) -> Path | None:
         """A new file for the recording of a watch, None where none is wanted. Those of mended runs are not judged."""
@@ -138,6 +123,24 @@ class Bench:
         )
         path.unlink(missing_ok=True)
         return path
+
+
+def ticks_of(process: Training, options_: Options, seconds: float, record_to: Path | None) -> list[Seen]:
+    """The verdicts of every tick of a watch that lasts so long, or until the script ends."""
+    target = look(process.pid)
+    feed = LiveFeed([target], options_, RecordingWriter(record_to, target) if record_to else None)
+    begun, ticks = time.monotonic(), []
+
+    def publish_(snapshot: Snapshot) -> None:
+        ticks.append(Seen(time.monotonic() - begun, snapshot.diagnosis.verdicts))
+
+    feed.start(publish_)
+    try:
+        while process.alive() and time.monotonic() - begun < seconds:
+            time.sleep(0.1)
+    finally:
+        feed.stop()
+    return ticks
 
 
 def seconds_for(scenario: Scenario) -> float:

@@ -4,6 +4,7 @@
     python tests/bench/all.py                      all that take minutes
     python tests/bench/all.py faults verdicts      only these, the ones that take hours among them
     python tests/bench/all.py --resume faults      not again what has a result of this commit
+    python tests/bench/all.py --whole --outdated --resume     all whose code has changed since their result, in hours
 
 Each writes its own section of tests/bench/README.md (results.py). Exit code 1 where one failed or missed a bar.
 """
@@ -41,6 +42,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: rougher figures")
+    parser.add_argument("--whole", action="store_true", help="also what takes hours")
+    parser.add_argument("--outdated", action="store_true", help="only what is older than the code that it is about")
     parser.add_argument("--resume", action="store_true", help="leave out what has a result of this commit")
     args = parser.parse_args()
     if unknown := set(args.names) - set(benches):
@@ -48,8 +51,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     records, now = results.read(), results.commit()
     ended: dict[str, int] = {}
-    for name in args.names or [name for name, bench in benches.items() if bench.quick is not None]:
+    old = results.outdated_results(records) if args.outdated else benches
+    wanted = [name for name, bench in benches.items() if args.whole or bench.quick is not None]
+    for name in args.names or wanted:
         bench = benches[name]
+        if name not in old:
+            continue
         if args.resume and records.get(name, {}).get("commit") == now:
             continue
         words = bench.quick if args.quick and bench.quick is not None else bench.usual

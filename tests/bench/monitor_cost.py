@@ -27,9 +27,10 @@ def figures(start: int, seconds: int) -> Iterator[Figure]:
         f"median second {statistics.median(whole.cpu):.1%}, after the start {statistics.fmean(whole.cpu[start:]):.1%}"
     )
     yield Figure("CPU from the first second on", ours * 100, "% of a core", spread=median)
-    together = cpu["nvitop"] + cpu["py-spy top"] if {"nvitop", "py-spy top"} <= set(cpu) else None
+    missing = " and ".join(sorted({"nvitop", "py-spy top"} - set(cpu)))
+    together = None if missing else cpu["nvitop"] + cpu["py-spy top"]
     yield Figure("the same, as a part of nvitop and py-spy top together", ours / together if together else None, "×",
-                 most=0.8)  # fmt: skip
+                 most=0.8, without=missing)  # fmt: skip
     for name, use in others.items():
         yield Figure("CPU after the start", statistics.fmean(whole.cpu[start:]) * 100, "% of a core", peer=name,
                      theirs=use.mean_cpu() * 100)  # fmt: skip

@@ -40,6 +40,13 @@ def simulated_ranks(count: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def working_ranks(count: int) -> Iterator[int]:
+    """The pid of the launcher of so many ranks that train with torch."""
+    with job(FOLDER / "working_ranks.py", count) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
 def job(script: Path, *arguments: object) -> Iterator[int]:
     """The pid of a script, from the first step that it prints until it is ended."""
     with tempfile.TemporaryDirectory() as folder:

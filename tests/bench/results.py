@@ -1,7 +1,8 @@
 """Keeps what the benches measured in results.json, and writes README.md from it.
 
 A bench ends with `sys.exit(publish(args, figures))`: its figures replace its earlier ones, the page is written anew,
-and the exit code is 4 where a bar is missed. `python tests/bench/results.py` only writes the page.
+and the exit code is 4 where a bar is missed. `python tests/bench/results.py` only writes the page, and names the
+results that are older than the last change of the code that they are about.
 """
 
 from __future__ import annotations
@@ -46,47 +47,58 @@ sys.path += [str(TESTS / folder) for folder in SHARED]
 class Bench:
     """A program below tests/ and its arguments; `quick` is None for what takes longer than a few minutes.
 
-    One that `resumes` keeps what it has done piece by piece, and goes on from there with --resume.
+    `about` are the folders and files, from the root, that its figures depend on, besides the program itself. One that
+    `resumes` keeps what it has done piece by piece, and goes on from there with --resume.
     """
 
     path: str
     usual: str = ""
     quick: str | None = None
     resumes: bool = False
+    about: tuple[str, ...] = ("aitop",)
 
+
+# What benches are about, where it is less than all: the hook; the way in; what watches; what is said of it.
+HOOK = ("aitop/hook", "aitop/protocol")
+ATTACH = ("aitop/attach", *HOOK)
+WATCHING = ("aitop/sources", "aitop/stacks", "aitop/engine", "aitop/model")
+JUDGING = (*WATCHING, "aitop/diagnosis", *HOOK)
 
 BENCHES = {
     "What watching costs the run": (
-        Bench("bench/hook_cost_steps.py", "--seconds 60", "--seconds 25"),
-        Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp"),
+        Bench("bench/hook_cost_steps.py", "--seconds 60", "--seconds 25", about=HOOK),
+        Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp", about=HOOK),
         Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 20"),
-        Bench("bench/burst_cost.py", "", "--bursts 2"),
-        Bench("bench/hook_cost_serving.py", "--turns 2000", "--turns 500"),
+        Bench("bench/burst_cost.py", "", "--bursts 2", about=(*HOOK, "aitop/engine/torch_profile.py")),
+        Bench("bench/hook_cost_serving.py", "--turns 2000", "--turns 500", about=HOOK),
         Bench("bench/serving_cost.py", "--pairs 6 --seconds 10", "--pairs 3 --seconds 6"),
     ),
     "Attach and detach": (
-        Bench("bench/attach_pause.py", "-n 50", "-n 8"),
-        Bench("robustness/attach_stress.py", "-n 200"),
-        Bench("robustness/serving_stress.py", "-n 50"),
+        Bench("bench/attach_pause.py", "-n 50", "-n 8", about=ATTACH),
+        Bench("robustness/attach_stress.py", "-n 200", about=ATTACH),
+        Bench("robustness/serving_stress.py", "-n 50", about=ATTACH),
     ),
     "What the watcher itself costs": (
         Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
-        Bench("bench/growth.py", "", "--start 12 --seconds 10"),
+        Bench("bench/growth.py", "", "--start 12 --seconds 10 --working 16"),
+        Bench("bench/monitor_hour.py", "", "--minutes 16", about=(*JUDGING, "aitop/ui")),
+        Bench("bench/serving_judge_cost.py", "", "--ticks 8", about=JUDGING),
         Bench("bench/export_cost.py", "", "--start 60 --seconds 60"),
-        Bench("bench/monitor_hour.py", "", "--minutes 16"),
-        Bench("bench/serving_judge_cost.py", "", "--ticks 8"),
         Bench("bench/first_frame.py", "", "--rounds 2"),
+        Bench("bench/fleet_scale.py", "", "--seconds 5"),
     ),
     "Harm, hostile input, long runs": (
         Bench("robustness/faults.py", "-n 20", resumes=True),
-        Bench("robustness/rights.py"),
+        Bench("robustness/rights.py", about=(*ATTACH, "aitop/sources", "aitop/commands")),
         Bench("robustness/fuzz.py", "--minutes 5"),
         Bench("robustness/soak.py", "--minutes 30"),
     ),
     "How right the verdicts are": (
-        Bench("accuracy/verdicts.py", "--tiers 3,2 --mended", resumes=True),
-        Bench("accuracy/ranks.py", "--gains"),
-        Bench("accuracy/serving/serving_verdicts.py", "", resumes=True),
+        Bench(
+            "accuracy/verdicts.py", "--tiers 3,2 --mended", resumes=True, about=(*JUDGING, "tests/accuracy/scenarios")
+        ),
+        Bench("accuracy/ranks.py", "--gains", about=JUDGING),
+        Bench("accuracy/serving/serving_verdicts.py", "", resumes=True, about=(*JUDGING, "tests/accuracy/serving")),
         Bench("bench/compare_runs.py"),
     ),
 }
@@ -94,7 +106,10 @@ BENCHES = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of a bench's table. `value` None was not measured; `most` or `least` is its bar."""
+    """A line of a bench's table. `value` None was not measured; `most` or `least` is its bar.
+
+    A figure with a bar has to be measured. Only where a program or package is missing here, `without`, it need not be.
+    """
 
     what: str
     value: float | None
@@ -104,11 +119,16 @@ class Figure:
     spread: str = ""
     peer: str = ""
     theirs: float | None = None
+    without: str = ""
+
+    def judged(self) -> bool:
+        """Whether it has a bar."""
+        return self.most is not None or self.least is not None
 
     def missed(self) -> bool:
-        """Whether it was measured and is worse than its bar."""
+        """Whether it is worse than its bar, or was not measured and should have been."""
         if self.value is None:
-            return False
+            return self.judged() and not self.without
         return (self.most is not None and self.value > self.most) or (
             self.least is not None and self.value < self.least
         )
@@ -118,7 +138,8 @@ class Figure:
         bar = f"≤ {self.most:g}" if self.most is not None else ""
         bar += f"≥ {self.least:g}" if self.least is not None else ""
         ours = self._with_unit(self.value) + (f" ({self.spread})" if self.spread else "")
-        ours += " **missed**" if self.missed() else ""
+        ours += f" (needs {self.without})" if self.without and self.value is None else ""
+        ours += (" **not measured**" if self.value is None else " **missed**") if self.missed() else ""
         theirs = self._with_unit(self.theirs) if self.peer else ""
         return f"| {self.what} | {ours} | {bar} | {self.peer} | {theirs} |"
 
@@ -143,7 +164,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool = True) -> int:
     """Print the figures of the bench that runs, keep them and write the page; the exit code is 4 where a bar is missed.
 
-    What is not the `whole` bench is only printed.
+    It is 4 as well where no figure has a bar: then nothing was judged. What is not the `whole` bench is only printed.
     """
     record = {
         "date": time.strftime("%Y-%m-%d"),
@@ -159,6 +180,9 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
         file.write_text(json.dumps(dict(sorted(records.items())), indent=1, ensure_ascii=False) + "\n")
         file.with_name("README.md").write_text(page(records))
     print("\n" + "\n".join(table(record)))
+    if not any(figure.judged() for figure in figures):
+        print("no figure with a bar was measured")
+        return MISSED_BAR
     return MISSED_BAR if any(figure.missed() for figure in figures) else 0
 
 
@@ -188,6 +212,29 @@ class Pieces:
 def read(file: Path = RESULTS) -> dict[str, Any]:
     """The records of earlier runs by the name of the bench."""
     return json.loads(file.read_text()) if file.exists() else {}
+
+
+def outdated(bench: Bench, record: dict[str, Any] | None, root: Path = TESTS.parent) -> str | None:
+    """Why a result does not stand for the code as it is committed now, in words; None where it does."""
+    if record is None:
+        return "there is no result"
+    measured = str(record["commit"]).rstrip("+")
+    git = ["git", "-C", str(root)]
+    span = [f"{measured}..HEAD", "--", *bench.about, f"tests/{bench.path}"]
+    found = subprocess.run([*git, "log", "--oneline", *span], capture_output=True, text=True, check=False)
+    if not measured or found.returncode:
+        return f"of {record['date']}: its commit, {measured or 'none'}, is not in this history"
+    changes = len(found.stdout.splitlines())
+    if changes:
+        return f"of {record['date']}, {measured}: {changes} commits since then change what it is about"
+    return f"of {record['date']}: made on files that were not committed" if record["commit"] != measured else None
+
+
+def outdated_results(records: dict[str, Any]) -> dict[str, str]:
+    """Why results do not stand for the code as it is, by the name of the bench; those that do are left out."""
+    benches = {Path(bench.path).stem: bench for group in BENCHES.values() for bench in group}
+    reasons = {name: outdated(bench, records.get(name)) for name, bench in benches.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def commit() -> str:
@@ -241,10 +288,13 @@ hour; the others are run by name, as in the third. Other tools are left out if t
 pip install nvitop memray traceml-ai && python tests/bench/all.py --quick
 python tests/bench/all.py
 python tests/bench/all.py faults verdicts
+python tests/bench/all.py --whole --outdated --resume
 ```
 
-With `--resume` a bench that has a result of this commit is not run again, and one that takes hours goes on where it was
-interrupted. Every bench also runs by itself (`--help` explains its figures) and exits with 4 where a bar is missed.
+The last line makes every result new that is older than the last change of the code that it is about, in hours.
+`python tests/bench/results.py` names them. With `--resume` a bench that has a result of this commit is not run again,
+and one that takes hours goes on where it was interrupted. Every bench also runs by itself (`--help` explains its
+figures) and exits with 4 where a bar is missed or was not measured.
 Without a GPU, benches that need NVML use the fake one of the tests. The verdicts on committed recordings are tested
 elsewhere: [tests/accuracy](../accuracy/README.md).
 """
@@ -279,3 +329,5 @@ def table(record: dict[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     RESULTS.with_name("README.md").write_text(page(read()))
+    for name, reason in outdated_results(read()).items():
+        print(f"{name}: {reason}")

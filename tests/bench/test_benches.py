@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import results
-from results import BENCHES, MISSED_BAR, TESTS, Figure, publish
+from results import BENCHES, MISSED_BAR, TESTS, Bench, Figure, outdated, publish
 
 PATHS = [bench.path for group in BENCHES.values() for bench in group]
 
@@ -24,6 +25,48 @@ def test_a_bench_can_be_loaded(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_a_bench_says_how_it_is_run(path):
     assert f"python tests/{path}" in (TESTS / path).read_text()
+
+
+@pytest.mark.parametrize("bench", [bench for group in BENCHES.values() for bench in group], ids=lambda one: one.path)
+def test_what_a_bench_is_about_is_there(bench):
+    assert bench.about and [path for path in bench.about if not (TESTS.parent / path).exists()] == []
+
+
+@pytest.fixture
+def history(tmp_path):
+    """A repository; `history(path)` commits a change of that file and gives the commit."""
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+
+    def change(path):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(file.read_text() + "more\n" if file.exists() else "first\n")
+        subprocess.run([*git, "add", "-A"], check=True)
+        subprocess.run([*git, "commit", "-qm", path], check=True)
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
+        return head.stdout.strip()
+
+    return change
+
+
+def test_a_result_is_outdated_by_a_change_of_what_it_is_about(history, tmp_path):
+    bench = Bench("bench/hook_cost.py", about=("aitop/hook", "aitop/ring.py"))
+    record = {"date": "2026-01-02", "commit": history("aitop/hook/core.py")}
+    assert outdated(bench, record, tmp_path) is None
+    history("aitop/ui/app.py")
+    assert outdated(bench, record, tmp_path) is None
+    for path in ("aitop/ring.py", "aitop/hook/core.py", "tests/bench/hook_cost.py"):
+        history(path)
+        assert "change what it is about" in outdated(bench, record, tmp_path)
+        record["commit"] = history("README.md")
+        assert outdated(bench, record, tmp_path) is None
+    record["commit"] += "+"
+    assert "not committed" in outdated(bench, record, tmp_path)
+    assert "not in this history" in outdated(bench, {**record, "commit": "1234567"}, tmp_path)
+    assert outdated(bench, None, tmp_path) == "there is no result"
 
 
 def test_a_bench_that_runs_writes_its_section(tmp_path):
@@ -45,11 +88,29 @@ def test_a_bench_that_runs_writes_its_section(tmp_path):
         (Figure("time", 3.0, "s", most=3), 0),
         (Figure("time", 3.1, "s", most=3), MISSED_BAR),
         (Figure("right", 89.0, "%", least=90), MISSED_BAR),
-        (Figure("beside a peer that is missing", None, "×", most=0.8), 0),
+        (Figure("beside a peer that is missing", None, "×", most=0.8, without="nvitop"), 0),
+        (Figure("what was not measured", None, "µs", most=10), MISSED_BAR),
+        (Figure("what nothing is asked of", 3.0, "µs"), MISSED_BAR),
     ],
 )
 def test_a_missed_bar_is_the_exit_code(tmp_path, monkeypatch, figure, code):
     monkeypatch.setattr(sys, "argv", ["monitor_cost.py"])
     monkeypatch.setattr(results, "versions", dict)
     assert publish(argparse.Namespace(results=tmp_path / "results.json"), [figure]) == code
-    assert ("**missed**" in (tmp_path / "README.md").read_text()) == (code == MISSED_BAR)
+    page = (tmp_path / "README.md").read_text()
+    assert ("**missed**" in page or "**not measured**" in page) == figure.missed()
+
+
+def test_a_bench_that_measures_nothing_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["serving_cost.py"])
+    monkeypatch.setattr(results, "versions", dict)
+    assert publish(argparse.Namespace(results=tmp_path / "results.json"), []) == MISSED_BAR
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_bench_has_a_bar_for_something(path):
+    """In its own file or in the one that makes its figures."""
+    text = (TESTS / path).read_text()
+    if "import figures" in text or "figures, rows_in_markdown" in text:
+        text += (TESTS / "accuracy" / "verdict_table.py").read_text()
+    assert "most=" in text or "least=" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import random
 import threading
 import time
 
@@ -70,6 +71,56 @@ def test_slow_forward_backward_and_optimizer_are_told_apart(watched):
     assert medians[2] < medians[3] < medians[4]
     assert max(medians[:2]) < medians[2]
     shares_add_up(records)
+
+
+def test_phases_are_what_a_clock_of_the_runs_own_says(watched):
+    """Around each call a clock that the hook knows nothing of: each phase by itself, none as the rest of a step."""
+
+    class Late(torch.autograd.Function):
+        pause = 0.0
+
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            time.sleep(Late.pause)
+            return grad
+
+    dice = random.Random(1)
+    model = Net()
+    optimizer = SlowSgd(model.parameters(), 0.1)
+    rows = Rows(160)
+    batches = iter(DataLoader(rows, batch_size=4))
+    own = {name: [] for name in ("data_wait", "forward", "backward", "optimizer", "seconds")}
+    step_began = time.perf_counter()
+    for _ in range(30):
+        # Other lengths at each step, so that the phases of another step, or another phase, would not do.
+        rows.pause, model.pause, Late.pause, optimizer.pause = (dice.uniform(0, PAUSE) for _ in range(4))
+        rows.pause /= 4
+        began = time.perf_counter()
+        data, labels = next(batches)
+        loaded = time.perf_counter()
+        loss = model(data)
+        called = time.perf_counter()
+        loss = Late.apply(nn.functional.cross_entropy(loss, labels))
+        optimizer.zero_grad()
+        ready = time.perf_counter()
+        loss.backward()
+        backward = time.perf_counter()
+        optimizer.step()
+        updated = time.perf_counter()
+        times = (loaded - began, called - loaded, backward - ready, updated - backward, updated - step_began)
+        for name, seconds in zip(own, times, strict=True):
+            own[name].append(seconds)
+        step_began = updated
+    records = watched.records()
+    assert len(records) >= 25 and not any(record.estimated for record in records)
+    for name, mine in own.items():
+        off = [abs(getattr(record, name) - mine[record.index]) for record in records]
+        # Some may have lost the core in between.
+        assert median(off) < 0.0003 and sorted(off)[len(off) * 3 // 4] < 0.002, (name, off)
 
 
 def test_preparing_by_hand_without_a_loader_is_prepare(watched):

@@ -1,8 +1,9 @@
 """Hundreds of attach/detach cycles for each kind of target: harm, refusals, leftovers.
 
-A cycle is one install and one remove of a stand-in hook. "harmed" counts targets that died,
-froze or computed something wrong (the losses of `training` are held against those of a run that nobody attached to);
-"refused" the requests that were withdrawn in time; "ack" is the time from a request to its answer, "turn"
+A cycle is one install and one remove of a stand-in hook; with the kinds `hooked-…` of the real one, which measures
+steps for up to a tenth of a second in between, also those of a model that inductor has compiled. "harmed" counts
+targets that died, froze or computed something wrong (losses are held, bit for bit, against those of a run that nobody
+attached to); "refused" the requests that were withdrawn in time; "ack" is the time from a request to its answer, "turn"
 how long one turn of the target's own loop took, beside the same of a run without attach. The kind `killed` has
 the injector killed at a random moment of each cycle. Where no interpreter is given, ours and one of the other way of
 linking are used, if there is one (tests/interpreters.py); kinds that need torch run in ours only.
@@ -30,12 +31,15 @@ from attach_targets import KINDS, STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
 from aitop.attach import AttachRefused
-from aitop.attach.entrance import deliver
+from aitop.attach.entrance import deliver, install, remove
 
 DEFAULT = [
     *("training", "busy", "c-call", "sleep", "longsleep", "lock", "queue", "select", "epoll"),
     *("allocating", "native-allocating", "importing", "timers", "forking", "vector", "killed"),
+    *("hooked-training", "hooked-compiled"),
 ]
+TRAINING = ("training", "hooked-training", "hooked-compiled")
+HOOKED_SECONDS = 0.1
 PLAIN_SECONDS = 4.0
 HEAD = (
     f"{'kind':18}{'cycles':>7}{'acked':>7}{'refused':>9}{'ack ms p50':>12}{'p99':>8}"
@@ -66,16 +70,23 @@ class Tally:
     refused: int = 0
     cycles: int = 0
 
-    def cycle(self, pid: int) -> None:
-        """One install and one remove."""
+    def cycle(self, pid: int, *, hook: bool = False) -> None:
+        """One install and one remove, of the hook itself or of the stand-in."""
         for action in ("install", "remove"):
             asked = time.monotonic()
             try:
-                deliver(pid, action, STAND_IN, timeout=5, torch=False)
+                if not hook:
+                    deliver(pid, action, STAND_IN, timeout=5, torch=False)
+                elif action == "install":
+                    install(pid)
+                else:
+                    remove(pid)
             except AttachRefused:
                 self.refused += 1
             else:
                 self.acks.append((time.monotonic() - asked) * 1e3)
+            if hook and action == "install":
+                time.sleep(random.uniform(0, HOOKED_SECONDS))
 
 
 def killed_cycle(pid: int) -> None:
@@ -121,7 +132,7 @@ def attached(kind: str, cycles: int, python: str, killed: bool) -> tuple[Tally, 
             if killed:
                 killed_cycle(victim.pid)
             else:
-                tally.cycle(victim.pid)
+                tally.cycle(victim.pid, hook=kind.startswith("hooked"))
             tally.cycles += 1
             if victim.process.poll() is not None:
                 harm.append(f"died {victim.process.returncode}")
@@ -144,7 +155,7 @@ def stress(kind: str, cycles: int, python: str) -> tuple[bool, int]:
     without = plain(target, python)
     tally, outcome, left = attached(target, cycles, python, killed=kind == "killed")
     compared = min(len(without.losses), len(outcome.losses))
-    if outcome.losses[:compared] != without.losses[:compared] or (kind == "training" and not compared):
+    if outcome.losses[:compared] != without.losses[:compared] or (kind in TRAINING and not compared):
         outcome.harm.append(f"other losses within {compared} steps")
     note = f"{compared} losses equal; " if compared and not outcome.harm else ""
     print(

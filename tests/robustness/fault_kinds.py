@@ -223,6 +223,32 @@ def spy_stopped(scene: Scene) -> None:
     scene.quits(monitor)
 
 
+@fault("native-killed")
+def native_killed(scene: Scene) -> None:
+    """The sampler is killed while it looks below Python; the run may be in an uninterruptible sleep meanwhile."""
+    monitor = scene.watch()
+    scene.expect(monitor.until(READY, 20.0), "no screen")
+    monitor.press(b"h")
+    scene.expect(monitor.until("Where the ranks stand.*of this moment", 20.0), "no ranks to look at")
+    pipe = scene.target.folder / "awake"
+    asleep = scene.dice.random() < 0.6
+    if asleep:
+        os.mkfifo(pipe)
+        scene.target.ask_to("sleep")
+        scene.pause(0.2, 0.5)
+    monitor.press(b"n")
+    scene.pause(0.0, 0.6)
+    to_spies(scene, monitor, signal.SIGKILL, 1.0)
+    if asleep:
+        os.close(os.open(pipe, os.O_WRONLY))
+    scene.target.goes_on(10)
+    monitor.press(b"\x1b")
+    # Else it is taken for the beginning of another key.
+    scene.pause(0.5, 1.0)
+    scene.recovers(monitor)
+    scene.quits(monitor)
+
+
 @disturbance("resize-storm", up="")
 def resize_storm(scene: Scene, monitor: OnTerminal) -> None:
     for _ in range(scene.dice.randint(40, 120)):

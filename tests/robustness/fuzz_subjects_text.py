@@ -53,7 +53,7 @@ def feed_source(data: bytes) -> None:
     place = Path(f"/dev/shm/aitop-fuzz-{os.getpid()}.py")
     place.write_bytes(data)
     try:
-        code = SourceCode(os.getpid())
+        code = SourceCode(procfs.process_id(os.getpid()))
         text = code.text(str(place)) or ""
         for line in range(1, 60, 7):
             found = code.place(str(place), line)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from aitop.model.gpu import GpmSample, GpuDevice, GpuProcess, GpuSample
-from aitop.model.host import CgroupSample, HostSample, MachineSample, ProcessSample
+from aitop.model.host import CgroupSample, HostSample, MachineSample, ProcessId, ProcessSample
 from aitop.model.snapshot import (
     CallNode,
     HotLine,
@@ -41,7 +41,7 @@ SOURCE = """\
 """
 
 
-def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]]:
+def source_around(process: ProcessId, file: str, line: int) -> list[tuple[int, str]]:
     """The lines around the guilty one, as the engine would read them."""
     first = line - 5
     return [(first + number, text) for number, text in enumerate(SOURCE.splitlines())]

@@ -38,6 +38,10 @@ PLACES = {
     "ReplayScreen": MAIN | {"feed": "replays"},
     "ReplayBar": MAIN | {"feed": "replays", "focus": "replay"},
     "PickerScreen": {},
+    # Tried in test_fleet_screen.
+    "TableScreen": {},
+    "FleetScreen": {},
+    "RanksScreen": {},
 }
 # Told of by one part of the screen and done by the pane that has the focus.
 DESCRIBED = "none"

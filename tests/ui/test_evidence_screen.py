@@ -47,11 +47,34 @@ async def test_arrows_choose_and_the_choice_survives_new_snapshots(look_at):
         assert "each step waits" in eyes.pane("evidence")
 
 
+async def test_source_is_read_of_the_very_process_that_the_verdict_names(look_at):
+    """By its start as well: another process may have its pid by now, with other rights."""
+    snapshot = samples.input_bound()
+    asked = []
+
+    def source(process, file, line):
+        asked.append(process)
+        return samples.source_around(process, file, line)
+
+    async with look_at(snapshot, source_around=source) as eyes:
+        await eyes.press("enter")
+        await eyes.until("raw = file.read()")
+    started = {process.pid: process.started for process in snapshot.host.processes}
+    assert asked and all(process.started == started[process.pid] for process in asked)
+
+    gone = msgspec.structs.replace(snapshot, host=msgspec.structs.replace(snapshot.host, processes=()))
+    async with look_at(gone, source_around=source) as eyes:
+        asked.clear()
+        await eyes.press("enter")
+        await eyes.until("source not readable")
+        assert asked == []
+
+
 async def test_unreadable_source_is_said_and_the_line_known_is_shown(look_at):
-    def unreadable(pid, file, line):
+    def unreadable(process, file, line):
         raise PermissionError(file)
 
-    for source_around in (unreadable, lambda pid, file, line: None):
+    for source_around in (unreadable, lambda process, file, line: None):
         async with look_at(samples.input_bound(), source_around=source_around) as eyes:
             await eyes.press("enter")
             await eyes.until("source not readable")
@@ -61,10 +84,10 @@ async def test_unreadable_source_is_said_and_the_line_known_is_shown(look_at):
 async def test_slow_source_does_not_hold_up_the_screen(look_at):
     go_on = threading.Event()
 
-    def slow(pid, file, line):
+    def slow(process, file, line):
         assert threading.current_thread() is not threading.main_thread()
         go_on.wait(10)
-        return samples.source_around(pid, file, line)
+        return samples.source_around(process, file, line)
 
     async with look_at(samples.input_bound(), source_around=slow) as eyes:
         await eyes.press("enter")
@@ -77,9 +100,9 @@ async def test_slow_source_does_not_hold_up_the_screen(look_at):
 async def test_source_is_read_once(look_at):
     asked = []
 
-    def read(pid, file, line):
+    def read(process, file, line):
         asked.append((file, line))
-        return samples.source_around(pid, file, line)
+        return samples.source_around(process, file, line)
 
     async with look_at(samples.input_bound(), source_around=read) as eyes:
         await eyes.press("enter")
@@ -139,7 +162,7 @@ async def test_below_the_numbers_are_what_could_not_be_judged_and_the_page(look_
 async def test_a_fix_is_shown_as_the_edit_that_it_is(look_at):
     asked = []
 
-    def source(pid, file, line):
+    def source(process, file, line):
         asked.append((file, line))
         return [(12, "    loader = DataLoader(data, num_workers=args.workers)")] if line == 0 else None
 

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import sample_serving as servers
 import sample_snapshots as samples
+from fake_prometheus import Still
 
 from aitop.engine.core import Engine
 from aitop.engine.replay import ReplayFeed
 from aitop.model.settings import Settings
 from aitop.sources.replay import Recording
 from aitop.ui.app import MonitorApp
-from aitop.ui.picture import picker_svg, svg
+from aitop.ui.picture import fleet_svg, picker_svg, svg
 
 FOLDER = Path(__file__).parent / "snapshots"
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -146,6 +147,11 @@ async def test_a_replay_looks_as_it_did(look_same):
 
 def test_the_picker_looks_as_it_did(look_same):
     look_same("picker", picker_svg(samples.candidates(), (100, 12), DARK))
+
+
+@pytest.mark.parametrize(("name", "keys"), [("fleet", ()), ("fleet-ranks", ("down", "down", "enter"))])
+def test_the_fleet_looks_as_it_did(look_same, name, keys):
+    look_same(name, fleet_svg(Still(), (120, 24), DARK, keys))
 
 
 def test_a_letter_or_a_colour_makes_a_picture_different():

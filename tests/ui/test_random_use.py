@@ -52,8 +52,37 @@ def seekable(kind):
     return Replay(live=False)
 
 
+def use_mouse(app, chance, size):
+    """A move, a click, a drag or the wheel, as a terminal reports it: the toolkit makes the click of it."""
+    x, y = chance.randrange(size[0]), chance.randrange(size[1])
+    end = (x, y) if chance.random() < 0.7 else (chance.randrange(size[0]), chance.randrange(size[1]))
+    kinds = chance.choice(
+        ((events.MouseDown, events.MouseUp),) * 4 + ((events.MouseScrollDown,), (events.MouseScrollUp,))
+    )
+    for kind, (column, row) in ((events.MouseMove, (x, y)), *zip(kinds, ((x, y), end), strict=False)):
+        button = chance.choice((1, 1, 2, 3)) if kind is events.MouseDown else 1
+        held = chance.random() < 0.1
+        app.post_message(
+            kind(None, column, row, 0, 0, button, shift=held, meta=False, ctrl=held, screen_x=column, screen_y=row)
+        )
+
+
+@pytest.fixture
+def clicks(monkeypatch):
+    """The clicks that the toolkit has made."""
+    made = []
+    from_event = events.Click.from_event
+
+    def noted(*arguments, **options):
+        made.append(from_event(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(events.Click, "from_event", noted)
+    return made
+
+
 @pytest.mark.parametrize(("kind", "rounds"), [("live", ROUNDS), ("replay", ROUNDS // 3)])
-async def test_no_sequence_of_keys_clicks_resizes_and_samples_breaks_it(look_at, feeds, kind, rounds):
+async def test_no_sequence_of_keys_clicks_resizes_and_samples_breaks_it(look_at, feeds, kind, rounds, clicks):
     chance = random.Random(kind)
     feed = seekable(feeds["scripted"]) if kind == "replay" else feeds["scripted"]()
     async with look_at(feed=feed, size=(80, 24)) as eyes:
@@ -66,12 +95,10 @@ async def test_no_sequence_of_keys_clicks_resizes_and_samples_breaks_it(look_at,
             await eyes.pilot.resize_terminal(*size)
             for key in chance.choices(keys, k=-(-KEYS // ROUNDS)):
                 eyes.app.simulate_key(key)
-            x, y = chance.randrange(size[0]), chance.randrange(size[1])
-            for kind_of_event in (events.MouseDown, events.MouseUp):
-                eyes.app.screen._forward_event(
-                    kind_of_event(None, x, y, 0, 0, 1, shift=False, meta=False, ctrl=False, screen_x=x, screen_y=y)
-                )
-            await eyes.pilot.pause()
+            for _ in range(chance.randint(1, 3)):
+                use_mouse(eyes.app, chance, size)
+                await eyes.pilot.pause()
             assert len(eyes.app.screen_stack) <= 4
             rows = eyes.text().split("\n")
             assert (len(rows), {cell_len(row) for row in rows}) == (size[1], {size[0]})
+    assert len(clicks) >= rounds / 2, "buttons are pressed and let go, and nothing is clicked"

@@ -10,6 +10,7 @@ from textual.geometry import Offset
 
 from aitop.errors import AitopError
 from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.sources import procfs
 from aitop.ui.editor import arguments, edit, editor_command, has_window
 from aitop.ui.panes.code.hot_lines import Place
 
@@ -210,7 +211,8 @@ async def test_e_opens_the_line_or_says_why_not(look_at, monkeypatch, tmp_path):
     async with look_at(samples.input_bound(), size=(160, 50)) as eyes:
         await eyes.press("e")
         assert "decode.py cannot be read from here" in eyes.pane("footer")
-        said = edit(eyes.app, Place(os.getpid(), str(source), 1, "f"))
+        us = procfs.process_id(os.getpid())
+        said = edit(eyes.app, Place(os.getpid(), str(source), 1, "f"), us)
         assert said == "mine.py:1 opened in subl"
         for _ in range(400):
             if seen.exists():
@@ -218,6 +220,6 @@ async def test_e_opens_the_line_or_says_why_not(look_at, monkeypatch, tmp_path):
             await eyes.pilot.pause(0.01)
         assert seen.read_text() == f"{source}:1\n"
         monkeypatch.setenv("VISUAL", str(tmp_path / "vi"))
-        assert "cannot be lent" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"))
+        assert "cannot be lent" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"), us)
         monkeypatch.setenv("VISUAL", "'")
-        assert "cannot be understood" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"))
+        assert "cannot be understood" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"), us)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from aitop.engine import growth
 from aitop.engine.growth import GrowthFinder
+from aitop.model.host import ProcessId
 from aitop.model.stacks import Frame, StackCount, StackWindow
 from aitop.sources.code import growth as reading
 from aitop.sources.code import syntax
@@ -475,7 +476,8 @@ def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch):
 
     class Code:
         def of(self, pid):
-            return SimpleNamespace(pid=1 if pid in (1, 2) else pid, text=lambda file: asked.append((pid, file)))
+            process = ProcessId(1 if pid in (1, 2) else pid, 1.0)
+            return SimpleNamespace(process=process, text=lambda file: asked.append((pid, file)))
 
     monkeypatch.setattr(growth, "CodeOfProcesses", Code)
     finder = GrowthFinder(1, lambda event: came.set())

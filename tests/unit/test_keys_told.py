@@ -9,6 +9,7 @@ from aitop.ui.app import AitopApp
 from aitop.ui.panes.footer import KEYS
 from aitop.ui.panes.processes.pane import ProcessPane
 from aitop.ui.screens.code_line import LineScreen
+from aitop.ui.screens.fleet.jobs import FleetScreen
 from aitop.ui.screens.hang import HangScreen
 from aitop.ui.screens.help import key_name
 from aitop.ui.screens.monitor import MonitorScreen
@@ -37,7 +38,7 @@ def test_the_footer_names_keys_that_do_what_it_says():
 
 
 def test_the_readme_names_keys_that_there_are():
-    known = keys_of(MonitorScreen, ReplayScreen, AitopApp, ProcessPane, LineScreen, HangScreen)
+    known = keys_of(MonitorScreen, ReplayScreen, AitopApp, ProcessPane, LineScreen, HangScreen, FleetScreen)
     told = set(re.findall(r"`([!-_a-z]|\^[a-z]|⏎|tab|space|[←→↑↓◆])`", README.split("On the screen")[1])) - {"◆"}
     assert len(told) > 25
     assert told <= set(known), told - set(known)

@@ -11,6 +11,7 @@ from aitop.engine.live import LiveFeed, Options
 from aitop.errors import AitopError
 from aitop.model.snapshot import Target
 from aitop.model.stacks import StackDump, ThreadStack
+from aitop.sources import procfs
 from aitop.sources.foreign_file import readable_path
 from aitop.stacks.groups import stack_groups
 
@@ -125,7 +126,8 @@ def test_where_stacks_are_off_or_nobody_lives_it_says_so():
 def test_files_are_found_as_the_process_sees_them(tmp_path):
     file = tmp_path / "a.py"
     file.write_text("x = 1\n")
-    assert readable_path(os.getpid(), str(file)) == str(file)
-    assert readable_path(os.getpid(), os.path.relpath(file)) == str(file)
-    assert readable_path(os.getpid(), str(tmp_path / "gone.py")) is None
-    assert readable_path(os.getpid(), "<string>") is None
+    us = procfs.process_id(os.getpid())
+    assert readable_path(us, str(file)) == str(file)
+    assert readable_path(us, os.path.relpath(file)) == str(file)
+    assert readable_path(us, str(tmp_path / "gone.py")) is None
+    assert readable_path(us, "<string>") is None

@@ -21,13 +21,24 @@ INTERRUPT_AGAIN_S = 5.0
 SETTLE_S = 0.2
 
 
-def status(pid: int) -> dict[str, str]:
-    """The fields of `/proc/PID/status`; empty where the process is gone."""
+def status(pid: int, tid: int) -> dict[str, str]:
+    """The fields of the `status` file of a thread; empty where it is gone."""
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        with open(f"/proc/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
             return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     except OSError:
         return {}
+
+
+def stop_is_left(pid: int) -> bool:
+    """Whether the process is stopped and nobody traces it, or will stop as soon as a thread can take its signal."""
+    try:
+        threads = [status(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return False
+    stopped = any(one.get("State", "").startswith("T") and one.get("TracerPid") == "0" for one in threads)
+    signals = (one.get(name, "0") for one in threads for name in ("SigPnd", "ShdPnd"))
+    return stopped or any(int(text, 16) & 1 << signal.SIGSTOP - 1 for text in signals)
 
 
 def run(seconds: float, command: list[str]) -> tuple[int, str]:
@@ -49,8 +60,7 @@ def continue_stopped(pid: int, started: str) -> None:
     """Continues the process where a gdb that was killed has left it stopped."""
     until = time.monotonic() + SETTLE_S
     while time.monotonic() < until and start_time(pid) == started:
-        now = status(pid)
-        if now.get("State", "").startswith("T") and now.get("TracerPid") == "0":
+        if stop_is_left(pid):
             os.kill(pid, signal.SIGCONT)
         time.sleep(SETTLE_S / 10)
 

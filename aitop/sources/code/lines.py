@@ -6,9 +6,10 @@ import os
 import re
 from typing import NamedTuple
 
+from aitop.model.host import ProcessId
 from aitop.model.text import printable
 from aitop.sources import procfs
-from aitop.sources.foreign_file import open_as
+from aitop.sources.foreign_file import open_as, user_of
 
 LARGEST_FILE = 2 << 20
 # Longer lines are cut: rules search lines in ways that take the square of their length.
@@ -41,10 +42,10 @@ class _File(NamedTuple):
 class SourceCode:
     """Source files of one process. Nothing here raises; what cannot be read is None."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, process: ProcessId) -> None:
+        self.process = process
         self._files: dict[str, _File] = {}
-        self._folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
+        self._folder = procfs.link(f"{procfs.PROC}/{process.pid}/cwd") or "/"
 
     def place(self, file: str, line: int) -> Place | None:
         """A line (counted from 1) with the loop and the condition around it; None if there is no such line."""
@@ -76,9 +77,9 @@ class SourceCode:
         path = os.path.normpath(os.path.join(self._folder, file))
         known = self._files.pop(path, None)
         try:
-            handle = open_as(self.pid, path)
+            handle = open_as(self.process, path)
         except (OSError, ValueError):
-            source = known if not os.path.exists(f"{procfs.PROC}/{self.pid}/stat") else None
+            source = known if user_of(self.process) is None else None
         else:
             with os.fdopen(handle, "rb") as opened:
                 source = _load(opened.fileno(), known)

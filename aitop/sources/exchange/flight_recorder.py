@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from aitop.model.host import ProcessId
 from aitop.model.ranks import FlightRecord
 from aitop.model.text import printable
 from aitop.sources import procfs
@@ -50,12 +51,12 @@ def flight_record(pid: int, rank: int) -> FlightRecord | None:
     """The newest unfinished collective in what process `pid`, rank `rank`, has dumped since it started, else its last
     one; None where there is no such file, or it is none of a Flight Recorder.
     """
-    environment = procfs.environ(pid)
-    if environment is None:
+    process, environment = procfs.process_id(pid), procfs.environ(pid)
+    if process is None or environment is None:
         return None
     for prefix in prefixes(environment):
         with contextlib.suppress(OSError, ValueError):
-            data = _read(pid, f"{prefix}{rank}")
+            data = _read(process, f"{prefix}{rank}")
             if data is not None:
                 return last_of(data, pid, rank)
     return None
@@ -104,15 +105,13 @@ def _waits(entry: Any) -> bool:
     return isinstance(entry, dict) and entry.get("state") != "completed" and not entry.get("retired")
 
 
-def _read(pid: int, path: str) -> bytes | None:
+def _read(process: ProcessId, path: str) -> bytes | None:
     """A file as the process would open it, None where it is older than the process or too large."""
-    stat = procfs.stat(pid)
-    if stat is None:
-        return None
-    file = open_as(pid, path)
+    file = open_as(process, path)
     try:
         status = os.fstat(file)
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / procfs.TICKS_PER_SECOND
+        # By the clock of the machine's uptime: the other one may have been set since.
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (process.started - procfs.boot_time())
         if status.st_size > MOST_BYTES or status.st_mtime < time.time() - age:
             return None
         with os.fdopen(os.dup(file), "rb") as opened:

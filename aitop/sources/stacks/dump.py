@@ -2,13 +2,14 @@
 
 Without `--native` it stops nothing and is done in milliseconds. With it, which shows the C and C++ frames below Python,
 a process is stopped for some tenths of a second: only for one that stands still anyway, and where the user asks for it.
+Afterwards it must be seen to run on.
 """
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,11 +18,14 @@ from aitop.model.text import printable
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
 from aitop.sources.stacks.source import lives, main_threads
-from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_BYTES, MOST_DEPTH, RawFrame
-from aitop.sources.stacks.spy import explain, find_py_spy, first_line, quiet_environment
+from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_DEPTH, MOST_LINES, RawFrame
+from aitop.sources.stacks.spy import PySpy, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
+from aitop.sources.stopped import RunsOn
 
 MOST_PROCESSES = 256
+# A thousand threads of a hundred frames each.
+MOST_BYTES = 16 << 20
 AT_ONCE = 4
 PATIENCE_SECONDS, NATIVE_PATIENCE_SECONDS = 5.0, 20.0
 TRIES = 2
@@ -41,9 +45,13 @@ class Thread(msgspec.Struct):
 
     frames: list[_Frame]
     thread_name: str | None = None
-    os_thread_id: int | None = None
+    os_thread_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
     active: bool | None = None
     owns_gil: bool = False
+
+
+class LeftStoppedError(SourceError):
+    """A process was stopped for a look, and does not run on."""
 
 
 def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], bool] = lambda: True) -> StackDump:
@@ -83,11 +91,16 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
 
 
 def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
-    """By pid, the native frames of the main thread, the innermost first. Raises SourceError where none can be seen."""
+    """By pid, the native frames of the main thread, the innermost first. Raises SourceError where none can be seen.
+
+    Raises LeftStoppedError, and looks at no further process, where one does not run on after the look.
+    """
     program, frames_by_pid, refused = find_py_spy(), {}, None
     for pid in pids:
         try:
             frames_by_pid[pid] = innermost(_look(program, pid, "--native"), pid)
+        except LeftStoppedError:
+            raise
         except SourceError as error:
             refused = error
     if not frames_by_pid and refused is not None:
@@ -95,28 +108,17 @@ def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
     return frames_by_pid
 
 
-def _look(program: str, pid: int, how: str) -> list[Thread]:
+def _look(program: str, pid: int, how: Literal["--nonblocking", "--native"]) -> list[Thread]:
     """The threads of one process; empty where it has ended. Raises SourceError."""
-    patience = PATIENCE_SECONDS if how == "--nonblocking" else NATIVE_PATIENCE_SECONDS
-    command = [program, "dump", "--pid", str(pid), "--json", how]
     complaint = ""
     # To be stopped once is enough.
     for _ in range(TRIES if how == "--nonblocking" else 1):
-        try:
-            # A session of its own: the terminal's Ctrl-C is meant for us.
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False,
-                start_new_session=True, env=quiet_environment(),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise SourceError("failed", f"py-spy had no answer in {patience:.0f} s") from None
-        except OSError as error:
-            raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
-        complaint = first_line(done.stderr.decode("utf-8", "replace"))
+        spy = _dump(program, pid) if how == "--nonblocking" else _native_dump(program, pid)
+        complaint = spy.complaint
         # It reads without stopping the process, and may meet a stack in the middle of a change: it is asked again.
-        if done.returncode == 0 and len(done.stdout) <= MOST_BYTES:
+        if spy.code == 0:
             try:
-                return parse(done.stdout)
+                return parse(spy.output)
             except ValueError as error:
                 complaint = f"something unreadable: {error}"
     if lives(pid):
@@ -124,12 +126,45 @@ def _look(program: str, pid: int, how: str) -> list[Thread]:
     return []
 
 
-def parse(data: bytes) -> list[Thread]:
-    """The threads in the JSON that py-spy wrote of one process. Raises ValueError for anything else."""
+def _dump(program: str, pid: int) -> PySpy:
+    """py-spy after its look, without stopping the process. Raises SourceError."""
+    return _ended(PySpy(program, ["dump", "--pid", str(pid), "--json", "--nonblocking"]), PATIENCE_SECONDS)
+
+
+def _native_dump(program: str, pid: int) -> PySpy:
+    """py-spy after its look, for which it stops the process; the process runs on by now. Raises SourceError."""
+    runs_on = RunsOn(pid)
+    spy = PySpy(program, ["dump", "--pid", str(pid), "--json", "--native"], native=True)
     try:
-        return msgspec.json.decode(data, type=list[Thread])
+        return _ended(spy, NATIVE_PATIENCE_SECONDS)
+    finally:
+        # By itself it ends with a code, and lets go of the process before.
+        hindrance = runs_on.hindrance(killed=spy.code is None or spy.code < 0)
+        if hindrance is not None:
+            raise LeftStoppedError("failed", hindrance, f"kill -CONT {pid}")
+
+
+def _ended(spy: PySpy, patience: float) -> PySpy:
+    """Wait for py-spy's end, or end it. Raises SourceError where it took too long."""
+    in_time = spy.wait(patience)
+    spy.stop()
+    if not in_time:
+        raise SourceError("failed", f"py-spy had no answer in {patience:.0f} s")
+    return spy
+
+
+def parse(data: bytes) -> list[Thread]:
+    """The threads in the JSON that py-spy wrote of one process. Raises ValueError for anything else.
+
+    One with a frame that cannot be was read while the process changed it, and is left out.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"py-spy wrote {len(data)} bytes or more")
+    try:
+        threads = msgspec.json.decode(data, type=list[Thread])
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    return [thread for thread in threads if all(0 <= (frame.line or 0) <= MOST_LINES for frame in thread.frames)]
 
 
 def threads_of(pid: int, answer: Sequence[Thread], builder: WindowBuilder) -> list[ThreadStack]:

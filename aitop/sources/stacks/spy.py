@@ -1,4 +1,4 @@
-"""One py-spy child process, watching one process for a few seconds."""
+"""py-spy as a child process, its memory and its output bounded: one that samples a process, or looks at it once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from aitop.sources import procfs
@@ -19,6 +20,7 @@ from aitop.sources.source import SourceError
 from aitop.sources.stacks.speedscope import MOST_BYTES
 
 TERM_SECONDS = 0.5
+POLL_SECONDS = 0.005
 MOST_COMPLAINT = 4000
 # Of which threads it takes stacks: all; those that the kernel says are on a core or wait for one, less some whose
 # innermost frame is a wait of the standard library; the one that holds the interpreter's lock.
@@ -26,6 +28,9 @@ Threads = Literal["all", "cpu", "gil"]
 _OPTIONS: dict[Threads, tuple[str, ...]] = {"all": ("--idle",), "cpu": (), "gil": ("--gil",)}
 # It needs some 30 MB. A process may have laid out libraries of terabytes for it to read.
 MOST_MEMORY = 2 << 30
+# To name native frames it maps every library of the process, and a torch for CUDA has some 5 GB of them. What it writes
+# of its own memory stays within the bound above.
+MOST_MAPPED = 32 << 30
 
 
 def find_py_spy() -> str:
@@ -37,17 +42,14 @@ def find_py_spy() -> str:
     return path
 
 
-class Spy:
-    """`py-spy record` on `pid`, started now. It ends by itself; `finish` and `stop` end it early. No file on disk.
+class PySpy:
+    """A py-spy child, started now. Call `stop` once, whether or not it has ended. No file on disk.
 
-    It looks `asked` times at the `threads` wanted.
+    `arguments` follow its name; with `named` it gets the file for its output as an option, else it writes to stdout.
+    `native`: it may map the libraries of the process.
     """
 
-    def __init__(self, program: str, pid: int, seconds: int, rate: int, threads: Threads = "all") -> None:
-        self.pid = pid
-        self.threads: Threads = threads
-        # py-spy ends at the last look that it planned, which does not count.
-        self.asked = seconds * rate - 1
+    def __init__(self, program: str, arguments: Sequence[str], *, named: bool = False, native: bool = False) -> None:
         self.cpu = 0.0
         self.code: int | None = None
         # What it wrote, and the first line of its complaint (empty when it had none); after `stop`.
@@ -58,17 +60,15 @@ class Spy:
         except OSError:
             os.close(self._output)
             raise
-        command = [program, "record", "--pid", str(pid), "--nonblocking", "--format", "speedscope"]
-        command += _OPTIONS[threads]
-        command += ["--duration", str(seconds), "--rate", str(rate), "--output", f"/proc/self/fd/{self._output}"]
+        output = ("--output", f"/proc/self/fd/{self._output}") if named else ()
         try:
             # A session of its own: the terminal's Ctrl-C is meant for us.
             self._child = subprocess.Popen(
-                command,
+                [program, *arguments, *output],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if named else self._output,
                 stderr=self._errors,
-                pass_fds=(self._output,),
+                pass_fds=(self._output,) if named else (),
                 start_new_session=True,
                 env=quiet_environment(),
             )
@@ -77,19 +77,21 @@ class Spy:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
-        # It may have ended already, or may not be bounded here.
-        with contextlib.suppress(OSError, ValueError):
-            if resource.prlimit(self._child.pid, resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-                resource.prlimit(self._child.pid, resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        # Milliseconds before it reads anything. The files that it writes lie in memory, too.
+        _bound(self._child.pid, resource.RLIMIT_AS, MOST_MAPPED if native else MOST_MEMORY)
+        _bound(self._child.pid, resource.RLIMIT_DATA, MOST_MEMORY)
+        _bound(self._child.pid, resource.RLIMIT_FSIZE, MOST_BYTES + 1)
 
     def finished(self) -> bool:
         """Whether py-spy has ended. If so, its exit code and CPU time are collected."""
         return self.code is not None or self._collect(os.WNOHANG)
 
-    def finish(self) -> None:
-        """Ask py-spy to write its samples and end, by SIGINT: it does so within some milliseconds."""
-        if not self.finished():
-            os.kill(self._child.pid, signal.SIGINT)
+    def wait(self, seconds: float) -> bool:
+        """Wait for py-spy to end; whether it has."""
+        deadline = time.monotonic() + seconds
+        while not self.finished() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return self.finished()
 
     def stop(self) -> None:
         """End py-spy now if it still runs (SIGTERM, then SIGKILL), collect it, and read what it wrote. Call it once."""
@@ -97,9 +99,7 @@ class Spy:
             if self.finished():
                 break
             os.kill(self._child.pid, number)
-            deadline = time.monotonic() + patience
-            while not self.finished() and time.monotonic() < deadline:
-                time.sleep(0.005)
+            self.wait(patience)
         with contextlib.suppress(OSError):
             size = min(os.fstat(self._output).st_size, MOST_BYTES + 1)
             self.complaint = first_line(os.pread(self._errors, MOST_COMPLAINT, 0).decode("utf-8", "replace"))
@@ -121,6 +121,35 @@ class Spy:
     def _close_files(self) -> None:
         os.close(self._output)
         os.close(self._errors)
+
+
+class Spy(PySpy):
+    """`py-spy record` on `pid`, started now. It ends by itself; `finish` and `stop` end it early.
+
+    It looks `asked` times at the `threads` wanted.
+    """
+
+    def __init__(self, program: str, pid: int, seconds: int, rate: int, threads: Threads = "all") -> None:
+        self.pid = pid
+        self.threads: Threads = threads
+        # py-spy ends at the last look that it planned, which does not count.
+        self.asked = seconds * rate - 1
+        arguments = ["record", "--pid", str(pid), "--nonblocking", "--format", "speedscope", *_OPTIONS[threads]]
+        super().__init__(program, [*arguments, "--duration", str(seconds), "--rate", str(rate)], named=True)
+
+    def finish(self) -> None:
+        """Ask py-spy to write its samples and end, by SIGINT: it does so within some milliseconds."""
+        if not self.finished():
+            os.kill(self._child.pid, signal.SIGINT)
+
+
+def _bound(pid: int, resource_number: int, most: int) -> None:
+    """Bound what a child may take, unless it is bounded more tightly already."""
+    # It may have ended already, or may not be bounded here.
+    with contextlib.suppress(OSError, ValueError):
+        soft, hard = resource.prlimit(pid, resource_number)
+        limits = tuple(most if now == resource.RLIM_INFINITY else min(now, most) for now in (soft, hard))
+        resource.prlimit(pid, resource_number, (limits[0], limits[1]))
 
 
 def quiet_environment() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
+from aitop.model.host import ProcessId
 from aitop.model.stacks import Flow, Frame, StackCount
 from aitop.sources import procfs
 from aitop.sources.code.dataflow import flows
@@ -49,20 +50,21 @@ class CodeOfProcesses:
 
     def of(self, pid: int) -> SourceCode:
         """The code as process `pid` sees it, with its rights: it may claim to run any file."""
-        view = _view_of(pid)
+        process = procfs.process_id(pid) or ProcessId(pid, 0.0)
+        view = _view_of(process)
         reader = self._readers.get(view)
-        # Its pid may be another process's by now.
-        if reader is None or _view_of(reader.pid) != view:
+        # It may have ended.
+        if reader is None or _view_of(reader.process) != view:
             if len(self._readers) > 100:
                 self._readers.clear()
-            reader = self._readers[view] = SourceCode(pid)
+            reader = self._readers[view] = SourceCode(process)
         return reader
 
 
-def _view_of(pid: int) -> _View:
-    """What a process sees of files: its mounts, its root, and as whom; of a process that is gone its pid alone."""
-    folder = f"{procfs.PROC}/{pid}"
-    return procfs.link(f"{folder}/ns/mnt") or str(pid), procfs.link(f"{folder}/root"), user_of(pid)
+def _view_of(process: ProcessId) -> _View:
+    """What a process sees of files: its mounts, its root, and as whom; nobody where it is gone."""
+    folder = f"{procfs.PROC}/{process.pid}"
+    return procfs.link(f"{folder}/ns/mnt") or str(process.pid), procfs.link(f"{folder}/root"), user_of(process)
 
 
 class WindowBuilder:

@@ -208,13 +208,13 @@ class RankPane(RowPane[RankView]):
         longest = [Line().join(measured[0]).join(compared).join(order)] if measured else []
         return [*longest, *(Line().join(note).join(order) for note in measured), order, Line(part, DIM)]
 
-    def pid_of(self, row: RankView) -> int:
+    def key_of(self, row: RankView) -> int:
         return row.pid
 
     def action_choose(self, stay: bool = False) -> None:
         one = self.row()
         if one is not None and one.rank is not None:
-            self._pid = one.pid
+            self._key = one.pid
             self.post_message(RankChosen(one.rank))
 
     def action_leave(self) -> None:

@@ -114,7 +114,7 @@ class LineScreen(Screen[None]):
         pane, at = self.query_one(LinePane), self._place
         if self._source_around is not None:
             pane.excerpt = Excerpt(None, reading=True)
-            read = partial(Excerpt.around, self._source_around, at.pid, at.file, at.line)
+            read = partial(Excerpt.around, self._source_around, self.view.process(at.pid), at.file, at.line)
             in_background(self, "source", read, self._read)
         self.query_one(Header).show(self.view)
         pane.show(self.view)
@@ -127,5 +127,5 @@ class LineScreen(Screen[None]):
 
     def action_edit(self) -> None:
         pane = self.query_one(LinePane)
-        pane.notice = edit(self.app, self._place)
+        pane.notice = edit(self.app, self._place, self.view.process(self._place.pid))
         pane.redraw()

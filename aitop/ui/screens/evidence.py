@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from aitop.diagnosis.catalogue import Block, page
+from aitop.model.host import ProcessId
 from aitop.model.units import factor, percent
 from aitop.model.verdict import Fix, Verdict, Where, share_of
 from aitop.ui.editor import edit
@@ -265,7 +266,8 @@ class EvidenceScreen(Screen[None]):
             listing.notice = "this verdict points to no line"
         else:
             where = verdict.where[0]
-            listing.notice = edit(self.app, Place(where.pid, where.file, where.line, where.function))
+            at = Place(where.pid, where.file, where.line, where.function)
+            listing.notice = edit(self.app, at, self.view.process(where.pid))
         listing.redraw()
 
     def _position(self, verdicts: tuple[Verdict, ...]) -> int:
@@ -278,7 +280,7 @@ class EvidenceScreen(Screen[None]):
             place = (where.file, where.line)
             if self._source_around is not None and place not in self._excerpts:
                 self._excerpts[place] = Excerpt(None, reading=True)
-                read = partial(Excerpt.around, self._source_around, where.pid, *place)
+                read = partial(Excerpt.around, self._source_around, self.view.process(where.pid), *place)
                 in_background(self, "source", read, partial(self._source_read, place))
 
     def _source_read(self, place: tuple[str, int], excerpt: Excerpt | Exception) -> None:
@@ -293,7 +295,9 @@ class EvidenceScreen(Screen[None]):
             return
         self._edits |= dict.fromkeys(fix.text for fix in fixes)
         self._looking += 1
-        files = dict.fromkeys([(target.pid, target.script or ""), *((one.pid, one.file) for one in verdict.where)])
+        named = [(target.pid, target.script or ""), *((one.pid, one.file) for one in verdict.where)]
+        living = [(process, file) for pid, file in named if (process := self.view.process(pid)) is not None]
+        files = dict.fromkeys(living)
         in_background(self, "edits", partial(find_edits, read, fixes, tuple(files)), self._edits_read)
 
     def _edits_read(self, edits: dict[str, Edit] | Exception) -> None:
@@ -304,13 +308,13 @@ class EvidenceScreen(Screen[None]):
 
 
 def find_edits(
-    source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[int, str], ...]
+    source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[ProcessId, str], ...]
 ) -> dict[str, Edit]:
-    """The first line in these files (pid, path) that each fix changes, by the fix's text. May be slow; never raises."""
+    """The first line in these files that each fix changes, by the fix's text. May be slow; never raises."""
     edits: dict[str, Edit] = {}
-    for pid, file in files:
+    for process, file in files:
         try:
-            lines = source_around(pid, file, 0) or []
+            lines = source_around(process, file, 0) or []
         except Exception:
             # What cannot be read has no line to change.
             lines = []

@@ -16,6 +16,7 @@ from textual.widget import Widget
 
 from aitop.engine.recorder import Recorder
 from aitop.engine.run_history import compared
+from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.ui.editor import edit, is_lent
@@ -46,6 +47,7 @@ from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
+    from aitop.ui.screens.fleet.table import Cluster
 
 PANES = {
     "verdict": "the verdict",
@@ -83,6 +85,7 @@ class MonitorScreen(Screen[int]):
         *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
         Binding("0", "rank(0)", "show all ranks"),
         Binding("h,H", "hang", "where every rank stands at this moment, and which one keeps the others waiting"),
+        Binding("E", "everywhere", "the job's ranks on all machines, from Prometheus (setting: prometheus)"),
         Binding("T,f5", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
         Binding("less_than_sign,greater_than_sign", "none", "sort the process tree by another column"),
         Binding("I", "none", "turn that order round"),
@@ -113,8 +116,11 @@ class MonitorScreen(Screen[int]):
         source_around: SourceAround | None = None,
         recorder: Recorder | None = None,
         folded: Iterable[str] = (),
+        *,
+        cluster: Cluster | None = None,
     ) -> None:
         super().__init__()
+        self._cluster = cluster
         self._feed = feed
         self._source_around = source_around
         self.recorder = recorder
@@ -236,6 +242,27 @@ class MonitorScreen(Screen[int]):
 
         self.app.push_screen(HangScreen(self._feed, self.view))
 
+    def action_everywhere(self) -> None:
+        """Ask Prometheus which job this is; its ranks get a screen of their own."""
+        host = self.view.snapshot.host if self.view.snapshot else None
+        if self._cluster is None or host is None:
+            self._change(notice="no Prometheus server is named: `prometheus` in the settings (aitop config) does that")
+            return
+        self._change(notice="asking Prometheus…")
+        pids = [process.pid for process in host.processes if process.role == "rank"]
+        in_background(self, "everywhere", partial(self._cluster.job_with, pids), self._job_known)
+
+    def _job_known(self, answer: str | Exception) -> None:
+        if isinstance(answer, AitopError):
+            self._change(notice=printable(str(answer)))
+        elif isinstance(answer, Exception):
+            self.post_message(Failed(answer))
+        elif self._cluster is not None:
+            from aitop.ui.screens.fleet.ranks import RanksScreen  # noqa: PLC0415 - few runs open it
+
+            self._change(notice=None)
+            self.app.push_screen(RanksScreen(self._cluster, self.view, answer))
+
     def action_compare(self) -> None:
         if self.view.compared is None:
             self._change(notice="no earlier run of this script is known here")
@@ -263,7 +290,8 @@ class MonitorScreen(Screen[int]):
     def action_edit(self) -> None:
         """Open the selected line where the code has the focus, else the line that the verdict points to."""
         place = self._line_to_edit()
-        self._change(notice=edit(self.app, place) if place else "there is no line of code to open yet")
+        opened = edit(self.app, place, self.view.process(place.pid)) if place else None
+        self._change(notice=opened or "there is no line of code to open yet")
 
     def _line_to_edit(self) -> Place | None:
         code = self.query_one(CodePane)

@@ -61,7 +61,7 @@ class CandidatesPane(RowPane[Candidate]):
         rows += [_row(one, width, at) for one, at in self.take(self.candidates, height - 1)]
         return Drawing(rows, "AI processes", Line(self.in_sight() or str(len(self.candidates)), DIM))
 
-    def pid_of(self, row: Candidate) -> int:
+    def key_of(self, row: Candidate) -> int:
         return row.pid
 
     def action_choose(self, stay: bool = False) -> None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import msgspec
 from rich.style import Style
 
+from aitop.model.host import ProcessId
 from aitop.ui.theme.palette import (
     BRIGHT,
     FAINT,
@@ -21,8 +22,8 @@ from aitop.ui.theme.palette import (
 )
 from aitop.ui.widgets.line import Line, lit
 
-SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
-"""The target's own source around (pid, file, line) as numbered lines, line 0: all; None when it cannot be read."""
+SourceAround = Callable[[ProcessId, str, int], "list[tuple[int, str]] | None"]
+"""The source of a process around (process, file, line) as numbered lines, line 0: all; None when it cannot be read."""
 
 
 class Excerpt(msgspec.Struct, frozen=True):
@@ -32,10 +33,10 @@ class Excerpt(msgspec.Struct, frozen=True):
     reading: bool = False
 
     @classmethod
-    def around(cls, source_around: SourceAround, pid: int, file: str, line: int) -> Excerpt:
-        """Read the lines around a place. May be slow; never raises."""
+    def around(cls, source_around: SourceAround, process: ProcessId | None, file: str, line: int) -> Excerpt:
+        """Read the lines around a place, of a process that is there. May be slow; never raises."""
         try:
-            lines = source_around(pid, file, line)
+            lines = source_around(process, file, line) if process is not None else None
             return cls(coloured(lines) if lines else None)
         except Exception:
             # Whatever keeps the file from being read: the screen says that it is not readable.

@@ -297,5 +297,7 @@ class StacksScreen(StackScreen[StackGroup]):
         group = self.stack.group
         if group is not None:
             at = group.place
-            self.listing.problem = edit(self.app, Place(group.members[0].pid, at.file, at.line, at.function))
+            pid = group.members[0].pid
+            place = Place(pid, at.file, at.line, at.function)
+            self.listing.problem = edit(self.app, place, self.view.process(pid))
             self.show()

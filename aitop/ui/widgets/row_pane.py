@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from textual import events
@@ -14,7 +14,7 @@ Row = TypeVar("Row")
 
 
 class RowPane(Pane, Generic[Row]):
-    """A subclass says which process a row is about, and what choosing it does; its `draw` calls `take` first."""
+    """A subclass says what a row is about, and what choosing it does; its `draw` calls `take` first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pageup", "move_page(-1)", "cursor", show=False),
@@ -27,10 +27,10 @@ class RowPane(Pane, Generic[Row]):
         self.cursor = 0
         self.first = 0
         self.page = 1
-        self._pid: int | None = None
+        self._key: Hashable = None
 
-    def pid_of(self, row: Row) -> int:
-        """The process that tells this row from the others."""
+    def key_of(self, row: Row) -> Hashable:
+        """What tells this row from the others: the process or the job that it is about."""
         raise NotImplementedError
 
     def action_choose(self, stay: bool = False) -> None:
@@ -40,7 +40,7 @@ class RowPane(Pane, Generic[Row]):
     def take(self, rows: Sequence[Row], page: int) -> list[tuple[Row, bool]]:
         """Take the rows, of which `page` are in sight; those, and whether each is lit up by the cursor."""
         self.rows, self.page = rows, max(1, page)
-        at = next((number for number, row in enumerate(rows) if self.pid_of(row) == self._pid), self.cursor)
+        at = next((number for number, row in enumerate(rows) if self.key_of(row) == self._key), self.cursor)
         self.cursor = max(0, min(at, len(rows) - 1))
         self.first = max(0, min(self.first, self.cursor, len(rows) - self.page), self.cursor + 1 - self.page)
         shown = enumerate(rows[self.first : self.first + self.page], self.first)
@@ -58,7 +58,7 @@ class RowPane(Pane, Generic[Row]):
     def action_move(self, rows: int) -> None:
         if self.rows:
             self.cursor = max(0, min(len(self.rows) - 1, self.cursor + rows))
-            self._pid = self.pid_of(self.rows[self.cursor])
+            self._key = self.key_of(self.rows[self.cursor])
         self.redraw()
 
     def action_move_page(self, pages: int) -> None:

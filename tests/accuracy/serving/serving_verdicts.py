@@ -317,7 +317,7 @@ def figures(rows: Sequence[Row]) -> Iterator[Figure]:
 
 def _share(what: str, marks: Sequence[bool], least: float) -> Figure:
     value = 100 * sum(marks) / len(marks) if marks else None
-    return Figure(what, value, "%", least=least, spread=f"{sum(marks)} of {len(marks)}")
+    return Figure(what, value, "%", least=least if marks else None, spread=f"{sum(marks)} of {len(marks)}")
 
 
 def clients_only(case: Case, seconds: float) -> str:

@@ -93,7 +93,7 @@ class ProcessPane(RowPane[ProcessRow]):
         room = room_below(len(self.rows) + 1, height - 1)
         return [*lines_below(snapshot.stacks, view, title, width, room, pids=pids), key_hints(KEYS)]
 
-    def pid_of(self, row: ProcessRow) -> int:
+    def key_of(self, row: ProcessRow) -> int:
         return row.process.pid
 
     def action_fold(self, pid: int) -> None:
@@ -134,5 +134,5 @@ class ProcessPane(RowPane[ProcessRow]):
     def action_choose(self, stay: bool = False) -> None:
         row = self.row()
         if row is not None:
-            self._pid = row.process.pid
+            self._key = row.process.pid
             self.post_message(ProcessChosen(row.process.pid, stay=stay))

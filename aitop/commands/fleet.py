@@ -1,0 +1,70 @@
+"""Show the jobs of a whole cluster by what they waste, from what `aitop export` has left in a Prometheus server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from aitop.commands.options import add_screen_options, duration, prometheus
+from aitop.errors import WrongUsageError
+
+SHORTEST_WINDOW, LONGEST_WINDOW = 60.0, 30 * 86400.0
+SHORTEST_PAUSE = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--prometheus --over --every --once --format and how the screen looks."""
+    parser.add_argument(
+        "--prometheus",
+        type=prometheus,
+        metavar="URL",
+        help="the server to ask, as http://HOST:9090 (default: the setting `prometheus`)",
+    )
+    parser.add_argument("--over", type=window, default=3600.0, metavar="T", help="the time to look back (default: 1h)")
+    parser.add_argument("--every", type=pause, default=15.0, metavar="T", help="ask again every T (default: 15s)")
+    parser.add_argument("--once", action="store_true", help="no screen: print the jobs, and end")
+    parser.add_argument("--format", choices=("text", "json"), help="how --once prints them (default: text)")
+    add_screen_options(parser)
+
+
+def window(text: str) -> float:
+    """A time to look back, of a minute at least."""
+    seconds = duration(text)
+    if not SHORTEST_WINDOW <= seconds <= LONGEST_WINDOW:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time between 1m and 720h")
+    return seconds
+
+
+def pause(text: str) -> float:
+    """A time between two questions."""
+    seconds = duration(text)
+    if seconds < SHORTEST_PAUSE:
+        raise argparse.ArgumentTypeError(f"{text!r} is too short: 1s is the shortest time between two questions")
+    return seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the screen, or print the jobs once."""
+    from aitop.sources.prometheus.address import parse
+
+    address = args.prometheus or (parse(args.settings.prometheus) if args.settings.prometheus is not None else None)
+    if address is None:
+        raise WrongUsageError(
+            "no Prometheus server is named",
+            "use --prometheus http://HOST:9090, or set `prometheus` in the file of `aitop config --path`",
+        )
+    from aitop.sources.prometheus.fleet import FleetReader
+
+    reader = FleetReader(address, args.over)
+    if args.once or args.format:
+        from aitop.outputs.fleet import to_json, to_text
+
+        fleet = reader.jobs()
+        sys.stdout.write((to_json if args.format == "json" else to_text)(fleet, address.shown))
+        return 0
+    from aitop.commands.monitor import check_terminal
+
+    check_terminal("`aitop fleet --once` prints the jobs without one")
+    from aitop.ui.app import FleetApp
+
+    return FleetApp(reader, args.every, args.settings).show_jobs()

@@ -1,0 +1,175 @@
+"""The jobs of a whole cluster and the ranks of one of them, as Prometheus knows them from `aitop export`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import msgspec
+
+from aitop.model.verdict import SEVERITY_ORDER, Severity
+
+LEAST_LEAD = 0.1
+"""A rank is the straggler if the others wait for at least this much more of a step than it does."""
+SORTED_BY = 0.05
+"""Ranks change places only when one waits for about this much more of a step than another."""
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The first verdict of a job or a rank. `share` of the time lost (0..1), `speedup` the factor without the cause.
+
+    `file` is empty where the verdict points to no line.
+    """
+
+    verdict: str
+    subtype: str = ""
+    severity: Severity = "info"
+    file: str = ""
+    line: int = 0
+    share: float | None = None
+    speedup: float | None = None
+
+    @property
+    def name(self) -> str:
+        """input-bound/workers, or the id alone."""
+        return f"{self.verdict}/{self.subtype}" if self.subtype else self.verdict
+
+    @property
+    def place(self) -> str:
+        """file:line without directories, empty where no line is known."""
+        return f"{self.file.rstrip('/').rsplit('/', 1)[-1]}:{self.line}" if self.file else ""
+
+
+class FleetJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One job, of the `user` as far as that is known. `nodes` by name; `ranks`, of which `stalled` stand still.
+
+    `lost` is the share of its devices' time (0..1) that it loses now to its first verdict, `wasted` the device-hours
+    lost within the fleet's window. None is not measured, as where it uses no device.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    ranks: int
+    user: str = ""
+    stalled: int = 0
+    lost: float | None = None
+    wasted: float | None = None
+    finding: Finding | None = None
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs at one moment: `time` in monotonic seconds. `window` is what `wasted` looks back, in seconds.
+
+    `watching` is the number of nodes whose exporter is there, whether they have a job or not.
+    """
+
+    time: float
+    window: float
+    jobs: tuple[FleetJob, ...] = ()
+    watching: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of all jobs."""
+        return sum(job.ranks for job in self.jobs)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have a job."""
+        return len({node for job in self.jobs for node in job.nodes})
+
+    @property
+    def wasted(self) -> float | None:
+        """Device-hours that all jobs lost within the window; None where no job's are measured."""
+        known = [job.wasted for job in self.jobs if job.wasted is not None]
+        return sum(known) if known else None
+
+
+class FleetRank(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One rank on one node. `rank` and `pid` are None where the exporter does not say them.
+
+    `watched` is False where the exporter may not look into it. `step` is the mean length of a step in seconds, `wait`
+    the share of it (0..1) in which the rank waits for others, `lost` the share of its device's time that the first
+    verdict costs.
+    """
+
+    node: str
+    rank: int | None
+    pid: int | None
+    watched: bool = True
+    stalled: bool = False
+    step: float | None = None
+    wait: float | None = None
+    lost: float | None = None
+    finding: Finding | None = None
+
+
+class JobRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of one job over all its nodes, at one moment (monotonic seconds)."""
+
+    time: float
+    job: str
+    ranks: tuple[FleetRank, ...] = ()
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of asking: the `answer`, or the `problem` in a sentence. `time` is when, in monotonic seconds."""
+
+    time: float
+    answer: Fleet | JobRanks | None = None
+    problem: str = ""
+
+
+def by_waste(jobs: Iterable[FleetJob]) -> list[FleetJob]:
+    """Stalled jobs first, then those that wasted most; where that is not measured, the largest loss by its verdict."""
+
+    def order(job: FleetJob) -> tuple[bool, bool, float, float, str]:
+        share = job.finding.share if job.finding is not None and job.finding.share is not None else 0.0
+        worst = -job.wasted if job.wasted is not None else 0.0
+        return not job.stalled, job.wasted is None, worst, -share * job.ranks, job.job
+
+    return sorted(jobs, key=order)
+
+
+def straggler_of(ranks: Sequence[FleetRank]) -> FleetRank | None:
+    """The rank that the others wait for: it waits clearly less than they do. None where no rank stands out."""
+    known = sorted((rank for rank in ranks if rank.wait is not None), key=lambda rank: rank.wait or 0.0)
+    if len(known) < 2:
+        return None
+    first, others = known[0], [rank.wait or 0.0 for rank in known[1:]]
+    return first if median(others) - (first.wait or 0.0) >= LEAST_LEAD else None
+
+
+def by_lateness(ranks: Sequence[FleetRank]) -> list[FleetRank]:
+    """Stalled ranks first, then those that wait least: the others wait for them. About equal ones by their numbers."""
+
+    def order(rank: FleetRank) -> tuple[bool, bool, int, int, str]:
+        number = rank.rank if rank.rank is not None else 1 << 30
+        return not rank.stalled, rank.wait is None, round((rank.wait or 0.0) / SORTED_BY), number, rank.node
+
+    return sorted(ranks, key=order)
+
+
+def worst_of(ranks: Sequence[FleetRank]) -> FleetRank | None:
+    """The rank to look at first: a stalled one, else the straggler, else the one with the most serious verdict."""
+
+    def order(rank: FleetRank) -> tuple[bool, bool, int, float, int]:
+        severity = SEVERITY_ORDER[rank.finding.severity] if rank.finding is not None else len(SEVERITY_ORDER)
+        lost = rank.lost if rank.lost is not None else 0.0
+        return not rank.stalled, rank is not straggler, severity, -lost, rank.rank if rank.rank is not None else 1 << 30
+
+    straggler = straggler_of(ranks)
+    return min(ranks, key=order, default=None)
+
+
+def command_for(rank: FleetRank) -> str | None:
+    """The command that opens aitop on this rank, for a shell; None where its node or its pid cannot be in one.
+
+    What a label says may be anything: only what is a host's name gets into a command.
+    """
+    if rank.pid is None or not _HOST.fullmatch(rank.node):
+        return None
+    return f"ssh -t {shlex.quote(rank.node)} aitop --pid {rank.pid}"

@@ -1,0 +1,139 @@
+"""The jobs of a cluster as a table of text, and as JSON (schema 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from aitop import __version__
+from aitop.model.fleet import Finding, Fleet, FleetJob, by_waste
+from aitop.model.text import printable
+from aitop.model.units import NOT_SUPPORTED, factor, period
+from aitop.outputs.report import as_json
+
+SCHEMA = 1
+WIDEST = 40
+HEADINGS = ("JOB", "USER", "NODES", "RANKS", "WASTED", "VERDICT", "LINE", "GAIN")
+AT_THE_RIGHT = frozenset({"RANKS", "WASTED", "GAIN"})
+
+
+class ReportPlace(msgspec.Struct, frozen=True):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+
+class ReportFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """The first verdict of a job, under the names that `diagnose` uses."""
+
+    id: str
+    subtype: str | None
+    severity: str
+    share: float | None
+    speedup: float | None
+    where: ReportPlace | None
+
+
+class ReportJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job."""
+
+    job: str
+    user: str | None
+    nodes: tuple[str, ...]
+    ranks: int
+    stalled: int
+    lost_ratio: float | None
+    wasted_device_hours: float | None
+    verdict: ReportFinding | None
+
+
+class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs, those that waste most first. `prometheus` is the address without name and password."""
+
+    schema: int
+    aitop: str
+    prometheus: str
+    window_s: float
+    wasted_device_hours: float | None
+    watching: int
+    jobs: tuple[ReportJob, ...]
+
+
+def to_json(fleet: Fleet, address: str) -> str:
+    """Indented JSON with a newline at the end."""
+    return as_json(
+        FleetReport(
+            schema=SCHEMA,
+            aitop=__version__,
+            prometheus=address,
+            window_s=fleet.window,
+            wasted_device_hours=fleet.wasted,
+            watching=fleet.watching,
+            jobs=tuple(_job(job) for job in by_waste(fleet.jobs)),
+        )
+    )
+
+
+def _job(job: FleetJob) -> ReportJob:
+    return ReportJob(
+        job=job.job,
+        user=job.user or None,
+        nodes=job.nodes,
+        ranks=job.ranks,
+        stalled=job.stalled,
+        lost_ratio=job.lost,
+        wasted_device_hours=job.wasted,
+        verdict=_finding(job.finding) if job.finding is not None else None,
+    )
+
+
+def _finding(finding: Finding) -> ReportFinding:
+    return ReportFinding(
+        id=finding.verdict,
+        subtype=finding.subtype or None,
+        severity=finding.severity,
+        share=finding.share,
+        speedup=finding.speedup,
+        where=ReportPlace(finding.file, finding.line) if finding.file else None,
+    )
+
+
+def to_text(fleet: Fleet, address: str) -> str:
+    """A heading, a row a job, and what it comes to. Names are stripped of control characters."""
+    rows = [HEADINGS, *(_row(job) for job in by_waste(fleet.jobs))]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
+    lines = [_line(row, widths) for row in rows]
+    wasted = f"{fleet.wasted:.1f} device-hours" if fleet.wasted is not None else "not measured"
+    there = f"{fleet.ranks} ranks on {fleet.nodes} of {fleet.watching} nodes"
+    lines += ["", f"{there}; wasted in the last {period(fleet.window)}: {wasted}", f"from {printable(address)}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _row(job: FleetJob) -> tuple[str, ...]:
+    finding = job.finding
+    verdict = finding.name if finding is not None else NOT_SUPPORTED
+    texts = (
+        job.job,
+        job.user or NOT_SUPPORTED,
+        f"{job.nodes[0]} +{len(job.nodes) - 1}" if len(job.nodes) > 1 else "".join(job.nodes) or NOT_SUPPORTED,
+        str(job.ranks),
+        f"{job.wasted:.2f} h" if job.wasted is not None else NOT_SUPPORTED,
+        f"STALLED {job.stalled} of {job.ranks}" if job.stalled else verdict,
+        finding.place if finding is not None and finding.place else NOT_SUPPORTED,
+        factor(finding.speedup if finding is not None else None),
+    )
+    return tuple(_trimmed(printable(text)) for text in texts)
+
+
+def _trimmed(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+def _line(texts: Sequence[str], widths: Sequence[int]) -> str:
+    cells = (
+        text.rjust(width) if heading in AT_THE_RIGHT else text.ljust(width)
+        for heading, text, width in zip(HEADINGS, texts, widths, strict=True)
+    )
+    return "  ".join(cells).rstrip()

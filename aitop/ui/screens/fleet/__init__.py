@@ -1,0 +1,1 @@
+"""The jobs of a cluster, and the ranks of one of them."""

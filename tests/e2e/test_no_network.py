@@ -1,0 +1,136 @@
+"""No verb and nothing that it starts makes a socket, whatever its kind: the kernel is asked for each one.
+
+What the watched run itself does is its own affair: it does not count.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from socket_watch import CALLS, NOT_POSSIBLE, SocketWatch
+from terminal import OnTerminal
+
+from aitop.cli import VERBS
+
+pytestmark = pytest.mark.e2e
+
+AITOP = [sys.executable, "-m", "aitop"]
+RECORDING = str(Path(__file__).parents[1] / "recordings" / "healthy.jsonl.gz")
+RUN = str(Path(__file__).parents[1] / "robustness" / "rights_run.py")
+# Verbs that connect to, or listen at, the address that the user gives them.
+TO_AN_ADDRESS = {"export", "fleet"}
+# Those that need no run, with their arguments.
+WITHOUT_RUN = {
+    "explain": ["input-bound"],
+    "config": [],
+    "replay": [RECORDING, "--format", "json"],
+    "compare": [RECORDING, RECORDING],
+}
+WITH_RUN = {
+    "doctor": ["--pid", "{pid}"],
+    "diagnose": ["--pid", "{pid}", "--for", "6s"],
+    "record": ["--pid", "{pid}", "-o", "{folder}/kept.jsonl.gz", "--for", "4s"],
+    "profile": ["--pid", "{pid}", "-o", "{folder}/trace.json"],
+}
+ON_TERMINAL = {"run": ["--", sys.executable, RUN], "demo": ["slow-loader"]}
+# Of processes of a run that aitop has started.
+RUNS_OWN = re.compile(r"by \S+ (?:-\S+ )*\S*(?:workloads|rights_run\.py)|multiprocessing")
+
+
+@pytest.fixture
+def watch():
+    if not CALLS:
+        pytest.skip("the calls of this processor are not known")
+    watch = SocketWatch()
+    yield watch
+    watch.close()
+
+
+def sockets(watch):
+    """What was done with sockets, the run's own left out, once all that was started has ended."""
+    watch.close()
+    return [note for note in watch.notes if not RUNS_OWN.search(note)]
+
+
+def test_every_verb_is_tried():
+    assert set(VERBS) <= {*WITHOUT_RUN, *WITH_RUN, *ON_TERMINAL, *TO_AN_ADDRESS}
+
+
+def test_sockets_of_children_are_noticed(watch):
+    """Abstract ones, too."""
+    code = (
+        "import os, socket, subprocess, sys\n"
+        "socket.socket(socket.AF_UNIX).bind('\\0aitop-test')\n"
+        "subprocess.run([sys.executable, '-c', 'import socket; socket.socket().connect_ex((\"127.0.0.1\", 9))'])\n"
+    )
+    done = subprocess.run(watch.command([sys.executable, "-c", code]), check=False)
+    if done.returncode == NOT_POSSIBLE:
+        pytest.skip("this system lets nobody watch system calls so")
+    notes = [note.partition(" by ")[0] for note in sockets(watch)]
+    assert notes == [
+        "socket AF_UNIX",
+        "bind @aitop-test",
+        "socket AF_INET",
+        "connect AF_INET 00097f0000010000000000000000",
+    ]
+
+
+def quiet(watch, words):
+    done = subprocess.run(watch.command([*AITOP, *words]), capture_output=True, text=True, check=False)
+    if done.returncode == NOT_POSSIBLE:
+        pytest.skip("this system lets nobody watch system calls so")
+    assert sockets(watch) == []
+    return done
+
+
+@pytest.mark.parametrize("verb", [verb for verb in WITHOUT_RUN if verb in VERBS])
+def test_a_verb_without_a_run(watch, verb):
+    done = quiet(watch, [verb, *WITHOUT_RUN[verb]])
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", WITH_RUN)
+def test_a_verb_with_a_run(watch, verb, slow_loader, tmp_path):
+    slow_loader.wait_steps(2)
+    words = [word.format(pid=slow_loader.pid, folder=tmp_path) for word in WITH_RUN[verb]]
+    done = quiet(watch, [verb, *words])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_screen_and_its_children(watch, slow_loader):
+    """Stacks, the hook, a profile, all stacks at once, native frames."""
+    slow_loader.wait_steps(2)
+    with OnTerminal(watch.command([*AITOP, "--pid", str(slow_loader.pid)])) as screen:
+        if screen.until("host●.* stacks●.* hook●", 60.0) is None and screen.code == NOT_POSSIBLE:
+            pytest.skip("this system lets nobody watch system calls so")
+        assert screen.until("host●.* stacks●.* hook●", 1.0), screen.screen.text()
+        for keys, shown in (
+            (b"S", "Stacks"), (b"\x1b", "hook●"), (b"h", "of this moment"), (b"n", "below Python, "),
+            (b"\x1b", "hook●"), (b"\r", "Evidence"), (b"\x1b", "hook●"), (b"p", "Profile of"), (b"\x1b", "hook●"),
+        ):  # fmt: skip
+            screen.press(keys)
+            # Else it is taken for the beginning of another key.
+            time.sleep(0.5 if keys == b"\x1b" else 0.0)
+            assert screen.until(shown, 20.0), (keys, screen.screen.text())
+        screen.press(b"d")
+        assert screen.until("hook○", 20.0), screen.screen.text()
+        screen.press(b"q")
+        assert screen.wait(20.0) == 0
+    assert sockets(watch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ON_TERMINAL)
+def test_a_run_that_aitop_starts(watch, verb):
+    with OnTerminal(watch.command([*AITOP, verb, *ON_TERMINAL[verb]])) as screen:
+        assert screen.until("host●.* stacks●.* hook●", 60.0), screen.screen.text()
+        screen.press(b"q")
+        assert screen.wait(30.0) is not None
+    assert sockets(watch) == []

@@ -1,0 +1,310 @@
+"""The jobs of a cluster on the screen, from a server that answers as Prometheus does."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+import sample_snapshots as samples
+from fake_prometheus import COMPUTE, HANG, INPUT, Rank, four_jobs, large, served, vector
+from test_every_key import CLASSES, heard_from
+from test_hostile_text import EVIL, assert_safe
+
+from aitop.model.fleet import FleetRank
+from aitop.sources.prometheus.address import parse
+from aitop.sources.prometheus.fleet import FleetReader
+from aitop.ui.app import FleetApp
+from aitop.ui.screens.fleet.columns import Column, Order, fit, in_order, next_order
+from aitop.ui.screens.fleet.jobs import JOBS
+from aitop.ui.screens.fleet.ranks import RANKS
+
+NEVER = 1e6
+
+
+class Eyes:
+    """What somebody at the screen sees and does."""
+
+    def __init__(self, app, pilot):
+        self.app, self.pilot, self.copied = app, pilot, []
+
+    async def press(self, *keys):
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def until(self, text):
+        for _ in range(500):
+            if text in self.text():
+                return
+            await self.pilot.pause(0.01)
+        raise AssertionError(f"{text!r} never came up in:\n{self.text()}")
+
+    def text(self):
+        return "\n".join("".join(one.text for one in row) for row in self.app.screen._compositor.render_strips())
+
+    def rows(self, number=2):
+        """The first words of the rows of the table."""
+        lines = [line[2:].split()[:number] for line in self.text().split("\n")[3:] if line.startswith("│")]
+        return [" ".join(words) for words in lines if words and words[0] not in ("│", "ssh")]
+
+
+@asynccontextmanager
+async def looking(fake, size=(120, 24), until=" ranks on "):
+    app = FleetApp(FleetReader(parse(fake.url), 3600.0), NEVER)
+    async with app.run_test(size=size) as pilot:
+        eyes = Eyes(app, pilot)
+        app.copy_to_clipboard = eyes.copied.append
+        await eyes.until(until)
+        yield eyes
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 50)], ids=str)
+async def test_what_wastes_most_comes_first(size):
+    with served() as fake:
+        async with looking(fake, size) as eyes:
+            assert eyes.rows(1) == ["▸", "loader-7", "ddp-8", "fine-1"]
+            text = eyes.text()
+            for words in (
+                "STALLED 2 of 2",
+                "input-bound/workers",
+                "decode.py:41",
+                "2.8×",
+                "1 job stalled",
+                "4.8 device-hours",
+            ):
+                assert words in text
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 3), (20, 5), (39, 9), (60, 60), (240, 12)], ids=str)
+async def test_every_size_is_drawn(size):
+    with served() as fake:
+        async with looking(fake, until="") as eyes:
+            await eyes.until("loader-7")
+            await eyes.pilot.resize_terminal(*size)
+            await eyes.press("down", "enter", "slash", "x", "enter", "escape")
+            assert {len(row) for row in eyes.text().split("\n")} == {size[0]}
+
+
+async def test_the_ranks_of_a_job_over_its_nodes_with_the_straggler():
+    with served() as fake:
+        async with looking(fake) as eyes:
+            await eyes.press("down", "down", "enter")
+            await eyes.until("The others wait 40 % of a step for rank 3 on gpu-b")
+            assert eyes.rows() == ["▸ 3", "0 gpu-a", "1 gpu-a", "2 gpu-b"]
+            assert "ssh -t gpu-b aitop --pid 803   c copies it" in eyes.text()
+            await eyes.press("c")
+            assert eyes.copied == ["ssh -t gpu-b aitop --pid 803"]
+            await eyes.press("down", "enter")
+            assert eyes.copied[1:] == ["ssh -t gpu-a aitop --pid 800"]
+            await eyes.press("escape")
+            await eyes.until("ddp-8")
+
+
+async def test_the_command_for_the_worst_rank_of_a_job():
+    with served() as fake:
+        async with looking(fake) as eyes:
+            await eyes.press("down", "down", "c")
+            await eyes.until("ssh -t gpu-b aitop --pid 803   (copied")
+            assert eyes.copied == ["ssh -t gpu-b aitop --pid 803"]
+
+
+async def test_a_copy_goes_to_the_terminal_as_it_understands_it():
+    """Only base64 gets there, whatever the text."""
+    with served() as fake:
+        app = FleetApp(FleetReader(parse(fake.url), 3600.0), NEVER)
+        async with app.run_test() as pilot:
+            written = []
+            app._driver.write = written.append
+            app.screen.show_command(FleetRank(node="gpu-b", rank=3, pid=803))
+            await pilot.pause()
+    (code,) = [one for one in written if one.startswith("\x1b]52;c;")]
+    assert base64.b64decode(code[7:].rstrip("\a")).decode() == "ssh -t gpu-b aitop --pid 803"
+
+
+async def test_a_node_that_is_no_host_gets_into_no_command():
+    with served(Rank("j", "a;reboot", 0, 7, verdicts=(INPUT,))) as fake:
+        async with looking(fake, until="on 1 node") as eyes:
+            await eyes.press("c")
+            await eyes.until("there is no rank with a node and a pid")
+            await eyes.press("enter")
+            await eyes.until("its node or pid is not known")
+    assert eyes.copied == []
+
+
+async def test_without_devices_it_says_what_the_order_is():
+    with served(Rank("j", "n", 0, 7, verdicts=(INPUT,)), Rank("k", "n", 0, 8, verdicts=(COMPUTE,))) as fake:
+        async with looking(fake) as eyes:
+            assert "stalled first, then by the share of the first verdict" in eyes.text()
+            assert "wasted in" not in eyes.text()
+
+
+async def test_the_filter():
+    with served() as fake:
+        async with looking(fake) as eyes:
+            await eyes.press("slash", *"gpu-b")
+            assert eyes.rows(1) == ["hung-9", "ddp-8", "fine-1"]
+            await eyes.press("enter")
+            assert "Jobs · 4 · /gpu-b 3 match" in eyes.text()
+            await eyes.press("escape")
+            assert len(eyes.rows(1)) == 4
+            await eyes.press("slash", *"input", "escape")
+            assert len(eyes.rows(1)) == 4
+
+
+async def test_sorting():
+    with served() as fake:
+        async with looking(fake) as eyes:
+            await eyes.press("end", ">")
+            assert eyes.rows(1) == ["ddp-8", "▸", "hung-9", "loader-7"]
+            assert "by job" in eyes.text()
+            await eyes.press("I")
+            assert eyes.rows(1) == ["loader-7", "hung-9", "▸", "ddp-8"]
+            await eyes.press(*">>>>")
+            assert "by wasted" in eyes.text()
+            assert eyes.rows(1) == ["loader-7", "ddp-8", "hung-9", "▸"]
+            await eyes.press(*"<<<<<<")
+            assert eyes.rows(1)[:2] == ["hung-9", "loader-7"]
+
+
+async def test_asked_again_it_shows_what_is_new_and_the_cursor_stays_on_its_job():
+    with served() as fake:
+        async with looking(fake) as eyes:
+            await eyes.press("down", "down")
+            fake.change(*[rank for rank in four_jobs() if rank.job != "loader-7"], Rank("new", "n", 0, 5, 0.9))
+            await eyes.press("r")
+            await eyes.until("new")
+            assert [row for row in eyes.rows() if row.startswith("▸")] == ["▸ ddp-8"]
+
+
+async def test_what_was_seen_stays_when_prometheus_is_gone_and_it_says_how_old_it_is():
+    with served() as fake:
+        async with looking(fake, (160, 24)) as eyes:
+            fake.answer = lambda handler: handler.reply(503, b"<html>busy</html>")
+            await eyes.pilot.pause(0.12)
+            await eyes.press("r")
+            await eyes.until("is no Prometheus")
+            assert " ms old · http://127.0.0.1" in eyes.text()
+            assert len(eyes.rows(1)) == 4
+            await eyes.press("down", "enter")
+            await eyes.until("HTTP 503")
+            await eyes.press("escape")
+            fake.answer = None
+            await eyes.press("r")
+            for _ in range(300):
+                await eyes.pilot.pause(0.01)
+                if " old · " not in eyes.text():
+                    break
+            assert " old · " not in eyes.text()
+
+
+async def test_nothing_but_a_sentence_where_there_never_was_an_answer():
+    with served() as fake:
+        fake.answer = lambda handler: handler.reply(401, b"")
+        async with looking(fake, (80, 24), until="") as eyes:
+            await eyes.until("lets nobody ask without the right name and password")
+            await eyes.until("(HTTP 401): put them into the URL")
+            await eyes.press("down", "enter", "c", "slash", "a", "enter", "I", ">", "q")
+    assert eyes.app.return_code == 0
+
+
+async def test_a_slow_answer_holds_nothing_up_and_is_asked_for_once():
+    with served() as fake:
+        async with looking(fake) as eyes:
+            gate, asked = threading.Event(), len(fake.asked)
+            fake.answer = lambda handler: (gate.wait(5), handler.reply(200, b"", "application/json"))
+            await eyes.press("r", "r", "r", "down", "slash", *"ddp")
+            assert eyes.rows(1) == ["ddp-8"]
+            assert len(fake.asked) - asked <= 1
+            gate.set()
+
+
+async def test_no_label_passes_anything_on_to_the_terminal():
+    evil = [
+        Rank(f"j{EVIL}", f"n{EVIL}", 0, 7, 0.5, wait=0.1, verdicts=((f"v{EVIL}", EVIL, "critical", EVIL, 3, 0.5, 2.0),))
+    ]
+    with served(*evil, Rank("k", "m", 0, 8, verdicts=(HANG, COMPUTE))) as fake:
+        async with looking(fake) as eyes:
+            assert_safe(eyes.app.screen)
+            await eyes.press("c")
+            assert_safe(eyes.app.screen)
+            await eyes.press("enter")
+            await eyes.until("its node or pid")
+            assert_safe(eyes.app.screen)
+
+
+async def test_a_thousand_nodes():
+    with served(*large(40)) as fake:
+        async with looking(fake, (80, 24)) as eyes:
+            assert "320 ranks on 40 nodes" in eyes.text()
+            await eyes.press("end", "pageup", "home")
+
+
+async def test_every_key_asks_for_what_its_binding_says(monkeypatch):
+    with served() as fake:
+        async with looking(fake) as eyes:
+            for names in (("FleetScreen", "TableScreen"), ("RanksScreen",)):
+                for name in names:
+                    asked, wanted = await heard_from(eyes.app, eyes.pilot, CLASSES[name], monkeypatch)
+                    assert asked == wanted
+                monkeypatch.undo()
+                await eyes.press("enter")
+
+
+async def test_help_lists_the_keys():
+    with served() as fake:
+        async with looking(fake) as eyes:
+            await eyes.press("question_mark")
+            await eyes.until("the job's ranks over all its nodes")
+
+
+async def test_the_ranks_elsewhere_of_a_job_that_is_watched_here(look_at, monkeypatch):
+    monkeypatch.setenv("NODE_NAME", "gpu-a")
+    snapshot = samples.two_ranks()
+    pids = [process.pid for process in snapshot.host.processes if process.role == "rank"]
+    here = [Rank("9", "gpu-a", rank, pid, wait=0.4) for rank, pid in enumerate(pids)]
+    with served(*here, Rank("9", "gpu-b", 2, 77, wait=0.02), Rank("8", "gpu-c", 0, pids[0])) as fake:
+        fake.answer = lambda handler: whose(fake, handler, pids)
+        async with look_at(snapshot) as eyes:
+            await eyes.press("E")
+            await eyes.until("no Prometheus server is named")
+            eyes.app.screen._cluster = FleetReader(parse(fake.url))
+            await eyes.press("E")
+            await eyes.until("The others wait 40 % of a step for rank 2 on gpu-b")
+            await eyes.press("escape")
+            await eyes.until("Verdict")
+            fake.answer = lambda handler: handler.reply(200, vector([]), "application/json")
+            await eyes.press("E")
+            await eyes.until("does not know this job")
+
+
+def whose(fake, handler, pids):
+    """Answers which job has these processes of gpu-a, and then as always."""
+    query = fake.asked[-1]
+    assert "|".join(map(str, pids)) in query
+    assert 'node="gpu-a"' in query
+    fake.answer = None
+    handler.reply(200, vector([({"exported_job": "9", "job": "aitop"}, float(len(pids)))]), "application/json")
+
+
+@pytest.mark.parametrize("table", [JOBS, RANKS], ids=["jobs", "ranks"])
+def test_columns_fill_the_width_and_never_more(table):
+    before = 0
+    for width in range(20, 240):
+        shape = fit(table, width)
+        cells = 2 + sum(room + 2 for _, room in shape.columns) - 2
+        assert cells <= max(width, 22)
+        assert len(shape.columns) >= before
+        before = len(shape.columns)
+    assert before == len(table)
+
+
+def test_what_is_not_measured_comes_last_in_either_order():
+    table = (Column("a", 3, 0, lambda row: row[0]), Column("b", 3, 0, lambda row: row[1]))
+    rows = [(2, "x"), (None, "y"), (9, None)]
+    assert [row[0] for row in in_order(rows, table, Order("a"))] == [9, 2, None]
+    assert [row[0] for row in in_order(rows, table, Order("a", inverted=True))] == [2, 9, None]
+    assert [row[1] for row in in_order(rows, table, Order("b"))] == ["x", "y", None]
+    assert next_order(table, Order(), 1) == Order("a")
+    assert next_order(table, Order("b"), 1) == Order("b")
+    assert next_order(table, Order("a"), -5) == Order()

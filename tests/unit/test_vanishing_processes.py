@@ -1,0 +1,162 @@
+"""A process may end between any two looks at it: each of them is taken away in turn, and nothing raises.
+
+From one call of the operating system on, every file of the process in /proc is gone, as the kernel has it: names are
+not found, and what is open already cannot be read (ESRCH).
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aitop.attach.entrance import survey
+from aitop.sources.access import why_denied
+from aitop.sources.host.discovery import candidates
+from aitop.sources.host.source import HostSource
+from aitop.sources.process_status import read_status
+from aitop.sources.servers.recognition import Recogniser
+from aitop.sources.source import SourceError
+from aitop.sources.stacks.choice import Chooser
+from aitop.sources.stacks.kernel_waits import KernelWaits
+from aitop.sources.stacks.spy import explain
+from aitop.sources.stacks.window import CodeOfProcesses
+from aitop.sources.stopped import RunsOn
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+class Vanishing:
+    """Counts the calls that touch the files of a process; from number `after` on they fail. None: they never do."""
+
+    def __init__(self, pid, monkeypatch):
+        self.place = f"/proc/{pid}"
+        self.calls, self.after = 0, None
+        self._handles = set()
+        for owner, name in ((os, "open"), (os, "listdir"), (os, "readlink"), (os, "stat"), (builtins, "open")):
+            monkeypatch.setattr(owner, name, self._by_name(getattr(owner, name)))
+        monkeypatch.setattr(os, "read", self._by_handle(os.read))
+        monkeypatch.setattr(os, "kill", self._signal(os.kill))
+
+    def reset(self, after):
+        self.calls, self.after = 0, after
+        self._handles.clear()
+
+    def _gone(self):
+        self.calls += 1
+        return self.after is not None and self.calls > self.after
+
+    def _by_name(self, call):
+        def watched(path=".", *rest, **options):
+            ours = isinstance(path, (str, os.PathLike)) and f"{os.fspath(path)}/".startswith(f"{self.place}/")
+            if ours and self._gone():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            result = call(path, *rest, **options)
+            if ours and call.__name__ == "open" and isinstance(result, int):
+                self._handles.add(result)
+            elif isinstance(result, int):
+                self._handles.discard(result)
+            return result
+
+        return watched
+
+    def _by_handle(self, call):
+        def watched(handle, *rest):
+            if handle in self._handles and self._gone():
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+            return call(handle, *rest)
+
+        return watched
+
+    def _signal(self, call):
+        def watched(pid, number):
+            if self.place == f"/proc/{pid}" and self.after is not None and self.calls >= self.after:
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+            return call(pid, number)
+
+        return watched
+
+
+@pytest.fixture(scope="module")
+def family():
+    """The pids of a Python process and of its child, which computes."""
+    parent = subprocess.Popen([sys.executable, "-S", "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    yield parent.pid, child
+    os.kill(child, 9)
+    parent.wait()
+
+
+def host(parent, child):
+    source = HostSource([parent])
+    source.open()
+    for _ in range(3):
+        source.read()
+
+
+def host_of_two(parent, child):
+    source = HostSource([parent, child], recognise=Recogniser().look)
+    source.open()
+    source.read()
+
+
+def kernel(parent, child):
+    waits = KernelWaits()
+    waits.begin([parent, child])
+    waits.look()
+    waits.look()
+    waits.end()
+    waits.states({parent: {}, child: {}})
+
+
+def code(parent, child):
+    codes = CodeOfProcesses()
+    codes.of(child).around(os.__file__, 3)
+    codes.of(child).place(os.__file__, 3)
+
+
+LOOKS = {
+    "host": host,
+    "host of two": host_of_two,
+    "kernel": kernel,
+    "chooser": lambda parent, child: [Chooser([parent]).next(few=few) for few in (True, False)],
+    "everyone": lambda parent, child: Chooser([parent]).everyone(),
+    "code": code,
+    "status": lambda parent, child: read_status(child),
+    "denied": lambda parent, child: why_denied(child),
+    "explain": lambda parent, child: explain(child, "no such process"),
+    "runs on": lambda parent, child: RunsOn(child).hindrance(killed=False),
+    "survey": lambda parent, child: survey(child),
+}
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["the parent", "the child"])
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_process_vanishes_at_any_moment(name, who, family, monkeypatch):
+    vanishing = Vanishing(family[who], monkeypatch)
+    LOOKS[name](*family)
+    for after in range(vanishing.calls):
+        vanishing.reset(after)
+        try:
+            LOOKS[name](*family)
+        except SourceError as error:
+            assert error.reason
+        except Exception as error:
+            raise AssertionError(f"it vanished after {after} calls") from error
+
+
+def test_a_list_of_runs_is_made_while_one_vanishes(family, monkeypatch):
+    monkeypatch.setattr("aitop.sources.host.discovery.CPU_WINDOW", 0.0)
+    vanishing = Vanishing(family[1], monkeypatch)
+    for after in range(8):
+        vanishing.reset(after)
+        candidates({family[1]: ((0,), 1 << 30)})
