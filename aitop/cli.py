@@ -20,6 +20,7 @@ from aitop.commands import (
     diagnose,
     doctor,
     explain,
+    export,
     fleet,
     monitor,
     profile,
@@ -41,6 +42,7 @@ examples:
   aitop diagnose --pid 4242 --format json      look for 15 s, then report (for scripts and CI)
   aitop explain input-bound                    what a verdict means, how to be sure of it, and how to fix it
   aitop profile --pid 4242 -o trace.json       torch.profiler around 5 steps of it, and a trace for Perfetto
+  aitop export --all --prometheus 9464         what costs the jobs here their time, as metrics
   aitop fleet --prometheus http://HOST:9090    the jobs of a whole cluster, by what they waste
   aitop doctor --pid 4242                      what works here, what does not, and how to mend it
 
@@ -57,6 +59,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),
     "compare": (compare, "say whether a run is faster than an earlier one, and why"),
+    "export": (export, "export what costs the jobs of this machine their time, as metrics"),
     "fleet": (fleet, "show the jobs of a whole cluster by what they waste, from Prometheus"),
     "doctor": (doctor, "say what works here, what does not, and how to mend it"),
     "config": (config, "say what is set, and in which file"),

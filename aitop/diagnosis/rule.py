@@ -39,6 +39,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     critical, severity, confidence   given by rules that do not derive them from signals
     processes   those that lose the time, where the lines do not say it
     since       when it began (seconds since the epoch), where that is known
+    full_in     seconds until the memory that it is about is full
     """
 
     title: str
@@ -63,6 +64,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     since: float | None = None
+    full_in: float | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -157,6 +159,7 @@ def _finding(name: str, said: Explanation, snapshot: Snapshot) -> Finding:
         processes=said.processes,
         parts=said.parts,
         since=said.since,
+        full_in=None if said.full_in is None else round(said.full_in, 1),
     )
     return Finding(verdict, (share or 0.0) if said.level is None else said.level, claims)
 

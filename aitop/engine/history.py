@@ -142,11 +142,25 @@ class HookHistory:
     totals: UnitTotals = field(default_factory=UnitTotals)
 
 
+class Reach(NamedTuple):
+    """How far back a Snapshot looks for stacks, and how soon things count as old. Longer where looks are seldom.
+
+    `sampled`  stack windows of at least so many seconds together are looked at, however old they are
+    `stale`    a source that has said nothing new for so many seconds is stale
+    `again`    seconds after which the stacks of a job that stands still are read again
+    """
+
+    sampled: float = 0.0
+    stale: float = 10.0
+    again: float = 10.0
+
+
 @dataclass
 class History:
     """Samples of the last minutes by source. `add` takes events in order; nothing here grows without bound."""
 
     target: Target
+    reach: Reach = field(default_factory=Reach)
     statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
     last_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
     hosts: RecentSamples[HostSample] = field(default_factory=RecentSamples)

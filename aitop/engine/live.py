@@ -9,13 +9,14 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from aitop.engine.core import Engine
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
+from aitop.engine.history import History, Reach
 from aitop.engine.hook_requests import HookRequests, SteppingProcesses, take_out
 from aitop.engine.run_history import RunHistory
 from aitop.engine.runner import SourceRunner
@@ -26,7 +27,7 @@ from aitop.model.run import Run
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
-from aitop.sources.devices import device_source
+from aitop.sources.devices import SharedDevices, device_source
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.host.target import still_there
@@ -36,6 +37,7 @@ from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.dump import native_frames, take_dump
+from aitop.sources.stacks.pace import PartOfBudget, SharedBudget
 from aitop.stacks.work import step_levels
 
 if TYPE_CHECKING:
@@ -56,6 +58,12 @@ GROWTH_SECONDS = 5.0
 LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
+# Where many jobs are watched nobody waits for the first frame; two ticks make a verdict, once stacks were sampled.
+FIRST_TICKS_OF_MANY = (7.0, 9.0)
+# How soon an idle feed notices that it is to end.
+NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
+# Some 200 samples of the thread that leads, as in half a minute of a screen.
+REACH_OF_MANY = Reach(sampled=10.0, stale=600.0, again=300.0)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -73,13 +81,27 @@ class Options(msgspec.Struct, frozen=True):
     history: bool = False
 
 
+class Shared(NamedTuple):
+    """What the feeds of several jobs have in common: they take turns at sampling stacks, and read devices once."""
+
+    budget: SharedBudget
+    devices: SharedDevices
+
+
 class LiveFeed:
-    """Watches one or more live processes and their trees."""
+    """Watches one or more live processes and their trees. With `shared` it is one of many feeds, and each is cheap."""
 
     live = True
 
-    def __init__(self, targets: Sequence[Target], options: Options, sink: EventSink | None = None) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        options: Options,
+        sink: EventSink | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         self.target = targets[0]
+        self._shared = shared
         self._pids = whole_jobs([target.pid for target in targets])
         self._tops = {pid: started(pid) for pid in self._pids}
         self._options = options
@@ -88,7 +110,7 @@ class LiveFeed:
         self._stopping = threading.Event()
         self._concluding = threading.Event()
         self._stop_once = threading.Lock()
-        self._engine = Engine(self.target)
+        self._engine = Engine(self.target, History(self.target, REACH_OF_MANY) if shared else None)
         self._history = RunHistory(self.target) if options.history else None
         self._before: Run | None = None
         self._growth = GrowthFinder(self.target.pid, self._events.put)
@@ -106,6 +128,11 @@ class LiveFeed:
         self._snapshot: Snapshot | None = None
         self._looked = self._began = 0.0
         self._look: threading.Thread | None = None
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes of the job: those at its top, and all that were alive at the last look."""
+        return self._host.seen.pids.union(self._pids)
 
     def start(self, publish: Publish) -> None:
         self._began = time.monotonic()
@@ -200,16 +227,22 @@ class LiveFeed:
     def _sources(self) -> list[Source]:
         off = {name for name, _ in self._switched_off()}
         sources: list[Source] = [self._host]
+        shared = self._shared
         if "gpu" not in off:
-            sources.append(device_source(lambda: self._host.seen.pids))
+            devices = shared.devices.of if shared else device_source
+            sources.append(devices(lambda: self._host.seen.pids))
         if "stacks" not in off:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
-            sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
+            budget = PartOfBudget(shared.budget) if shared else None
+            sources.append(
+                StackSource(self._pids, script=self.target.script, working=working, stepping=stepping, budget=budget)
+            )
         if "hook" not in off:
-            sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
+            sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in, seldom=shared is not None))
         if "server" not in off:
             wait = functools.partial(self._host.wait_for_look, FIRST_LOOK_SECONDS)
-            sources.append(ServerSource(lambda: self._host.seen.server, wait, self._hook_measures_requests))
+            least = self._options.interval if shared else 0.0
+            sources.append(ServerSource(lambda: self._host.seen.server, wait, self._hook_measures_requests, least))
         return sources
 
     def _hook_measures_requests(self) -> bool:
@@ -282,15 +315,17 @@ class LiveFeed:
 
     def _tick_until_stopped(self, publish: Publish) -> None:
         started = time.monotonic()
-        due = [started + early for early in FIRST_TICKS if early < self._options.interval]
+        early = FIRST_TICKS_OF_MANY if self._shared else FIRST_TICKS
+        notice = NOTICE_SECONDS_OF_MANY if self._shared else NOTICE_SECONDS
+        due = [started + seconds for seconds in early if seconds < self._options.interval]
         next_tick = due.pop(0) if due else started + self._options.interval
-        cpu = _CpuMeter()
+        cpu = CpuMeter()
         self._before = self._history.last() if self._history is not None else None
         while not self._stopping.is_set():
             wait, last = next_tick - time.monotonic(), self._concluding.is_set()
             if wait > 0 and not last:
                 try:
-                    self._take(self._events.get(timeout=min(wait, 0.25)), publish)
+                    self._take(self._events.get(timeout=min(wait, notice)), publish)
                 except queue.Empty:
                     pass
                 continue
@@ -377,7 +412,7 @@ def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> Exchang
     return ExchangeNotes(time=time.monotonic(), flights=flights, ras=ras, local=meet_on_this_machine(ranks))
 
 
-class _CpuMeter:
+class CpuMeter:
     """CPU use of this process and of its finished children since the last call, in cores."""
 
     def __init__(self) -> None:

@@ -61,6 +61,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     `speedup_range` bounds that factor (95 %). `confidence` (0..1) is that of the cause alone. `processes` are the pids
     of the processes that lose the time. `parts` are the causes of that time, the largest first, where it has several.
     `since` is when it began (seconds since the epoch), None where that is not known.
+    `full_in` is how many seconds are left at this rate until the memory that the verdict is about is full.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     since: float | None = None
+    full_in: float | None = None
 
 
 class Abstention(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,8 +5,15 @@ Another vendor is a folder beside `nvml/` with a Source that gives GpuSample, an
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
+from aitop.model.event import Sample
+from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.source import SourceName
 from aitop.sources import nvml
 from aitop.sources.source import Source
 
@@ -30,3 +37,63 @@ def device_users() -> DeviceUsers:
     from aitop.sources.nvml.processes import gpu_users  # noqa: PLC0415 - as above
 
     return gpu_users()
+
+
+class SharedDevices:
+    """The devices of the machine, read once an `interval` however many jobs are watched. Any thread may ask."""
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self._source = device_source(frozenset)
+        self._lock = threading.Lock()
+        self._open = False
+        self._sample: GpuSample | None = None
+
+    def of(self, tree: Callable[[], frozenset[int]]) -> Source:
+        """The source of one job, whose devices are those that processes of its `tree` compute on."""
+        return _JobDevices(self, tree)
+
+    def sample(self) -> GpuSample | None:
+        """The newest sample. Raises SourceError."""
+        with self._lock:
+            now = time.monotonic()
+            # Half an interval is new enough: every job asks once in one.
+            if self._sample is None or now - self._sample.time > self.interval / 2:
+                if not self._open:
+                    self._source.open()
+                    self._open = True
+                samples = self._source.read()
+                self._sample = next((one for one in samples if isinstance(one, GpuSample)), None)
+            return self._sample
+
+    def close(self) -> None:
+        """Give the driver back."""
+        with self._lock:
+            if self._open:
+                self._source.close()
+                self._open = False
+
+
+class _JobDevices(Source):
+    """What one job sees of SharedDevices."""
+
+    name: SourceName = "gpu"
+
+    def __init__(self, shared: SharedDevices, tree: Callable[[], frozenset[int]]) -> None:
+        self.interval = shared.interval
+        self._shared = shared
+        self._tree = tree
+
+    def read(self) -> list[Sample]:
+        sample, tree = self._shared.sample(), self._tree()
+        if sample is None:
+            return []
+        return [msgspec.structs.replace(sample, devices=tuple(_seen_by(tree, each) for each in sample.devices))]
+
+
+def _seen_by(tree: frozenset[int], device: GpuDevice) -> GpuDevice:
+    """The device with what is `mine` decided by the processes of a tree."""
+    if device.processes is None:
+        return device
+    processes = tuple(msgspec.structs.replace(each, mine=each.pid in tree) for each in device.processes)
+    return msgspec.structs.replace(device, processes=processes, mine=any(each.mine for each in processes))

@@ -185,6 +185,7 @@ DOCUMENTED = {
             "processes": [4242],
             "parts": [],
             "since": None,
+            "full_in": None,
         }
     ],
     "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},

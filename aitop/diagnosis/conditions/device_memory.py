@@ -92,6 +92,7 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
         evidence=_signs(held, slope, full_in),
         fixes=_remedies(held, snapshot.kind),
         level=held.level,
+        full_in=full_in,
     )
 
 

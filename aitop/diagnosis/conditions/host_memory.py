@@ -70,6 +70,7 @@ def pressure(snapshot: Snapshot) -> Explanation | str | None:
         title=title + (f", full in {duration(full_in)}" if full_in is not None else ""),
         evidence=(*_signs(memory, filling), *_who(host, memory)),
         fixes=_fixes(snapshot, host, memory),
+        full_in=full_in,
         level=memory.level,
     )
 

@@ -75,6 +75,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
         where=where,
         evidence=(*_evidence(what, line, left, full_in), *doubts),
         fixes=_fixes(where, keeps_graph, name),
+        full_in=full_in,
         level=line.slope / MIN_SLOPE,
     )
 

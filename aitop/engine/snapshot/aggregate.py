@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,7 +28,6 @@ from aitop.stacks.work import working
 WINDOW_SECONDS = 30.0
 LONG_WINDOW_SECONDS = 120.0
 ENOUGH_STEPS = 30
-STALE_SECONDS = 10.0
 # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
 ENOUGH_FORWARD_SAMPLES = 5
 SETUP_SLACK_SECONDS = 0.5
@@ -48,7 +48,9 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
-    stacks = history.stacks.view(_stepping_windows(history, lead), roles, since)
+    windows = _stepping_windows(history, lead)
+    since = min(since, _sampled_since(windows, history.reach.sampled))
+    stacks = history.stacks.view(windows, roles, since)
     ranks = ranks_view(history, tick.time)
     steps = _with_exchange(steps, ranks)
     workers = working(stacks, _stepping(history, tick.time), history.target.pid)
@@ -203,6 +205,17 @@ def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
     return [window for window in windows if window.time - window.seconds >= min(began, early)]
 
 
+def _sampled_since(windows: Sequence[StackWindow], seconds: float) -> float:
+    """When the newest windows that are so many seconds long together began; infinity for 0 seconds."""
+    since = math.inf
+    for window in reversed(windows):
+        if seconds <= 0:
+            break
+        seconds -= window.seconds
+        since = window.time - window.seconds
+    return since
+
+
 def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> Kind:
     """The kind of the job. `serves`: serving software was recognised, which does inference unless something trains."""
     if records and records[-1].kind == "train":
@@ -236,7 +249,8 @@ def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceNa
         age = None if newest is None else max(0.0, now - newest)
         statuses[name] = msgspec.structs.replace(status, age=age)
         # The hook reports once a step, so a run with long steps gets more time.
-        limit = max(STALE_SECONDS, 5 * steps.p95) if name == "hook" and steps and steps.p95 else STALE_SECONDS
+        stale = history.reach.stale
+        limit = max(stale, 5 * steps.p95) if name == "hook" and steps and steps.p95 else stale
         if status.state == "ok" and age is not None and age > limit:
             statuses[name] = msgspec.structs.replace(
                 statuses[name], state="stale", reason=f"nothing new for {age:.0f} s", code="nothing-new"

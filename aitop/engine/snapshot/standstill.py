@@ -24,7 +24,6 @@ STILL_SWITCHES, STILL_CORES = 3.0, 0.03
 # Looks are asked for after so long, and a standstill is told after so long where the run has no history.
 LOOK_SECONDS, FIRST_SECONDS, BLIND_SECONDS, SLEEPING_SECONDS = 2.0, 4.0, 6.0, 60.0
 OF_LONGEST = 1.5
-LOOK_AGAIN_SECONDS = 10.0
 
 
 def wants_look(history: History, now: float) -> bool:
@@ -32,7 +31,7 @@ def wants_look(history: History, now: float) -> bool:
     if _still_since(history, now) is None or standing_for(history, now) < LOOK_SECONDS:
         return False
     dump = history.dump
-    return dump is None or dump.time < now - standing_for(history, now) or now - dump.time > LOOK_AGAIN_SECONDS
+    return dump is None or dump.time < now - standing_for(history, now) or now - dump.time > history.reach.again
 
 
 def standing_for(history: History, now: float) -> float:

@@ -99,6 +99,19 @@ def kind_of(arguments: Sequence[str], python: bool) -> Command:
     return "python"
 
 
+def launcher_name(arguments: Sequence[str]) -> str | None:
+    """The known launcher that a command line starts, by its own name; None for any other program."""
+    if not arguments or kind_of(arguments, python=False) != "launcher":
+        return None
+    program = os.path.basename(arguments[0]).partition(":")[0]
+    if not named_python(program):
+        return program
+    run = invocation(arguments)
+    if run.how == "script":
+        return os.path.basename(run.what)
+    return next((name for name in LAUNCHER_MODULES if name in run.what), None)
+
+
 def _by_program(program: str, otherwise: Command) -> Command:
     if program in LAUNCHERS:
         return "launcher"

@@ -33,14 +33,20 @@ class _Failure:
 
 
 class HookSource(Source):
-    """The source. `pids` returns the processes to hook; `way_in` puts the hook into one, or raises SourceError."""
+    """The source. `pids` returns the processes to hook; `way_in` puts the hook into one, or raises SourceError.
+
+    With `seldom` the rings are read as seldom as their leases allow, however few there are.
+    """
 
     name: SourceName = "hook"
     interval = OFTEN_SECONDS
     patience = 5.0
 
-    def __init__(self, pids: Callable[[], Sequence[int]], way_in: Callable[[int], None]) -> None:
+    def __init__(
+        self, pids: Callable[[], Sequence[int]], way_in: Callable[[int], None], *, seldom: bool = False
+    ) -> None:
         self._pids = pids
+        self._seldom = seldom
         self._way_in = way_in
         self._rings: dict[int, HookRing] = {}
         self._failures: dict[int, _Failure] = {}
@@ -69,7 +75,7 @@ class HookSource(Source):
         self._join(time.monotonic())
         self._complain_without_rings()
         samples: list[Sample] = []
-        self.interval = SELDOM_SECONDS if len(self._rings) > MANY else OFTEN_SECONDS
+        self.interval = SELDOM_SECONDS if self._seldom or len(self._rings) > MANY else OFTEN_SECONDS
         for reader in list(self._rings.values()):
             reader.renew()
             sample = reader.read(time.monotonic())

@@ -24,7 +24,7 @@ PATH = "/metrics"
 class ServerSource(Source):
     """The source. `server` gives what the watched tree was recognised as; `wait` waits for the first look at it.
 
-    `measured` says whether its requests are measured in another way.
+    `measured` says whether its requests are measured in another way; `least` is the shortest interval, in seconds.
     """
 
     name: SourceName = "server"
@@ -36,10 +36,12 @@ class ServerSource(Source):
         server: Callable[[], Server | None],
         wait: Callable[[], None],
         measured: Callable[[], bool] = lambda: False,
+        least: float = 0.0,
     ) -> None:
         self._server = server
         self._wait = wait
         self._measured = measured
+        self._least = least
 
     def open(self) -> None:
         """Wait until the processes were looked at."""
@@ -74,5 +76,5 @@ class ServerSource(Source):
             remedy = metrics.absent if failure.state == "absent" else None
             raise SourceError(failure.state, failure.reason, remedy, passing=failure.passing)
         usual = SELDOM_SECONDS if self._measured() else EVERY_SECONDS
-        self.interval = min(SELDOM_SECONDS, max(usual, longest / MOST_OF_ITS_TIME))
+        self.interval = max(self._least, min(SELDOM_SECONDS, max(usual, longest / MOST_OF_ITS_TIME)))
         return samples

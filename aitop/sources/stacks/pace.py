@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from aitop.sources.stacks.speedscope import ThreadSamples
 
 CORES = 0.015
 CREDIT_SECONDS = 0.6
+# Windows of a job that is one of many: two minutes may pass until the next one, and a verdict needs so many samples.
+AT_ONCE = 3
 LONGEST_INTERVAL = 8.0
 # At first a picture is wanted soon, and a part of few samples is known only so well; so many in all at most.
 QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
@@ -25,8 +28,10 @@ GOES_ON = 3
 class Budget:
     """CPU time that sampling may take: CORES of a core, and CREDIT_SECONDS more at the start or after a rest.
 
-    Times are monotonic seconds.
+    Times are monotonic seconds. `quick`: a picture is wanted soon, so the first windows are short and look often.
     """
+
+    quick = True
 
     def __init__(self, now: float) -> None:
         self._left = CREDIT_SECONDS
@@ -44,6 +49,47 @@ class Budget:
         if self._left >= 0:
             return 0.0
         return min(LONGEST_INTERVAL, now - started - self._left / CORES)
+
+
+class SharedBudget:
+    """CPU time that the stack sources of one process may take together: `cores` of a core.
+
+    A window reserves the time until its cost is paid, and the next one of any source comes after that. So sources take
+    turns, and the more there are the less often each comes.
+    """
+
+    def __init__(self, cores: float) -> None:
+        self._cores = cores
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def reserve(self, cpu: float, now: float) -> float:
+        """When the next window that will cost about `cpu` seconds may begin."""
+        with self._lock:
+            begin = max(now, self._free)
+            self._free = begin + cpu / self._cores
+            return begin
+
+
+class PartOfBudget(Budget):
+    """What one source may take of a SharedBudget: cheap windows, AT_ONCE of them first, then each in its turn."""
+
+    quick = False
+
+    def __init__(self, shared: SharedBudget) -> None:
+        super().__init__(0.0)
+        self._shared = shared
+        self._windows = 0
+
+    @property
+    def tight(self) -> bool:
+        return True
+
+    def spend(self, cpu: float, started: float, now: float) -> float:
+        self._windows += 1
+        if self._windows < AT_ONCE:
+            return 0.0
+        return self._shared.reserve(cpu, now) - started
 
 
 def rate_of(sampled: float, processes: int) -> int:

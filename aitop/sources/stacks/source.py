@@ -14,7 +14,7 @@ from aitop.sources.host.tree import Stepping, nobody
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
-from aitop.sources.stacks.pace import Budget, GilWatch, rate_of
+from aitop.sources.stacks.pace import RATE, Budget, GilWatch, rate_of
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
@@ -52,6 +52,7 @@ class StackSource(Source):
         seconds: float = 2.0,
         working: Working = tuple,
         stepping: Stepping = nobody,
+        budget: Budget | None = None,
     ) -> None:
         self.interval = 0.0
         self.patience = seconds + GRACE_SECONDS + 4.0
@@ -62,7 +63,7 @@ class StackSource(Source):
         self._steps_seen = False
         self._due = 0.0
         self._code = CodeOfProcesses()
-        self._budget = Budget(time.monotonic())
+        self._budget = budget or Budget(time.monotonic())
         self._gil = GilWatch()
         self._kernel = KernelWaits()
         self._closing = threading.Event()
@@ -103,15 +104,16 @@ class StackSource(Source):
 
     def _read(self) -> list[Sample]:
         started = time.monotonic()
-        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if self._taken < FIRST_WINDOWS else self._seconds))
+        quick = self._budget.quick and self._taken < FIRST_WINDOWS
+        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if quick else self._seconds))
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:
             pids = self._chooser.next(few=self._budget.tight)
-            rate = rate_of(self._sampled, len(pids))
+            rate = rate_of(self._sampled, len(pids)) if self._budget.quick else RATE
             for pid in pids:
                 spies.append(Spy(self._program, pid, planned, rate))
-            for pid, threads, look_rate in self._looks(pids):
+            for pid, threads, look_rate in self._looks(pids, quick):
                 spies.append(Spy(self._program, pid, planned, look_rate, threads))
             kernel_cpu = self._wait(pids, spies, started + planned)
         finally:
@@ -135,12 +137,12 @@ class StackSource(Source):
         self._empty = 0
         return [window]
 
-    def _looks(self, pids: Sequence[int]) -> list[tuple[int, Threads, int]]:
+    def _looks(self, pids: Sequence[int], first: bool) -> list[tuple[int, Threads, int]]:
         """The looks that the next window takes besides the stacks of all threads, each with its rate per second.
 
         They are at the process that steps, and at another.
         """
-        if not self._gil.due(first=self._taken < FIRST_WINDOWS):
+        if not self._gil.due(first=first):
             return []
         # In between only which threads hold it is asked.
         looks: list[tuple[int, Threads, int]] = [(pids[0], "gil", GIL_RATE if self._gil.cores else LOOK_RATE)]

@@ -1,0 +1,195 @@
+"""Export what costs the jobs of this machine their time, as metrics: to Prometheus, a file or a collector."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aitop.commands.options import SWITCHES, duration, process_id
+from aitop.errors import AitopError, WrongUsageError
+from aitop.model.text import printable
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from aitop.outputs.prometheus.families import JobsCollector
+
+DEPLOYMENTS = {
+    "kubernetes": "kubernetes.yaml",
+    "slurm": "slurm.sh",
+    "systemd": "aitop-export.service",
+    "grafana": "grafana.json",
+    "alerts": "alerts.yaml",
+}
+# An exporter keeps nothing of a run for the next.
+HOW = {name: words for name, words in SWITCHES.items() if name != "history"}
+SHORTEST_SECONDS = 1.0
+SUFFIX = ".prom"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--pid or --all, where to export to, how often, and --print."""
+    which = parser.add_argument_group("which jobs")
+    which.add_argument("--pid", type=process_id, nargs="+", metavar="PID", help="these processes, with their children")
+    which.add_argument("--all", action="store_true", help="all AI processes of this machine, as they come and go")
+    where = parser.add_argument_group("where to")
+    where.add_argument(
+        "--prometheus", metavar="HOST:PORT", help="listen there for scrapes (PORT alone: for this machine only)"
+    )
+    where.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate …")
+    where.add_argument("--tls-key", type=Path, metavar="FILE", help="… and its key")
+    where.add_argument(
+        "--tls-clients", type=Path, metavar="FILE", help="answer only clients with a certificate signed by this one"
+    )
+    where.add_argument(
+        "--textfile", type=Path, metavar="FILE", help="write FILE.prom for node_exporter's textfile collector"
+    )
+    where.add_argument("--otlp", metavar="URL", help="send to an OpenTelemetry collector, as http://localhost:4318")
+    how = parser.add_argument_group("how to watch")
+    how.add_argument("--every", type=every, default=15.0, metavar="T", help="time between two looks (default: 15s)")
+    for name, words in HOW.items():
+        usual = {"passive": "no", "hook": "no"}.get(name, "yes")
+        how.add_argument(
+            f"--{name}",
+            action=argparse.BooleanOptionalAction,
+            # Whatever is set for the screen: many jobs, for days, are another matter.
+            default=False if name == "hook" else None,
+            help=f"{words} (default: {usual})",
+        )
+    parser.add_argument("--print", choices=DEPLOYMENTS, help="print a file to deploy the exporter with, and end")
+
+
+def every(text: str) -> float:
+    """A duration of at least a second."""
+    seconds = duration(text)
+    if seconds < SHORTEST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is too short: 1s is the shortest")
+    return seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export until interrupted, or until the processes named have ended."""
+    if args.print:
+        sys.stdout.write(deployment(args.print))
+        return 0
+    check_usage(args)
+    from aitop.engine.live import CpuMeter, Options
+    from aitop.engine.node import Node
+    from aitop.outputs.systemd import notify
+    from aitop.sources.host.identity import node_name
+    from aitop.sources.host.job import started
+    from aitop.sources.host.target import look
+
+    for pid in args.pid or ():
+        look(pid)
+    collector = new_collector(node_name())
+    options = Options(interval=args.every, **{name: getattr(args, name) for name in HOW})
+    node, cpu = Node(args.pid, options, collector, say), CpuMeter()
+    with contextlib.ExitStack() as ending:
+        exports = list(exports_of(args, collector, ending))
+        ending.callback(node.stop)
+        notify("READY=1")
+        while True:
+            pause = node.update()
+            collector.cpu = cpu.cores()
+            for export in exports:
+                export()
+            notify("WATCHDOG=1")
+            if args.pid and node.idle and not any(started(pid) for pid in args.pid):
+                return 0
+            time.sleep(pause)
+
+
+def check_usage(args: argparse.Namespace) -> None:
+    """Raise a WrongUsageError where the options do not say what to export, or where to."""
+    if bool(args.pid) == args.all:
+        raise WrongUsageError("say which jobs: either --pid PID, or --all that run here")
+    if not (args.prometheus or args.textfile or args.otlp):
+        raise WrongUsageError("say where to: --prometheus HOST:PORT, --textfile FILE or --otlp URL")
+    if (args.tls_cert is None) != (args.tls_key is None) or (args.tls_clients and not args.tls_cert):
+        raise WrongUsageError("HTTPS needs both --tls-cert and --tls-key")
+    if args.textfile and args.textfile.suffix != SUFFIX:
+        raise WrongUsageError(f"node_exporter reads only files that end in {SUFFIX}: {args.textfile} does not")
+
+
+def new_collector(node: str) -> JobsCollector:
+    """The collector of this machine's jobs. Raises an AitopError where its library is missing."""
+    try:
+        from aitop.outputs.prometheus.families import JobsCollector
+    except ImportError as error:
+        raise AitopError(f"{error.name} is not installed", "pip install 'aitop-live[export]'") from None
+    return JobsCollector(node)
+
+
+def exports_of(
+    args: argparse.Namespace, collector: JobsCollector, ending: contextlib.ExitStack
+) -> Iterator[Callable[[], None]]:
+    """What is to be called after each look. What must be undone at the end goes into `ending`."""
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    if args.prometheus:
+        listen(registry, args)
+    if args.textfile:
+        yield textfile_of(registry, args.textfile, ending)
+    if args.otlp:
+        yield otlp_of(collector, args.otlp, ending)
+
+
+def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
+    """Serve the metrics. Raises WrongUsageError where that cannot be done at this address."""
+    from aitop.outputs.prometheus.server import Tls, parse_address, serve
+
+    try:
+        address = parse_address(args.prometheus)
+        serve(registry, address, Tls(args.tls_cert, args.tls_key, args.tls_clients) if args.tls_cert else None)
+    except ValueError as error:
+        raise WrongUsageError(str(error)) from None
+    except OSError as error:
+        raise WrongUsageError(f"cannot listen on {args.prometheus}: {error.strerror or error}") from None
+    scheme = "https" if args.tls_cert else "http"
+    say(f"metrics are at {scheme}://{address}/metrics")
+
+
+def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.ExitStack) -> Callable[[], None]:
+    """Writes the file. It is removed at the end: node_exporter would go on exporting what it says."""
+    from aitop.outputs.prometheus.textfile import write_textfile
+
+    def write() -> None:
+        try:
+            write_textfile(registry, path)
+        except OSError as error:
+            raise AitopError(f"cannot write {path}: {error.strerror or error}") from None
+
+    ending.callback(path.unlink, missing_ok=True)
+    return write
+
+
+def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) -> Callable[[], None]:
+    """Sends metrics, and changes of verdicts as log records, to an OpenTelemetry collector."""
+    if not url.startswith(("http://", "https://")):
+        raise WrongUsageError(f"{url!r} is not the URL of a collector, such as http://localhost:4318")
+    try:
+        from aitop.outputs.otlp import OtlpSender
+    except ImportError as error:
+        raise AitopError(f"{error.name} is not installed", "pip install 'aitop-live[otlp]'") from None
+    sender = OtlpSender(url, collector, say)
+    ending.callback(sender.close)
+    return sender.send
+
+
+def deployment(name: str) -> str:
+    """The file to deploy the exporter with."""
+    return files("aitop.commands").joinpath("deployments").joinpath(DEPLOYMENTS[name]).read_text(encoding="utf-8")
+
+
+def say(sentence: str) -> None:
+    """One line on stderr, for whoever started the exporter."""
+    print(f"aitop: {printable(sentence)}", file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""Watches many jobs of this machine in one process, each with a feed of its own, and cheaply all together.
+
+Feeds share one budget for stack sampling, so their cost does not grow with their number: the more jobs there are, the
+less often the stacks of each are sampled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from aitop.engine.live import LiveFeed, Options, Shared
+from aitop.errors import AitopError
+from aitop.model.job import Job
+from aitop.model.snapshot import Snapshot
+from aitop.sources.devices import SharedDevices, device_users
+from aitop.sources.host.discovery import candidates
+from aitop.sources.host.identity import job_of, node_name
+from aitop.sources.host.job import started, whole_jobs
+from aitop.sources.host.target import look
+from aitop.sources.stacks.pace import SharedBudget
+
+# Of a core, for sampling the stacks of all jobs. What else aitop does takes about half as much again.
+CORES = 0.008
+# Looking for jobs reads the list of all processes twice.
+SEARCH_SECONDS = 30.0
+# The first windows of a job follow one another: jobs that are found together take turns.
+APART_SECONDS = 5.0
+
+
+class JobReceiver(Protocol):
+    """What takes the Snapshots of all jobs. Any thread of a feed may call."""
+
+    def take(self, job: Job, snapshot: Snapshot) -> None: ...
+
+    def close(self, job: Job) -> None:
+        """Take note of a job into which we may not look."""
+
+    def drop(self, pid: int) -> None:
+        """Forget the job whose topmost process this was."""
+
+
+class _Watched:
+    """A job with its feed. `ended` is set once the feed has published its last Snapshot.
+
+    `failed` says in words how aitop itself failed on it, None where it did not.
+    """
+
+    def __init__(self, feed: LiveFeed, top: int, node: str, receiver: JobReceiver) -> None:
+        self.feed = feed
+        self.top = top
+        self.ended = threading.Event()
+        self.failed: str | None = None
+        self._node = node
+        self._receiver = receiver
+        self._job: Job | None = None
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Hand on a Snapshot; called from the feed's thread."""
+        if snapshot.target.ended is not None:
+            self.failed = snapshot.target.ended if snapshot.tick == 0 else None
+            self._receiver.drop(self.top)
+            self.ended.set()
+            return
+        if snapshot.host is None:
+            return
+        if self._job is None:
+            ranks = [process.pid for process in snapshot.host.processes if process.role == "rank"]
+            self._job = job_of(self.top, next(iter(ranks), self.top), self._node)
+        self._receiver.take(self._job, snapshot)
+
+
+class Node:
+    """The jobs of this machine: those of `pids`, or with None all that there are. `say` gets a sentence at a time."""
+
+    def __init__(
+        self, pids: Sequence[int] | None, options: Options, receiver: JobReceiver, say: Callable[[str], None]
+    ) -> None:
+        self.name = node_name()
+        self._pids = pids
+        self._options = options
+        self._receiver = receiver
+        self._say = say
+        self._shared = Shared(SharedBudget(CORES), SharedDevices(options.interval))
+        self._watched: dict[int, _Watched] = {}
+        # Why a job is not watched, by its topmost process and when that began.
+        self._refused: dict[tuple[int, int | None], str] = {}
+        self._broken: set[tuple[int, int | None]] = set()
+        # The topmost processes of jobs that are to be watched next.
+        self._waiting: list[int] = []
+        self._search_at = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job is watched, nor about to be."""
+        return not self._watched and not self._waiting
+
+    def update(self) -> float:
+        """Follow jobs that come and go, and begin with one at most: the seconds until the next call."""
+        for top in [top for top, watched in self._watched.items() if watched.ended.is_set()]:
+            self._end(top)
+        now = time.monotonic()
+        if not self._waiting and (self._pids is not None or now >= self._search_at):
+            self._search_at = now + SEARCH_SECONDS
+            self._waiting = self._running()
+            self._forget_refused(self._waiting)
+        while self._waiting:
+            if self._begin(self._waiting.pop(0)) and self._waiting:
+                return APART_SECONDS
+        return self._options.interval
+
+    def _end(self, top: int) -> None:
+        watched = self._watched.pop(top)
+        watched.feed.stop()
+        if watched.failed is not None:
+            # It would fail again.
+            self._broken.add((top, started(top)))
+        self._say(watched.failed or f"the job of process {top} has ended")
+
+    def stop(self) -> None:
+        """End all feeds, side by side: each may take seconds."""
+        endings = [threading.Thread(target=watched.feed.stop) for watched in self._watched.values()]
+        for ending in endings:
+            ending.start()
+        for ending in endings:
+            ending.join()
+        self._shared.devices.close()
+
+    def _running(self) -> list[int]:
+        """The topmost processes of jobs that are not watched yet."""
+        known: set[int] = set().union(*(watched.feed.pids for watched in self._watched.values()))
+        if self._pids is not None:
+            pids: Iterable[int] = self._pids
+        else:
+            users = device_users() if self._options.gpu else None
+            pids = (candidate.pid for candidate in candidates(gpu_users=users))
+        tops = {min(whole_jobs([pid])) for pid in pids if pid not in known}
+        return sorted(tops - known)
+
+    def _begin(self, top: int) -> bool:
+        """Start to watch a job; False where that is refused."""
+        if (top, started(top)) in self._broken:
+            return False
+        try:
+            target = look(top)
+        except AitopError as error:
+            self._refuse(top, str(error))
+            return False
+        feed = LiveFeed([target], self._options, shared=self._shared)
+        watched = self._watched[top] = _Watched(feed, top, self.name, self._receiver)
+        feed.start(watched.publish)
+        self._say(f"watching the job of process {top}")
+        return True
+
+    def _refuse(self, top: int, why: str) -> None:
+        key = (top, started(top))
+        if key[1] is None or self._refused.get(key) == why:
+            return
+        self._refused[key] = why
+        self._receiver.close(job_of(top, top, self.name))
+        self._say(why)
+
+    def _forget_refused(self, running: Sequence[int]) -> None:
+        for key in [key for key in self._refused if key[0] not in running or started(key[0]) != key[1]]:
+            del self._refused[key]
+            if key[0] not in self._watched:
+                self._receiver.drop(key[0])

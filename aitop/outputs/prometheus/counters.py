@@ -1,0 +1,95 @@
+"""What is counted of one rank and only grows: sums over Snapshots of its steps, requests and iterations."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TypeVar
+
+from aitop.model.serving import IterationRecord, RequestRecord
+from aitop.model.snapshot import Snapshot
+from aitop.model.steps import StepRecord
+
+# Seconds, three to a decade: from a tiny step to a slow request.
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
+
+Record = TypeVar("Record", StepRecord, RequestRecord, IterationRecord)
+
+
+class Tally:
+    """A histogram: how many values lie between each of BOUNDS and the one before, how many lie above, and their sum."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(BOUNDS, value)] += 1
+        self.sum += value
+
+
+class RankCounters:
+    """The counters of one rank, across all processes that were this rank. `units` and `unit_seconds` are by kind: step,
+    request or iteration.
+    """
+
+    def __init__(self) -> None:
+        self.units: dict[str, float] = {}
+        self.unit_seconds: dict[str, Tally] = {}
+        self.request_seconds = Tally()
+        self.first_token_seconds = Tally()
+        self.hook_seconds: float | None = None
+        self._pid = 0
+        # What was seen of the present process: its number of steps, and when the newest record of a kind ended.
+        self._steps: int | None = None
+        self._ended: dict[str, float] = {}
+
+    def take(self, pid: int, snapshot: Snapshot) -> None:
+        """Add what is new in a Snapshot; successive Snapshots overlap."""
+        if pid != self._pid:
+            self._pid, self._steps, self._ended = pid, None, {}
+        self._take_steps(pid, snapshot)
+        serving = snapshot.serving
+        if serving is None or serving.pid != pid:
+            return
+        requests = self._new("request", serving.requests)
+        for request in requests:
+            self.request_seconds.add(request.seconds)
+            if request.first_token is not None:
+                self.first_token_seconds.add(request.first_token)
+        for kind, records in (("request", requests), ("iteration", self._new("iteration", serving.iterations))):
+            if records:
+                self.units[kind] = self.units.get(kind, 0.0) + len(records)
+
+    def _take_steps(self, pid: int, snapshot: Snapshot) -> None:
+        steps, facts = snapshot.steps, snapshot.facts
+        leads = steps is not None and steps.pid == pid
+        count = steps.count if steps is not None and leads else _step_of(pid, snapshot)
+        if count is None:
+            return
+        made = max(0, count - self._steps) if self._steps is not None else 0
+        self._steps = count
+        self.units["step"] = self.units.get("step", 0.0) + made
+        if steps is None or not leads:
+            return
+        self._new("step", steps.recent)
+        if facts is not None and facts.cost_us is not None:
+            self.hook_seconds = (self.hook_seconds or 0.0) + made * facts.cost_us / 1e6
+
+    def _new(self, kind: str, records: Sequence[Record]) -> list[Record]:
+        """Those of the records that were not seen before; their lengths are counted."""
+        before = self._ended.get(kind)
+        new = [record for record in records if before is None or record.end > before]
+        if new:
+            self._ended[kind] = max(record.end for record in new)
+            tally = self.unit_seconds.setdefault(kind, Tally())
+            for record in new:
+                tally.add(record.seconds)
+        return new
+
+
+def _step_of(pid: int, snapshot: Snapshot) -> int | None:
+    """The number of the last step of a rank that does not lead."""
+    views = snapshot.ranks.ranks if snapshot.ranks else ()
+    return next((view.step for view in views if view.pid == pid), None)

@@ -1,0 +1,239 @@
+"""The metric families of all jobs on this machine: names, labels and values as SCRIPTING.md lists them.
+
+What is not measured has no sample. prometheus_client escapes labels; here they are made printable and bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from aitop.model.job import Job
+from aitop.model.snapshot import Snapshot
+from aitop.model.source import SourceState
+from aitop.model.text import printable
+from aitop.model.verdict import Verdict
+from aitop.outputs.prometheus.counters import BOUNDS, RankCounters, Tally
+from aitop.outputs.prometheus.ranks import Rank, named, phases_of, ranks_here
+
+LONGEST_LABEL = 256
+OF_JOB = ("node", "job")
+OF_RANK = (*OF_JOB, "rank", "UUID")
+OF_VERDICT = ("verdict", "subtype", "severity", "file", "line")
+OF_INFO = ("user", "launcher", "scheduler", "step", "pod", "container", "ray_job")
+UNSEEN: tuple[SourceState, ...] = ("denied", "failed")
+
+
+class WatchedJob:
+    """The newest Snapshot of a job, and what was counted of its ranks."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.ranks: tuple[Rank, ...] = ()
+        self.snapshot: Snapshot | None = None
+        self.counters: dict[str, RankCounters] = {}
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Take the next Snapshot."""
+        self.snapshot, self.ranks = snapshot, ranks_here(snapshot)
+        self.counters = {rank.label: self.counters.get(rank.label) or RankCounters() for rank in self.ranks}
+        for rank in self.ranks:
+            self.counters[rank.label].take(rank.pid, snapshot)
+
+
+class JobsCollector(Collector):
+    """The families of the jobs that are watched now. Any thread may call. `cpu` is what aitop uses, in cores."""
+
+    def __init__(self, node: str) -> None:
+        self.cpu: float | None = None
+        self.node = node
+        self._lock = threading.Lock()
+        self._jobs: dict[int, WatchedJob] = {}
+        self._closed: dict[int, Job] = {}
+
+    def take(self, job: Job, snapshot: Snapshot) -> None:
+        """Take the next Snapshot of a job."""
+        with self._lock:
+            self._closed.pop(job.pid, None)
+            watched = self._jobs.get(job.pid)
+            if watched is None or watched.job != job:
+                watched = self._jobs[job.pid] = WatchedJob(job)
+            watched.take(snapshot)
+
+    def close(self, job: Job) -> None:
+        """Take note of a job into which aitop may not look."""
+        with self._lock:
+            self._closed[job.pid] = job
+
+    def drop(self, pid: int) -> None:
+        """Forget the job whose topmost process this was: its series end."""
+        with self._lock:
+            self._jobs.pop(pid, None)
+            self._closed.pop(pid, None)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, those without a sample left out."""
+        with self._lock:
+            jobs, closed = list(self._jobs.values()), list(self._closed.values())
+            families = list(self._families(jobs, closed))
+        return [family for family in families if family.samples]
+
+    def _families(self, jobs: Sequence[WatchedJob], closed: Sequence[Job]) -> Iterator[Metric]:
+        families = _Families()
+        for job in closed:
+            families.up.add_metric((*_of_job(job), "", "", str(job.pid)), 0.0)
+            families.info.add_metric(_of_info(job), 1.0)
+        for watched in jobs:
+            if watched.snapshot is not None:
+                families.add(watched, watched.snapshot)
+        families.jobs.add_metric((_label(self.node),), float(len(jobs) + len(closed)))
+        if self.cpu is not None:
+            families.cpu.add_metric((_label(self.node),), self.cpu)
+        return families.all()
+
+
+class _Families:
+    """One family for each metric, to be filled with the samples of all jobs."""
+
+    def __init__(self) -> None:
+        self.up = GaugeMetricFamily(
+            "aitop_up",
+            "1: this rank is watched; 0: it is there, but aitop cannot look into it.",
+            labels=(*OF_RANK, "pid"),
+        )
+        self.info = GaugeMetricFamily("aitop_job_info", "Always 1: whose job it is.", labels=(*OF_JOB, *OF_INFO))
+        self.order = GaugeMetricFamily(
+            "aitop_verdict_order",
+            "Place of a verdict in the diagnosis: 1 is the one that costs most.",
+            labels=(*OF_RANK, *OF_VERDICT),
+        )
+        self.share = GaugeMetricFamily(
+            "aitop_verdict_share", "Share of the time that the verdict's cause takes.", labels=(*OF_RANK, *OF_VERDICT)
+        )
+        self.speedup = GaugeMetricFamily(
+            "aitop_verdict_speedup", "Factor in units per second if the cause were gone.", labels=(*OF_RANK, "verdict")
+        )
+        self.full = GaugeMetricFamily(
+            "aitop_memory_full_seconds",
+            "Time that is left until memory is full, of a verdict on memory.",
+            labels=(*OF_RANK, "verdict"),
+        )
+        self.wasted = GaugeMetricFamily(
+            "aitop_wasted_gpu_ratio", "Share of a device's time that is lost to the first verdict.", labels=OF_RANK
+        )
+        self.stalled = GaugeMetricFamily("aitop_stalled", "1 while nothing in the job gets on.", labels=OF_RANK)
+        self.phases = GaugeMetricFamily(
+            "aitop_phase_ratio", "Share of a step, request or iteration.", labels=(*OF_RANK, "phase")
+        )
+        self.units = CounterMetricFamily(
+            "aitop_units", "Steps, requests or iterations that the hook has seen.", labels=(*OF_RANK, "kind")
+        )
+        self.unit_seconds = HistogramMetricFamily(
+            "aitop_unit_seconds", "Length of a step, request or iteration.", labels=(*OF_RANK, "kind")
+        )
+        self.requests = HistogramMetricFamily(
+            "aitop_request_seconds", "From the arrival of a request to its last byte or token.", labels=OF_RANK
+        )
+        self.first_tokens = HistogramMetricFamily(
+            "aitop_time_to_first_token_seconds", "From the arrival of a request to its first token.", labels=OF_RANK
+        )
+        self.hook = CounterMetricFamily(
+            "aitop_hook_seconds", "Time that aitop's hook has taken in the process.", labels=OF_RANK
+        )
+        self.cpu = GaugeMetricFamily("aitop_monitor_cpu_ratio", "Cores that this exporter uses.", labels=("node",))
+        self.jobs = GaugeMetricFamily("aitop_jobs", "AI jobs on this machine.", labels=("node",))
+
+    def all(self) -> Iterator[Metric]:
+        """Every family, in the order of the documentation."""
+        return iter(vars(self).values())
+
+    def add(self, watched: WatchedJob, snapshot: Snapshot) -> None:
+        """The samples of one job."""
+        job = watched.job
+        self.info.add_metric(_of_info(job), 1.0)
+        stacks, hook = snapshot.sources.get("stacks"), snapshot.sources.get("hook")
+        blind = stacks is not None and stacks.state in UNSEEN and not (hook is not None and hook.state == "ok")
+        for rank in watched.ranks:
+            labels = _of_rank(job, rank)
+            self.up.add_metric((*labels, str(rank.pid)), float(not blind))
+            for phase, share in phases_of(rank, snapshot).items():
+                self.phases.add_metric((*labels, phase), share)
+            self._add_counters(labels, watched.counters[rank.label])
+        verdicts = snapshot.diagnosis.verdicts
+        for order, verdict in enumerate(verdicts, start=1):
+            self._add_verdict(watched, verdict, order)
+        self._add_losses(watched, snapshot, verdicts)
+
+    def _add_verdict(self, watched: WatchedJob, verdict: Verdict, order: int) -> None:
+        # Only the first verdict says where: every other line would be a series of its own.
+        where = verdict.where[0] if verdict.where and order == 1 else None
+        place = (_label(where.file), str(where.line)) if where is not None else ("", "")
+        about = (verdict.id, verdict.subtype or "", verdict.severity, *place)
+        for rank in named(watched.ranks, verdict.ranks):
+            labels = _of_rank(watched.job, rank)
+            self.order.add_metric((*labels, *about), float(order))
+            if verdict.share is not None:
+                self.share.add_metric((*labels, *about), verdict.share)
+            if verdict.speedup is not None:
+                self.speedup.add_metric((*labels, verdict.id), verdict.speedup)
+            # What is only said for information may be the loading of a data set.
+            if verdict.full_in is not None and verdict.severity != "info":
+                self.full.add_metric((*labels, verdict.id), verdict.full_in)
+
+    def _add_losses(self, watched: WatchedJob, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> None:
+        stalled = any(verdict.id == "hang" for verdict in verdicts)
+        # The kernel's counters are rates only from the second look on.
+        measured = snapshot.host is not None and any(process.cpu is not None for process in snapshot.host.processes)
+        first = next((verdict for verdict in verdicts if verdict.share is not None), None)
+        lost = None if first is None else 0.0 if first.severity == "info" else first.share
+        for rank in watched.ranks:
+            if stalled or measured:
+                self.stalled.add_metric(_of_rank(watched.job, rank), float(stalled))
+            if lost is not None:
+                for device in rank.devices:
+                    self.wasted.add_metric((*_of_job(watched.job), rank.label, _label(device)), lost)
+
+    def _add_counters(self, labels: Sequence[str], counters: RankCounters) -> None:
+        for kind, count in counters.units.items():
+            self.units.add_metric((*labels, kind), count)
+        for kind, tally in counters.unit_seconds.items():
+            _add_histogram(self.unit_seconds, (*labels, kind), tally)
+        for family, tally in (
+            (self.requests, counters.request_seconds),
+            (self.first_tokens, counters.first_token_seconds),
+        ):
+            if any(tally.counts):
+                _add_histogram(family, labels, tally)
+        if counters.hook_seconds is not None:
+            self.hook.add_metric(labels, counters.hook_seconds)
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], tally: Tally) -> None:
+    below, buckets = 0, []
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), tally.counts, strict=True):
+        below += count
+        buckets.append((bound, float(below)))
+    family.add_metric(labels, buckets, tally.sum)
+
+
+def _of_job(job: Job) -> tuple[str, str]:
+    return _label(job.node), _label(job.id)
+
+
+def _of_rank(job: Job, rank: Rank) -> tuple[str, ...]:
+    """A rank on several devices has no UUID: one series of it stands for all of them."""
+    device = rank.devices[0] if len(rank.devices) == 1 else ""
+    return (*_of_job(job), rank.label, _label(device))
+
+
+def _of_info(job: Job) -> tuple[str, ...]:
+    facts: Mapping[str, str | None] = {name: getattr(job, name) for name in OF_INFO}
+    return (*_of_job(job), *(_label(value or "") for value in facts.values()))
+
+
+def _label(text: str) -> str:
+    """A value that a label may have, whatever a program calls itself."""
+    return printable(text)[:LONGEST_LABEL]

@@ -1,0 +1,54 @@
+"""Serves the metrics over HTTP, at an address that was asked for. Nothing else in aitop listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+LOOPBACK = "127.0.0.1"
+
+
+class Address(NamedTuple):
+    """Where to listen. Without a host only this machine can ask."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Tls(NamedTuple):
+    """Files of the server's certificate and key; with `clients`, only holders of a certificate signed by it may ask."""
+
+    certificate: Path
+    key: Path
+    clients: Path | None = None
+
+
+def parse_address(text: str) -> Address:
+    """HOST:PORT, [IPv6]:PORT or PORT. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or LOOPBACK
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return Address(host, int(port))
+
+
+def serve(registry: CollectorRegistry, address: Address, tls: Tls | None = None) -> None:
+    """Answer scrapes in a thread of its own for as long as the process lives. Raises OSError."""
+    if tls is None:
+        start_http_server(address.port, address.host, registry)
+        return
+    start_http_server(
+        address.port,
+        address.host,
+        registry,
+        certfile=str(tls.certificate),
+        keyfile=str(tls.key),
+        client_cafile=None if tls.clients is None else str(tls.clients),
+        client_auth_required=tls.clients is not None,
+    )

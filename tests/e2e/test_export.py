@@ -1,0 +1,326 @@
+"""`aitop export` beside real programs: training runs, Prometheus and promtool; and that no verb listens unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from test_export_metrics import JOB, RECORDINGS, recorded
+
+from aitop import cli
+from aitop.outputs.prometheus.families import JobsCollector
+from aitop.outputs.prometheus.server import Address, serve
+
+pytestmark = [pytest.mark.e2e]
+DEPLOYMENTS = files("aitop.commands").joinpath("deployments")
+ALERTS = DEPLOYMENTS.joinpath("alerts.yaml").read_text(encoding="utf-8")
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def needs(program: str):
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not on the PATH")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def until(true, seconds: float, pause: float = 0.5):
+    """What `true` returns, as soon as that is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(pause)
+    return value
+
+
+@contextmanager
+def started(*command: str, **options):
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        # With its loader workers.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(15)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+def workload(name: str):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return started(sys.executable, "-m", f"aitop.workloads.{name}", env=ONE_THREAD, **quiet)
+
+
+def exporter(*arguments: str, node: str = "n1"):
+    environment = os.environ | {"NODE_NAME": node}
+    return started(sys.executable, "-m", "aitop", "export", *arguments, env=environment, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def prometheus(folder: Path, ports: list[int], rules: str | None = None):
+    """A Prometheus that scrapes these ports of this machine every second; gives a function for its API."""
+    job = {
+        "job_name": "aitop",
+        "honor_labels": True,
+        "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}],
+    }
+    config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [job]}
+    if rules is not None:
+        (folder / "rules.yaml").write_text(rules)
+        config["rule_files"] = ["rules.yaml"]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    options = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    options.append(f"--web.listen-address=127.0.0.1:{port}")
+
+    def ask(path: str, **parameters: str):
+        return json.loads(get(f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))["data"]
+
+    def ready():
+        try:
+            return get(f"http://127.0.0.1:{port}/-/ready")
+        except OSError:
+            return None
+
+    with started("prometheus", *options, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        until(ready, 20)
+        yield ask
+
+
+@needs("promtool")
+@pytest.mark.parametrize("name", ["serve", "simulated-gpu"])
+def test_promtool_finds_nothing_to_object_to_in_the_metrics(name):
+    collector, registry = JobsCollector("n1"), CollectorRegistry()
+    for snapshot in recorded(name):
+        collector.take(JOB, snapshot)
+    registry.register(collector)
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=generate_latest(registry), capture_output=True, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+@needs("promtool")
+def test_promtool_takes_the_alerts(tmp_path):
+    (tmp_path / "alerts.yaml").write_text(ALERTS)
+    done = subprocess.run(["promtool", "check", "rules", str(tmp_path / "alerts.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on the PATH")
+def test_systemd_takes_the_unit(tmp_path):
+    unit = DEPLOYMENTS.joinpath("aitop-export.service").read_text(encoding="utf-8")
+    (tmp_path / "aitop-export.service").write_text(unit.replace("/opt/aitop/bin/aitop", sys.executable))
+    command = ["systemd-analyze", "verify", str(tmp_path / "aitop-export.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stderr.splitlines() if "aitop-export" in line]
+    assert complaints == []
+
+
+def test_the_shell_takes_the_prolog_and_it_never_fails(tmp_path):
+    script = tmp_path / "aitop.sh"
+    script.write_text(DEPLOYMENTS.joinpath("slurm.sh").read_text(encoding="utf-8"))
+    for context in ("prolog_slurmd", "epilog_slurmd", ""):
+        environment = {"PATH": str(tmp_path), "SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "1", "AITOP": "/bin/sh"}
+        done = subprocess.run(["/bin/sh", str(script)], env=environment, capture_output=True, check=False)
+        assert (done.returncode, done.stdout) == (0, b"")
+
+
+def test_the_daemon_set_has_what_reading_other_pods_takes():
+    documents = list(yaml.safe_load_all(DEPLOYMENTS.joinpath("kubernetes.yaml").read_text(encoding="utf-8")))
+    (pod,) = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "DaemonSet"]
+    (container,) = pod["containers"]
+    assert pod["hostPID"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH"]}
+    assert cli.parse(container["command"][1:]).prometheus.endswith(f":{container['ports'][0]['containerPort']}")
+
+
+@pytest.mark.slow
+def test_a_real_run_is_scraped_and_its_series_end_with_it(tmp_path):
+    port, file = free_port(), tmp_path / "aitop.prom"
+    url = f"http://127.0.0.1:{port}/metrics"
+    with workload("slow_loader") as job:
+        time.sleep(3)
+        arguments = ("--pid", str(job.pid), "--prometheus", str(port), "--textfile", str(file), "--every", "2s")
+        with exporter(*arguments) as export:
+            until(lambda: file.exists(), 20)
+            text = until(lambda: (seen := get(url)) and "aitop_verdict_share{" in seen and seen, 40)
+            (first,) = [line for line in text.splitlines() if "aitop_verdict_order{" in line and line.endswith(" 1.0")]
+            assert 'verdict="input-bound"' in first
+            assert f'job="n1/{job.pid}"' in first
+            assert "slow_loader.py" in first
+            assert f'pid="{job.pid}"' in text
+            assert "aitop_verdict_share{" in until(lambda: (seen := file.read_text()) and "share{" in seen and seen, 10)
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            # The processes named have ended, so there is nothing left to export.
+            assert export.wait(20) == 0
+    assert not file.exists()
+
+
+@pytest.mark.slow
+@needs("prometheus")
+def test_the_alert_fires_for_the_run_that_waits_for_data_and_for_no_other(tmp_path):
+    rules = re.sub(r"for: \S+", "for: 3s", ALERTS)
+    ports = [free_port(), free_port()]
+    with workload("healthy") as healthy, workload("slow_loader") as slow:
+        time.sleep(4)
+        one = exporter("--pid", str(healthy.pid), "--prometheus", str(ports[0]), "--every", "2s", node="n1")
+        other = exporter("--pid", str(slow.pid), "--prometheus", str(ports[1]), "--every", "2s", node="n2")
+        with one, other, prometheus(tmp_path, ports, rules) as ask:
+
+            def firing():
+                return [alert for alert in ask("alerts")["alerts"] if alert["state"] == "firing"]
+
+            alerts = until(firing, 60)
+            healthy_seen = until(lambda: ask("query", query='aitop_verdict_order{node="n1"}')["result"], 40)
+            assert {series["metric"]["severity"] for series in healthy_seen} == {"info"}
+            alerts = firing()
+    assert {(alert["labels"]["alertname"], alert["labels"]["node"]) for alert in alerts} == {("AitopInputBound", "n2")}
+    assert alerts[0]["labels"]["job"] == f"n2/{slow.pid}"
+    assert re.search(r"slow_loader\.py:\d+", alerts[0]["annotations"]["description"])
+
+
+@pytest.mark.slow
+@needs("prometheus")
+def test_every_query_of_the_dashboard_returns_data(tmp_path):
+    """Recordings are played to a real Prometheus: among them are a server, ranks and a device."""
+    names = ["slow-loader", "serve", "straggler", "hang", "simulated-gpu"]
+    collector, registry, port = JobsCollector("n1"), CollectorRegistry(), free_port()
+    registry.register(collector)
+    serve(registry, Address("127.0.0.1", port))
+    collector.cpu = 0.01
+    playing = threading.Event()
+
+    def play():
+        jobs = {number: with_first_tokens(recorded(name)) for number, name in enumerate(names, start=1)}
+        for turn in range(20):
+            for number, snapshots in jobs.items():
+                job = msgspec.structs.replace(JOB, pid=number, id=str(number))
+                collector.take(job, snapshots[min(len(snapshots) - 1, len(snapshots) * (turn + 5) // 20)])
+            if playing.wait(0.5):
+                return
+
+    player = threading.Thread(target=play)
+    player.start()
+    dashboard = json.loads(DEPLOYMENTS.joinpath("grafana.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(queries) > 12
+    with prometheus(tmp_path, [port]) as ask:
+        player.join()
+        time.sleep(1)
+        for query in queries:
+            filled = query.replace("$__rate_interval", "30s").replace("$node", ".*").replace("$job", ".*")
+            result = ask("query", query=filled)["result"]
+            assert result, query
+            assert any(series["value"][1] != "NaN" for series in result), query
+        for variable in dashboard["templating"]["list"][1:]:
+            metric, label = re.fullmatch(r"label_values\((\w+).*, (\w+)\)", variable["query"]["query"]).groups()
+            assert ask(f"label/{label}/values", **{"match[]": metric})
+
+
+def with_first_tokens(snapshots):
+    """The recorded server is no language model: its requests get a first token halfway."""
+
+    def halfway(request):
+        return msgspec.structs.replace(request, first_token=request.seconds / 2)
+
+    def changed(serving):
+        return serving and msgspec.structs.replace(serving, requests=tuple(map(halfway, serving.requests)))
+
+    return [msgspec.structs.replace(snapshot, serving=changed(snapshot.serving)) for snapshot in snapshots]
+
+
+AUDITED = """
+import sys
+def note(event, arguments):
+    if event == "socket.bind" and isinstance(arguments[1], tuple):
+        with open({log!r}, "a") as file:
+            file.write(f"{{arguments[1]}}\\n")
+sys.addaudithook(note)
+from aitop.__main__ import main
+sys.exit(main())
+"""
+SLOW_LOADER = str(RECORDINGS / "slow-loader.jsonl.gz")
+QUICK = {
+    "": ["--pid", "$PID"],
+    "run": ["run", "--", sys.executable, "-c", "import time; time.sleep(3)"],
+    "demo": ["demo", "--list"],
+    "diagnose": ["diagnose", "--pid", "$PID", "--for", "2s"],
+    "explain": ["explain", "input-bound"],
+    "profile": ["profile", "--pid", "$PID", "-o", "$FOLDER/trace.json"],
+    "record": ["record", "--pid", "$PID", "--for", "2s", "-o", "$FOLDER/r.jsonl"],
+    "replay": ["replay", SLOW_LOADER],
+    "export": ["export", "--pid", "$PID", "--textfile", "$FOLDER/aitop.prom"],
+    "doctor": ["doctor", "--pid", "$PID"],
+    "config": ["config"],
+    "compare": ["compare", SLOW_LOADER, SLOW_LOADER],
+    "fleet": ["fleet", "--prometheus", "http://127.0.0.1:9", "--once"],
+}
+"""Arguments with which a verb does its work for some seconds. "" is the screen."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["", *cli.VERBS])
+def test_no_verb_listens_unless_asked(verb, tmp_path):
+    log = tmp_path / "bound"
+    looping = "import time\nwhile True:\n    time.sleep(0.001)"
+    with started(sys.executable, "-c", looping) as target:
+        words = [word.replace("$PID", str(target.pid)).replace("$FOLDER", str(tmp_path)) for word in QUICK[verb]]
+        leader, terminal = pty.openpty()
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        environment = os.environ | {"TERM": "xterm-256color"}
+        reader = threading.Thread(target=drain, args=(leader,), daemon=True)
+        with started(sys.executable, "-c", AUDITED.format(log=str(log)), *words, env=environment, **streams) as aitop:
+            os.close(terminal)
+            reader.start()
+            try:
+                aitop.wait(6)
+            except subprocess.TimeoutExpired:
+                pass
+        os.close(leader)
+    assert not log.exists(), log.read_text()
+
+
+def test_the_test_notices_who_listens(tmp_path):
+    log = tmp_path / "bound"
+    code = AUDITED.format(log=str(log)).partition("from aitop")[0]
+    code += "import socket; socket.create_server(('127.0.0.1', 0))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert "127.0.0.1" in log.read_text()
+
+
+def drain(leader: int) -> None:
+    """Read what is drawn, so that nobody waits for the terminal."""
+    try:
+        while os.read(leader, 65536):
+            pass
+    except OSError:
+        return

@@ -1,0 +1,253 @@
+"""Metric families of recorded jobs: labels, what is left out, counters that only grow, series that end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from aitop.engine.core import Engine
+from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.job import Job
+from aitop.model.snapshot import Phases, Snapshot, Steps, Target
+from aitop.model.source import SourceStatus
+from aitop.model.steps import StepRecord
+from aitop.model.verdict import Diagnosis, Verdict, Where
+from aitop.outputs.prometheus.families import JobsCollector
+from aitop.sources.replay import read_recording
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+JOB = Job(pid=7, node="n1", id="4711", user="ada", scheduler="slurm", step="0")
+
+
+def recorded(name: str) -> list[Snapshot]:
+    header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
+    engine = Engine(header.target)
+    return [snapshot for event in events if (snapshot := engine.handle(event)) is not None]
+
+
+@pytest.fixture(scope="module")
+def slow_loader() -> list[Snapshot]:
+    return recorded("slow-loader")
+
+
+def exported(*snapshots: Snapshot, job: Job = JOB) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """What a scrape reads after these Snapshots: labels (the empty ones left out) and value, by name of the sample."""
+    collector = JobsCollector("n1")
+    for snapshot in snapshots:
+        collector.take(job, snapshot)
+    return scraped(collector)
+
+
+def scraped(collector: JobsCollector) -> dict[str, list[tuple[dict[str, str], float]]]:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if value}
+            samples.setdefault(sample.name, []).append((labels, sample.value))
+    return samples
+
+
+def test_the_first_verdict_has_its_line_share_and_gain(slow_loader):
+    primary = slow_loader[-1].diagnosis.primary
+    seen = exported(slow_loader[-1])
+    (labels, _) = next(pair for pair in seen["aitop_verdict_order"] if pair[1] == 1)
+    assert (labels["verdict"], labels["subtype"], labels["severity"]) == ("input-bound", primary.subtype, "critical")
+    assert (labels["file"], labels["line"]) == (primary.where[0].file, str(primary.where[0].line))
+    assert (labels["node"], labels["job"]) == ("n1", "4711")
+    assert dict(labels) in [other for other, share in seen["aitop_verdict_share"] if share == primary.share]
+    assert [value for other, value in seen["aitop_verdict_speedup"] if other["verdict"] == "input-bound"] == [
+        primary.speedup
+    ]
+
+
+def test_only_the_first_verdict_says_where(slow_loader):
+    where = (Where(pid=7, file="/home/ada/train.py", line=3, function="f", text="secret = read('password')"),)
+    verdicts = tuple(
+        Verdict(id=name, severity="warning", title="t", confidence=0.9, share=0.3, where=where)
+        for name in ("input-bound", "gc-stall")
+    )
+    snapshot = msgspec.structs.replace(slow_loader[-1], diagnosis=Diagnosis(verdicts=verdicts))
+    seen = exported(snapshot)
+    assert [labels.get("line") for labels, _ in seen["aitop_verdict_order"]] == ["3", None]
+    assert "secret" not in str(seen)
+    assert "password" not in str(seen)
+
+
+def test_no_argument_and_no_source_text_is_in_any_label(slow_loader):
+    command = slow_loader[-1].target.command
+    texts = {where.text for verdict in slow_loader[-1].diagnosis.verdicts for where in verdict.where if where.text}
+    assert texts
+    values = {
+        value for samples in exported(*slow_loader).values() for labels, _ in samples for value in labels.values()
+    }
+    assert command not in values
+    assert not any(text in value for text in texts for value in values)
+
+
+def test_a_verdict_without_a_share_has_a_place_and_no_share():
+    leak = Verdict(id="memory-leak", severity="critical", title="t", confidence=0.9)
+    seen = exported(bare(diagnosis=Diagnosis(verdicts=(leak,))))
+    assert [value for _, value in seen["aitop_verdict_order"]] == [1.0]
+    assert "aitop_verdict_share" not in seen
+    assert "aitop_verdict_speedup" not in seen
+
+
+def bare(**fields) -> Snapshot:
+    process = ProcessSample(pid=7, ppid=1, started=1.0, role="rank", name="python", command="python train.py --key x")
+    host = HostSample(time=1.0, processes=(process,), machine=MachineSample(cores=2))
+    made = {"host": host, "target": Target(pid=7, command="python train.py --key x"), **fields}
+    return Snapshot(tick=1, time=1.0, wall=1.0, window=1.0, **made)
+
+
+def test_what_is_not_measured_is_left_out():
+    assert set(exported(bare())) == {"aitop_up", "aitop_job_info", "aitop_jobs"}
+
+
+def test_stalled_is_known_from_the_second_look_on():
+    process = ProcessSample(pid=7, ppid=1, started=1.0, role="rank", name="python", command="x", cpu=0.0)
+    host = HostSample(time=1.0, processes=(process,), machine=MachineSample(cores=2))
+    assert exported(bare(host=host))["aitop_stalled"] == [({"node": "n1", "job": "4711"}, 0.0)]
+    hang = Verdict(id="hang", severity="critical", title="t", confidence=0.9, share=1.0)
+    assert exported(bare(host=host, diagnosis=Diagnosis(verdicts=(hang,))))["aitop_stalled"][0][1] == 1.0
+
+
+def test_a_job_whose_stacks_are_refused_is_not_up():
+    status = SourceStatus(time=1.0, source="stacks", state="denied", reason="it is not yours")
+    assert exported(bare(sources={"stacks": status}))["aitop_up"][0][1] == 0.0
+    hooked = {"stacks": status, "hook": SourceStatus(time=1.0, source="hook", state="ok")}
+    assert exported(bare(sources=hooked))["aitop_up"][0][1] == 1.0
+
+
+def test_labels_from_a_hostile_job_come_through_whole():
+    name = 'a"b\\c\nd{x="y"} 1\u202e\ud800' + "z" * 1000
+    where = (Where(pid=7, file=name, line=3, function="f"),)
+    verdict = Verdict(id="input-bound", severity="warning", title="t", confidence=0.9, share=0.3, where=where)
+    job = Job(pid=7, node=name, id=name, user=name, pod=name)
+    seen = exported(bare(diagnosis=Diagnosis(verdicts=(verdict,))), job=job)
+    ((labels, value),) = seen["aitop_verdict_share"]
+    assert value == 0.3
+    assert labels["file"].startswith('a"b\\c d{x="y"} 1··z')
+    assert max(map(len, labels.values())) <= 256
+    assert len(seen["aitop_job_info"]) == 1
+
+
+def stepped(first: int, last: int, pid: int = 7, count: int | None = None) -> Snapshot:
+    """A Snapshot whose window has the steps from `first` to `last`, each of 20 ms."""
+    records = tuple(StepRecord(index=i, end=i * 0.02, seconds=0.02) for i in range(first, last + 1))
+    steps = Steps(basis="hook", phases=Phases(), pid=pid, count=last if count is None else count, recent=records)
+    process = ProcessSample(pid=pid, ppid=1, started=1.0, role="rank", name="python", command="x", rank=0)
+    host = HostSample(time=1.0, processes=(process,), machine=MachineSample(cores=2))
+    return bare(steps=steps, host=host)
+
+
+def test_steps_are_counted_once_though_windows_overlap():
+    seen = exported(stepped(1, 50), stepped(20, 80), stepped(60, 90))
+    ((labels, units),) = seen["aitop_units_total"]
+    assert (labels["kind"], labels["rank"], units) == ("step", "0", 40.0)
+    assert seen["aitop_unit_seconds_count"][0][1] == 90.0
+    assert seen["aitop_unit_seconds_sum"][0][1] == pytest.approx(1.8)
+    buckets = {labels["le"]: value for labels, value in seen["aitop_unit_seconds_bucket"]}
+    assert (buckets["0.01"], buckets["0.025"], buckets["+Inf"]) == (0.0, 90.0, 90.0)
+
+
+def test_counters_go_on_when_a_rank_is_started_anew():
+    collector = JobsCollector("n1")
+    before = 0.0
+    for snapshot in (
+        stepped(1, 50),
+        stepped(1, 80),
+        stepped(1, 5, pid=8),
+        stepped(1, 30, pid=8),
+        stepped(1, 10, pid=8),
+    ):
+        collector.take(JOB, snapshot)
+        seen = scraped(collector)
+        total, count = seen["aitop_units_total"][0][1], seen["aitop_unit_seconds_count"][0][1]
+        assert total >= before
+        before = total
+    assert (total, count) == (55.0, 110.0)
+
+
+@pytest.mark.parametrize("name", ["slow-loader", "serve", "straggler", "hang", "simulated-gpu", "healthy"])
+def test_no_counter_of_a_recording_ever_falls_and_no_series_is_there_twice(name):
+    collector = JobsCollector("n1")
+    before: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for snapshot in recorded(name):
+        collector.take(JOB, snapshot)
+        now = {}
+        for sample, values in scraped(collector).items():
+            for labels, value in values:
+                key = (sample, frozenset(labels.items()))
+                assert key not in now
+                now[key] = value
+        for key, value in now.items():
+            if key[0].endswith(("_total", "_count", "_sum", "_bucket")):
+                assert value >= before.get(key, 0.0)
+        before = now
+
+
+def test_ranks_have_series_of_their_own_and_phases_add_up():
+    snapshots = recorded("straggler")
+    seen = exported(*snapshots)
+    ranks = {view.rank for view in snapshots[-1].ranks.ranks}
+    assert {labels["rank"] for labels, _ in seen["aitop_up"]} == {str(rank) for rank in ranks}
+    assert len({labels["pid"] for labels, _ in seen["aitop_up"]}) == len(ranks)
+    for rank in ranks:
+        shares = {labels["phase"]: value for labels, value in seen["aitop_phase_ratio"] if labels["rank"] == str(rank)}
+        assert sum(shares.values()) == pytest.approx(1.0, abs=0.02)
+    late = next(verdict for verdict in snapshots[-1].diagnosis.verdicts if verdict.id == "straggler")
+    named = {labels["rank"] for labels, _ in seen["aitop_verdict_share"] if labels["verdict"] == "straggler"}
+    assert named == {str(rank) for rank in late.ranks}
+    waits = {labels["rank"]: value for labels, value in seen["aitop_phase_ratio"] if labels["phase"] == "communication"}
+    assert min(waits, key=waits.__getitem__) == str(late.ranks[0])
+
+
+def test_a_device_carries_its_uuid_and_what_of_it_is_lost():
+    snapshot = recorded("simulated-gpu")[-1]
+    seen = exported(snapshot)
+    mine = {device.uuid for device in snapshot.gpu.devices if device.mine}
+    assert mine
+    assert {labels["UUID"] for labels, _ in seen["aitop_wasted_gpu_ratio"]} == mine
+    primary = snapshot.diagnosis.primary
+    lost = 0.0 if primary.severity == "info" else primary.share
+    assert {value for _, value in seen["aitop_wasted_gpu_ratio"]} == {lost}
+
+
+def test_no_device_no_waste(slow_loader):
+    assert "aitop_wasted_gpu_ratio" not in exported(slow_loader[-1])
+
+
+def test_requests_of_a_server_are_counted_and_timed():
+    seen = exported(*recorded("serve"))
+    kinds = {labels["kind"]: value for labels, value in seen["aitop_units_total"]}
+    assert kinds["request"] == seen["aitop_request_seconds_count"][0][1] > 0
+
+
+def test_the_series_of_a_job_that_has_ended_are_gone(slow_loader):
+    collector = JobsCollector("n1")
+    collector.take(JOB, slow_loader[-1])
+    other = msgspec.structs.replace(JOB, pid=8, id="4712")
+    collector.close(other)
+    seen = scraped(collector)
+    assert {labels["job"] for labels, _ in seen["aitop_up"]} == {"4711", "4712"}
+    assert [value for labels, value in seen["aitop_up"] if labels["job"] == "4712"] == [0.0]
+    assert seen["aitop_jobs"] == [({"node": "n1"}, 2.0)]
+    collector.drop(7)
+    collector.drop(8)
+    assert scraped(collector) == {"aitop_jobs": [({"node": "n1"}, 0.0)]}
+
+
+def test_series_of_ranks_that_are_gone_end_too():
+    snapshots = recorded("straggler")
+    collector = JobsCollector("n1")
+    collector.take(JOB, snapshots[-1])
+    host = snapshots[-1].host
+    left = tuple(process for process in host.processes if process.rank != 1)
+    collector.take(JOB, msgspec.structs.replace(snapshots[-1], host=msgspec.structs.replace(host, processes=left)))
+    assert "1" not in {labels["rank"] for labels, _ in scraped(collector)["aitop_phase_ratio"]}

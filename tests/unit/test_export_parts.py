@@ -1,0 +1,209 @@
+"""What `aitop export` is made of: turns at sampling, addresses, the text file, systemd, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from importlib.resources import files
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from aitop import cli
+from aitop.commands import export
+from aitop.errors import AitopError
+from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.outputs.prometheus.server import Address, parse_address
+from aitop.outputs.prometheus.textfile import write_textfile
+from aitop.outputs.systemd import notify
+from aitop.sources import devices
+from aitop.sources.stacks.pace import AT_ONCE, PartOfBudget, SharedBudget
+
+CORES = 0.01
+
+
+def test_jobs_that_share_a_budget_stay_within_it_however_many_they_are():
+    for count in (1, 8, 50):
+        shared, cost, seconds = SharedBudget(CORES), 0.1, 20_000.0
+        due = dict.fromkeys(range(count), 0.0)
+        parts = [PartOfBudget(shared) for _ in range(count)]
+        windows = dict.fromkeys(range(count), 0)
+        while min(due.values()) < seconds:
+            job = min(due, key=due.__getitem__)
+            started = due[job]
+            windows[job] += 1
+            due[job] = started + max(2.0, parts[job].spend(cost, started, started + 2.0))
+        spent = cost * sum(windows.values())
+        assert spent <= CORES * seconds + count * cost * (AT_ONCE + 1)
+        assert max(windows.values()) - min(windows.values()) <= 1
+
+
+def test_the_first_windows_of_a_job_do_not_wait_for_its_turn():
+    shared = SharedBudget(CORES)
+    old = PartOfBudget(shared)
+    for _ in range(50):
+        old.spend(0.1, 0.0, 2.0)
+    new = PartOfBudget(shared)
+    assert [new.spend(0.1, 10.0, 12.0) for _ in range(AT_ONCE - 1)] == [0.0] * (AT_ONCE - 1)
+    assert new.spend(0.1, 12.0, 14.0) > 60.0
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", Address("127.0.0.1", 9464)),
+        (":9464", Address("127.0.0.1", 9464)),
+        ("0.0.0.0:9464", Address("0.0.0.0", 9464)),
+        ("[::1]:9464", Address("::1", 9464)),
+        ("node-7:80", Address("node-7", 80)),
+    ],
+)
+def test_without_a_host_only_this_machine_is_answered(text, address):
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:0", "host:70000", "host:-1", "1.2.3.4:http"])
+def test_addresses_without_a_port_are_refused(text):
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        parse_address(text)
+
+
+@pytest.fixture
+def registry():
+    registry = CollectorRegistry()
+    Gauge("aitop_jobs", "AI jobs.", registry=registry).set(3)
+    return registry
+
+
+def test_the_text_file_is_replaced_whole_and_all_may_read_it(registry, tmp_path):
+    path = tmp_path / "aitop.prom"
+    ended = threading.Event()
+    seen = set()
+
+    def read():
+        while not ended.is_set():
+            seen.add(path.read_text())
+
+    before = os.umask(0o077)
+    try:
+        write_textfile(registry, path)
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(200):
+            write_textfile(registry, path)
+        ended.set()
+        reader.join()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert len(seen) == 1
+    assert "aitop_jobs 3.0" in seen.pop()
+    assert os.listdir(tmp_path) == ["aitop.prom"]
+
+
+def test_a_text_file_that_cannot_be_written_leaves_nothing_behind(registry, tmp_path):
+    (tmp_path / "aitop.prom").mkdir()
+    with pytest.raises(OSError):
+        write_textfile(registry, tmp_path / "aitop.prom")
+    assert os.listdir(tmp_path) == ["aitop.prom"]
+
+
+def test_systemd_hears_of_it_where_it_asked(tmp_path, monkeypatch):
+    notify("READY=1")
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(address)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        notify("READY=1")
+        assert receiver.recv(100) == b"READY=1"
+    notify("WATCHDOG=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "say which jobs"),
+        (["--all", "--pid", "1"], "say which jobs"),
+        (["--all"], "say where to"),
+        (["--all", "--prometheus", "nonsense"], "not HOST:PORT"),
+        (["--all", "--prometheus", "9464", "--tls-cert", "x"], "--tls-key"),
+        (["--all", "--prometheus", "9464", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"], "cannot listen"),
+        (["--all", "--textfile", "metrics.txt"], "end in .prom"),
+        (["--all", "--textfile", "/nowhere/aitop.prom"], "cannot write"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(arguments, words, capsys, monkeypatch):
+    monkeypatch.setattr("aitop.engine.node.candidates", lambda gpu_users: [])
+    assert cli.run(["export", *arguments]) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_an_address_that_is_taken_is_told(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.run(["export", "--all", "--prometheus", str(port)]) == 2
+    assert f"cannot listen on {port}" in capsys.readouterr().err
+
+
+def test_a_library_that_is_missing_is_named_with_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
+    for name in [name for name in sys.modules if name.startswith("aitop.outputs.prometheus.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(AitopError, match=r"pip install 'aitop-live\[export\]'"):
+        export.new_collector("n1")
+
+
+def test_help_and_other_verbs_import_no_library_of_the_exporter():
+    names = "[name for name in sys.modules if name.partition('.')[0] in ('prometheus_client', 'opentelemetry')]"
+    code = f"import sys; from aitop import cli; cli.build_parser(); print({names})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_hook_stays_out_whatever_the_settings_say():
+    args = cli.parse(["export", "--all", "--textfile", "x.prom"])
+    assert args.settings.hook
+    assert not args.hook
+    assert cli.parse(["export", "--all", "--hook"]).hook
+
+
+@pytest.mark.parametrize("name", export.DEPLOYMENTS)
+def test_every_deployment_is_printed(name, capsys):
+    assert cli.run(["export", "--print", name]) == 0
+    assert "aitop" in capsys.readouterr().out
+
+
+def test_the_files_printed_are_those_that_are_there():
+    folder = files("aitop.commands").joinpath("deployments")
+    assert {file.name for file in folder.iterdir()} == set(export.DEPLOYMENTS.values())
+
+
+class Driver(devices.Source):
+    name = "gpu"
+
+    def __init__(self):
+        self.reads = 0
+
+    def read(self):
+        self.reads += 1
+        processes = (GpuProcess(pid=1), GpuProcess(pid=2))
+        return [GpuSample(time=1e9, devices=(GpuDevice(index=0, processes=processes), GpuDevice(index=1)))]
+
+
+def test_devices_are_read_once_for_all_jobs_and_each_sees_its_own(monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(devices, "device_source", lambda tree: driver)
+    shared = devices.SharedDevices(15.0)
+    one, other = shared.of(lambda: frozenset({1})), shared.of(lambda: frozenset({3}))
+    (mine,), (theirs,) = one.read(), other.read()
+    assert driver.reads == 1
+    assert [device.mine for device in mine.devices] == [True, False]
+    assert [process.mine for process in mine.devices[0].processes] == [True, False]
+    assert not any(device.mine for device in theirs.devices)
+    assert msgspec.structs.replace(theirs.devices[1]) == mine.devices[1]
