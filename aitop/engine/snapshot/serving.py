@@ -219,14 +219,16 @@ def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> l
 
 
 def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
-    """A request that was answered in one process, and for the network in another before and after that."""
-    before, after = part.end - part.seconds - (whole.end - whole.seconds), whole.end - part.end
+    """A request that was answered in one process, and for the network in another before and after that.
+
+    What the answer waits for on its way back belongs to no part.
+    """
+    before = part.end - part.seconds - (whole.end - whole.seconds)
     return replace(
         part,
         end=whole.end,
         seconds=whole.seconds,
         queue=None if part.queue is None else part.queue + before,
-        postprocess=None if part.postprocess is None else part.postprocess + after,
         first_token=None if part.first_token is None else part.first_token + before,
     )
 
