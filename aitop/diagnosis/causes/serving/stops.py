@@ -27,6 +27,8 @@ FELT = 0.01
 # A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be: in less
 # than this part of them, and in so few that by chance it happens once in a thousand times.
 BURSTY, BY_CHANCE = 0.7, 0.001
+# In fewer windows one long request looks like a burst.
+LEAST_WINDOWS = 5
 # Waits for the lock come with a pause that takes at least this part of their time.
 MOST_WAITS = 0.5
 
@@ -119,7 +121,7 @@ def bursty(by_window: Sequence[int]) -> bool:
     Spread evenly, a window has none of the samples with the probability of a Poisson distribution.
     """
     windows, samples = len(by_window), sum(by_window)
-    if not samples:
+    if not samples or windows < LEAST_WINDOWS:
         return False
     none = math.exp(-samples / windows)
     seen = sum(map(bool, by_window))
