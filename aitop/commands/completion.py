@@ -45,6 +45,6 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     # argparse has no public way to list them; shtab itself reads the same attribute.
     for action in parser._actions:
         yield action
-        if isinstance(action.choices, dict):
-            for verb in action.choices.values():
-                yield from _actions(verb)
+        for choice in action.choices.values() if isinstance(action.choices, dict) else ():
+            if isinstance(choice, argparse.ArgumentParser):
+                yield from _actions(choice)
