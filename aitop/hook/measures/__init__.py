@@ -33,7 +33,7 @@ MEASURES = (
 )
 
 # Those that are loaded at once where this module is imported: such a process may never step, nor load any otherwise.
-AT_ONCE = {"serving.vllm.Vllm": "vllm.v1.core.sched.scheduler", "serving.http.Http": "uvicorn.server"}
+AT_ONCE = {"serving.vllm.Vllm": "vllm.v1.core.sched.scheduler", "serving.http.Http": "litserve.server"}
 
 
 class Measure:
