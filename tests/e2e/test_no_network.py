@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from socket_watch import CALLS, NOT_POSSIBLE, SocketWatch
 from terminal import OnTerminal
@@ -126,9 +127,19 @@ def test_the_screen_and_its_children(watch, slow_loader):
     assert sockets(watch) == []
 
 
+@pytest.fixture
+def ended_runs():
+    """Ends the runs that the test has left: `aitop run` leaves them to go on."""
+    before = set(psutil.pids())
+    yield
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid not in before and RUN in (process.info["cmdline"] or ()):
+            process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ON_TERMINAL)
-def test_a_run_that_aitop_starts(watch, verb):
+def test_a_run_that_aitop_starts(watch, ended_runs, verb):
     with OnTerminal(watch.command([*AITOP, verb, *ON_TERMINAL[verb]])) as screen:
         assert screen.until("host●.* stacks●.* hook●", 60.0), screen.screen.text()
         screen.press(b"q")
