@@ -76,6 +76,8 @@ def asleep(tmp_path):
         return len(lines) == 5
 
     yield process, runs_when_woken
+    # What it has started waits for the pipe even when it is killed.
+    os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
     process.kill()
     process.wait()
 
