@@ -196,13 +196,13 @@ def test_a_burst_is_taken_from_a_run_whose_steps_are_counted(fast):
 
 
 def test_counting_changes_no_result(fast):
-    fast.steps(1500)
-    assert fast.sampling.counted > 0
+    fast.until_it_counts()
+    fast.steps(100)
     with_counting = [parameter.clone() for parameter in fast.net.parameters()]
     assert aitop.hook.remove() == "removed"
     again = Fast(fast.watched)
     again.read = lambda: None
-    again.steps(1500)
+    again.steps(fast.made)
     assert all(torch.equal(one, other) for one, other in zip(with_counting, again.net.parameters(), strict=True))
 
 
@@ -370,10 +370,14 @@ def test_a_batch_or_a_forward_of_another_thread_leaves_no_mark(fast):
 @pytest.fixture
 def calm(fast):
     """A fast run in which nothing rare has happened for long: batches and forwards are passed on without a look."""
-    fast.sampling._look_until = 1
-    fast.until_it_counts()
-    assert fast.journal.passes
-    return fast
+    for _ in range(50):
+        fast.sampling._look_until = 1
+        fast.until_it_counts()
+        if fast.journal.passes:
+            return fast
+        # A step that the machine made long has it look again.
+        fast.sampling.over()
+    raise AssertionError("it is never calm")
 
 
 def test_every_step_of_a_calm_run_is_there_once(calm):
