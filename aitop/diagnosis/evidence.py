@@ -15,6 +15,7 @@ from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import percent
 from aitop.model.verdict import Where
+from aitop.stacks.libraries import COMPUTES
 
 MIN_STEPS = 8
 MIN_SAMPLES = 15
@@ -133,6 +134,11 @@ def beside_lines(snapshot: Snapshot) -> tuple[Entry, ...]:
     return tuple(entry for entry in (ledger.entries if ledger else ()) if entry.lane == "producers")
 
 
+def cores_wanted(entries: Iterable[Entry]) -> float:
+    """How many cores the threads of these entries want: one that computes has a core, or waits for it."""
+    return sum(entry.share for entry in entries if entry.activity in RUNNING)
+
+
 def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda entry: True) -> Lines:
     """The entries of loader workers, without idle waiting; `share` is the mean over the workers."""
     sampled = snapshot.stacks.processes if snapshot.stacks is not None else ()
@@ -167,7 +173,7 @@ def computes(entry: Entry) -> bool:
 
     What waits below a call of such a library waits for the library's own threads or its device.
     """
-    if entry.work == "tensor":
+    if entry.work in COMPUTES:
         return entry.does in (*HANDED_WAITS, "native", "wait-device", "sleep")
     return entry.work is None and entry.does == "native"
 
@@ -189,15 +195,18 @@ def _large_operations(snapshot: Snapshot) -> Lines:
 def by_hand(snapshot: Snapshot) -> Lines:
     """What computes for a step outside of modules and optimizers, in large operations.
 
-    Between the model's call and its update that is the loss, or a model that is no module; in training without an
-    optimizer the update comes after it. Where no step was seen it may be all that the program is there for.
+    Between the model's call and its update that is the loss, or a model that is no module, unless no gradient can flow
+    through it; in training without an optimizer the update comes after it. Where no step was seen it may be all that
+    the program is there for.
     """
     work = _large_operations(snapshot)
     if not stepping(snapshot):
         return work
     optimizer = snapshot.steps.phases.optimizer if snapshot.steps else None
     places = ("within", "after") if snapshot.kind == "training" and not optimizer else ("within",)
-    return lines_of(entry for entry in work.entries if entry.phase == "host" and entry.position in places)
+    return lines_of(
+        entry for entry in work.entries if entry.phase == "host" and entry.position in places and entry.work != "array"
+    )
 
 
 def stepping(snapshot: Snapshot) -> bool:

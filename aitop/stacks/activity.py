@@ -15,7 +15,7 @@ import msgspec
 
 from aitop.model.ledger import Activity
 from aitop.model.stacks import Frame, Look, StackWindow, ThreadState, WaitKind
-from aitop.stacks.libraries import Phase, State, Work
+from aitop.stacks.libraries import COMPUTES, Phase, State, Work
 from aitop.stacks.reading import Seen
 
 # Shares of a line's time by activity; they add up to 1.
@@ -133,7 +133,7 @@ def parts_of_groups(
         if held is not None:
             held = _pulled(held, holding[_kind(groups[key])], share * looks.gil_asked)
         else:
-            held = 0.0 if next(iter(groups[key])).work == "tensor" else on_core
+            held = 0.0 if next(iter(groups[key])).work in COMPUTES else on_core
         python = min(on_core, held)
         parts[key] = {**waits[key], "python": python, "native": on_core - python + waits[key].get("native", 0.0)}
     return parts
@@ -189,10 +189,10 @@ def _waits_of_groups(
         return waits
     left = _left(looks.waits, by_library)
     room = dict(open_groups)
-    no_tensor_work = [key for key in open_groups if next(iter(groups[key])).work != "tensor"]
+    no_arrays = [key for key in open_groups if next(iter(groups[key])).work not in COMPUTES]
     # The largest wait is placed first, where the looks found the thread off a core most often.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):
-        chosen = list(open_groups) if kind in _ANYWHERE or not no_tensor_work else no_tensor_work
+        chosen = list(open_groups) if kind in _ANYWHERE or not no_arrays else no_arrays
         activity, whole = _OF_KIND[kind], left[kind]
         # What a library below a line works with says first who waits for it: who reads a socket waits for the network.
         likely = [key for key in chosen if _by_work(next(iter(groups[key]))) == activity]

@@ -16,10 +16,24 @@ from aitop.model.ledger import Handler
 Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
 # What a library does to its caller's time whatever the kernel says: it waits, starts processes, or compiles.
 State = Literal["wait-queue", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"]
-# What the work below a line is about. "tensor" computes with arrays.
+# What the work below a line is about. "tensor" computes with arrays that gradients may flow through, "array" with
+# others.
 Work = Literal[
-    "tensor", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save", "read"
+    "tensor",
+    "array",
+    "decode",
+    "tokenize",
+    "collate",
+    "pin",
+    "copy",
+    "file",
+    "network",
+    "database",
+    "log",
+    "save",
+    "read",
 ]
+COMPUTES: tuple[Work, ...] = ("tensor", "array")
 
 
 class Row(NamedTuple):
@@ -172,8 +186,9 @@ TABLE: tuple[Row, ...] = (
     # arrays
     _row(r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", phase="save", work="save"),
     _row(r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", work="file"),
-    _row(r"/(?:site|dist)-packages/(?:torch|numpy|scipy|sklearn|cupy|numba|transformers|timm|diffusers|peft|xgboost"
-         r"|lightgbm|catboost|statsmodels|numexpr|faiss)/", work="tensor"),
+    _row(r"/(?:site|dist)-packages/(?:torch|transformers|timm|diffusers|peft)/", work="tensor"),
+    _row(r"/(?:site|dist)-packages/(?:numpy|scipy|sklearn|cupy|numba|xgboost|lightgbm|catboost|statsmodels|numexpr"
+         r"|faiss)/", work="array"),
     # files, formats, services
     _row(r"/safetensors/", r"save|save_file|save_model", phase="save", work="save"),
     _row(r"/joblib/", r"dump", phase="save", work="save"),

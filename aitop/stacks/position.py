@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aitop.model.ledger import Position
 from aitop.model.stacks import Flow, Frame
 from aitop.stacks.dataflow import ModelCalls, innermost
-from aitop.stacks.libraries import Phase, meaning
+from aitop.stacks.libraries import COMPUTES, Phase, meaning
 from aitop.stacks.reading import Seen
 
 Function = tuple[str, str]
@@ -208,4 +208,4 @@ def _calls_next(stack: Seen, index: int) -> bool:
     if index + 1 >= len(stack.stages):
         return False
     (first, _), (last, _) = stack.stages[index : index + 2]
-    return not any(meaning(frame.file, frame.function).work == "tensor" for frame in stack.frames[first + 1 : last])
+    return not any(meaning(frame.file, frame.function).work in COMPUTES for frame in stack.frames[first + 1 : last])

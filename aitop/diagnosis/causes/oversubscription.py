@@ -5,7 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import MAIN, lead_ledger, leisure, main_lines, others_cores
+from aitop.diagnosis.evidence import (
+    MAIN,
+    RUNNING,
+    beside_lines,
+    cores_wanted,
+    lead_ledger,
+    leisure,
+    main_lines,
+    others_cores,
+    serves,
+)
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
@@ -35,7 +45,9 @@ class Crowd(msgspec.Struct, frozen=True):
     share of the time in which the main thread waits for one; `kept` that of the time in which it has something to do,
     which a server has not always. `most` threads are those of the rank that has most. One process alone wants at most
     `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a request
-    each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer.
+    each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside of
+    servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores; so
+    do `makers_within` and `making_within` of its own process. What they do has to be done, by however many.
     """
 
     usable: float
@@ -52,6 +64,10 @@ class Crowd(msgspec.Struct, frozen=True):
     one: float
     computing: int
     answering: int
+    makers: int
+    makers_within: int
+    making: float
+    making_within: float
 
     @property
     def everyone(self) -> int:
@@ -65,9 +81,11 @@ class Crowd(msgspec.Struct, frozen=True):
         One thread in each process is none too many, unless there are more of those than cores to share: the one that
         steps takes turns with those that load for it.
         """
-        if self.most - self.answering > self.usable and self.one_rank >= OWN_CROWD * self.usable:
+        most, one_rank = self.most - self.answering - self.makers_within, self.one_rank - self.making_within
+        if most > self.usable and one_rank >= OWN_CROWD * self.usable:
             return True
-        crowded = self.wanted >= CROWDED * self.usable and self.everyone - self.answering >= CROWDED * self.usable + 1
+        everyone, wanted = self.everyone - self.answering - self.makers, self.wanted - self.making
+        crowded = wanted >= CROWDED * self.usable and everyone >= CROWDED * self.usable + 1
         return crowded and (self.one >= MORE_THAN_ONE or self.computing > self.usable + 1)
 
     @property
@@ -97,6 +115,8 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     # What each wants now as a part of what all want on average.
     now = sum(process.wanted or 0.0 for process in host.processes)
     each = {process.pid: (process.wanted or 0.0) * (wanted / now if now else 0.0) for process in (*ranks, *workers)}
+    makers = [entry for entry in beside_lines(snapshot) if entry.activity in RUNNING and not serves(snapshot)]
+    within = [entry for entry in makers if entry.pid == snapshot.working[0]] if snapshot.working else []
     return Crowd(
         usable=host.usable_cores or float(host.machine.cores),
         wanted=wanted,
@@ -112,6 +132,10 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         one=max(each.values(), default=0.0),
         computing=sum(cores >= SOME for cores in each.values()),
         answering=_answering(snapshot),
+        makers=len({(entry.pid, entry.thread) for entry in makers}),
+        makers_within=len({entry.thread for entry in within}),
+        making=cores_wanted(makers),
+        making_within=cores_wanted(within),
     )
 
 
@@ -130,9 +154,9 @@ def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
     # Threads that compute together wait for each other at the end of every operation: for the one without a core.
     together = main_lines(snapshot, lambda entry: entry.phase in TOGETHER and entry.activity in ("wait-lock", "wait"))
     # The part of these waits in which the run's own threads have the cores, rather than others.
-    own = max(0.0, crowd.wanted - 1.0)
+    own = max(0.0, crowd.wanted - 1.0 - crowd.making)
     waits = crowd.delay + together.share
-    share = min(waits * own / (own + crowd.others) if own else 0.0, host_limit(snapshot), 0.95)
+    share = min(waits * own / (own + crowd.making + crowd.others) if own else 0.0, host_limit(snapshot), 0.95)
     waiting = crowd.delay > 0.15
     evidence = [
         f"{crowd.everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",

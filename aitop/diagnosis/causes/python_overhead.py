@@ -26,6 +26,7 @@ from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import count, percent
 from aitop.model.verdict import Fix
+from aitop.stacks.libraries import COMPUTES
 
 # The interpreter's lock is held for at least this part of lines whose operations are called one by one from Python:
 # 21 % and more where those are tiny, 1 to 5 % of an nn.GRU. More is asked for where the operations were not counted.
@@ -123,7 +124,7 @@ def _calling(lines: Lines, least_held: float) -> float:
 
 def _model(entry: Entry) -> bool:
     """Whether host code is the model or its loss written by hand: it computes with tensors within the step."""
-    return entry.phase == "host" and entry.position == "within" and entry.work in ("tensor", None)
+    return entry.phase == "host" and entry.position == "within" and entry.work in (*COMPUTES, None)
 
 
 def _seconds_per_op(snapshot: Snapshot, share: float) -> float | None:
