@@ -48,9 +48,12 @@ class ModelCalls:
                 users.setdefault(line, []).append(user)
         following = _reached(self._calls, lambda line: users.get(line, ()))
         self._inputs = _reached(self._calls, lambda line: uses.get(line, ())) - following - self._calls
-        self._between = (
-            _reached(acting, lambda line: uses.get(line, ())) & _reached(acting, lambda line: users.get(line, ()))
-        ) - self._calls
+        # Of one call: what lies between two different ones is a part of a larger model, or of its loss.
+        circles = (
+            _reached([call], lambda line: uses.get(line, ())) & _reached([call], lambda line: users.get(line, ()))
+            for call in acting
+        )
+        self._between = set().union(*circles) - self._calls
 
     def feeds(self, line: int) -> bool:
         """Whether the value of a line goes into a call of the model and does not come from the model's output."""

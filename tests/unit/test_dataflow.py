@@ -62,6 +62,19 @@ def test_an_environment_makes_the_next_input_of_the_last_output() -> None:
     assert not found.answers(at["keep"]) and not found.answers(at["returns"])
 
 
+def test_what_lies_between_a_model_and_its_loss_is_no_environment() -> None:
+    found, at = calls("""
+        def train(net, opt, bank, batches):
+            for rows in batches:
+                out = net(rows)  # MODEL
+                hard = bank.nearest(out.detach())  # search
+                loss = contrast(out, hard)  # MODEL
+                loss.backward()  # UPDATE
+                opt.step()
+        """)
+    assert not found.answers(at["search"])
+
+
 def test_environments_in_processes_behind_pipes() -> None:
     found, at = calls("""
         def gather(net, pipes, seen):

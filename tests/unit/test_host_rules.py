@@ -201,6 +201,17 @@ def test_one_process_with_a_thread_too_many_is_its_own_fault(busy):
     assert any("torch is set to 3 threads" in told for told in verdict.evidence)
 
 
+def test_a_thread_that_makes_batches_is_none_too_many():
+    """Its work has to be done; what it takes from the step is the cost of the batches."""
+    several = {"wanting": 3, "wanted": 2.6, "delay": 0.44, "busy": (0.6, 0.6)}
+    steps_alone = line("train", 1.0, phase="backward", activity="native")
+    parses = of_thread("parse", 0.8)
+    assert fired(oversubscription.judge(crowded(**several, lines=[steps_alone]))).share > 0.2
+    assert oversubscription.judge(crowded(**several, lines=[steps_alone, parses])) is None
+    crowd = fired(oversubscription.judge(crowded(wanting=9, delay=0.5, lines=[steps_alone, parses])))
+    assert crowd.share == pytest.approx(0.5 * (8.0 - 1.0 - 0.8) / (8.0 - 1.0)), "the others are"
+
+
 def loading(worker_cores, threads, count=2, rank_cores=1.0):
     """A rank with a thread that steps, two that hardly do anything, and loader workers."""
     rank = process(cpu=0.7, wanting=3, wanted=rank_cores)
@@ -411,6 +422,19 @@ def test_a_wait_in_a_program_without_steps_is_a_loss():
     seen = snapshot(phases=OUTSIDE, lines=[line("poll", 1.0, activity="sleep", number=12)], kind="unknown")
     verdict = fired(host_bound.judge(seen))
     assert verdict.severity == "warning" and verdict.speedup > 1.0 and "sleeps" in verdict.title
+
+
+@pytest.mark.parametrize(("work", "names"), [("tensor", computing.compute_bound), ("array", host_bound.judge)])
+def test_arrays_without_gradients_between_the_model_and_its_update_are_no_part_of_the_loss(work, names):
+    """Negatives that are searched with numpy, say: no gradient flows through them."""
+    lines = [
+        line("search", 0.7, activity="native", number=35, position="within", work=work),
+        line("train", 0.3, phase="forward", activity="native", number=12),
+    ]
+    seen = snapshot(steps(seconds=0.1, forward=0.03), lines=lines)
+    assert fired(names(seen)).share >= 0.65
+    other = {computing.compute_bound, host_bound.judge} - {names}
+    assert all(finding is None or finding.level < 0.5 for finding in (rule(seen) for rule in other))
 
 
 def test_what_nobody_explains_is_told_with_its_next_lines():

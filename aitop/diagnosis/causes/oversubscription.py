@@ -116,7 +116,8 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     now = sum(process.wanted or 0.0 for process in host.processes)
     each = {process.pid: (process.wanted or 0.0) * (wanted / now if now else 0.0) for process in (*ranks, *workers)}
     makers = [entry for entry in beside_lines(snapshot) if entry.activity in RUNNING and not serves(snapshot)]
-    within = [entry for entry in makers if entry.pid == snapshot.working[0]] if snapshot.working else []
+    ledger = lead_ledger(snapshot)
+    within = [entry for entry in makers if ledger is not None and entry.pid == ledger.pid]
     return Crowd(
         usable=host.usable_cores or float(host.machine.cores),
         wanted=wanted,
