@@ -7,6 +7,7 @@ import threading
 from contextlib import asynccontextmanager
 
 import pytest
+import sample_serving as serving
 import sample_snapshots as samples
 from fake_prometheus import COMPUTE, HANG, INPUT, Rank, four_jobs, large, served, vector
 from test_every_key import CLASSES, heard_from
@@ -258,11 +259,12 @@ async def test_help_lists_the_keys():
             await eyes.until("the job's ranks over all its nodes")
 
 
-async def test_the_ranks_elsewhere_of_a_job_that_is_watched_here(look_at, monkeypatch):
+@pytest.mark.parametrize("sample", [samples.two_ranks, serving.engine], ids=["training", "server"])
+async def test_the_ranks_elsewhere_of_a_job_that_is_watched_here(sample, look_at, monkeypatch):
     monkeypatch.setenv("NODE_NAME", "gpu-a")
-    snapshot = samples.two_ranks()
-    pids = [process.pid for process in snapshot.host.processes if process.role == "rank"]
-    here = [Rank("9", "gpu-a", rank, pid, wait=0.4) for rank, pid in enumerate(pids)]
+    snapshot = sample()
+    pids = [process.pid for process in snapshot.host.processes]
+    here = [Rank("9", "gpu-a", rank, pid, wait=0.4) for rank, pid in enumerate(pids[:2])]
     with served(*here, Rank("9", "gpu-b", 2, 77, wait=0.02), Rank("8", "gpu-c", 0, pids[0])) as fake:
         fake.answer = lambda handler: whose(fake, handler, pids)
         async with look_at(snapshot) as eyes:

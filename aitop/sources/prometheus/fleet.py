@@ -6,8 +6,6 @@ Labels are foreign: an element without a job, or with a value that cannot be, is
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,6 +14,7 @@ from msgspec.structs import replace
 from aitop.errors import AitopError, NotEnoughEvidenceError
 from aitop.model.fleet import Attempt, Finding, Fleet, FleetJob, FleetRank, JobRanks
 from aitop.model.verdict import Severity
+from aitop.sources.host.identity import node_name
 from aitop.sources.prometheus.address import Address
 from aitop.sources.prometheus.client import Row, ask
 
@@ -69,7 +68,7 @@ class FleetReader:
 
     def job_with(self, pids: Collection[int]) -> str:
         """The job to which most of these processes of this machine belong. Raises AitopError where there is none."""
-        name = json.dumps(os.environ.get("NODE_NAME") or socket.gethostname())
+        name = json.dumps(node_name())
         selectors = (f'pid=~"{"|".join(map(str, pids))}", {label}={name}' for label in ("node", "exported_node"))
         query = " or ".join(f"aitop_up{{{selector}}}" for selector in selectors)
         jobs = _values(ask(self.address, {"jobs": f"count by ({_labels('job')}) ({query})"})["jobs"], "job")
