@@ -174,7 +174,7 @@ class AitopApp(App[ResultType]):
         return self.return_code or 0 if self._ending_signal is None else 128 + self._ending_signal
 
     def run_to_end(self) -> ResultType | None:
-        """Run until the end, after which signals have their old handlers again. Raises what has ended it, if any did."""
+        """Run until the end; then signals have their old handlers again. Raises the error that ended it."""
         believe_the_terminal()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from aitop.errors import AitopError, NotEnoughEvidenceError
-from aitop.model.fleet import Attempt, Finding, Fleet, FleetJob, FleetRank, JobRanks
+from aitop.model.fleet import Attempt, CodeLine, Finding, Fleet, FleetJob, FleetRank, JobRanks
 from aitop.model.verdict import Severity
 from aitop.sources.host.identity import node_name
 from aitop.sources.prometheus.address import Address
@@ -173,7 +173,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
                 job=job,
                 nodes=tuple(sorted(node for node in ranks_on if node)),
                 ranks=ranks,
-                user=", ".join(sorted(filter(None, users.get(job, ())))),
+                user=", ".join(sorted(filter(None, users.get(job, ())))) or None,
                 stalled=min(ranks, round(figures["stalled"].get(key, 0.0))),
                 lost=_ratio(figures["lost"].get(key)),
                 wasted=figures["wasted"].get(key),
@@ -218,12 +218,11 @@ def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dic
         share = (row.value - WEIGHTS[severity]) / ranks.get(key, 1.0)
         findings[key] = Finding(
             verdict=verdict,
-            subtype=subtype,
+            subtype=subtype or None,
             severity=severity,
-            file=file,
-            line=_whole(line) or 0,
             share=min(1.0, share) if share > 0 else None,
             speedup=speedups.get((*key, verdict)),
+            where=CodeLine(file, _whole(line) or 0) if file else None,
         )
     return findings
 

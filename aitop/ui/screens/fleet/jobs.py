@@ -72,7 +72,7 @@ FINDING = (
 """What the first verdict says, of a job as of a rank."""
 JOBS = (
     Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=40),
-    Column("user", 8, 8, lambda job: one_line(job.user) or None, style=lambda _: DIM, right=False, most=16),
+    Column("user", 8, 8, lambda job: one_line(job.user or "") or None, style=lambda _: DIM, right=False, most=16),
     Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=32),
     Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
     Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),
