@@ -12,11 +12,11 @@ from textual.binding import Binding, BindingType
 from aitop.model.fleet import Attempt, Fleet, FleetJob, FleetRank, JobRanks, by_waste, worst_of
 from aitop.model.units import factor, period
 from aitop.ui.messages import Failed, in_background
-from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.table import Column
 from aitop.ui.words import one_line, plural, tight_percent
 
 SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": TEXT, "info": DIM}
