@@ -1,4 +1,7 @@
-"""The jobs of a whole cluster and the ranks of one of them, as Prometheus knows them from `aitop export`."""
+"""The jobs of a whole cluster and the ranks of one of them, as Prometheus knows them from `aitop export`.
+
+A job is written as JSON as it stands here: names of fields that differ there are the contract of `fleet --format json`.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,25 @@ SORTED_BY = 0.05
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
 
 
+class CodeLine(msgspec.Struct, frozen=True, gc=False):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The first verdict of a job or a rank. `share` of the time lost (0..1), `speedup` the factor without the cause.
 
-    `file` is empty where the verdict points to no line.
+    `where` is None where the verdict points to no line.
     """
 
-    verdict: str
-    subtype: str = ""
+    verdict: str = msgspec.field(name="id")
+    subtype: str | None = None
     severity: Severity = "info"
-    file: str = ""
-    line: int = 0
     share: float | None = None
     speedup: float | None = None
+    where: CodeLine | None = None
 
     @property
     def name(self) -> str:
@@ -40,7 +49,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def place(self) -> str:
         """file:line without directories, empty where no line is known."""
-        return f"{self.file.rstrip('/').rsplit('/', 1)[-1]}:{self.line}" if self.file else ""
+        return f"{self.where.file.rstrip('/').rsplit('/', 1)[-1]}:{self.where.line}" if self.where else ""
 
 
 class FleetJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -51,13 +60,13 @@ class FleetJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     job: str
+    user: str | None = None
     nodes: tuple[str, ...]
     ranks: int
-    user: str = ""
     stalled: int = 0
-    lost: float | None = None
-    wasted: float | None = None
-    finding: Finding | None = None
+    lost: float | None = msgspec.field(default=None, name="lost_ratio")
+    wasted: float | None = msgspec.field(default=None, name="wasted_device_hours")
+    finding: Finding | None = msgspec.field(default=None, name="verdict")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):

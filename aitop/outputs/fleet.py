@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from aitop import __version__
-from aitop.model.fleet import Finding, Fleet, FleetJob, by_waste
+from aitop.model.fleet import Fleet, FleetJob, by_waste
 from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, factor, period
 from aitop.outputs.report import as_json
@@ -16,37 +16,6 @@ SCHEMA = 1
 WIDEST = 40
 HEADINGS = ("JOB", "USER", "NODES", "RANKS", "WASTED", "VERDICT", "LINE", "GAIN")
 AT_THE_RIGHT = frozenset({"RANKS", "WASTED", "GAIN"})
-
-
-class ReportPlace(msgspec.Struct, frozen=True):
-    """A line of the user's code."""
-
-    file: str
-    line: int
-
-
-class ReportFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The first verdict of a job, under the names that `diagnose` uses."""
-
-    id: str
-    subtype: str | None
-    severity: str
-    share: float | None
-    speedup: float | None
-    where: ReportPlace | None
-
-
-class ReportJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job."""
-
-    job: str
-    user: str | None
-    nodes: tuple[str, ...]
-    ranks: int
-    stalled: int
-    lost_ratio: float | None
-    wasted_device_hours: float | None
-    verdict: ReportFinding | None
 
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +27,7 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
     wasted_device_hours: float | None
     watching: int
-    jobs: tuple[ReportJob, ...]
+    jobs: tuple[FleetJob, ...]
 
 
 def to_json(fleet: Fleet, address: str) -> str:
@@ -71,32 +40,8 @@ def to_json(fleet: Fleet, address: str) -> str:
             window_s=fleet.window,
             wasted_device_hours=fleet.wasted,
             watching=fleet.watching,
-            jobs=tuple(_job(job) for job in by_waste(fleet.jobs)),
+            jobs=tuple(by_waste(fleet.jobs)),
         )
-    )
-
-
-def _job(job: FleetJob) -> ReportJob:
-    return ReportJob(
-        job=job.job,
-        user=job.user or None,
-        nodes=job.nodes,
-        ranks=job.ranks,
-        stalled=job.stalled,
-        lost_ratio=job.lost,
-        wasted_device_hours=job.wasted,
-        verdict=_finding(job.finding) if job.finding is not None else None,
-    )
-
-
-def _finding(finding: Finding) -> ReportFinding:
-    return ReportFinding(
-        id=finding.verdict,
-        subtype=finding.subtype or None,
-        severity=finding.severity,
-        share=finding.share,
-        speedup=finding.speedup,
-        where=ReportPlace(finding.file, finding.line) if finding.file else None,
     )
 
 

@@ -14,16 +14,16 @@ NAME = 44
 KERNEL_NAME = NAME + 18
 
 
-def profile_text(profile: Profile, rows: int = ROWS, width: int = WIDTH) -> str:
-    """Every part as lines of at most `width` columns, ending with a line feed."""
+def profile_text(profile: Profile) -> str:
+    """Every part as lines of at most WIDTH columns, ending with a line feed."""
     parts = [
         _head(profile),
         _classes(profile),
         [_device(use) for use in profile.devices],
-        _operators(profile, rows),
-        _kernels(profile, rows),
+        _operators(profile),
+        _kernels(profile),
     ]
-    return "\n\n".join("\n".join(line[:width].rstrip() for line in part) for part in parts if part) + "\n"
+    return "\n\n".join("\n".join(line[:WIDTH].rstrip() for line in part) for part in parts if part) + "\n"
 
 
 def _head(profile: Profile) -> list[str]:
@@ -52,10 +52,10 @@ def _device(use: DeviceUse) -> str:
     return f"device {use.device}: idle {idle} of the time in {count(use.gaps)} gaps, {longest}{delay}"
 
 
-def _operators(profile: Profile, rows: int) -> list[str]:
+def _operators(profile: Profile) -> list[str]:
     """The dearest operators: by device time, else by their own time on the host."""
     columns = [("operator", "calls", "host", "own", "device", "allocated")]
-    for row in profile.ops[:rows]:
+    for row in profile.ops[:ROWS]:
         device = duration(row.device) if row.device is not None else ""
         allocated = size(row.allocated) if row.allocated is not None else ""
         columns.append((row.name, count(row.calls), duration(row.host), duration(row.self_host), device, allocated))
@@ -67,9 +67,9 @@ def _operators(profile: Profile, rows: int) -> list[str]:
     return _table([[row[place] for place in shown] for row in columns], [widths[place] for place in shown])
 
 
-def _kernels(profile: Profile, rows: int) -> list[str]:
+def _kernels(profile: Profile) -> list[str]:
     """The dearest kernels; nothing where there is no device."""
-    kernels = [(row.name, count(row.calls), duration(row.device)) for row in profile.kernels[:rows]]
+    kernels = [(row.name, count(row.calls), duration(row.device)) for row in profile.kernels[:ROWS]]
     return _table([("kernel", "calls", "device"), *kernels], (KERNEL_NAME, 8, 10)) if kernels else []
 
 

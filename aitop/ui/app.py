@@ -174,7 +174,7 @@ class AitopApp(App[ResultType]):
         return self.return_code or 0 if self._ending_signal is None else 128 + self._ending_signal
 
     def run_to_end(self) -> ResultType | None:
-        """Run until the end; afterwards signals have the handlers again that they had before."""
+        """Run until the end; then signals have their old handlers again. Raises the error that ended it."""
         believe_the_terminal()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:
@@ -183,11 +183,14 @@ class AitopApp(App[ResultType]):
             for number in ENDING_SIGNALS:
                 signal.signal(number, self._end_by)
             with signals_as_input() as self._signals:
-                return self.run()
+                result = self.run()
         finally:
             self._last_resort.disarm()
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self.failure is not None:
+            raise self.failure
+        return result
 
 
 class MonitorApp(AitopApp[None]):
@@ -233,8 +236,6 @@ class MonitorApp(AitopApp[None]):
             self.run_to_end()
         finally:
             self._feed.stop()
-        if self.failure is not None:
-            raise self.failure
         return self.code
 
 
@@ -253,8 +254,6 @@ class PickerApp(AitopApp[int]):
     def choose(self) -> int | None:
         """The pid of the chosen job, None without one. Raises KeyboardInterrupt, and SystemExit on a signal."""
         chosen = self.run_to_end()
-        if self.failure is not None:
-            raise self.failure
         if self.code == INTERRUPTED:
             raise KeyboardInterrupt
         if self.code:
@@ -278,8 +277,6 @@ class FleetApp(AitopApp[None]):
     def show_jobs(self) -> int:
         """Show the jobs until the user quits or a signal comes; the exit code."""
         self.run_to_end()
-        if self.failure is not None:
-            raise self.failure
         return self.code
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
+
+from textual.pilot import Pilot
+from textual.screen import Screen
 
 from aitop.diagnosis.fix_edit import SourceAround
 from aitop.engine.feed import Publish
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
-from aitop.ui.app import FleetApp, MonitorApp, PickerApp
+from aitop.ui.app import AitopApp, FleetApp, MonitorApp, PickerApp
 from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.fleet.table import Cluster, TableScreen
 from aitop.ui.screens.monitor import MonitorScreen
+from aitop.ui.screens.picker import CandidatesPane, PickerScreen
 from aitop.ui.widgets.pane import Pane
 
 POLL_SECONDS = 0.01
@@ -66,49 +70,43 @@ def svg(
 
 def picker_svg(candidates: list[Candidate], size: tuple[int, int], settings: Settings | None = None) -> str:
     """The screen that lets choose one of these jobs, as SVG."""
-    return asyncio.run(_draw_picker(PickerApp(lambda: candidates, settings), size))
+    return asyncio.run(_draw(PickerApp(lambda: candidates, settings), size))
 
 
 def fleet_svg(
     cluster: Cluster, size: tuple[int, int], settings: Settings | None = None, keys: tuple[str, ...] = ()
 ) -> str:
     """The screen of a cluster's jobs, as SVG, after these keys."""
-    return asyncio.run(_draw_fleet(FleetApp(cluster, NEVER_SECONDS, settings), size, keys))
+    return asyncio.run(_draw(FleetApp(cluster, NEVER_SECONDS, settings), size, keys))
 
 
-async def _draw_fleet(app: FleetApp, size: tuple[int, int], keys: tuple[str, ...]) -> str:
+async def _draw(app: AitopApp[Any], size: tuple[int, int], keys: tuple[str, ...] = (), zoom: str | None = None) -> str:
     async with app.run_test(size=size) as pilot:
-        for key in (None, *keys):
-            if key is not None:
-                await pilot.press(key)
-                await pilot.pause()
-            while isinstance(app.screen, TableScreen) and app.screen.answer is None:
-                await pilot.pause(POLL_SECONDS)
-        await pilot.pause()
-        return app.export_screenshot()
-
-
-async def _draw_picker(app: PickerApp, size: tuple[int, int]) -> str:
-    async with app.run_test(size=size) as pilot:
-        pane = app.screen.query_one("#candidates", Pane)
-        while len(pane.drawn) < 2 or "looking for" in "".join(line.text for line in pane.drawn):
-            await pilot.pause(POLL_SECONDS)
-        return app.export_screenshot()
-
-
-async def _draw(app: MonitorApp, size: tuple[int, int], keys: tuple[str, ...], zoom: str | None) -> str:
-    async with app.run_test(size=size) as pilot:
-        monitor = app.screen
-        assert isinstance(monitor, MonitorScreen)
-        while monitor.view.snapshot is None:
-            await pilot.pause(POLL_SECONDS)
-        if zoom is not None:
-            monitor.action_zoom_pane(zoom)
-            pane, rows = monitor.query_one(f"#{zoom}", Pane), size[1] - 2
+        await _settled(app, pilot)
+        if zoom is not None and isinstance(app.screen, MonitorScreen):
+            app.screen.action_zoom_pane(zoom)
+            pane, rows = app.screen.query_one(f"#{zoom}", Pane), size[1] - 2
             while len(pane.drawn) < rows:
                 await pilot.pause(POLL_SECONDS)
-        await pilot.press(*keys)
-        while isinstance(app.screen, EvidenceScreen) and app.screen.reading:
-            await pilot.pause(POLL_SECONDS)
+        for key in keys:
+            await pilot.press(key)
+            await _settled(app, pilot)
         await pilot.pause()
         return app.export_screenshot()
+
+
+async def _settled(app: AitopApp[Any], pilot: Pilot[Any]) -> None:
+    """Wait until the screen has what it shows."""
+    await pilot.pause()
+    while _waits(app.screen):
+        await pilot.pause(POLL_SECONDS)
+
+
+def _waits(screen: Screen[Any]) -> bool:
+    if isinstance(screen, MonitorScreen):
+        return screen.view.snapshot is None
+    if isinstance(screen, TableScreen):
+        return screen.answer is None
+    if isinstance(screen, PickerScreen):
+        return not screen.query_one(CandidatesPane).searched
+    return isinstance(screen, EvidenceScreen) and screen.reading

@@ -7,7 +7,9 @@ import threading
 from contextlib import asynccontextmanager
 
 import pytest
+import sample_serving as serving
 import sample_snapshots as samples
+from eyes import Eyes
 from fake_prometheus import COMPUTE, HANG, INPUT, Rank, four_jobs, large, served, vector
 from test_every_key import CLASSES, heard_from
 from test_hostile_text import EVIL, assert_safe
@@ -16,34 +18,21 @@ from aitop.model.fleet import FleetRank
 from aitop.sources.prometheus.address import parse
 from aitop.sources.prometheus.fleet import FleetReader
 from aitop.ui.app import FleetApp
-from aitop.ui.screens.fleet.columns import Column, Order, fit, in_order, next_order
 from aitop.ui.screens.fleet.jobs import JOBS
 from aitop.ui.screens.fleet.ranks import RANKS
+from aitop.ui.widgets.table import Column, Order, fit, in_order, next_order
 
 NEVER = 1e6
 
 
-class Eyes:
-    """What somebody at the screen sees and does."""
+class FleetEyes(Eyes):
+    """With what was copied, and the table."""
 
     def __init__(self, app, pilot):
-        self.app, self.pilot, self.copied = app, pilot, []
+        super().__init__(app, pilot)
+        self.copied = []
 
-    async def press(self, *keys):
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
-
-    async def until(self, text):
-        for _ in range(500):
-            if text in self.text():
-                return
-            await self.pilot.pause(0.01)
-        raise AssertionError(f"{text!r} never came up in:\n{self.text()}")
-
-    def text(self):
-        return "\n".join("".join(one.text for one in row) for row in self.app.screen._compositor.render_strips())
-
-    def rows(self, number=2):
+    def words(self, number=2):
         """The first words of the rows of the table."""
         lines = [line[2:].split()[:number] for line in self.text().split("\n")[3:] if line.startswith("│")]
         return [" ".join(words) for words in lines if words and words[0] not in ("│", "ssh")]
@@ -53,7 +42,7 @@ class Eyes:
 async def looking(fake, size=(120, 24), until=" ranks on "):
     app = FleetApp(FleetReader(parse(fake.url), 3600.0), NEVER)
     async with app.run_test(size=size) as pilot:
-        eyes = Eyes(app, pilot)
+        eyes = FleetEyes(app, pilot)
         app.copy_to_clipboard = eyes.copied.append
         await eyes.until(until)
         yield eyes
@@ -63,7 +52,7 @@ async def looking(fake, size=(120, 24), until=" ranks on "):
 async def test_what_wastes_most_comes_first(size):
     with served() as fake:
         async with looking(fake, size) as eyes:
-            assert eyes.rows(1) == ["▸", "loader-7", "ddp-8", "fine-1"]
+            assert eyes.words(1) == ["▸", "loader-7", "ddp-8", "fine-1"]
             text = eyes.text()
             for words in (
                 "STALLED 2 of 2",
@@ -91,7 +80,7 @@ async def test_the_ranks_of_a_job_over_its_nodes_with_the_straggler():
         async with looking(fake) as eyes:
             await eyes.press("down", "down", "enter")
             await eyes.until("The others wait 40 % of a step for rank 3 on gpu-b")
-            assert eyes.rows() == ["▸ 3", "0 gpu-a", "1 gpu-a", "2 gpu-b"]
+            assert eyes.words() == ["▸ 3", "0 gpu-a", "1 gpu-a", "2 gpu-b"]
             assert "ssh -t gpu-b aitop --pid 803   c copies it" in eyes.text()
             await eyes.press("c")
             assert eyes.copied == ["ssh -t gpu-b aitop --pid 803"]
@@ -143,28 +132,28 @@ async def test_the_filter():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("slash", *"gpu-b")
-            assert eyes.rows(1) == ["hung-9", "ddp-8", "fine-1"]
+            assert eyes.words(1) == ["hung-9", "ddp-8", "fine-1"]
             await eyes.press("enter")
             assert "Jobs · 4 · /gpu-b 3 match" in eyes.text()
             await eyes.press("escape")
-            assert len(eyes.rows(1)) == 4
+            assert len(eyes.words(1)) == 4
             await eyes.press("slash", *"input", "escape")
-            assert len(eyes.rows(1)) == 4
+            assert len(eyes.words(1)) == 4
 
 
 async def test_sorting():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("end", ">")
-            assert eyes.rows(1) == ["ddp-8", "▸", "hung-9", "loader-7"]
+            assert eyes.words(1) == ["ddp-8", "▸", "hung-9", "loader-7"]
             assert "by job" in eyes.text()
             await eyes.press("I")
-            assert eyes.rows(1) == ["loader-7", "hung-9", "▸", "ddp-8"]
+            assert eyes.words(1) == ["loader-7", "hung-9", "▸", "ddp-8"]
             await eyes.press(*">>>>")
             assert "by wasted" in eyes.text()
-            assert eyes.rows(1) == ["loader-7", "ddp-8", "hung-9", "▸"]
+            assert eyes.words(1) == ["loader-7", "ddp-8", "hung-9", "▸"]
             await eyes.press(*"<<<<<<")
-            assert eyes.rows(1)[:2] == ["hung-9", "loader-7"]
+            assert eyes.words(1)[:2] == ["hung-9", "loader-7"]
 
 
 async def test_asked_again_it_shows_what_is_new_and_the_cursor_stays_on_its_job():
@@ -174,7 +163,7 @@ async def test_asked_again_it_shows_what_is_new_and_the_cursor_stays_on_its_job(
             fake.change(*[rank for rank in four_jobs() if rank.job != "loader-7"], Rank("new", "n", 0, 5, 0.9))
             await eyes.press("r")
             await eyes.until("new")
-            assert [row for row in eyes.rows() if row.startswith("▸")] == ["▸ ddp-8"]
+            assert [row for row in eyes.words() if row.startswith("▸")] == ["▸ ddp-8"]
 
 
 async def test_what_was_seen_stays_when_prometheus_is_gone_and_it_says_how_old_it_is():
@@ -185,7 +174,7 @@ async def test_what_was_seen_stays_when_prometheus_is_gone_and_it_says_how_old_i
             await eyes.press("r")
             await eyes.until("is no Prometheus")
             assert " ms old · http://127.0.0.1" in eyes.text()
-            assert len(eyes.rows(1)) == 4
+            assert len(eyes.words(1)) == 4
             await eyes.press("down", "enter")
             await eyes.until("HTTP 503")
             await eyes.press("escape")
@@ -214,7 +203,7 @@ async def test_a_slow_answer_holds_nothing_up_and_is_asked_for_once():
             gate, asked = threading.Event(), len(fake.asked)
             fake.answer = lambda handler: (gate.wait(5), handler.reply(200, b"", "application/json"))
             await eyes.press("r", "r", "r", "down", "slash", *"ddp")
-            assert eyes.rows(1) == ["ddp-8"]
+            assert eyes.words(1) == ["ddp-8"]
             assert len(fake.asked) - asked <= 1
             gate.set()
 
@@ -258,11 +247,12 @@ async def test_help_lists_the_keys():
             await eyes.until("the job's ranks over all its nodes")
 
 
-async def test_the_ranks_elsewhere_of_a_job_that_is_watched_here(look_at, monkeypatch):
+@pytest.mark.parametrize("sample", [samples.two_ranks, serving.engine], ids=["training", "server"])
+async def test_the_ranks_elsewhere_of_a_job_that_is_watched_here(sample, look_at, monkeypatch):
     monkeypatch.setenv("NODE_NAME", "gpu-a")
-    snapshot = samples.two_ranks()
-    pids = [process.pid for process in snapshot.host.processes if process.role == "rank"]
-    here = [Rank("9", "gpu-a", rank, pid, wait=0.4) for rank, pid in enumerate(pids)]
+    snapshot = sample()
+    pids = [process.pid for process in snapshot.host.processes]
+    here = [Rank("9", "gpu-a", rank, pid, wait=0.4) for rank, pid in enumerate(pids[:2])]
     with served(*here, Rank("9", "gpu-b", 2, 77, wait=0.02), Rank("8", "gpu-c", 0, pids[0])) as fake:
         fake.answer = lambda handler: whose(fake, handler, pids)
         async with look_at(snapshot) as eyes:
@@ -292,10 +282,10 @@ def test_columns_fill_the_width_and_never_more(table):
     before = 0
     for width in range(20, 240):
         shape = fit(table, width)
-        cells = 2 + sum(room + 2 for _, room in shape.columns) - 2
+        cells = 2 + sum(room + 2 for _, room in shape) - 2
         assert cells <= max(width, 22)
-        assert len(shape.columns) >= before
-        before = len(shape.columns)
+        assert len(shape) >= before
+        before = len(shape)
     assert before == len(table)
 
 

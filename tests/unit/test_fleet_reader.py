@@ -61,7 +61,7 @@ def test_a_hang_has_no_share_and_is_still_the_verdict():
 
 def test_who_the_job_belongs_to():
     with served(Rank("j", "n", 0, 7, user="eve"), Rank("j", "m", 1, 8, user="ada"), Rank("k", "n", 0, 9)) as fake:
-        assert [job.user for job in reader(fake).jobs().jobs] == ["ada, eve", ""]
+        assert [job.user for job in reader(fake).jobs().jobs] == ["ada, eve", None]
 
 
 def test_a_rank_that_may_not_be_looked_into():

@@ -220,7 +220,7 @@ def test_what_listens_elsewhere_only_is_not_asked(monkeypatch):
 
 
 def test_another_network_is_not_asked(monkeypatch):
-    monkeypatch.setattr(ports, "_in_our_network", lambda pid: False)
+    monkeypatch.setattr(ports, "in_our_network", lambda pid: False)
     with listening(), pytest.raises(SourceError, match="whose loopback is not ours"):
         endpoints(server(), VLLM)
 

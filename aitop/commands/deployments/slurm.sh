@@ -2,6 +2,7 @@
 # Prolog and epilog of Slurm: an exporter runs on a node while jobs do, and writes for node_exporter's textfile collector.
 #   aitop export --print slurm > /etc/slurm/aitop.sh && chmod 755 /etc/slurm/aitop.sh
 #   slurm.conf:  Prolog=/etc/slurm/aitop.sh  Epilog=/etc/slurm/aitop.sh
+# The folder of TEXTFILE must belong to root: the exporter has given up root's right to write into those of others.
 # It never fails: a prolog that does would drain the node.
 AITOP=${AITOP:-/opt/aitop/bin/aitop}
 TEXTFILE=${TEXTFILE:-/var/lib/node_exporter/textfile_collector/aitop.prom}

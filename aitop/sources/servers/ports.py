@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aitop.sources import procfs
-from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, own_sockets
+from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, in_our_network, own_sockets
 from aitop.sources.servers.engines import Metrics
 from aitop.sources.servers.recognition import Server
 from aitop.sources.source import SourceError
@@ -61,7 +61,7 @@ def named_ports(commands: Sequence[Sequence[str]], metrics: Metrics) -> frozense
 
 
 def _of_process(pid: int, named: frozenset[int]) -> Endpoint | None:
-    if not _in_our_network(pid):
+    if not in_our_network(pid):
         raise SourceError("absent", f"process {pid} is in another network (a container?), whose loopback is not ours")
     own = own_sockets(pid)
     if not own and procfs.user_id(pid) not in (None, os.geteuid()):
@@ -97,9 +97,3 @@ def ip_address(word: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     address = ipaddress.ip_address(packed)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def _in_our_network(pid: int) -> bool:
-    """Whether our loopback is the process's: in a container's network it is another one."""
-    own, other = (procfs.link(f"{procfs.PROC}/{one}/ns/net") for one in ("self", pid))
-    return own is not None and own == other

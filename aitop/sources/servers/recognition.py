@@ -21,7 +21,7 @@ MOST_TRIES = 10
 _FOLDER = re.compile(r"^(?P<folder>/[^\n]*?/(?:site|dist)-packages)/")
 _MAPPED = re.compile(rb"^[^/\n]*(?P<folder>/[^\n]*?/(?:site|dist)-packages)/", re.MULTILINE)
 _VERSION = re.compile(r"\d[\w.+!]{0,40}", re.ASCII)
-_LIBRARY_FILE = re.compile("|".join(row.frames.pattern for row in ENGINES if row.frames))
+_LIBRARY_FILE = re.compile("|".join(row.frames for row in ENGINES if row.frames))
 
 
 class Server(NamedTuple):
@@ -124,7 +124,7 @@ class Recogniser:
         )
         fits: dict[int, Part | None] = {}
         for number, row in enumerate(ENGINES):
-            own = row.frames is not None and any(map(row.frames.search, files))
+            own = _shows(files, row.frames)
             # A part's frames may be those of any server: they say something of a process that shows the engine's own.
             seen = signs if own else signs._replace(files=frozenset())
             part = next((part for part in row.parts if _fits(part, seen)), None)
@@ -159,13 +159,16 @@ def command_words(argv: Sequence[str]) -> str:
 
 def _fits(part: Part, signs: _Signs) -> bool:
     """Whether a process is this part, by any of its signs."""
-    named = part.command is not None and part.forked == signs.forked and part.command.search(signs.words) is not None
     return (
-        named
-        or (part.title is not None and any(map(part.title.search, signs.titles)))
-        or (part.program is not None and part.program.search(signs.program) is not None)
-        or (part.frames is not None and any(map(part.frames.search, signs.files)))
+        (part.forked == signs.forked and _shows((signs.words,), part.command))
+        or _shows(signs.titles, part.title)
+        or _shows((signs.program,), part.program)
+        or _shows(signs.files, part.frames)
     )
+
+
+def _shows(texts: Iterable[str], pattern: str | None) -> bool:
+    return pattern is not None and any(re.search(pattern, text) for text in texts)
 
 
 def version_of(pid: int, distributions: Iterable[str], files: Iterable[str] = ()) -> str | None:

@@ -249,7 +249,7 @@ class MonitorScreen(Screen[int]):
             self._change(notice="no Prometheus server is named: `prometheus` in the settings (aitop config) does that")
             return
         self._change(notice="asking Prometheus…")
-        pids = [process.pid for process in host.processes if process.role == "rank"]
+        pids = [process.pid for process in host.processes]
         in_background(self, "everywhere", partial(self._cluster.job_with, pids), self._job_known)
 
     def _job_known(self, answer: str | Exception) -> None:

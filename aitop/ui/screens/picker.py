@@ -15,28 +15,15 @@ from aitop.model.units import NOT_SUPPORTED, duration, size
 from aitop.ui.messages import in_background
 from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, LOSS, TEXT
-from aitop.ui.widgets.line import Line, columns, key_hints, lit, shorten, wrap
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.theme.palette import BRAND, DIM, LOSS, TEXT
+from aitop.ui.widgets.line import Line, key_hints, wrap
+from aitop.ui.widgets.pane import Drawing, OneLine, Pane
 from aitop.ui.widgets.row_pane import RowPane
+from aitop.ui.widgets.table import Column, Order, fit, heading, row_line
 from aitop.ui.words import one_line, short_command
 
-ROOMY = 110
-COLUMNS = (
-    ("pid", 8, True),
-    ("user", 10, False),
-    ("age", 10, True),
-    ("with", 10, False),
-    ("ranks", 5, True),
-    ("workers", 7, True),
-    ("cpu", 5, True),
-    ("memory", 7, True),
-    ("gpu", 14, False),
-    ("command", 0, False),
-)
-"""Heading, width in cells (0: what is left), and whether it is set at the right."""
-SPARED = frozenset({"age", "user", "cpu", "memory"})
-"""Left out where there is little room."""
+ROOMY = 112
+REFRESH_SECONDS = 3.0
 NOTHING = (
     "There is no AI process on this machine: nothing uses a GPU, and no process has torch, JAX or TensorFlow loaded. "
     "Start one and it will show up here, or try aitop demo."
@@ -57,8 +44,9 @@ class CandidatesPane(RowPane[Candidate]):
             return Drawing([Line("looking for AI processes…", DIM)], "AI processes")
         if not self.candidates:
             return Drawing([Line(text, TEXT) for text in wrap(NOTHING, width)], "AI processes")
-        rows = [_heading(width)] if height > 1 else []
-        rows += [_row(one, width, at) for one, at in self.take(self.candidates, height - 1)]
+        shape = fit(COLUMNS if width >= ROOMY else FEW_COLUMNS, width)
+        rows = [heading(shape, Order())] if height > 1 else []
+        rows += [row_line(one, shape, width, cursor=at) for one, at in self.take(self.candidates, height - 1)]
         return Drawing(rows, "AI processes", Line(self.in_sight() or str(len(self.candidates)), DIM))
 
     def key_of(self, row: Candidate) -> int:
@@ -70,61 +58,39 @@ class CandidatesPane(RowPane[Candidate]):
             self.app.exit(candidate.pid)
 
 
-def _heading(width: int) -> Line:
-    return Line("  ").join(_cells(width - 2, [heading for heading, _, _ in COLUMNS], FAINT))
-
-
-def _row(candidate: Candidate, width: int, selected: bool) -> Line:
-    texts = [
-        str(candidate.pid),
-        candidate.user,
-        duration(candidate.age) if candidate.age >= 1 else "0 s",
-        candidate.framework or NOT_SUPPORTED,
-        str(candidate.ranks),
-        str(candidate.workers),
-        NOT_SUPPORTED if candidate.cpu is None else f"{candidate.cpu:.1f}",
-        size(candidate.rss),
-        _gpus(candidate),
-        short_command(candidate.command),
-    ]
-    line = Line("▸ " if selected else "  ", BRIGHT)
-    line.join(_cells(width - 2, texts, TEXT if candidate.mine else DIM))
-    return lit(line.fit(width)) if selected else line
-
-
-def _cells(width: int, texts: Sequence[str], style: Style) -> Line:
-    narrow = width < ROOMY
-    cells: list[tuple[Line, int]] = []
-    for (heading, cell, right), text in zip(COLUMNS, texts, strict=True):
-        if narrow and heading in SPARED:
-            continue
-        cell_width = cell or max(8, width - sum(one + 2 for _, one in cells))
-        fitted = shorten(one_line(text), cell_width)
-        cells.append((Line(fitted.rjust(cell_width) if right else fitted, style), cell_width))
-    return columns(cells)
-
-
 def _gpus(candidate: Candidate) -> str:
     if not candidate.gpus:
         return NOT_SUPPORTED
     numbers = ",".join(map(str, candidate.gpus)) if len(candidate.gpus) <= 3 else f"{len(candidate.gpus)} devices"
-    return numbers if candidate.gpu_memory is None else f"{numbers}  {size(candidate.gpu_memory)}"
+    return numbers if candidate.gpu_memory is None else f"{numbers} {size(candidate.gpu_memory)}"
 
 
-REFRESH_SECONDS = 3.0
+def _column(
+    heading: str, cells: int, text_of: Callable[[Candidate], str], *, right: bool = True, most: int = 0
+) -> Column:
+    """A column that stands for itself even where its figure is not known, so that the whole row has one colour."""
+    return Column(heading, cells, 0, lambda job: job, text_of, _style, right, most)
 
 
-class OneLine(Pane):
-    """The picker's first line, or its last one."""
+def _style(job: Candidate) -> Style:
+    return TEXT if job.mine else DIM
 
-    framed = False
 
-    def __init__(self, line: Line, *, id: str) -> None:  # noqa: A002 - Textual's own name
-        super().__init__(id=id, focusable=False)
-        self._line = line
-
-    def draw(self, view: View, width: int, height: int) -> Drawing:
-        return Drawing([self._line])
+COLUMNS = (
+    _column("pid", 8, lambda job: str(job.pid)),
+    _column("user", 10, lambda job: one_line(job.user), right=False),
+    _column("age", 10, lambda job: duration(job.age) if job.age >= 1 else "0 s"),
+    _column("with", 10, lambda job: one_line(job.framework or NOT_SUPPORTED), right=False),
+    _column("ranks", 5, lambda job: str(job.ranks)),
+    _column("workers", 7, lambda job: str(job.workers)),
+    _column("cpu", 5, lambda job: NOT_SUPPORTED if job.cpu is None else f"{job.cpu:.1f}"),
+    _column("memory", 7, lambda job: size(job.rss)),
+    _column("gpu", 14, _gpus, right=False),
+    _column("command", 8, lambda job: short_command(job.command), right=False, most=1000),
+)
+SPARED = frozenset({"age", "user", "cpu", "memory"})
+"""Left out where there is little room."""
+FEW_COLUMNS = tuple(column for column in COLUMNS if column.heading not in SPARED)
 
 
 class PickerScreen(Screen[int]):
@@ -146,10 +112,10 @@ class PickerScreen(Screen[int]):
         self.view = view
 
     def compose(self) -> ComposeResult:
-        yield OneLine(Line(" aitop ", BRAND).add("  which one?", DIM), id="header")
+        yield OneLine(lambda _view, _width: Line(" aitop ", BRAND).add("  which one?", DIM), id="header")
         yield CandidatesPane(id="candidates")
         hints = (("↑↓", "choose"), ("⏎", "monitor"), ("r", "look again"), ("?", "help"), ("q", "quit"))
-        yield OneLine(Line(" ").join(key_hints(hints)), id="hint")
+        yield OneLine(lambda _view, _width: Line(" ").join(key_hints(hints)), id="hint")
 
     def on_mount(self) -> None:
         for pane in self.query(Pane):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -170,6 +171,19 @@ class Pane(Widget, can_focus=True):
         if not self.foldable:
             return Line("─", edge)
         return Line("▸" if self.folded else "▾", clickable(edge, f"screen.fold_pane('{self.id}')"))
+
+
+class OneLine(Pane):
+    """A line without a frame, drawn anew from each view at the pane's width."""
+
+    framed = False
+
+    def __init__(self, line_of: Callable[[View, int], Line], *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id, focusable=False)
+        self._line_of = line_of
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        return Drawing([self._line_of(view, width)])
 
 
 def _dim(line: Line) -> Line:

@@ -12,11 +12,11 @@ from textual.binding import Binding, BindingType
 from aitop.model.fleet import Attempt, Fleet, FleetJob, FleetRank, JobRanks, by_waste, worst_of
 from aitop.model.units import factor, period
 from aitop.ui.messages import Failed, in_background
-from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.table import Cluster, TablePane, TableScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.table import Column
 from aitop.ui.words import one_line, plural, tight_percent
 
 SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": TEXT, "info": DIM}
@@ -72,7 +72,7 @@ FINDING = (
 """What the first verdict says, of a job as of a rank."""
 JOBS = (
     Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=40),
-    Column("user", 8, 8, lambda job: one_line(job.user) or None, style=lambda _: DIM, right=False, most=16),
+    Column("user", 8, 8, lambda job: one_line(job.user or "") or None, style=lambda _: DIM, right=False, most=16),
     Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=32),
     Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
     Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),

@@ -17,12 +17,12 @@ from aitop.model.fleet import (
     straggler_of,
 )
 from aitop.model.units import duration, percent
-from aitop.ui.screens.fleet.columns import Column
 from aitop.ui.screens.fleet.jobs import FINDING, finding_text, place_text
 from aitop.ui.screens.fleet.table import ASK_SECONDS, Cluster, TablePane, TableScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, LOSS
 from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.table import Column
 from aitop.ui.words import one_line, plural, tight_percent
 
 RANKS = (

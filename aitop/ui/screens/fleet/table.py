@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -17,13 +17,13 @@ from aitop.model.fleet import Attempt, Fleet, FleetRank, JobRanks, command_for
 from aitop.model.units import duration
 from aitop.ui.messages import Failed, in_background
 from aitop.ui.panes.footer import Filtered, FilterLine
-from aitop.ui.screens.fleet.columns import Column, Order, fit, heading, in_order, next_order, row_line
 from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRIGHT, DIM, LOSS
 from aitop.ui.widgets.line import Line, key_hints, wrap
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.pane import Drawing, OneLine, Pane
 from aitop.ui.widgets.row_pane import RowPane
+from aitop.ui.widgets.table import Column, Order, fit, heading, in_order, next_order, row_line
 
 ASK_SECONDS = 15.0
 """The usual time between two questions."""
@@ -106,30 +106,6 @@ class TablePane(RowPane[Row]):
         return Drawing(lines, title, Line(note, DIM), stale, foot)
 
 
-class TableFooter(Pane):
-    """The newest notice, else the keys."""
-
-    framed = False
-    keys: Sequence[tuple[str, str]] = ()
-
-    def draw(self, view: View, width: int, height: int) -> Drawing:
-        line = Line(" ")
-        return Drawing([line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys))])
-
-
-class SummaryLine(Pane):
-    """What the whole table amounts to, in one line."""
-
-    framed = False
-
-    def __init__(self, summary: Callable[[int], Line]) -> None:
-        super().__init__(id="header", focusable=False)
-        self._summary = summary
-
-    def draw(self, view: View, width: int, height: int) -> Drawing:
-        return Drawing([self._summary(width)])
-
-
 class TableScreen(Screen[None]):
     """Asks again every `every` seconds. What it shows stays when an answer is missing, with its age."""
 
@@ -156,11 +132,9 @@ class TableScreen(Screen[None]):
         self._asking = False
 
     def compose(self) -> ComposeResult:
-        yield SummaryLine(self.summary)
+        yield OneLine(lambda _, width: self.summary(width), id="header")
         yield self.listing
-        footer = TableFooter(id="hint", focusable=False)
-        footer.keys = self.keys
-        yield footer
+        yield OneLine(self._hint, id="hint")
         line = FilterLine(id="filter")
         line.display = False
         yield line
@@ -181,6 +155,11 @@ class TableScreen(Screen[None]):
     def summary(self, width: int) -> Line:
         """The first line."""
         raise NotImplementedError
+
+    def _hint(self, view: View, _width: int) -> Line:
+        """The newest notice, else the keys."""
+        line = Line(" ")
+        return line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys))
 
     def took(self, answer: Fleet | JobRanks) -> None:
         """Hand a new answer to the panes."""
@@ -257,5 +236,5 @@ class TableScreen(Screen[None]):
 
     def _type(self, typing: bool) -> None:
         self.query_one(FilterLine).display = typing
-        self.query_one(TableFooter).display = not typing
+        self.query_one("#hint").display = not typing
         self.change(notice=None)

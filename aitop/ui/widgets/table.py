@@ -38,10 +38,8 @@ class Order(NamedTuple):
     inverted: bool = False
 
 
-class Fit(NamedTuple):
-    """The columns that there is room for, each with its cells."""
-
-    columns: tuple[tuple[Column, int], ...]
+Fit = Sequence[tuple[Column, int]]
+"""The columns that there is room for, each with its cells."""
 
 
 def fit(table: Sequence[Column], width: int) -> Fit:
@@ -62,7 +60,7 @@ def fit(table: Sequence[Column], width: int) -> Fit:
         for column in growing[:room]:
             cells[column.heading] += 1
         room -= len(growing)
-    return Fit(tuple((column, cells[column.heading]) for column in table if column.heading in cells))
+    return [(column, cells[column.heading]) for column in table if column.heading in cells]
 
 
 def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list[Row]:
@@ -89,7 +87,7 @@ def next_order(table: Sequence[Column], order: Order, steps: int) -> Order:
 def heading(shape: Fit, order: Order) -> Line:
     """The headings; an arrow marks the one that rows are sorted by."""
     cells = []
-    for column, width in shape.columns:
+    for column, width in shape:
         chosen = column.heading == order.by
         arrow = ("↑" if order.inverted else "↓") if chosen else ""
         cells.append(_cell(column.heading + arrow, width, BRIGHT if chosen else FAINT, column.right))
@@ -99,7 +97,7 @@ def heading(shape: Fit, order: Order) -> Line:
 def row_line(row: Any, shape: Fit, width: int, *, cursor: bool) -> Line:
     """One row; `cursor` lights it up."""
     cells = []
-    for column, room in shape.columns:
+    for column, room in shape:
         value = column.value(row)
         text, style = (NOT_SUPPORTED, FAINT) if value is None else (column.text_of(value), column.style(row))
         cells.append(_cell(text, room, style, column.right))
