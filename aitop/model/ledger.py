@@ -83,6 +83,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return self.instead or self.activity
 
     @property
+    def at(self) -> tuple[str, int]:
+        """File and line."""
+        return self.file, self.line
+
+    @property
     def file(self) -> str:
         """The file of its line, empty where it has none."""
         return self.where.file if self.where is not None else ""
