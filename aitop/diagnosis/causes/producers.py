@@ -183,10 +183,8 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     """num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
     free, blocked = free_cores(snapshot), _waits(lines)
-    timeline = Timeline(wait=share, cores_each=WAITING if blocked else 1.0, free_cores=free)
-    workers = timeline.best_workers()
-    beside = timeline.with_workers(workers)
-    enough = blocked or beside.speedup >= _most_of(timeline, share)
+    workers, beside = _with_best_workers(snapshot, share, blocked)
+    enough = blocked or beside.speedup >= _most_of(share)
     subtype = "storage" if blocked and lines.part(stored) > 0.5 else "workers" if enough else "transform"
     fixes = []
     if beside.speedup >= WORTH_IT or not lines.where or blocked:
@@ -229,7 +227,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         timeline = replace(timeline, cores_each=wanted)
     more = timeline.with_workers(best)
     stores = lines.part(stored) > 0.4
-    enough = blocked or more.speedup >= _most_of(timeline, share)
+    enough = blocked or more.speedup >= _most_of(share)
     subtype = "storage" if blocked and stores else "workers" if enough else "transform"
     subtype = "collate" if _collates(lines) else subtype
     evidence, fixes = [], []
@@ -328,8 +326,7 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     blocked = _waits(lines)
     doing = _source_words(lines) or ("waiting" if blocked else "computing")
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
-    timeline = Timeline(wait=share, cores_each=WAITING if blocked else 1.0, free_cores=free_cores(snapshot))
-    ahead = timeline.with_workers(timeline.best_workers())
+    _, ahead = _with_best_workers(snapshot, share, blocked)
     return Why(
         subtype="storage" if blocked else "transform",
         where=lines.where,
@@ -344,9 +341,7 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 
 def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Reinforcement learning: the environment is stepped by the thread that computes."""
-    free = free_cores(snapshot)
-    timeline = Timeline(wait=share, cores_each=WAITING if _waits(lines) else 1.0, free_cores=free)
-    workers = timeline.best_workers()
+    workers, beside = _with_best_workers(snapshot, share, _waits(lines))
     policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
     learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
     place = place_of(lines.where[0]) if lines.where else "the environment"
@@ -358,9 +353,9 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         evidence=(
             f"the environment takes {percent(share)}, model calls {percent(policy)}, "
             f"backward and update {percent(learning)}",
-            *_free(free),
+            *_free(free_cores(snapshot)),
         ),
-        fixes=(fix(cheaper, share * within_first(lines)), fix(several, timeline.with_workers(workers))),
+        fixes=(fix(cheaper, share * within_first(lines)), fix(several, beside)),
         confirmed=bool(lines.where),
     )
 
@@ -412,10 +407,8 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
     if made is None:
         return Why("workers", (), ("nobody was seen to make batches",), (), confirmed=False)
     free, blocked = free_cores(snapshot), made.blocked
-    timeline = Timeline(wait=share, makers=made.count, cores_each=WAITING if blocked else 1.0, free_cores=free)
-    best = timeline.best_workers()
-    more = timeline.with_workers(best)
-    subtype = "workers" if made.processes and more.speedup >= _most_of(timeline, share) else "transform"
+    best, more = _with_best_workers(snapshot, share, blocked, makers=made.count)
+    subtype = "workers" if made.processes and more.speedup >= _most_of(share) else "transform"
     if blocked:
         subtype = "storage" if made.lines.part(stored) > 0.4 else "workers"
     what = "process" if made.processes else "thread"
@@ -447,9 +440,17 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _most_of(timeline: Timeline, share: float) -> float:
+def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: int = 0) -> tuple[int, Length]:
+    """How many workers hide a wait best, where `makers` make the data now, and the step with them."""
+    cores = WAITING if blocked else 1.0
+    timeline = Timeline(wait=share, makers=makers, cores_each=cores, free_cores=free_cores(snapshot))
+    workers = timeline.best_workers()
+    return workers, timeline.with_workers(workers)
+
+
+def _most_of(share: float) -> float:
     """The factor from which more workers are a cure: more than half of what the end of the wait would give."""
-    return 1.0 + MOST_OF_IT * (timeline.without(share).speedup - 1.0)
+    return 1.0 + MOST_OF_IT * (Timeline().without(share).speedup - 1.0)
 
 
 def _waits(lines: Lines) -> bool:
