@@ -191,7 +191,6 @@ def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable
         watch.called(name, start, work, args)
         return work
 
-    keep_from_compiling(collective.__code__)
     return collective
 
 
@@ -207,7 +206,6 @@ def wrap_wait(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
         watch.waited(start, self)
         return done
 
-    keep_from_compiling(wait.__code__)
     return wait
 
 
