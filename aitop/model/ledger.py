@@ -23,7 +23,7 @@ ACTIVITIES: dict[Activity, str] = {
     "wait-gil": "waits for the GIL",
     "wait-lock": "waits for a lock",
     "wait-core": "waits for a core",
-    "wait-disk": "waits for a disk",
+    "wait-disk": "waits for storage",
     "wait-network": "waits for network",
     "wait-queue": "waits for a queue",
     "wait-child": "waits for a child",

@@ -25,7 +25,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
-from aitop.model.ledger import Activity
+from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
@@ -34,23 +34,6 @@ ENTER, LEAVE = 0.15, 0.1
 # What a program without steps can be said to lose. Other waits may be for the threads, processes or devices that do its
 # work, Python may be the work itself, and what is compiled once is not compiled again.
 LOST: frozenset[Activity] = frozenset({"sleep", "spawn", "collect", "wait-disk", "wait-network", "wait-child"})
-DOING: dict[Activity, str] = {
-    "python": "runs Python",
-    "native": "runs native code",
-    "wait": "waits",
-    "wait-gil": "waits for the GIL",
-    "wait-lock": "waits for a lock",
-    "wait-core": "waits for a core",
-    "wait-disk": "waits for storage",
-    "wait-network": "waits for the network",
-    "wait-queue": "waits for another thread or process",
-    "wait-child": "waits for a child process",
-    "wait-device": "waits for the device",
-    "sleep": "sleeps",
-    "spawn": "starts processes",
-    "collect": "collects garbage",
-    "compile": "compiles",
-}
 
 
 @rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
@@ -85,7 +68,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
     top = share * (first.share or 1.0)
     weights = shares_by(at_first, lambda entry: entry.does)
-    doing = DOING[max(weights, key=lambda activity: weights[activity])]
+    doing = ACTIVITIES[max(weights, key=lambda activity: weights[activity])]
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
         evidence.append("then " + ", ".join(f"{short_place(other)} {percent(other.share)}" for other in others[:2]))
