@@ -20,11 +20,7 @@ from aitop.attach.ways import TargetProcess, WayIn
 TURN_S = 1.0
 
 
-def _never() -> bool:
-    return False
-
-
-def install(pid: int, *, timeout: float = 5.0, given_up: Callable[[], bool] = _never) -> Attachment:
+def install(pid: int, *, timeout: float = 5.0, given_up: Callable[[], bool] = lambda: False) -> Attachment:
     """Puts the hook into process `pid`, waiting at most about `timeout` seconds for a safe point.
 
     `given_up` is asked while waiting; once it returns True, the request is withdrawn. Raises AttachRefused, with the
@@ -69,7 +65,7 @@ def deliver(
     timeout: float,
     ways: Sequence[WayIn] = WAYS,
     torch: bool = True,
-    given_up: Callable[[], bool] = _never,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Attachment:
     """Brings one request in and returns the hook's answer, whatever it is. Raises AttachRefused where none came.
 

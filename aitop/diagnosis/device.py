@@ -129,7 +129,7 @@ def per_step(snapshot: Snapshot, call: CallSite) -> float | None:
 
 def call_places(snapshot: Snapshot, calls: Sequence[CallSite], lines: Sequence[Entry]) -> tuple[Where, ...]:
     """Call sites as places, the dearest first, with the text of a sampled line where there is one."""
-    texts = {(entry.file, entry.line): entry.where.text for entry in lines if entry.where is not None}
+    texts = {entry.at: entry.where.text for entry in lines if entry.where is not None}
     seconds: dict[tuple[str, int, str], float] = {}
     for call in calls:
         key = call.file, call.line, call.function
@@ -151,7 +151,7 @@ def call_places(snapshot: Snapshot, calls: Sequence[CallSite], lines: Sequence[E
 
 def text_of(snapshot: Snapshot, file: str, line: int) -> str:
     """The source line as sampled, empty where it never was."""
-    entries = main_lines(snapshot, lambda entry: (entry.file, entry.line) == (file, line)).lines
+    entries = main_lines(snapshot, lambda entry: entry.at == (file, line)).lines
     return next((entry.where.text for entry in entries if entry.where is not None and entry.where.text), "")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
@@ -55,26 +57,14 @@ class Lines(msgspec.Struct, frozen=True):
     @property
     def where(self) -> tuple[Where, ...]:
         """The lines as places, the same line counted once, heaviest first; shares are relative to all of them."""
-        weights: dict[tuple[str, int], float] = {}
-        first: dict[tuple[str, int], Where] = {}
-        for entry in self.entries:
-            if entry.where is not None:
-                key = entry.file, entry.line
-                weights[key] = weights.get(key, 0.0) + entry.share
-                first.setdefault(key, entry.where)
+        weights = shares_by(self.lines, lambda entry: entry.at)
+        first = {entry.at: entry.where for entry in reversed(self.entries) if entry.where is not None}
         total = sum(weights.values())
-        ordered = sorted(weights, key=lambda key: -weights[key])
+        ordered = sorted(weights, key=lambda at: -weights[at])
         return tuple(
-            Where(
-                pid=first[key].pid,
-                file=first[key].file,
-                line=first[key].line,
-                function=first[key].function,
-                share=weights[key] / total if total else None,
-                text=first[key].text,
-            )
-            for key in ordered[:MOST_LINES]
-            if key == ordered[0] or weights[key] >= LEAST_SHARE * total
+            replace(first[at], share=weights[at] / total if total else None)
+            for at in ordered[:MOST_LINES]
+            if at == ordered[0] or weights[at] >= LEAST_SHARE * total
         )
 
     def part(self, wanted: Callable[[Entry], bool]) -> float:
@@ -89,6 +79,15 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 NO_LINES = Lines(0.0, ())
+Key = TypeVar("Key")
+
+
+def shares_by(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, float]:
+    """The shares of the entries, those with the same key summed up."""
+    shares: dict[Key, float] = {}
+    for entry in entries:
+        shares[key(entry)] = shares.get(key(entry), 0.0) + entry.share
+    return shares
 
 
 def lines_of(entries: Iterable[Entry]) -> Lines:
@@ -180,16 +179,16 @@ def computes(entry: Entry) -> bool:
 
 def _large_operations(snapshot: Snapshot) -> Lines:
     """What computes in large operations: a line that holds the interpreter's lock for longer calls small ones."""
-    whole: dict[tuple[str, int], float] = {}
-    held: dict[tuple[str, int], float] = {}
-    for entry in main_lines(snapshot, lambda entry: entry.phase in HOST).entries:
-        line = entry.file, entry.line
-        whole[line] = whole.get(line, 0.0) + entry.share
-        held[line] = held.get(line, 0.0) + (entry.share if entry.does == "python" else 0.0)
-    large = {line for line in whole if held[line] < MOST_HELD * whole[line]}
-    return main_lines(
-        snapshot, lambda entry: entry.phase in HOST and computes(entry) and (entry.file, entry.line) in large
-    )
+    host = main_lines(snapshot, lambda entry: entry.phase in HOST).entries
+    held = held_by_line(host)
+    whole = shares_by(host, lambda entry: entry.at)
+    large = {at for at, share in whole.items() if held.get(at, 0.0) < MOST_HELD * share}
+    return lines_of(entry for entry in host if computes(entry) and entry.at in large)
+
+
+def held_by_line(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
+    """The share of time in which the interpreter's lock is held, by line."""
+    return shares_by((entry for entry in entries if entry.does == "python"), lambda entry: entry.at)
 
 
 def by_hand(snapshot: Snapshot) -> Lines:
@@ -220,15 +219,11 @@ def storage_lines(entries: Iterable[Entry]) -> Lines:
     What such a line runs beside its waits belongs to the same call: a write goes through the kernel.
     """
     entries = tuple(entries)
-    whole: dict[tuple[str, int], float] = {}
-    of_storage: dict[tuple[str, int], float] = {}
-    for entry in entries:
-        if entry.activity != "wait-core":
-            key = entry.file, entry.line
-            whole[key] = whole.get(key, 0.0) + entry.share
-            of_storage[key] = of_storage.get(key, 0.0) + (entry.share if stored(entry) else 0.0)
-    chosen = {key for key in whole if of_storage[key] >= max(LEAST_WAITED, LEAST_STORED * whole[key])}
-    return lines_of(entry for entry in entries if (entry.file, entry.line) in chosen)
+    on_core = [entry for entry in entries if entry.activity != "wait-core"]
+    whole = shares_by(on_core, lambda entry: entry.at)
+    of_storage = shares_by(filter(stored, on_core), lambda entry: entry.at)
+    chosen = {at for at, share in of_storage.items() if share >= max(LEAST_WAITED, LEAST_STORED * whole[at])}
+    return lines_of(entry for entry in entries if entry.at in chosen)
 
 
 def within_first(lines: Lines) -> float:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from aitop.model.host import ProcessId
 from aitop.model.verdict import Fix
 
-KEYWORDS = frozenset({"num_workers", "batch_size", "prefetch_factor"})
+KEYWORDS = frozenset({"num_workers", "batch_size"})
 """Settings that are keyword arguments of a loader: those can be edited."""
 
 CALL = re.compile(r"\bDataLoader\(")

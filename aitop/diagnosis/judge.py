@@ -137,7 +137,7 @@ def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
 def _processes(verdict: Verdict, snapshot: Snapshot) -> tuple[int, ...]:
     """The processes that lose this time: the judged one, then those with a similar share at its lines (PEER)."""
     pid = judged_pid(snapshot)
-    places = {(where.file, where.line) for where in verdict.where}
+    places = {where.at for where in verdict.where}
     shares = {ledger.pid: _share_at(places, ledger) for ledger in snapshot.ledgers}
     peers = [other for other, share in shares.items() if share > 0.0 and share >= PEER * shares.get(pid, 0.0)]
     return tuple(dict.fromkeys((pid, *(where.pid for where in verdict.where), *peers)))
@@ -146,7 +146,7 @@ def _processes(verdict: Verdict, snapshot: Snapshot) -> tuple[int, ...]:
 def _share_at(places: set[tuple[str, int]], ledger: Ledger) -> float:
     """The share of the process's main lane at these lines."""
     entries = [entry for entry in ledger.entries if entry.lane == "main"]
-    return sum(entry.share for entry in entries if (entry.file, entry.line) in places)
+    return sum(entry.share for entry in entries if entry.at in places)
 
 
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:

@@ -54,11 +54,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A server changed: `length` of the time per request relative to now, and the latency then and now in seconds."""
+    """A server changed: `length` of the time per request relative to now, and the latency then and now in seconds, None
+    where that is not known.
+    """
 
     length: Length
-    latency: float
-    before: float
+    latency: float | None = None
+    before: float | None = None
 
 
 def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost | None = None) -> Load | None:

@@ -312,7 +312,7 @@ def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
         return bool(loader_workers(snapshot)) and depths.count(0) >= EMPTY * len(depths)
     ledger, first = lead_ledger(snapshot), next(iter(loading.where), None)
     return first is not None and any(
-        (entry.file, entry.line) == (first.file, first.line)
+        entry.at == first.at
         for entry in beside_lines(snapshot)
         if ledger is None or (entry.pid, entry.thread) != (ledger.pid, ledger.thread)
     )

@@ -204,7 +204,6 @@ class OptimizerWatch:
                 session.failed()
             return original(self)
 
-        keep_from_compiling(__enter__.__code__)
         return __enter__
 
     def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,7 +219,6 @@ class OptimizerWatch:
                 session.failed()
             return done
 
-        keep_from_compiling(__exit__.__code__)
         return __exit__
 
 

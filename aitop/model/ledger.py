@@ -23,7 +23,7 @@ ACTIVITIES: dict[Activity, str] = {
     "wait-gil": "waits for the GIL",
     "wait-lock": "waits for a lock",
     "wait-core": "waits for a core",
-    "wait-disk": "waits for a disk",
+    "wait-disk": "waits for storage",
     "wait-network": "waits for network",
     "wait-queue": "waits for a queue",
     "wait-child": "waits for a child",
@@ -81,6 +81,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def does(self) -> Activity:
         """What the thread does there, or would do if it had a core."""
         return self.instead or self.activity
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """File and line."""
+        return self.file, self.line
 
     @property
     def file(self) -> str:

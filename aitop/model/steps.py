@@ -141,9 +141,7 @@ class DdpInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
     world_size: int | None = None
     bucket_cap_mb: float | None = None
-    find_unused_parameters: bool | None = None
     gradient_bytes: int | None = None
-    forward: float | None = None
     backward: float | None = None
     communication: float | None = None
     overlap: float | None = None

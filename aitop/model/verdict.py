@@ -31,6 +31,11 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     text: str | None = None
 
+    @property
+    def at(self) -> tuple[str, int]:
+        """File and line."""
+        return self.file, self.line
+
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """A named setting to change. `current` is None where it is not known. In JSON: name, from, to."""

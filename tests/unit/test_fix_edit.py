@@ -36,7 +36,6 @@ def numbered(text):
         ({"num_workers": 4}, "l = DataLoader(data, 16)", 1, "l = DataLoader(data, 16, num_workers=4)"),
         ({"num_workers": 4}, "l = DataLoader(data, num_workers=args.w)", 1, "l = DataLoader(data, num_workers=4)"),
         ({"num_workers": 2}, "make(num_workers = n, x=1)", 1, "make(num_workers = 2, x=1)"),
-        ({"prefetch_factor": 8}, "make(prefetch_factor=2)", 1, "make(prefetch_factor=8)"),
     ],
 )
 def test_a_fix_that_sets_a_keyword_becomes_an_edit(fix, script, number, after):

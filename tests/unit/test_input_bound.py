@@ -8,8 +8,8 @@ from judgements import fired
 from snapshot_builder import WORKER, constant, host, line, snapshot, stacks, step, steps
 
 from aitop.diagnosis.causes import input_bound as input_bound
+from aitop.diagnosis.causes.input_bound import FIRST_TIME, PASSED, STARVED, why_transient
 from aitop.diagnosis.causes.producers import slow_worker
-from aitop.diagnosis.causes.transient import FIRST_TIME, PASSED, STARVED, why_transient
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Series
 

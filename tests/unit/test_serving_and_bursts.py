@@ -1,4 +1,4 @@
-"""Servers at leisure, queues drained by bursts, workers started anew, and too little to say."""
+"""Servers at leisure, workers started anew, and too little to say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from snapshot_builder import WORKER, host, line, loaders, snapshot, step, steps
 from aitop.diagnosis.causes import between_steps, computing, preprocessing
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.model.snapshot import Phases
-from aitop.model.verdict import Setting
 
 RUNS = line("main", 0.1, phase="forward", activity="native", number=20)
 
@@ -51,30 +50,6 @@ def test_who_asks_a_service_in_training_feeds_the_model_only_before_it(position,
     judge = input_bound.judge if feeds else between_steps.host_io
     assert fired(judge(seen)).where[0].line == 10
     assert feeds or level(input_bound.judge(seen)) == 0.0
-
-
-# bursts -----------------------------------------------------------------------------------------------------------
-
-
-def drained(idle):
-    waits = line("main", 0.6, phase="data_wait", activity="wait-queue", number=40)
-    makes = line("__getitem__", 1.0 - idle, pid=WORKER, phase="data_wait", activity="sleep")
-    records = steps(40, data_wait=0.06, forward=0.02, backward=0.02, queue_ready=0, cpu=0.04, backwards=8)
-    return snapshot(
-        records,
-        lines=[waits, makes],
-        workers=1,
-        facts=loaders(1, prefetch=2),
-        host=host(1, worker_cpu=0.05, busy=(0.1, 0.1)),
-    )
-
-
-def test_workers_that_rest_while_steps_wait_are_said_to_be_drained_by_bursts():
-    verdict = fired(input_bound.judge(drained(idle=0.4)))
-    assert any("batches are taken in bursts" in told for told in verdict.evidence)
-    fix = next(fix for fix in verdict.fixes if "prefetch_factor 2 → 16" in fix.text)
-    assert fix.setting == Setting(name="prefetch_factor", to=16, current=2)
-    assert fix.speedup == pytest.approx(1 / 0.6, abs=0.02), "the worker's own work is what is left"
 
 
 # saving -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from aitop.diagnosis.evidence import (
     HOST,
     MIN_SAMPLES,
     RUNNING,
-    Lines,
     by_hand,
     each_unit,
     main_lines,
@@ -18,6 +17,7 @@ from aitop.diagnosis.evidence import (
     records,
     samples_of,
     serves,
+    shares_by,
     short_place,
     stepping,
     takes_request,
@@ -25,33 +25,15 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
-from aitop.model.ledger import Activity
+from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Where
 
 ENTER, LEAVE = 0.15, 0.1
 # What a program without steps can be said to lose. Other waits may be for the threads, processes or devices that do its
 # work, Python may be the work itself, and what is compiled once is not compiled again.
 LOST: frozenset[Activity] = frozenset({"sleep", "spawn", "collect", "wait-disk", "wait-network", "wait-child"})
-DOING: dict[Activity, str] = {
-    "python": "runs Python",
-    "native": "runs native code",
-    "wait": "waits",
-    "wait-gil": "waits for the GIL",
-    "wait-lock": "waits for a lock",
-    "wait-core": "waits for a core",
-    "wait-disk": "waits for storage",
-    "wait-network": "waits for the network",
-    "wait-queue": "waits for another thread or process",
-    "wait-child": "waits for a child process",
-    "wait-device": "waits for the device",
-    "sleep": "sleeps",
-    "spawn": "starts processes",
-    "collect": "collects garbage",
-    "compile": "compiles",
-}
 
 
 @rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
@@ -73,20 +55,23 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
     share = min(lines.share, host_limit(snapshot), 0.99)
     gone, at_leisure = of_unit(snapshot, share)
-    loops = bool(lines.where) and _in_loop(lines, lines.where[0])
+    where = lines.where
+    at_first = [entry for entry in lines.entries if entry.at == where[0].at]
+    loops = any(entry.handler == "event-loop" for entry in at_first)
     # What blocks an event loop is judged by the requests that it holds up, however few they are.
     level = gone if loops else share
-    if level < LEAVE or not lines.where:
+    if level < LEAVE or not where:
         return blocked_loop(snapshot) or around_model(snapshot)
-    first, *others = lines.where
+    first, *others = where
     steps = records(snapshot)
     runs = lines.part(lambda entry: entry.does in RUNNING) > 0.5
     lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
     top = share * (first.share or 1.0)
-    doing = _doing(lines, first)
+    weights = shares_by(at_first, lambda entry: entry.does)
+    doing = ACTIVITIES[max(weights, key=lambda activity: weights[activity])]
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
-        evidence.append("then " + ", ".join(f"{short_place(where)} {percent(where.share)}" for where in others[:2]))
+        evidence.append("then " + ", ".join(f"{short_place(other)} {percent(other.share)}" for other in others[:2]))
     if loops:
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if at_leisure:
@@ -116,19 +101,3 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence=evidence,
         fixes=(shorter if lost else fix(f"look at {place_of(first)} first"),),
     )
-
-
-def _in_loop(lines: Lines, where: Where) -> bool:
-    """Whether an event loop runs this line."""
-    return any(
-        entry.handler == "event-loop" for entry in lines.entries if (entry.file, entry.line) == (where.file, where.line)
-    )
-
-
-def _doing(lines: Lines, where: Where) -> str:
-    """What a line does for most of its time, in words."""
-    weights: dict[Activity, float] = {}
-    for entry in lines.entries:
-        if (entry.file, entry.line) == (where.file, where.line):
-            weights[entry.does] = weights.get(entry.does, 0.0) + entry.share
-    return DOING[max(weights, key=lambda activity: weights[activity])]

@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     place_of,
     records,
     samples_of,
+    shares_by,
     within_first,
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
@@ -84,9 +85,7 @@ def _made(lines: Lines) -> str:
 
 def _most_work(lines: Lines) -> str:
     """The kind of work that libraries below the lines do for most of the time."""
-    weights: dict[str, float] = {}
-    for entry in lines.entries:
-        weights[entry.work or ""] = weights.get(entry.work or "", 0.0) + entry.share
+    weights = shares_by(lines.entries, lambda entry: entry.work or "")
     return max(weights, key=lambda work: weights[work])
 
 

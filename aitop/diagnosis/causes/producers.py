@@ -39,8 +39,6 @@ from aitop.model.verdict import Fix, Setting, Where
 BUSY_CORES = 0.5
 # A smaller gain than this is not worth a change; more than half of what the wait costs is, and names the cause.
 WORTH_IT, MOST_OF_IT = 1.03, 0.5
-# Workers that rest for more of the time are not all that steps wait for.
-RESTS, LEAST_AT_WORK = 0.25, 0.05
 # Threads and processes that wait for nearly all of the time are not why the step waits.
 LEAST_MAKING = 0.3
 # A worker is slower than the others when they are busy for less than this part of its time.
@@ -183,10 +181,8 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     """num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
     free, blocked = free_cores(snapshot), _waits(lines)
-    timeline = Timeline(wait=share, cores_each=WAITING if blocked else 1.0, free_cores=free)
-    workers = timeline.best_workers()
-    beside = timeline.with_workers(workers)
-    enough = blocked or beside.speedup >= _most_of(timeline, share)
+    workers, beside = _with_best_workers(snapshot, share, blocked)
+    enough = blocked or beside.speedup >= _most_of(share)
     subtype = "storage" if blocked and lines.part(stored) > 0.5 else "workers" if enough else "transform"
     fixes = []
     if beside.speedup >= WORTH_IT or not lines.where or blocked:
@@ -212,16 +208,12 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     each = used / workers if used is not None and workers else None
     wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0)
     blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
-    working = workers_at_work(snapshot)
     drained = waited_empty(snapshot)
-    # Workers also rest because enough lies ready: only a queue that was seen empty tells that more would be taken.
-    rests = drained is not None and drained > 0.5 and working is not None and working <= 1.0 - RESTS
     timeline = Timeline(
         wait=share,
         makers=workers,
         cores_each=0.0 if blocked else max(wanted if each is not None else 1.0, BUSY_CORES),
         free_cores=free,
-        at_work=max(working or 0.0, LEAST_AT_WORK) if rests else 1.0,
     )
     best = timeline.best_workers()
     if blocked:
@@ -229,14 +221,10 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         timeline = replace(timeline, cores_each=wanted)
     more = timeline.with_workers(best)
     stores = lines.part(stored) > 0.4
-    enough = blocked or more.speedup >= _most_of(timeline, share)
+    enough = blocked or more.speedup >= _most_of(share)
     subtype = "storage" if blocked and stores else "workers" if enough else "transform"
     subtype = "collate" if _collates(lines) else subtype
-    evidence, fixes = [], []
-    if rests:
-        burst, ahead = _bursts(snapshot, timeline, info.prefetch if info else None)
-        evidence.append(burst)
-        fixes.append(ahead)
+    fixes = []
     if best > workers and more.speedup >= WORTH_IT:
         setting = Setting(name="num_workers", to=best, current=workers)
         fixes.append(fix(f"num_workers {workers} → {best}", more, setting))
@@ -245,13 +233,12 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         fixes.append(fix(cheaper, share))
     elif lines.where and subtype == "storage":
         fixes.append(fix(_faster_source(lines), share))
-    if drained is not None:
-        evidence.append(f"no batch lay ready for {percent(drained)} of the wait")
+    empty = [] if drained is None else [f"no batch lay ready for {percent(drained)} of the wait"]
     return Why(
         subtype=subtype,
         where=lines.where,
         evidence=(
-            *evidence,
+            *empty,
             _workers(workers, each, blocked, lines),
             *_free(free),
             *([f"workers read {rate(reading)} from storage"] if (reading := _disk_rate(snapshot)) > 1e6 else []),
@@ -259,20 +246,6 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         fixes=tuple(fixes),
         confirmed=lines.share > 0.5,
     )
-
-
-def _bursts(snapshot: Snapshot, timeline: Timeline, ahead: int | None) -> tuple[str, Fix]:
-    """What to say and do where workers rest although steps wait: several batches are taken at once, then none."""
-    evidence = (
-        f"workers have nothing to do {percent(1.0 - timeline.at_work)} of the time although steps wait: batches are "
-        "taken in bursts, and no more are made ahead than the queue holds"
-    )
-    taken = sorted(step.backwards for step in records(snapshot))
-    at_once = taken[len(taken) // 2] if taken else 0
-    wanted = max(2 * (ahead or 2), math.ceil(2 * at_once / max(1, timeline.makers)))
-    text = f"prefetch_factor {f'{ahead} → {wanted}' if ahead else 'higher'}: more batches lie ready for the next burst"
-    setting = Setting(name="prefetch_factor", to=wanted, current=ahead) if ahead else None
-    return evidence, fix(text, replace(timeline, free_cores=None).with_workers(timeline.makers), setting)
 
 
 # --- one loader worker that holds up the others: batches come in order, so all wait for the slowest -----------------
@@ -328,8 +301,7 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     blocked = _waits(lines)
     doing = _source_words(lines) or ("waiting" if blocked else "computing")
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
-    timeline = Timeline(wait=share, cores_each=WAITING if blocked else 1.0, free_cores=free_cores(snapshot))
-    ahead = timeline.with_workers(timeline.best_workers())
+    _, ahead = _with_best_workers(snapshot, share, blocked)
     return Why(
         subtype="storage" if blocked else "transform",
         where=lines.where,
@@ -344,9 +316,7 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 
 def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Reinforcement learning: the environment is stepped by the thread that computes."""
-    free = free_cores(snapshot)
-    timeline = Timeline(wait=share, cores_each=WAITING if _waits(lines) else 1.0, free_cores=free)
-    workers = timeline.best_workers()
+    workers, beside = _with_best_workers(snapshot, share, _waits(lines))
     policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
     learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
     place = place_of(lines.where[0]) if lines.where else "the environment"
@@ -358,9 +328,9 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         evidence=(
             f"the environment takes {percent(share)}, model calls {percent(policy)}, "
             f"backward and update {percent(learning)}",
-            *_free(free),
+            *_free(free_cores(snapshot)),
         ),
-        fixes=(fix(cheaper, share * within_first(lines)), fix(several, timeline.with_workers(workers))),
+        fixes=(fix(cheaper, share * within_first(lines)), fix(several, beside)),
         confirmed=bool(lines.where),
     )
 
@@ -412,10 +382,8 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
     if made is None:
         return Why("workers", (), ("nobody was seen to make batches",), (), confirmed=False)
     free, blocked = free_cores(snapshot), made.blocked
-    timeline = Timeline(wait=share, makers=made.count, cores_each=WAITING if blocked else 1.0, free_cores=free)
-    best = timeline.best_workers()
-    more = timeline.with_workers(best)
-    subtype = "workers" if made.processes and more.speedup >= _most_of(timeline, share) else "transform"
+    best, more = _with_best_workers(snapshot, share, blocked, makers=made.count)
+    subtype = "workers" if made.processes and more.speedup >= _most_of(share) else "transform"
     if blocked:
         subtype = "storage" if made.lines.part(stored) > 0.4 else "workers"
     what = "process" if made.processes else "thread"
@@ -447,9 +415,17 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _most_of(timeline: Timeline, share: float) -> float:
+def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: int = 0) -> tuple[int, Length]:
+    """How many workers hide a wait best, where `makers` make the data now, and the step with them."""
+    cores = WAITING if blocked else 1.0
+    timeline = Timeline(wait=share, makers=makers, cores_each=cores, free_cores=free_cores(snapshot))
+    workers = timeline.best_workers()
+    return workers, timeline.with_workers(workers)
+
+
+def _most_of(share: float) -> float:
     """The factor from which more workers are a cure: more than half of what the end of the wait would give."""
-    return 1.0 + MOST_OF_IT * (timeline.without(share).speedup - 1.0)
+    return 1.0 + MOST_OF_IT * (Timeline().without(share).speedup - 1.0)
 
 
 def _waits(lines: Lines) -> bool:

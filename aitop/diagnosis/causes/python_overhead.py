@@ -13,11 +13,13 @@ from aitop.diagnosis.evidence import (
     ONCE,
     Lines,
     each_unit,
+    held_by_line,
     lines_of,
     main_lines,
     records,
     running,
     seen_once,
+    shares_by,
     short_place,
 )
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
@@ -113,13 +115,8 @@ def _calling(lines: Lines, least_held: float) -> float:
     """
     if lines.part(lambda entry: entry.does == "python") < least_held:
         return 0.0
-    whole: dict[tuple[str, int], float] = {}
-    held: dict[tuple[str, int], float] = {}
-    for entry in lines.entries:
-        line = entry.file, entry.line
-        whole[line] = whole.get(line, 0.0) + entry.share
-        held[line] = held.get(line, 0.0) + (entry.share if entry.does == "python" else 0.0)
-    return sum(min(BATCHED_AWAY * whole[line], op_cost.WHOLE_CALL * share) for line, share in held.items())
+    whole, held = shares_by(lines.entries, lambda entry: entry.at), held_by_line(lines.entries)
+    return sum(min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share) for at, share in held.items())
 
 
 def _model(entry: Entry) -> bool:

@@ -99,7 +99,7 @@ def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WIN
     if process is None or not compiling.where:
         return False
     first = compiling.where[0]
-    at_line = [entry.by_window for entry in compiling.lines if (entry.file, entry.line) == (first.file, first.line)]
+    at_line = [entry.by_window for entry in compiling.lines if entry.at == first.at]
     parts = [sum(counts) / whole if whole else 0.0 for *counts, whole in zip(*at_line, process.by_window, strict=False)]
     turns = [number for number, part in enumerate(parts) if least <= part <= 1.0 - PART_OF_WINDOW]
     return len(turns) > MIN_WINDOWS and turns[-1] >= len(parts) - NEWEST

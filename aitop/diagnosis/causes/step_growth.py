@@ -17,7 +17,7 @@ from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent
-from aitop.model.verdict import Fix
+from aitop.model.verdict import Fix, Where
 
 # The steps are divided into so many equal parts in time, and a line is laid through their medians.
 PARTS = 8
@@ -125,7 +125,7 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
         return f"a trend needs {LASTING:.0f} s of stacks, or step times from the hook"
     host = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.where is not None)
     for place in host.where:
-        lines = _at(snapshot, place.file, place.line)
+        lines = _at(snapshot, place)
         # Entries that differ in activity only share their counts. A lambda stands on its caller's line.
         counts = {(entry.function, entry.position, entry.work): entry.by_window for entry in lines.entries}
         ends = rising_share([sum(numbers) for numbers in zip(*counts.values(), strict=True)], process.by_window)
@@ -148,9 +148,9 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
     return None
 
 
-def _at(snapshot: Snapshot, file: str, line: int) -> Lines:
+def _at(snapshot: Snapshot, place: Where) -> Lines:
     """The entries of host code on one line."""
-    return main_lines(snapshot, lambda entry: entry.phase == "host" and (entry.file, entry.line) == (file, line))
+    return main_lines(snapshot, lambda entry: entry.phase == "host" and entry.at == place.at)
 
 
 def _fix(place: str, share: float) -> Fix:
@@ -289,4 +289,4 @@ def _lines(snapshot: Snapshot, phase: str) -> Lines:
     lines = main_lines(snapshot, lambda entry: entry.phase == ledger_phase)
     if ledger_phase != "host" or not lines.where:
         return lines
-    return _at(snapshot, lines.where[0].file, lines.where[0].line)
+    return _at(snapshot, lines.where[0])

@@ -161,8 +161,8 @@ def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
     chosen = lines_of(filter(wanted, entries))
     if cause != "compute" or not chosen.entries:
         return chosen.where
-    elsewhere = {(entry.file, entry.line): entry.share for entry in entries if entry.pid != late.pid}
-    most = max(chosen.entries, key=lambda entry: entry.share - elsewhere.get((entry.file, entry.line), 0.0))
+    elsewhere = {entry.at: entry.share for entry in entries if entry.pid != late.pid}
+    most = max(chosen.entries, key=lambda entry: entry.share - elsewhere.get(entry.at, 0.0))
     return lines_of([most]).where
 
 

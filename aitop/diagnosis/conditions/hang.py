@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.conditions.hang_notes import behind, noted
 from aitop.diagnosis.conditions.stalled import stalled
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.what_if import fix
-from aitop.model.ranks import Standing, Standstill
+from aitop.model.ranks import FlightRecord, Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration
 from aitop.model.verdict import Where
@@ -19,6 +18,7 @@ from aitop.model.verdict import Where
 SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
 MOST_GROUPS = 6
 MOST_STOPPED = 8
+MOST_FLIGHTS, MOST_RAS = 4, 6
 # What a process may wait in that is alone.
 OF_ONE = ("backward", "synchronize")
 # In which all ranks meet at first.
@@ -159,7 +159,7 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
 
 def _behind(still: Standstill) -> Odd | None:
     """The finding that all ranks are in one call, but some have left out a collective before it; None if not so."""
-    numbers = behind(still)
+    numbers = _behind_by_number(still)
     odd = [process for process in still.ranks if process.rank in numbers]
     if not odd or any(process.doing != "collective" for process in still.ranks):
         return None
@@ -275,3 +275,50 @@ def _calls(standing: Sequence[Standing]) -> str:
 
 def _list(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def _behind_by_number(still: Standstill) -> tuple[int, ...]:
+    """The ranks that have begun fewer collectives than others, where that is known of all; those who wait for nothing
+    there are the ones that the others wait for.
+    """
+    notes = still.notes
+    # Each group counts for itself.
+    alike = notes is not None and len({one.group for one in notes.flights}) == 1
+    flights = {one.rank: one.sequence for one in notes.flights} if notes and alike else {}
+    called = {one.rank: one.sequence for one in still.ranks if one.rank is not None and one.sequence}
+    for numbers in (flights, called):
+        if len(numbers) == len(still.ranks) > 1 and len(set(numbers.values())) > 1:
+            return tuple(sorted(rank for rank, number in numbers.items() if number == min(numbers.values())))
+    return ()
+
+
+def noted(still: Standstill, snapshot: Snapshot) -> list[str]:
+    """What numbers of collectives, Flight Recorder, NCCL's RAS and the driver say of a hang, in lines of evidence."""
+    lines = _sequences({one.rank: one.sequence for one in still.ranks if one.rank is not None and one.sequence})
+    if still.notes is not None:
+        # Those that are behind first.
+        flights = sorted(still.notes.flights, key=lambda one: (one.sequence, one.rank))
+        lines += [_flight(one) for one in flights[:MOST_FLIGHTS]]
+        lines += [f"NCCL RAS: {line}" for line in still.notes.ras[:MOST_RAS]]
+    for device in snapshot.gpu.devices if snapshot.gpu else ():
+        if device.xid:
+            lines.append(f"GPU {device.index} reported Xid {', '.join(str(xid) for xid in device.xid[-3:])}")
+    return lines
+
+
+def _sequences(numbers: Mapping[int, int]) -> list[str]:
+    if len(numbers) < 2:
+        return []
+    by_number: dict[int, list[int]] = {}
+    for rank, number in sorted(numbers.items()):
+        by_number.setdefault(number, []).append(rank)
+    calls = [f"{number:,} by rank {', '.join(map(str, ranks))}" for number, ranks in sorted(by_number.items())]
+    if len(calls) == 1:
+        return [f"all ranks called collective {next(iter(by_number)):,} last"]
+    return [f"last collective called: {'; '.join(calls)}"]
+
+
+def _flight(one: FlightRecord) -> str:
+    place = f" at {one.where}" if one.where else ""
+    how = one.state if one.waiting else "its last one"
+    return f"Flight Recorder of rank {one.rank}: {one.call}{place}, number {one.sequence:,} of {one.group}, {how}"

@@ -353,7 +353,7 @@ def _lines(snapshot: Snapshot, change: Change, phase: str) -> Lines:
         return after * change.now - before * change.was
 
     most = max(lines.entries, key=grown)
-    return lines_of(entry for entry in lines.entries if (entry.file, entry.line) == (most.file, most.line))
+    return lines_of(entry for entry in lines.entries if entry.at == most.at)
 
 
 def _evidence(change: Change, reasons: Sequence[Reason], unit: PastUnit) -> tuple[str, ...]:

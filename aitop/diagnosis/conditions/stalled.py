@@ -133,16 +133,12 @@ def _verdict(
         confidence=confidence,
         title=title,
         where=where,
-        claims=main_lines(snapshot, lambda entry: _at(entry, where)).entries,
+        claims=main_lines(snapshot, lambda entry: any(entry.at == place.at for place in where)).entries,
         evidence=tuple(evidence),
         fixes=(fix(remedy),),
         level=1.0,
         processes=processes or ((first,) if first is not None else ()),
     )
-
-
-def _at(entry: Entry, where: tuple[Where, ...]) -> bool:
-    return any((entry.file, entry.line) == (place.file, place.line) for place in where)
 
 
 def _stopped(snapshot: Snapshot) -> list[ProcessSample]:

@@ -40,8 +40,8 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
         latency=_percentiles(spans, "latency"),
         first_token=_percentiles(spans, "first_token"),
         inter_token=_percentiles(spans, "inter_token"),
-        batch_mean=_mean([sample.gauges["running"] for sample in recent if sample.gauges.get("running")]),
-        kv_used=_mean([sample.gauges["kv_used"] for sample in recent if "kv_used" in sample.gauges]),
+        batch_mean=mean_of([sample.gauges["running"] for sample in recent if sample.gauges.get("running")]),
+        kv_used=mean_of([sample.gauges["kv_used"] for sample in recent if "kv_used" in sample.gauges]),
         preemptions_per_second=_sum(_rate(span, "preemptions") for span in spans),
         alive=None if running is None else round(running + (waiting or 0.0)),
         still=min((still for own in samples.values() if (still := _still(own)) is not None), default=None),
@@ -136,7 +136,7 @@ def _gauge(samples: Sequence[ServerSample], name: str) -> float | None:
 
 def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> float | None:
     """The mean over the samples, times the number of servers."""
-    mean = _mean([sample.gauges[name] for sample in samples if name in sample.gauges])
+    mean = mean_of([sample.gauges[name] for sample in samples if name in sample.gauges])
     return None if mean is None else mean * servers
 
 
@@ -156,5 +156,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(value for value in known if value is not None)
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean_of(values: Sequence[float]) -> float | None:
+    """The mean; None of no values."""
     return sum(values) / len(values) if values else None

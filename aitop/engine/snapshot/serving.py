@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from aitop.engine.history import History
 from aitop.engine.served_history import CHART_SECONDS, ServedHistory, ServedSecond
-from aitop.engine.snapshot.metrics import of_metrics, series_of_metrics
+from aitop.engine.snapshot.metrics import mean_of, of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
 from aitop.model.host import HostSample
 from aitop.model.serving import IterationRecord, Percentiles, RequestRecord, Serving
@@ -134,8 +134,8 @@ def _of_hook(history: History, now: float) -> Serving | None:
         latency=_percentiles([record.seconds for record in answered]),
         first_token=_percentiles([request.first_token for request in answered if request.first_token is not None]),
         inter_token=_inter_token(turns.values()),
-        batch_mean=_mean([turn.requests for turn in iterations if turn.requests is not None]),
-        kv_used=_mean([turn.kv_used for turn in iterations if turn.kv_used is not None]),
+        batch_mean=mean_of([turn.requests for turn in iterations if turn.requests is not None]),
+        kv_used=mean_of([turn.kv_used for turn in iterations if turn.kv_used is not None]),
         preemptions_per_second=_per_second([turn.preempted for turn in iterations], seconds),
         alive=_alive(history, served, end),
         still=max(0.0, end - max(ends, default=watched)),
@@ -274,7 +274,7 @@ def _concurrency(
     if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
         return total / seconds
     known = [
-        _mean([turn.running + (turn.waiting or 0) for turn in own if turn.running is not None])
+        mean_of([turn.running + (turn.waiting or 0) for turn in own if turn.running is not None])
         for own in turns.values()
     ]
     means = [mean for mean in known if mean is not None]
@@ -285,7 +285,7 @@ def _queue(
     answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
 ) -> float | None:
     """The mean number of waiting requests: as the engines counted them, else from the waits of the requests."""
-    known = [_mean([turn.waiting for turn in own if turn.waiting is not None]) for own in turns.values()]
+    known = [mean_of([turn.waiting for turn in own if turn.waiting is not None]) for own in turns.values()]
     means = [mean for mean in known if mean is not None]
     return sum(means) if means else _per_second([record.queue for record in answered], seconds)
 
@@ -324,7 +324,3 @@ def _per_second(values: Sequence[float | None], seconds: float) -> float | None:
     """The sum a second; None where some are not measured."""
     known = [value for value in values if value is not None]
     return sum(known) / seconds if known and len(known) == len(values) and seconds > 0 else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -61,6 +61,12 @@ MOST_TENSORS = 64
 MOST_MODULES = 64
 SAMPLES = 16
 NS = 1e-9
+# What DistributedDataParallel logs of an iteration, by the fields of `DdpInfo`.
+DDP_TIMES = {
+    "backward": "backward_compute_time",
+    "communication": "backward_comm_time",
+    "overlap": "backward_compute_comm_overlap_time",
+}
 
 _now = time.monotonic_ns
 _ident = _thread.get_ident
@@ -185,7 +191,6 @@ def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable
         watch.called(name, start, work, args)
         return work
 
-    keep_from_compiling(collective.__code__)
     return collective
 
 
@@ -201,7 +206,6 @@ def wrap_wait(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
         watch.waited(start, self)
         return done
 
-    keep_from_compiling(wait.__code__)
     return wait
 
 
@@ -223,7 +227,7 @@ class DdpLog:
         self._facts = facts
         self._iteration = -1
         self._said: dict[str, Any] = {}
-        self._samples: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES)
+        self._samples: deque[tuple[int, ...]] = deque(maxlen=SAMPLES)
         # What lies there at the first look may be old: of the first iterations, say.
         self._old = False
 
@@ -241,23 +245,13 @@ class DdpLog:
             "backend": words.get("backend_name"),
             "world_size": whole.get("world_size"),
             "bucket_cap_mb": whole["bucket_cap_bytes"] / 2**20 if whole.get("bucket_cap_bytes", -1) > 0 else None,
-            "find_unused_parameters": bool(whole["find_unused_parameters"])
-            if "find_unused_parameters" in whole
-            else None,
             "gradient_bytes": whole.get("total_parameter_size_bytes"),
         }
         if whole.get("backward_compute_time", 0) > 0:
             if self._old:
                 self._samples.clear()
             self._old = not self._samples and not self._old
-            self._samples.append(
-                (
-                    whole.get("forward_compute_time", 0),
-                    whole["backward_compute_time"],
-                    whole.get("backward_comm_time", 0),
-                    whole.get("backward_compute_comm_overlap_time", 0),
-                )
-            )
+            self._samples.append(tuple(whole.get(name, 0) for name in DDP_TIMES.values()))
 
     def facts(self) -> dict[str, Any] | None:
         """Return the means by the fields of `DdpInfo`; None without DistributedDataParallel."""
@@ -266,7 +260,7 @@ class DdpLog:
         if not self._samples:
             return self._said
         means = [sum(values) * NS / len(self._samples) for values in zip(*self._samples, strict=True)]
-        return self._said | dict(zip(("forward", "backward", "communication", "overlap"), means, strict=True))
+        return self._said | dict(zip(DDP_TIMES, means, strict=True))
 
     def _module(self) -> Any:
         """Return the DistributedDataParallel in the root module, None where there is none."""

@@ -200,5 +200,4 @@ def wrap_wait(original: Callable[..., Any], name: str, watch: Watch, *, of_tenso
             watch.nested = False
             watch.waited(name, start)
 
-    keep_from_compiling(wait.__code__)
     return wait

@@ -121,7 +121,6 @@ def wrap_generate(original: Callable[..., Any], generation: Generation) -> Calla
         generation.made(call, self, args, kwargs, result)
         return result
 
-    keep_from_compiling(generate.__code__)
     return generate
 
 
@@ -138,7 +137,6 @@ def wrap_round(original: Callable[..., Any], generation: Generation) -> Callable
                 call.first = _now()
         return result
 
-    keep_from_compiling(each_round.__code__)
     return each_round
 
 

@@ -68,7 +68,6 @@ def wrap_decision(original: Callable[..., Any], scaler: Scaler) -> Callable[...,
         scaler.decided(optimizer, before, start)
         return result
 
-    keep_from_compiling(_maybe_opt_step.__code__)
     return _maybe_opt_step
 
 

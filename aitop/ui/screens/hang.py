@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 from textual.binding import Binding, BindingType
 
-from aitop.diagnosis.conditions.hang import Odd, named, odd_one
-from aitop.diagnosis.conditions.hang_notes import noted
+from aitop.diagnosis.conditions.hang import Odd, named, noted, odd_one
 from aitop.engine.snapshot.standstill import standing_at
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot

@@ -127,11 +127,11 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
     """
     ledger = lead_ledger(snapshot)
     entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
-    models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
+    models = {entry.at for entry in entries if entry.phase == "forward"}
     lines: dict[tuple[str, int], list[Entry]] = {}
     for entry in entries:
-        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models:
-            lines.setdefault((entry.file, entry.line), []).append(entry)
+        if entry.handler is not None and entry.phase in HOST and entry.at not in models:
+            lines.setdefault(entry.at, []).append(entry)
     return [entry for of_line in lines.values() if not _stands_in_line(of_line) for entry in of_line]
 
 

@@ -61,9 +61,8 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     load = load_of(serving.requests, batch=_batch(serving), cost=cost if _batch(serving) > 1 else None)
     replica = _replica(serving, load, cost)
     batch = _larger_batch(serving, load, cost)
-    best = max(
-        (length for length in (_length(replica), _length(batch)) if length), key=lambda one: one.speedup, default=None
-    )
+    lengths = [changed.length for changed in (replica, batch) if changed is not None]
+    best = max(lengths, key=lambda length: length.speedup, default=None)
     crowded = others_have_cores(snapshot)
     gains = best is not None and best.speedup >= WORTH_IT
     return Explanation(
@@ -76,7 +75,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         most_sure=UNPROVEN if queue.busy is None else 0.95,
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
         evidence=[*_evidence(serving, queue, load, cost), *((OTHERS,) if crowded else ())],
-        fixes=_fixes(serving, replica, batch, _here(_length(replica), snapshot)),
+        fixes=_fixes(serving, replica, batch, _here(replica, snapshot)),
         where=(),
     )
 
@@ -106,7 +105,7 @@ def _batch(serving: Serving) -> int:
     return 1 if decodes else max((one.requests or 1 for one in serving.iterations), default=1)
 
 
-def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | Length | None:
+def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | None:
     """The change by one more replica: by simulation where requests are handled one by one or in batches.
 
     An engine that has many requests in work at once divides them, and takes less time for each iteration.
@@ -123,7 +122,7 @@ def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Chan
     seconds = cost.seconds(decoded * part, prefilled * part) / (MORE * part)
     now = cost.seconds(decoded, prefilled)
     likely = min(1.0, seconds / now) if now > 0 else 1.0
-    return Length(likely, likely * (1.0 - cost.error), min(1.0, likely * (1.0 + cost.error)))
+    return Change(Length(likely, likely * (1.0 - cost.error), min(1.0, likely * (1.0 + cost.error))))
 
 
 def _means(serving: Serving) -> tuple[float, float]:
@@ -133,7 +132,7 @@ def _means(serving: Serving) -> tuple[float, float]:
     return decoded, sum(one.prefill_tokens or 0 for one in serving.iterations) / count
 
 
-def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | Length | None:
+def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | None:
     """The change by batches of twice the size; None where it is not known, or where there is no room for them."""
     if cost is None or (serving.kv_used or 0.0) >= KV_FULL / MORE:
         return None
@@ -146,10 +145,10 @@ def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) ->
     running = max(1.0, (serving.concurrency or 0.0) - waiting)
     # A batch grows by no more than there are requests that wait.
     grown = decoded * min(MORE, 1.0 + waiting / running)
-    return cost.with_batch(decoded, grown, prefilled) if grown > decoded else None
+    return Change(cost.with_batch(decoded, grown, prefilled)) if grown > decoded else None
 
 
-def _here(replica: Length | None, snapshot: Snapshot) -> Length | None:
+def _here(replica: Change | None, snapshot: Snapshot) -> Length | None:
     """The replica with no more than the cores that are idle here; None where they are enough or nobody knows."""
     used, idle = (mean_of(snapshot, name, snapshot.window) for name in ("cores_used", "cores_idle"))
     if replica is None or idle is None or not used:
@@ -161,13 +160,9 @@ def _here(replica: Length | None, snapshot: Snapshot) -> Length | None:
         idle = min(idle, max(0.0, usable - used))
     # A request costs as much CPU as now, however many replicas there are.
     shortest = used / (used + idle)
-    if replica.likely >= shortest:
+    if replica.length.likely >= shortest:
         return None
-    return Length(shortest, max(replica.least, shortest * (1.0 - LEFT)), min(1.0, shortest * (1.0 + LEFT)))
-
-
-def _length(changed: Change | Length | None) -> Length | None:
-    return changed.length if isinstance(changed, Change) else changed
+    return Length(shortest, max(replica.length.least, shortest * (1.0 - LEFT)), min(1.0, shortest * (1.0 + LEFT)))
 
 
 def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost | None) -> list[str]:
@@ -196,31 +191,27 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
     return evidence
 
 
-def _fixes(
-    serving: Serving, replica: Change | Length | None, batch: Change | Length | None, here: Length | None
-) -> list[Fix]:
+def _fixes(serving: Serving, replica: Change | None, batch: Change | None, here: Length | None) -> list[Fix]:
     fixes = []
     size = _batch(serving)
-    if batch is not None and (_length(batch) or Length(1, 1, 1)).speedup >= WORTH_IT:
+    if batch is not None and batch.length.speedup >= WORTH_IT:
         text = (
             f"batches of up to {MORE * size} instead of {size}" if size > 1 else "a higher limit of requests in a batch"
         )
         setting = Setting(name="max_batch_size", to=MORE * size, current=size) if size > 1 else None
-        fixes.append(fix(f"{text}{_latency(batch)}", _length(batch), setting))
+        fixes.append(fix(f"{text}{_latency(batch)}", batch.length, setting))
     if here is not None:
         fixes.append(fix("one replica more on this machine: limited by the cores that are idle", here))
-    if replica is not None:
-        fixes.append(fix(f"one replica more, with cores or a device of its own{_latency(replica)}", _length(replica)))
-    else:
-        fixes.append(fix("one replica more, with cores or a device of its own"))
+    more = "one replica more, with cores or a device of its own"
+    fixes.append(fix(more) if replica is None else fix(f"{more}{_latency(replica)}", replica.length))
     if serving.kv_used is not None and serving.kv_used >= KV_FULL:
         fixes.append(fix("a larger KV cache: gpu_memory_utilization, kv_cache_dtype fp8, or shorter contexts"))
     fixes.append(fix("refuse requests early that cannot be answered in time"))
     return fixes
 
 
-def _latency(changed: Change | Length) -> str:
-    if not isinstance(changed, Change):
+def _latency(changed: Change) -> str:
+    if changed.latency is None:
         return ""
     return f": a request takes about {duration(changed.latency)} instead of {duration(changed.before)}"
 

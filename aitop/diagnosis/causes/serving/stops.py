@@ -76,7 +76,7 @@ def _compiler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
 def _handler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
     """The line of a handler that runs for long in few requests, in a thread: others wait for the lock meanwhile."""
     called = [entry for entry in handler_entries(snapshot) if entry.handler != "event-loop" and entry.does in AT_WORK]
-    places = {(entry.file, entry.line): [each for each in called if each.where == entry.where] for entry in called}
+    places = {entry.at: [each for each in called if each.where == entry.where] for entry in called}
     found = []
     for entries in places.values():
         windows = {entry.thread: entry.by_window for entry in entries}

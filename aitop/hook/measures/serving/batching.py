@@ -50,17 +50,19 @@ class Batching(Server):
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            "add_request": lambda call: wrap_add(call, self),
-            "_generation_loop_body": lambda call: wrap_turn(call, self),
-            "prepare_next_batch": lambda call: wrap_prepare(call, self),
-            "prepare_batch_tensors": lambda call: wrap_part(call, self, "prepare"),
-            "_generation_step": lambda call: wrap_part(call, self, "model"),
-            "update_batch": lambda call: wrap_update(call, self),
-            "finish_request": lambda call: wrap_finish(call, self),
+            "add_request": self.noting(after=self.entered),
+            "_generation_loop_body": self.noting(self.turns, self.turned),
+            "prepare_next_batch": self.noting(self.prepares, self.prepared),
+            "prepare_batch_tensors": self.timing("prepare"),
+            "_generation_step": self.timing("model"),
+            "update_batch": self.noting(after=self.updated),
+            "finish_request": self.noting(self.finished),
             "offload_requests": lambda call: wrap_offload(call, self),
         }
 
-    def entered(self, name: Any) -> None:
+    # What the wrappers note: what they call has the same arguments, after those that `noting` adds.
+
+    def entered(self, start: int, name: Any, *_: Any, **__: Any) -> None:
         """Remember the web server's request that has handed this one in."""
         outer = current.get()
         if outer is not None and isinstance(name, str):
@@ -69,8 +71,23 @@ class Batching(Server):
             outer.submitted = now_ns()
             self.outer[name] = outer
 
-    def prepared(self, processor: Any) -> None:
-        """Note what is in the batch that was made."""
+    def turns(self, *_: Any, **__: Any) -> None:
+        """Begin a turn of the loop."""
+        self.schedule = self.prepare = self.model = self.output = self.preempted = 0
+        self.stepped = False
+
+    def prepares(self, processor: Any, *_: Any, **__: Any) -> None:
+        """Note how many requests wait before a batch is made."""
+        try:
+            self.waiting = len(processor.scheduler.waiting_requests) + processor.input_queue.qsize()
+        except Exception:
+            self.waiting = NOT_MEASURED
+
+    def prepared(self, start: int, made: Any, processor: Any, *_: Any, **__: Any) -> None:
+        """Note what is in the batch that was made, if one was."""
+        self.schedule += now_ns() - start
+        if not made:
+            return
         self.stepped = True
         self.prefill = self.decode = 0
         batch = batch_of(processor)
@@ -102,14 +119,17 @@ class Batching(Server):
         self.known[name] = request
         return request
 
-    def updated(self, now: int) -> None:
+    def updated(self, start: int, *_: Any, **__: Any) -> None:
         """Note the first tokens that came in this turn."""
+        now = now_ns()
+        self.output += now - start
         for name in [name for name, (_, state) in self.tokenless.items() if state.generated_tokens]:
             request, _ = self.tokenless.pop(name)
             request.first = request.first or now
 
-    def finished(self, scheduler: Any, name: str, now: int) -> None:
+    def finished(self, scheduler: Any, request_id: str, *_: Any, **__: Any) -> None:
         """Note a request that has ended, or that was thrown out of the batch."""
+        now, name = now_ns(), request_id
         state = scheduler.active_requests.get(name)
         if state is None:
             return
@@ -130,8 +150,9 @@ class Batching(Server):
         if request.arrived == request.submitted:
             self.requests.answered(request, now)
 
-    def turned(self, processor: Any, start: int, end: int) -> None:
+    def turned(self, start: int, result: Any, manager: Any, batch_processor: Any, *_: Any, **__: Any) -> None:
         """Note a turn of the loop: one with a batch, or one that found nothing to do."""
+        end, processor = now_ns(), batch_processor
         scheduler = processor.scheduler
         active, waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
         self.requests.count("transformers", active + waiting)
@@ -161,104 +182,6 @@ def batch_of(processor: Any) -> Any:
 def kv_millionths(processor: Any) -> int:
     """Return the share of the KV cache that is in use, in millionths."""
     return int((1 - processor.cache.compute_free_capacity()) * MILLION)
-
-
-def wrap_add(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
-    """Wrap `ContinuousBatchingManager.add_request`."""
-
-    def add_request(*args: Any, **kwargs: Any) -> Any:
-        name = original(*args, **kwargs)
-        try:
-            if batching.requests.watched():
-                batching.entered(name)
-        except Exception:
-            batching.failed()
-        return name
-
-    return add_request
-
-
-def wrap_turn(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
-    """Wrap `ContinuousBatchingManager._generation_loop_body`."""
-
-    def _generation_loop_body(self: Any, batch_processor: Any, *args: Any, **kwargs: Any) -> Any:
-        batching.schedule = batching.prepare = batching.model = batching.output = batching.preempted = 0
-        batching.stepped = False
-        start = now_ns()
-        result = original(self, batch_processor, *args, **kwargs)
-        try:
-            if batching.requests.watched():
-                batching.turned(batch_processor, start, now_ns())
-        except Exception:
-            batching.failed()
-        return result
-
-    return _generation_loop_body
-
-
-def wrap_prepare(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
-    """Wrap `ContinuousBatchProcessor.prepare_next_batch`."""
-
-    def prepare_next_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            batching.waiting = len(self.scheduler.waiting_requests) + self.input_queue.qsize()
-        except Exception:
-            batching.waiting = NOT_MEASURED
-        start = now_ns()
-        made = original(self, *args, **kwargs)
-        batching.schedule += now_ns() - start
-        try:
-            if made:
-                batching.prepared(self)
-        except Exception:
-            batching.failed()
-        return made
-
-    return prepare_next_batch
-
-
-def wrap_part(original: Callable[..., Any], batching: Batching, part: str) -> Callable[..., Any]:
-    """Wrap what is one part of a turn."""
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start = now_ns()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            setattr(batching, part, getattr(batching, part) + now_ns() - start)
-
-    return timed
-
-
-def wrap_update(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
-    """Wrap `ContinuousBatchProcessor.update_batch`."""
-
-    def update_batch(*args: Any, **kwargs: Any) -> Any:
-        start = now_ns()
-        result = original(*args, **kwargs)
-        try:
-            end = now_ns()
-            batching.output += end - start
-            batching.updated(end)
-        except Exception:
-            batching.failed()
-        return result
-
-    return update_batch
-
-
-def wrap_finish(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
-    """Wrap `Scheduler.finish_request`."""
-
-    def finish_request(self: Any, request_id: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            if batching.requests.watched():
-                batching.finished(self, request_id, now_ns())
-        except Exception:
-            batching.failed()
-        return original(self, request_id, *args, **kwargs)
-
-    return finish_request
 
 
 def wrap_offload(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:

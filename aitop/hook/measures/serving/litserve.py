@@ -47,9 +47,10 @@ class LitServe(Server):
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            "_callmethod": lambda call: wrap_get(call, self),
-            "trigger_event": lambda call: wrap_event(call, self),
-            "put_response": lambda call: wrap_response(call, self),
+            # A worker takes requests from the queue through it.
+            "_callmethod": self.noting(after=self.called),
+            "trigger_event": self.noting(self.reached),
+            "put_response": self.noting(after=self.responded),
             "_process_single_request": lambda call: wrap_task(call, self),
             "_process_streaming_request": lambda call: wrap_task(call, self),
         }
@@ -58,6 +59,15 @@ class LitServe(Server):
         # Its queue is one of multiprocessing's, which a program without LitServe may use for anything.
         if "litserve" in sys.modules:
             super().look(now)
+
+    # What the wrappers note: what they call has the same arguments, after those that `noting` adds.
+
+    def called(self, start: int, result: Any, proxy: Any, methodname: Any, *_: Any, **__: Any) -> None:
+        """Note what came out of the queue: (number of the queue for the answer, id, time, payload)."""
+        if methodname in ("get", "get_nowait") and type(result) is tuple and len(result) == 4:
+            name, stamp = result[1:3]
+            if type(name) is str and type(stamp) is float:
+                self.taken(name, stamp, now_ns())
 
     def taken(self, name: str, stamp: float, now: int) -> None:
         """Remember a request that was taken from the queue."""
@@ -73,9 +83,9 @@ class LitServe(Server):
         self.batch += 1
         self.requests.count("litserve", len(self.known))
 
-    def reached(self, event: str, now: int) -> None:
+    def reached(self, runner: Any, event_name: Any, *_: Any, **__: Any) -> None:
         """Note a step on the way of the requests that this code works on."""
-        own = current.get()
+        event, now, own = event_name, now_ns(), current.get()
         for request in (own,) if own is not None else tuple(self.group.values()):
             if event == DECODES:
                 request.began = now
@@ -84,8 +94,10 @@ class LitServe(Server):
             elif event == PREDICTED and not request.model_ended:
                 request.model_ended = now
 
-    def responded(self, name: str, status: str, streams: bool, now: int) -> None:
+    def responded(self, start: int, result: Any, *args: Any, **kwargs: Any) -> None:
         """Note a response to a request: a part of its answer, or its end."""
+        now, given = now_ns(), dict(zip(RESPONSE, args, strict=False)) | kwargs
+        name, status, streams = given["uid"], given["status"], given["response_type"].name == "STREAMING"
         request = self.known.get(name)
         if request is None or status == STARTS:
             return
@@ -118,54 +130,6 @@ class LitServe(Server):
             parts=(max(0, decode - began), model - decode, after - model, NOT_MEASURED),
             tokens=(now - after, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED),
         )
-
-
-def wrap_get(original: Callable[..., Any], litserve: LitServe) -> Callable[..., Any]:
-    """Wrap `BaseProxy._callmethod`, through which a worker takes requests from the queue."""
-
-    def _callmethod(self: Any, methodname: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, methodname, *args, **kwargs)
-        try:
-            # An item is (number of the queue for the answer, id, time, payload).
-            if methodname in ("get", "get_nowait") and type(result) is tuple and len(result) == 4:
-                name, stamp = result[1:3]
-                if type(name) is str and type(stamp) is float and litserve.requests.watched():
-                    litserve.taken(name, stamp, now_ns())
-        except Exception:
-            litserve.failed()
-        return result
-
-    return _callmethod
-
-
-def wrap_event(original: Callable[..., Any], litserve: LitServe) -> Callable[..., Any]:
-    """Wrap `CallbackRunner.trigger_event`."""
-
-    def trigger_event(self: Any, event_name: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            litserve.reached(event_name, now_ns())
-        except Exception:
-            litserve.failed()
-        return original(self, event_name, *args, **kwargs)
-
-    return trigger_event
-
-
-def wrap_response(original: Callable[..., Any], litserve: LitServe) -> Callable[..., Any]:
-    """Wrap `LitLoop.put_response`."""
-
-    def put_response(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        try:
-            if litserve.requests.watched():
-                given = dict(zip(RESPONSE, args, strict=False)) | kwargs
-                streams = given["response_type"].name == "STREAMING"
-                litserve.responded(given["uid"], given["status"], streams, now_ns())
-        except Exception:
-            litserve.failed()
-        return result
-
-    return put_response
 
 
 def wrap_task(original: Callable[..., Any], litserve: LitServe) -> Callable[..., Any]:

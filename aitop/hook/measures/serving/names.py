@@ -18,73 +18,55 @@ Wrap = Callable[[Any], Any]
 # Module, class, attribute.
 Row = tuple[str, str, str]
 
+
+def _rows(owners: dict[str, str]) -> tuple[Row, ...]:
+    """The rows of a server, from MODULE:CLASS and the names of the attributes there."""
+    return tuple((*owner.split(":"), name) for owner, names in owners.items() for name in names.split())  # type: ignore[misc]
+
+
+_BATCHING = "transformers.generation.continuous_batching"
 # By server. The releases that they were seen in stand beside them.
 TABLE: dict[str, tuple[Row, ...]] = {
     # vllm 0.32.0
-    "vllm": (
-        ("vllm.v1.core.sched.scheduler", "Scheduler", "schedule"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler", "update_from_output"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler", "add_request"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler", "_free_request"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler", "_preempt_request"),
-        ("vllm.v1.engine.core", "EngineCore", "preprocess_add_request"),
-        ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor", "sample_tokens"),
-        ("vllm.v1.executor.uniproc_executor", "UniProcExecutor", "sample_tokens"),
-    ),
+    "vllm": _rows({
+        "vllm.v1.core.sched.scheduler:Scheduler":
+            "schedule update_from_output add_request _free_request _preempt_request",
+        "vllm.v1.engine.core:EngineCore": "preprocess_add_request",
+        "vllm.v1.executor.multiproc_executor:MultiprocExecutor": "sample_tokens",
+        "vllm.v1.executor.uniproc_executor:UniProcExecutor": "sample_tokens",
+    }),
     # transformers 5.23.0, continuous batching
-    "transformers": (
-        ("transformers.generation.continuous_batching.continuous_api", "ContinuousBatchingManager", "add_request"),
-        (
-            "transformers.generation.continuous_batching.continuous_api",
-            "ContinuousBatchingManager",
-            "_generation_loop_body",
-        ),
-        (
-            "transformers.generation.continuous_batching.continuous_api",
-            "ContinuousBatchProcessor",
-            "prepare_next_batch",
-        ),
-        ("transformers.generation.continuous_batching.continuous_api", "ContinuousBatchProcessor", "_generation_step"),
-        ("transformers.generation.continuous_batching.continuous_api", "ContinuousBatchProcessor", "update_batch"),
-        ("transformers.generation.continuous_batching.scheduler", "Scheduler", "finish_request"),
-        (
-            "transformers.generation.continuous_batching.input_outputs",
-            "ContinuousBatchingIOs",
-            "prepare_batch_tensors",
-        ),
-        (
-            "transformers.generation.continuous_batching.offloading_manager",
-            "OffloadingManager",
-            "offload_requests",
-        ),
-    ),
+    "transformers": _rows({
+        f"{_BATCHING}.continuous_api:ContinuousBatchingManager": "add_request _generation_loop_body",
+        f"{_BATCHING}.continuous_api:ContinuousBatchProcessor": "prepare_next_batch _generation_step update_batch",
+        f"{_BATCHING}.scheduler:Scheduler": "finish_request",
+        f"{_BATCHING}.input_outputs:ContinuousBatchingIOs": "prepare_batch_tensors",
+        f"{_BATCHING}.offloading_manager:OffloadingManager": "offload_requests",
+    }),
     # litserve 0.2.19; its queue of requests is one of multiprocessing's managers
-    "litserve": (
-        ("litserve.loops.base", "LitLoop", "put_response"),
-        ("litserve.callbacks.base", "CallbackRunner", "trigger_event"),
-        ("litserve.loops.simple_loops", "SingleLoop", "_process_single_request"),
-        ("litserve.loops.streaming_loops", "StreamingLoop", "_process_streaming_request"),
-        ("multiprocessing.managers", "BaseProxy", "_callmethod"),
-    ),
+    "litserve": _rows({
+        "litserve.loops.base:LitLoop": "put_response",
+        "litserve.callbacks.base:CallbackRunner": "trigger_event",
+        "litserve.loops.simple_loops:SingleLoop": "_process_single_request",
+        "litserve.loops.streaming_loops:StreamingLoop": "_process_streaming_request",
+        "multiprocessing.managers:BaseProxy": "_callmethod",
+    }),
     # uvicorn 0.54.0
-    "uvicorn": (
-        ("uvicorn.protocols.http.h11_impl", "RequestResponseCycle", "run_asgi"),
-        ("uvicorn.protocols.http.h11_impl", "RequestResponseCycle", "send"),
-        ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "run_asgi"),
-        ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "send"),
-    ),
+    "uvicorn": _rows({
+        "uvicorn.protocols.http.h11_impl:RequestResponseCycle": "run_asgi send",
+        "uvicorn.protocols.http.httptools_impl:RequestResponseCycle": "run_asgi send",
+    }),
     # gunicorn 27.0.1
-    "gunicorn": (
-        ("gunicorn.workers.sync", "SyncWorker", "handle_request"),
-        ("gunicorn.workers.gthread", "ThreadWorker", "handle_request"),
-    ),
+    "gunicorn": _rows({
+        "gunicorn.workers.sync:SyncWorker": "handle_request",
+        "gunicorn.workers.gthread:ThreadWorker": "handle_request",
+    }),
     # Python 3.10 to 3.14; werkzeug 3.1.9 (Flask's own server) is made of the first, Django's of the second
-    "http": (
-        ("http.server", "BaseHTTPRequestHandler", "handle_one_request"),
-        ("http.server", "BaseHTTPRequestHandler", "parse_request"),
-        ("wsgiref.handlers", "BaseHandler", "run"),
-    ),
-}
+    "http": _rows({
+        "http.server:BaseHTTPRequestHandler": "handle_one_request parse_request",
+        "wsgiref.handlers:BaseHandler": "run",
+    }),
+}  # fmt: skip
 
 
 def put(patches: Patches, rows: list[Row], wraps: dict[str, Wrap]) -> list[Row]:

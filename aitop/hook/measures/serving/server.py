@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...patches import Patches
 from .. import Measure
 from .names import TABLE, Wrap, put, take_back
-from .requests import Requests
+from .requests import Requests, now_ns
 
 if TYPE_CHECKING:
     from ...session import Session
 
 MOST_ERRORS = 3
+
+Note = Callable[..., None]
 
 
 class Server(Measure):
@@ -45,3 +48,44 @@ class Server(Measure):
             self._rest = []
             for server in self.servers:
                 take_back(self._patches, server)
+
+    def noting(self, before: Note | None = None, after: Note | None = None) -> Wrap:
+        """Return a wrapper that tells `before` the arguments of each call, and `after` when it began (nanoseconds), its
+        result and its arguments. Of a call that raises, `after` does not hear.
+        """
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                if before is not None:
+                    self._note(before, args, kwargs)
+                start = now_ns()
+                result = original(*args, **kwargs)
+                if after is not None:
+                    self._note(after, (start, result, *args), kwargs)
+                return result
+
+            return noted
+
+        return wrap
+
+    def timing(self, part: str) -> Wrap:
+        """Return a wrapper that adds the nanoseconds of each call to the attribute `part`."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                start = now_ns()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    setattr(self, part, getattr(self, part) + now_ns() - start)
+
+            return timed
+
+        return wrap
+
+    def _note(self, note: Note, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            if self.requests.watched():
+                note(*args, **kwargs)
+        except Exception:
+            self.failed()

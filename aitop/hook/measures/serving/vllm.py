@@ -11,7 +11,6 @@ into text and sending them is done by the API server and not part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.events import NOT_MEASURED
@@ -54,28 +53,41 @@ class Vllm(Server):
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            "schedule": lambda call: wrap_schedule(call, self),
-            "update_from_output": lambda call: wrap_update(call, self),
-            "add_request": lambda call: wrap_add(call, self),
-            "_free_request": lambda call: wrap_free(call, self),
-            "_preempt_request": lambda call: wrap_preempt(call, self),
-            "preprocess_add_request": lambda call: wrap_receive(call, self),
-            "sample_tokens": lambda call: wrap_sample(call, self),
+            "schedule": self.noting(self.schedules, self.scheduled),
+            "update_from_output": self.noting(after=self.updated),
+            "add_request": self.noting(after=self.added),
+            # Each request goes through it when it has ended.
+            "_free_request": self.noting(self.freed),
+            "_preempt_request": self.noting(self.threw_out),
+            # Called in a thread of its own, as soon as a request comes in; all others in the one that schedules.
+            "preprocess_add_request": self.noting(self.received),
+            "sample_tokens": self.timing("sampling"),
         }
 
-    # What the wrappers note. Each runs in the thread that schedules, but for `received`.
+    # What the wrappers note: what they call has the same arguments, after those that `noting` adds.
 
-    def received(self, request: Any, now: int) -> None:
+    def received(self, engine: Any, request: Any, *_: Any, **__: Any) -> None:
         """Remember a request that came in from the API server."""
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
             self.tokenless.clear()
+        now = now_ns()
         known = Request(mono_of(request.arrival_time, now))
         known.began, known.submitted = known.arrived, now
         self.known[request.request_id] = known
 
-    def scheduled(self, scheduler: Any, output: Any, start: int, end: int) -> None:
+    def added(self, start: int, result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+        """Note how many requests are under way."""
+        self.requests.count("vllm", len(scheduler.requests))
+
+    def schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
+        """Note how many requests wait at the begin of a turn."""
+        if not self.turn_began:
+            self.waiting = counts(scheduler)[1]
+
+    def scheduled(self, start: int, output: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Note a batch, and who runs for the first time in it."""
+        end = now_ns()
         self.turn_began = self.turn_began or start
         self.scheduling += end - start
         self.kv_used = kv_millionths(scheduler)
@@ -85,9 +97,9 @@ class Vllm(Server):
                 known.model_began = end
                 self.tokenless[new.req_id] = known
 
-    def updated(self, scheduler: Any, output: Any, start: int, end: int) -> None:
+    def updated(self, start: int, result: Any, scheduler: Any, scheduler_output: Any, *_: Any, **__: Any) -> None:
         """Note the turn that ends with the results of a batch."""
-        requests = scheduler.requests
+        end, output, requests = now_ns(), scheduler_output, scheduler.requests
         for name in [name for name in self.tokenless if name in requests and requests[name].num_output_tokens]:
             self.tokenless.pop(name).first = end
         running, waiting = counts(scheduler)
@@ -115,8 +127,13 @@ class Vllm(Server):
         self.rests = not running and not waiting
         self.requests.count("vllm", len(requests))
 
-    def freed(self, request: Any, now: int) -> None:
+    def threw_out(self, *_: Any, **__: Any) -> None:
+        """Count a request that is thrown out of the batch."""
+        self.preempted += 1
+
+    def freed(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
         """Note a request that has ended. One that its client gave up was not answered."""
+        now = now_ns()
         known = self.known.pop(request.request_id, None)
         self.tokenless.pop(request.request_id, None)
         if "ABORT" in request.status.name:
@@ -157,108 +174,3 @@ def tokens_of(output: Any) -> tuple[int, int]:
         if name not in new and (number == 1 or number == 1 + len(drafts.get(name, ())))
     )
     return total - decode, decode
-
-
-def wrap_schedule(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
-    """Wrap `Scheduler.schedule`."""
-    requests = vllm.requests
-
-    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            if not vllm.turn_began:
-                vllm.waiting = counts(self)[1]
-        except Exception:
-            vllm.failed()
-        start = now_ns()
-        output = original(self, *args, **kwargs)
-        try:
-            if requests.watched():
-                vllm.scheduled(self, output, start, now_ns())
-        except Exception:
-            vllm.failed()
-        return output
-
-    return schedule
-
-
-def wrap_update(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
-    """Wrap `Scheduler.update_from_output`."""
-    requests = vllm.requests
-
-    def update_from_output(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        start = now_ns()
-        result = original(self, scheduler_output, *args, **kwargs)
-        try:
-            if requests.watched():
-                vllm.updated(self, scheduler_output, start, now_ns())
-        except Exception:
-            vllm.failed()
-        return result
-
-    return update_from_output
-
-
-def wrap_add(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
-    """Wrap `Scheduler.add_request`."""
-
-    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, request, *args, **kwargs)
-        try:
-            if vllm.requests.watched():
-                vllm.requests.count("vllm", len(self.requests))
-        except Exception:
-            vllm.failed()
-        return result
-
-    return add_request
-
-
-def wrap_free(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
-    """Wrap `Scheduler._free_request`, through which each request goes when it has ended."""
-
-    def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            if vllm.requests.watched():
-                vllm.freed(request, now_ns())
-        except Exception:
-            vllm.failed()
-        return original(self, request, *args, **kwargs)
-
-    return _free_request
-
-
-def wrap_preempt(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
-    """Wrap `Scheduler._preempt_request`."""
-
-    def _preempt_request(*args: Any, **kwargs: Any) -> Any:
-        vllm.preempted += 1
-        return original(*args, **kwargs)
-
-    return _preempt_request
-
-
-def wrap_receive(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
-    """Wrap `EngineCore.preprocess_add_request`, which runs in a thread of its own as soon as a request comes in."""
-
-    def preprocess_add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            if vllm.requests.watched():
-                vllm.received(request, now_ns())
-        except Exception:
-            vllm.failed()
-        return original(self, request, *args, **kwargs)
-
-    return preprocess_add_request
-
-
-def wrap_sample(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
-    """Wrap `sample_tokens` of an executor."""
-
-    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-        start = now_ns()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            vllm.sampling += now_ns() - start
-
-    return sample_tokens
