@@ -1,8 +1,8 @@
-"""What is summed up over a whole run, in little memory however long it is: its units of work, and the cores it got."""
+"""Sums of units of work, and what they come to over a whole run in little memory: its units, and the cores it got."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -16,10 +16,10 @@ from aitop.model.steps import HookSample, StepRecord
 # So many stretches are joined in pairs: enough to tell a change from noise, few enough to keep and to write down.
 MOST_STRETCHES = 64
 LOADS = ("samples", "tokens")
-# Seconds, loads and phases by name; what was not measured is not in it.
-Figures = dict[str, float]
-Record = StepRecord | IterationRecord | RequestRecord
-# The fields of a record that each figure is the sum of.
+# By name: a sum, and of how many values it is. What was not measured is not in it.
+Sums = dict[str, tuple[float, float]]
+Records = Sequence[StepRecord] | Sequence[IterationRecord] | Sequence[RequestRecord]
+# The fields of a record that each figure of a unit is the sum of.
 FIELDS: dict[Unit, dict[str, tuple[str, ...]]] = {
     "step": {
         "seconds": ("seconds",),
@@ -42,22 +42,45 @@ FIELDS: dict[Unit, dict[str, tuple[str, ...]]] = {
 }
 
 
+def summed(records: Records, fields: Mapping[str, Sequence[str]]) -> Sums:
+    """Each figure summed up over the units in which all of its fields were measured."""
+    sums: Sums = {}
+    for name, parts in fields.items():
+        columns = [map(attrgetter(part), records) for part in parts]
+        known = [sum(values) for values in zip(*columns, strict=True) if None not in values]
+        if known:
+            sums[name] = sum(known), len(known)
+    for record in records:
+        for name, seconds in record.others.items() if isinstance(record, StepRecord) else ():
+            sums[name] = sums.get(name, (0.0, 0))[0] + seconds, len(records)
+    return sums
+
+
+def joined(*sums: Sums) -> Sums:
+    """The sums of all."""
+    both: Sums = {}
+    for one in sums:
+        for name, (total, count) in one.items():
+            before = both.get(name, (0.0, 0))
+            both[name] = before[0] + total, before[1] + count
+    return both
+
+
 @dataclass
 class UnitSeries:
     """Units of one kind in order, as stretches of `each` units."""
 
     kind: Unit
     each: int = 1
-    stretches: list[Figures] = field(default_factory=list)
-    _open: Figures = field(default_factory=dict)
+    stretches: list[Sums] = field(default_factory=list)
+    _open: Sums = field(default_factory=dict)
     _missing: int = 1
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add(self, records: Records) -> None:
         """Take the next units."""
         while records:
             part, records = records[: self._missing], records[self._missing :]
-            figures = _summed(part, self.kind)
-            self._open = _joined(self._open, figures) if self._open else figures
+            self._open = joined(self._open, summed(part, FIELDS[self.kind]))
             self._missing -= len(part)
             if not self._missing:
                 self._close()
@@ -66,7 +89,7 @@ class UnitSeries:
         self.stretches.append(self._open)
         if len(self.stretches) >= MOST_STRETCHES:
             pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
-            self.stretches = [_joined(first, second) for first, second in pairs]
+            self.stretches = [joined(first, second) for first, second in pairs]
             self.each *= 2
         self._open, self._missing = {}, self.each
 
@@ -75,19 +98,23 @@ class UnitSeries:
         return replace(self, stretches=list(self.stretches))
 
     def units(self) -> Units:
-        """The same by figure instead of by stretch."""
-        loads = {name: self._column(name) for name in LOADS if all(name in figures for figures in self.stretches)}
-        phases = dict.fromkeys(name for figures in self.stretches for name in figures)
+        """The same by figure instead of by stretch. A load is only known where every unit says what went into it."""
+        none = (0.0, 0)
+        columns = {
+            name: [sums.get(name, none) for sums in self.stretches]
+            for name in dict.fromkeys(name for sums in self.stretches for name in sums)
+        }
+        totals = {name: tuple(total for total, _ in column) for name, column in columns.items()}
+        known = {
+            name: totals[name] for name in LOADS if name in columns and all(n == self.each for _, n in columns[name])
+        }
         return Units(
             kind=self.kind,
             each=self.each,
-            seconds=self._column("seconds"),
-            phases={name: self._column(name) for name in phases if name not in ("seconds", *LOADS)},
-            **loads,
+            seconds=totals.pop("seconds", ()),
+            phases={name: column for name, column in totals.items() if name not in LOADS},
+            **known,
         )
-
-    def _column(self, name: str) -> tuple[float, ...]:
-        return tuple(figures.get(name, 0.0) for figures in self.stretches)
 
 
 @dataclass
@@ -121,19 +148,14 @@ class UnitTotals:
         """Requests under way on average: how long all of them took, by how long all of it took."""
         if self.began is None or self.ended <= self.began:
             return None
-        return sum(figures["seconds"] for figures in self.requests.stretches) / (self.ended - self.began)
+        return sum(sums["seconds"][0] for sums in self.requests.stretches) / (self.ended - self.began)
 
 
 @dataclass
 class CoreTotals:
-    """Sums of what the samples of the machine say of cores; each in cores, `count` samples together."""
+    """Sums of what the samples of the machine say of cores."""
 
-    own: float = 0.0
-    wanted: float = 0.0
-    others: float = 0.0
-    usable: float = 0.0
-    machine: float = 0.0
-    count: int = 0
+    sums: Sums = field(default_factory=dict)
 
     def take(self, host: HostSample) -> None:
         """Add a sample, unless a rate in it is not known yet."""
@@ -141,37 +163,15 @@ class CoreTotals:
         used = [process.cpu for process in host.processes if process.cpu is not None]
         if busy is None or not used or len(used) < len(host.processes):
             return
-        own = sum(used)
-        self.own += own
-        self.wanted += sum(max(process.cpu or 0.0, process.wanted or 0.0) for process in host.processes)
-        self.others += max(0.0, sum(busy) - own)
-        self.usable += host.machine.cores if host.usable_cores is None else host.usable_cores
-        self.machine += host.machine.cores
-        self.count += 1
+        cores = {
+            "own": sum(used),
+            "wanted": sum(max(process.cpu or 0.0, process.wanted or 0.0) for process in host.processes),
+            "others": max(0.0, sum(busy) - sum(used)),
+            "usable": host.machine.cores if host.usable_cores is None else host.usable_cores,
+            "machine": host.machine.cores,
+        }
+        self.sums = joined(self.sums, {name: (value, 1) for name, value in cores.items()})
 
     def cores(self) -> Cores | None:
         """The means, None before the first sample."""
-        if not self.count:
-            return None
-        sums = (self.own, self.wanted, self.others, self.usable, self.machine)
-        own, wanted, others, usable, machine = (value / self.count for value in sums)
-        return Cores(own=own, wanted=wanted, others=others, usable=usable, machine=machine)
-
-
-def _summed(records: Sequence[Record], kind: Unit) -> Figures:
-    """The figures of several units. What one of them holds is only known if it is of all."""
-    figures: Figures = {}
-    for name, fields in FIELDS[kind].items():
-        values = [value for each in fields for value in map(attrgetter(each), records) if value is not None]
-        if len(values) == len(records) * len(fields) or (values and name not in LOADS):
-            figures[name] = sum(values)
-    if kind == "step":
-        for record in records:
-            for name, seconds in record.others.items() if isinstance(record, StepRecord) else ():
-                figures[name] = figures.get(name, 0.0) + seconds
-    return figures
-
-
-def _joined(first: Figures, second: Figures) -> Figures:
-    both = {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
-    return {name: value for name, value in both.items() if name not in LOADS or (name in first and name in second)}
+        return Cores(**{name: total / count for name, (total, count) in self.sums.items()}) if self.sums else None
