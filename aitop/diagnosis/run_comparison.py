@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from aitop.diagnosis.comparison import chance
-from aitop.diagnosis.noise import LEAST_VALUES, half_width, warm_up
+from aitop.diagnosis.noise import LEAST_VALUES, chance, half_width, warm_up
 from aitop.model.run import (
     CausePart,
     Change,
