@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from aitop.diagnosis.evidence import interval
 from aitop.diagnosis.noise import LEAST_VALUES, chance, half_width, warm_up
 from aitop.model.run import (
     CausePart,
     Change,
+    ChangedNode,
     Cores,
     LinePart,
     Load,
@@ -28,9 +30,11 @@ from aitop.model.run import (
     RunComparison,
     SettingChange,
     Side,
+    StackNode,
     Units,
     VerdictChanges,
 )
+from aitop.model.serving import Percentiles
 from aitop.model.verdict import Verdict, Where, share_of
 
 # Runs whose ratio is certainly within this of 1 count as equally fast.
@@ -40,8 +44,8 @@ LEAST_CHANGE = 0.01
 CERTAIN = 0.05
 # What goes into a unit counts as unchanged within this.
 EQUAL_LOAD = 0.01
-# Requests under way may differ by this before latencies are no longer those of the same load.
-EQUAL_CONCURRENCY = 0.1
+# Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
+EQUAL_REQUESTS = 0.1
 # Longer recordings are not recommended: a run changes meanwhile.
 LONGEST_RECORDING = 3600.0
 NO_UNITS = Units(kind="second", each=1, seconds=())
@@ -76,6 +80,7 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
         lines=_lines(old, new) if known else (),
         settings=_settings(before, after),
         verdicts=_verdicts(before.verdicts, after.verdicts),
+        stacks=_stacks(old, new) if known else {},
     )
 
 
@@ -133,8 +138,17 @@ class _Timed:
         mean, half = self._spread(self.units.seconds)
         return half / mean
 
+    @property
+    def per_second(self) -> float | None:
+        """Requests answered in a second: as many as are under way at a time, by how long each takes."""
+        seconds = sum(self.units.seconds)
+        if self.units.kind != "request" or not self.run.concurrency or not seconds:
+            return None
+        return self.run.concurrency * self.units.count / seconds
+
     def side(self) -> Side:
         """What is said of it. Its mean is at the load of the run before."""
+        latency = self.run.latency
         return Side(
             file=self.run.file,
             command=self.run.command,
@@ -144,6 +158,8 @@ class _Timed:
             warm_up=self.warm_up * self.units.each,
             watched_s=self.run.watched,
             mean_ms=self.mean * 1e3 if self.holds else None,
+            per_s=self.per_second,
+            latency_ms=latency and Percentiles(p50=latency.p50 * 1e3, p95=latency.p95 * 1e3, p99=latency.p99 * 1e3),
         )
 
     def phases(self) -> dict[str, Spread]:
@@ -221,8 +237,8 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
     outcome: Outcome = "cannot-tell"
     reason: str | None = None
     record: float | None = None
-    if equal is False:
-        reason = "not as many requests were under way in both runs"
+    if equal is False and not _in_spite_of_load(old, new):
+        reason = "neither as many requests a second nor as many at a time in both runs"
     elif not low <= 1 <= high and abs(ratio - 1) > LEAST_CHANGE and chance(old.lengths, new.lengths) < CERTAIN:
         outcome = "faster" if ratio > 1 else "slower"
     elif low > 1 - SAME and high < 1 + SAME:
@@ -259,12 +275,20 @@ def _by_others(before: Cores | None, after: Cores | None) -> float:
 def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
     """Whether units are compared at the same load, None where it is not known.
 
-    What a unit holds is made equal. How many requests are under way cannot be, and latencies depend on it.
+    What a unit holds is made equal. How many requests come cannot be, and latencies depend on it: the load is equal
+    where as many came in a second, or where as many were under way.
     """
     before, after = old.run.concurrency, new.run.concurrency
-    if old.units.kind == "request" and before and after:
-        return abs(after / before - 1) <= EQUAL_CONCURRENCY
+    rate, rate_after = old.per_second, new.per_second
+    if before and after and rate and rate_after:
+        return min(abs(after / before - 1), abs(rate_after / rate - 1)) <= EQUAL_REQUESTS
     return True if load is not None else None
+
+
+def _in_spite_of_load(old: _Timed, new: _Timed) -> bool:
+    """Whether requests take less time though more of them come, or more though fewer do."""
+    before, after = old.per_second or 0.0, new.per_second or 0.0
+    return after >= before if new.mean < old.mean else after <= before
 
 
 def _longer(watched: float, times: float) -> float | None:
@@ -303,6 +327,39 @@ def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
         figures = _figures(before.spread, after.spread, sure=line.where is not None)
         parts.append(LinePart(phase=line.phase, where=line.where, **figures))
     return tuple(sorted(parts, key=lambda part: -abs(part.delta_ms)))
+
+
+def _stacks(old: _Timed, new: _Timed) -> dict[str, ChangedNode]:
+    """The call trees of both runs in one, by role, as milliseconds of a unit."""
+    was, now = old.run.stacks, new.run.stacks
+    totals = {role: (was[role].samples, now[role].samples) for role in was if role in now}
+
+    def spread(node: StackNode | None, side: _Timed, samples: int) -> Spread:
+        if node is None:
+            return 0.0, side.mean * interval(0.0, samples)[1]
+        low, high = interval(node.samples / samples, samples)
+        return side.mean * node.samples / samples, side.mean * (high - low) / 2
+
+    def changed(before: StackNode | None, after: StackNode | None, of: tuple[int, int]) -> ChangedNode:
+        first, second = spread(before, old, of[0]), spread(after, new, of[1])
+        figures = _figures(first, second)
+        low, high = figures["range"]
+        pairs: dict[tuple[str, str], list[StackNode | None]] = {}
+        for side, parent in enumerate((before, after)):
+            for child in parent.children if parent else ():
+                pairs.setdefault((child.function, child.place.rpartition(":")[0]), [None, None])[side] = child
+        node = after or before
+        return ChangedNode(
+            node.function if node else "",
+            node.place if node else "",
+            node.whose if node else "",
+            figures["before_ms"],
+            figures["after_ms"],
+            not low <= 0 <= high,
+            tuple(changed(one, other, of) for one, other in pairs.values()),
+        )
+
+    return {role: changed(was[role], now[role], of) for role, of in totals.items() if all(of)}
 
 
 def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:

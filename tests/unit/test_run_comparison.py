@@ -16,10 +16,12 @@ from aitop.diagnosis.run_summary import run_of
 from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
-from aitop.model.run import Cores, LineShare, Run
+from aitop.model.run import Cores, LineShare, Run, StackNode
+from aitop.model.serving import Percentiles
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Verdict, Where
+from aitop.outputs.html.comparison import comparison_html
 from aitop.outputs.report import as_json
 
 SEEDS = 200
@@ -144,12 +146,83 @@ def test_twice_the_batch_is_compared_by_the_sample():
     assert compare_runs(made(1, samples=None), made(2, samples=None)).change.at_equal_load is None
 
 
-def test_latencies_under_another_load_are_not_compared():
-    runs = made(1, samples=None, concurrency=2.0), made(2, samples=None, concurrency=8.0, host=0.3)
-    requests = [replace(run, units=replace(run.units, kind="request")) for run in runs]
-    change = compare_runs(*requests).change
-    assert (change.verdict, change.at_equal_load) == ("cannot-tell", False)
-    assert "requests were under way" in change.reason
+def served(seed, *, seconds, rate, **changes):
+    """A server whose requests take so long, with so many a second."""
+    run = made(seed, samples=None, host=0.2 * seconds, compute=0.8 * seconds, concurrency=rate * seconds, **changes)
+    return replace(run, units=replace(run.units, kind="request"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "verdict", "equal"),
+    [
+        (0.2, 40, "cannot-tell", False),
+        (0.05, 10, "cannot-tell", False),
+        (0.2, 20, "slower", True),
+        (0.2, 10, "slower", True),
+        (0.05, 20, "faster", True),
+        (0.05, 30, "faster", False),
+        (0.2, 15, "slower", False),
+    ],
+    ids=[
+        "more came", "fewer came", "slower, as many came", "slower, as many at a time", "faster, as many came",
+        "faster though more came", "slower though fewer came",
+    ],
+)  # fmt: skip
+def test_latencies_are_compared_where_the_load_allows_it(seconds, rate, verdict, equal):
+    compared = compare_runs(served(1, seconds=0.1, rate=20), served(2, seconds=seconds, rate=rate))
+    change = compared.change
+    assert (change.verdict, change.at_equal_load) == (verdict, equal)
+    assert [side.per_s for side in (compared.before, compared.after)] == pytest.approx([20, rate], rel=0.03)
+    if verdict == "cannot-tell":
+        assert "as many requests a second" in change.reason
+
+
+def test_requests_a_second_and_latencies_are_said():
+    runs = [served(seed, seconds=0.1, rate=20, latency=Percentiles(p50=0.09, p95=0.2, p99=0.3)) for seed in (1, 2)]
+    compared = compare_runs(*runs)
+    assert compared.after.latency_ms.p99 == pytest.approx(300)
+    assert "19.8 a second, lately p50 90 ms, p99 300 ms" in comparison_text(compared)
+
+
+def stacks(**samples):
+    """Stacks of a rank: its main function calls these, so often sampled."""
+    children = tuple(StackNode(name, "train.py:7", "user", count) for name, count in samples.items())
+    whole = sum(samples.values())
+    return {"rank": StackNode("all", "", "", whole, (StackNode("main", "train.py:3", "user", whole, children),))}
+
+
+def test_the_stacks_of_both_runs_are_one_tree_with_what_changed():
+    before = made(1, stacks=stacks(compute=240, tidy=60, gone=30))
+    after = made(2, host=0.07, stacks=stacks(compute=170, tidy=150, new=10))
+    compared = compare_runs(before, after)
+    (main,) = compared.stacks["rank"].children
+    assert compared.stacks["rank"].after_ms == pytest.approx(compared.after.mean_ms)
+    changes = {node.function: node for node in main.children}
+    assert list(changes) == ["compute", "tidy", "gone", "new"]
+    assert changes["tidy"].before_ms == pytest.approx(compared.before.mean_ms * 60 / 330)
+    assert changes["tidy"].after_ms == pytest.approx(compared.after.mean_ms * 150 / 330)
+    assert [node.sure for node in changes.values()] == [False, True, True, True]
+    assert (changes["gone"].after_ms, changes["new"].before_ms) == (0, 0)
+    # A run and itself differ in nothing.
+    assert not any(node.sure for node in compare_runs(after, after).stacks["rank"].children[0].children)
+
+
+def test_what_the_stacks_of_chance_differ_in_is_not_called_a_change():
+    before, after = made(1, stacks=stacks(compute=240, tidy=60)), made(2, stacks=stacks(compute=228, tidy=72))
+    assert not any(node.sure for node in compare_runs(before, after).stacks["rank"].children[0].children)
+
+
+def test_the_page_has_the_tables_and_stacks_coloured_by_change():
+    named = "<script>alert(1)</script>"
+    before = made(1, stacks=stacks(compute=240, **{named: 60}))
+    page = comparison_html(compare_runs(before, made(2, host=0.07, stacks=stacks(compute=170, **{named: 150}))))
+    assert "Change by phase" in page and "train.py:20 main" in page
+    assert named not in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [flame["name"] for flame in data["flames"]] == ["rank · after", "rank · before"]
+    function, place, whose, width, _, was, now, sure = data["flames"][0]["root"][4][0][4][1]
+    assert (function, place, whose, sure) == (named, "train.py:7", "user", True)
+    assert width == now > was
 
 
 def test_the_time_that_others_took_is_not_blamed_on_the_code():

@@ -191,6 +191,12 @@ def change_of(past: Past) -> Change | None:
     return None
 
 
+def enough(past: Past | None) -> bool:
+    """Whether units were timed for long enough to tell a change."""
+    timed = [stretch for stretch in past.stretches if stretch.mean("seconds")] if past is not None else []
+    return len(timed) >= 2 * LEAST_VALUES
+
+
 def _split(values: Sequence[float]) -> int | None:
     """The index that divides the values best into two levels, the lower one before; None with too few of them."""
     count, totals = len(values), list(accumulate(values, initial=0.0))
