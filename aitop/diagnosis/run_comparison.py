@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from aitop.diagnosis.evidence import interval
-from aitop.diagnosis.noise import LEAST_VALUES, chance, half_width, warm_up
+from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, chance, half_width, warm_up
 from aitop.model.run import (
     CausePart,
     Change,
@@ -281,7 +281,9 @@ def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
     before, after = old.run.concurrency, new.run.concurrency
     rate, rate_after = old.per_second, new.per_second
     if before and after and rate and rate_after:
-        return min(abs(after / before - 1), abs(rate_after / rate - 1)) <= EQUAL_REQUESTS
+        # Requests that come at random differ in number by chance.
+        random = NORMAL * math.sqrt(1 / old.count + 1 / new.count)
+        return abs(after / before - 1) <= EQUAL_REQUESTS or abs(rate_after / rate - 1) <= max(EQUAL_REQUESTS, random)
     return True if load is not None else None
 
 

@@ -49,7 +49,7 @@ class ChangesPane(CodePane):
         lines, foot = self._flame(nodes, view, width, height)
         return Drawing(
             lines or [Line("one of the runs has no stacks to compare", DIM)],
-            "Stacks, before and after",
+            "Stacks of both, by change · f words",
             legend((GREW, SHRANK, EVEN)),
             foot=foot,
         )
@@ -82,6 +82,7 @@ class ComparisonScreen(Screen[None]):
     def __init__(self, view: View) -> None:
         super().__init__()
         self.view = view
+        self._stacks = False
 
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
@@ -89,7 +90,6 @@ class ComparisonScreen(Screen[None]):
         yield ChangesPane(id="changes")
 
     def on_mount(self) -> None:
-        self.query_one("#comparison").focus()
         self._arrange()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -97,16 +97,17 @@ class ComparisonScreen(Screen[None]):
 
     def action_switch(self) -> None:
         """Go to the other pane."""
-        panes = self.query_one(ComparisonPane), self.query_one(ChangesPane)
-        other = panes[panes[0].has_focus]
-        other.display = True
-        other.focus()
+        self._stacks = not self._stacks
         self._arrange()
 
     def _arrange(self) -> None:
-        panes = self.query_one(ComparisonPane), self.query_one(ChangesPane)
-        for pane in panes:
-            pane.display = self.size.height >= BOTH or pane is self.focused
+        words, stacks = self.query_one(ComparisonPane), self.query_one(ChangesPane)
+        words.display, stacks.display = (
+            self.size.height >= BOTH or chosen for chosen in (not self._stacks, self._stacks)
+        )
+        stacks.styles.height = "40%" if words.display and stacks.display else "1fr"
+        (stacks if self._stacks else words).focus()
         self.query_one(Header).show(self.view)
-        for pane in panes:
-            pane.show(self.view)
+        # They have their size after the next layout, and draw themselves then.
+        words.show(self.view)
+        stacks.show(self.view)

@@ -170,13 +170,18 @@ def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters
     return line
 
 
+def _difference(before: float, after: float) -> str:
+    """By how many milliseconds the second is more, or less."""
+    return f"{'−' if after < before else '+'}{duration(abs(after - before) / 1e3)}"
+
+
 def _label(cell: Cell, letters: bool) -> str:
     room = cell.width - 1
     node = cell.node
     if room < LEAST_NAME:
         return (kind_of(node).letter if letters else "")[: max(0, room)]
     mark = f"{kind_of(node).letter}:" if letters else " " if room > LEAST_NAME + 3 else ""
-    share = f" {tight_percent(cell.share)}"
+    share = f" {tight_percent(cell.share) if node.times is None else _difference(*node.times)}"
     for name in (one_line(node.name), one_line(node.function), one_line(node.function).rsplit(".", 1)[-1]):
         for text in (f"{mark}{name}{share}", f"{mark}{name}"):
             if cell_len(text) <= room:
