@@ -333,35 +333,37 @@ def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
 
 def _stacks(old: _Timed, new: _Timed) -> dict[str, ChangedNode]:
     """The call trees of both runs in one, by role, as milliseconds of a unit."""
-    was, now = old.run.stacks, new.run.stacks
-    totals = {role: (was[role].samples, now[role].samples) for role in was if role in now}
+    lengths = [(side.mean, side.noise) for side in (old, new)]
 
-    def spread(node: StackNode | None, side: _Timed, samples: int) -> Spread:
-        if node is None:
-            return 0.0, side.mean * interval(0.0, samples)[1]
-        low, high = interval(node.samples / samples, samples)
-        return side.mean * node.samples / samples, side.mean * (high - low) / 2
+    def spread(node: StackNode | None, samples: int, length: float, noise: float) -> Spread:
+        share = node.samples / samples if node else 0.0
+        low, high = interval(share, samples)
+        return share * length, length * math.hypot(max(high - share, share - low), share * noise)
 
-    def changed(before: StackNode | None, after: StackNode | None, of: tuple[int, int]) -> ChangedNode:
-        first, second = spread(before, old, of[0]), spread(after, new, of[1])
-        figures = _figures(first, second)
-        low, high = figures["range"]
+    def changed(nodes: Sequence[StackNode | None], totals: tuple[int, int]) -> ChangedNode:
+        spreads = [spread(node, of, *length) for node, of, length in zip(nodes, totals, lengths, strict=True)]
+        (was, off), (now, off_now) = spreads
         pairs: dict[tuple[str, str], list[StackNode | None]] = {}
-        for side, parent in enumerate((before, after)):
+        for side, parent in enumerate(nodes):
             for child in parent.children if parent else ():
                 pairs.setdefault((child.function, child.place.rpartition(":")[0]), [None, None])[side] = child
-        node = after or before
+        named = next(node for node in reversed(nodes) if node is not None)
         return ChangedNode(
-            node.function if node else "",
-            node.place if node else "",
-            node.whose if node else "",
-            figures["before_ms"],
-            figures["after_ms"],
-            not low <= 0 <= high,
-            tuple(changed(one, other, of) for one, other in pairs.values()),
+            named.function,
+            named.place,
+            named.whose,
+            was * 1e3,
+            now * 1e3,
+            abs(now - was) > math.hypot(off, off_now),
+            tuple(changed(pair, totals) for pair in pairs.values()),
         )
 
-    return {role: changed(was[role], now[role], of) for role, of in totals.items() if all(of)}
+    both = {role: (tree, new.run.stacks[role]) for role, tree in old.run.stacks.items() if role in new.run.stacks}
+    return {
+        role: changed(trees, (trees[0].samples, trees[1].samples))
+        for role, trees in both.items()
+        if all(tree.samples for tree in trees)
+    }
 
 
 def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:
