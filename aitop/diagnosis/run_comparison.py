@@ -1,10 +1,10 @@
 """Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
 
 A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. That of the
-second run is scaled to what it would be if other programs left it as many cores as in the first. The 95 % interval
-comes from how blocks of each run scatter, and from how much more of the machine others took in one run than in the
-other, as caches and memory are shared, too. The parts add up: phases to the length of a unit, lines to their phases,
-and what no verdict explains is a part of its own.
+second run is scaled to what it would be if other programs had kept its main thread from a core for as large a part of
+the time as in the first. The 95 % interval comes from how blocks of each run scatter without these waits, and from how
+much more of the machine others took in one run than in the other, as caches and memory are shared, too. The parts add
+up: phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from aitop.diagnosis.evidence import interval
 from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, chance, half_width, warm_up
@@ -42,6 +44,8 @@ SAME = 0.05
 # Smaller differences are of no use to anybody, however certain.
 LEAST_CHANGE = 0.01
 CERTAIN = 0.05
+# Nothing waits for a core for longer and still gets on.
+MOST_WAITS = 0.99
 # What goes into a unit counts as unchanged within this.
 EQUAL_LOAD = 0.01
 # Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
@@ -68,8 +72,9 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
     load = _load(old, new)
     if load is not None:
         old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
-    if before.cores and after.cores:
-        new = replace(new, scale=new.scale * after.cores.beside(before.cores))
+    if old.units.waited and new.units.waited and all((*old.units.seconds, *new.units.seconds)):
+        part = sum(old.units.waited) / sum(old.units.seconds)
+        old, new = old.with_waits(part), new.with_waits(part)
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
@@ -102,6 +107,18 @@ class _Timed:
         units = run.units or NO_UNITS
         cut = warm_up(units.seconds)
         return cls(run, units, cut, (units.each,) * (len(units.seconds) - cut))
+
+    def with_waits(self, part: float) -> _Timed:
+        """The same as if in each stretch others had kept the thread from a core for this part of the time."""
+        units = self.units
+        shares = [waited / seconds for waited, seconds in zip(units.waited or (), units.seconds, strict=True)]
+        keep = [(1 - min(share, MOST_WAITS)) / (1 - min(part, MOST_WAITS)) for share in shares]
+
+        def kept(values: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(value * each for value, each in zip(values, keep, strict=True))
+
+        phases = {name: kept(values) for name, values in units.phases.items()}
+        return replace(self, units=structs.replace(units, seconds=kept(units.seconds), phases=phases))
 
     def load(self, unit: LoadUnit) -> tuple[float, ...]:
         """What each stretch holds, empty where it is not known."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from aitop.model.host import HostSample
+from aitop.model.host import HostSample, ProcessSample
 from aitop.model.ledger import Unit
 from aitop.model.phases import MEASURED, SERVED
 from aitop.model.run import Cores, Units
@@ -76,11 +76,14 @@ class UnitSeries:
     _open: Sums = field(default_factory=dict)
     _missing: int = 1
 
-    def add(self, records: Records) -> None:
-        """Take the next units."""
+    def add(self, records: Records, waits: float | None = None) -> None:
+        """Take the next units; `waits` is the part of their time in which other programs had the core."""
         while records:
             part, records = records[: self._missing], records[self._missing :]
-            self._open = joined(self._open, summed(part, FIELDS[self.kind]))
+            sums = summed(part, FIELDS[self.kind])
+            if waits is not None:
+                sums["waited"] = sums["seconds"][0] * waits, len(part)
+            self._open = joined(self._open, sums)
             self._missing -= len(part)
             if not self._missing:
                 self._close()
@@ -112,25 +115,36 @@ class UnitSeries:
             kind=self.kind,
             each=self.each,
             seconds=totals.pop("seconds", ()),
-            phases={name: column for name, column in totals.items() if name not in LOADS},
+            waited=_waited(columns["waited"], columns["seconds"]) if "waited" in columns else None,
+            phases={name: column for name, column in totals.items() if name not in ("waited", *LOADS)},
             **known,
         )
 
 
+def _waited(waits: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The waits in each stretch. Units in which they were not measured had as large a part of them as the others."""
+    unknown = [length * (1 - known / count) for (_, known), (length, count) in zip(waits, seconds, strict=True)]
+    measured = sum(length for length, _ in seconds) - sum(unknown)
+    part = sum(waited for waited, _ in waits) / measured
+    return tuple(waited + part * rest for (waited, _), rest in zip(waits, unknown, strict=True))
+
+
 @dataclass
 class UnitTotals:
-    """All units of one process. `began` and `ended` are the times of its first and its last request."""
+    """All units of one process. `waits` is the part of the time in which its main thread waits for a core that another
+    program has, None where that is not known. `began` and `ended` are the times of its first and its last request."""
 
     steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
     iterations: UnitSeries = field(default_factory=lambda: UnitSeries("iteration"))
     requests: UnitSeries = field(default_factory=lambda: UnitSeries("request"))
     began: float | None = None
     ended: float = 0.0
+    waits: float | None = None
 
     def take(self, sample: HookSample) -> None:
         """Add the units of a sample."""
-        self.steps.add(sample.steps)
-        self.iterations.add(sample.iterations)
+        self.steps.add(sample.steps, self.waits)
+        self.iterations.add(sample.iterations, self.waits)
         self.requests.add(sample.requests)
         if sample.requests:
             self.began = sample.requests[0].end if self.began is None else self.began
@@ -165,9 +179,7 @@ class CoreTotals:
             return
         cores = {
             "own": sum(used),
-            "wanted": sum(max(process.cpu or 0.0, process.wanted or 0.0) for process in host.processes),
             "others": max(0.0, sum(busy) - sum(used)),
-            "usable": host.machine.cores if host.usable_cores is None else host.usable_cores,
             "machine": host.machine.cores,
         }
         self.sums = joined(self.sums, {name: (value, 1) for name, value in cores.items()})
@@ -175,3 +187,24 @@ class CoreTotals:
     def cores(self) -> Cores | None:
         """The means, None before the first sample."""
         return Cores(**{name: total / count for name, (total, count) in self.sums.items()}) if self.sums else None
+
+
+def waits_for_others(host: HostSample) -> dict[int, float | None]:
+    """By process, the share of the time in which its main thread waits for a core that another program has.
+
+    What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
+    or others of the run itself.
+    """
+    busy = host.machine.core_busy
+    used = [process.cpu for process in host.processes if process.cpu is not None]
+    if busy is None or len(used) < len(host.processes):
+        return {process.pid: None for process in host.processes}
+    others = max(0.0, sum(busy) - sum(used))
+
+    def share(process: ProcessSample) -> float | None:
+        if process.run_delay is None:
+            return None
+        beside = max(0.0, sum(used) - (process.main_cpu or 0.0))
+        return min(1.0, process.run_delay) * others / (others + beside) if others else 0.0
+
+    return {process.pid: share(process) for process in host.processes}

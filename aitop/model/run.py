@@ -21,13 +21,15 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     """All units of work of one kind that a process did, in order, as stretches of `each` units.
 
     `seconds` has the length of each stretch, `phases` the seconds of each phase in it, `samples` and `tokens` what went
-    into it; None where some unit did not count them.
+    into it; None where some unit did not count them. `waited` is how long other programs kept the main thread from a
+    core, None where that is not known.
     """
 
     kind: Unit
     each: int
     seconds: tuple[float, ...]
     phases: dict[str, tuple[float, ...]] = {}
+    waited: tuple[float, ...] | None = None
     samples: tuple[float, ...] | None = None
     tokens: tuple[float, ...] | None = None
 
@@ -37,28 +39,11 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cores(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over a run, in cores: what it ran on, what its threads ran on or waited for, what other programs ran on.
-
-    `usable` is what the run may use, `machine` what there is.
-    """
+    """Means over a run, in cores: what it ran on, what other programs ran on, and what the machine has."""
 
     own: float
-    wanted: float
     others: float
-    usable: float
     machine: float
-
-    def left(self, others: Cores) -> float:
-        """How many of the cores that it wants the run gets where other programs take as many as in `others`."""
-        return min(self.wanted, self.usable, max(others.own, self.machine - others.others))
-
-    def beside(self, others: Cores) -> float:
-        """How many times as long a unit would take if other programs took as many cores as in `others`.
-
-        A run that wants less than one core is bound to cores for that part of its time at the most.
-        """
-        now, then = self.left(self), self.left(others)
-        return 1 + min(1.0, self.wanted) * (now / then - 1) if then > 0 else 1.0
 
 
 class SoFar(msgspec.Struct, frozen=True, kw_only=True):
