@@ -23,8 +23,8 @@ from aitop.diagnosis.noise import LEAST_VALUES
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
 from aitop.model.run import Run, RunComparison
-from aitop.model.snapshot import Diagnosis, Series, Snapshot, Target
-from aitop.model.verdict import Verdict, Where
+from aitop.model.snapshot import Series, Snapshot, Target
+from aitop.model.verdict import Diagnosis, Verdict, Where
 
 MOST_RUNS = 200
 # Of the steps before a mark so many are enough to tell whether later ones are faster.

@@ -15,7 +15,7 @@ from serving_verdicts import running, sends_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-WARM_SECONDS, SECONDS, RATE = 3.0, 15, 8.0
+WARM_SECONDS, SECONDS, RATE = 3.0, 15, 4.0
 
 
 def aitop(*words):
@@ -55,4 +55,3 @@ def test_a_mended_server_is_faster_and_its_latency_is_said(tmp_path, load):
             assert said[side]["per_s"] == pytest.approx(RATE, rel=0.35)
         else:
             assert said[side]["per_s"] == pytest.approx(2 / latencies[latency], rel=0.35)
-    assert "preprocessing-bound" in {verdict["id"] for verdict in said["verdicts"]["gone"]}

@@ -17,9 +17,9 @@ from aitop.commands import headless
 from aitop.engine import run_history
 from aitop.engine.replay import last_snapshot
 from aitop.engine.run_history import RunHistory, compared, history_folder, moment
-from aitop.model.snapshot import Diagnosis, Target, Tick
+from aitop.model.snapshot import Target, Tick
 from aitop.model.steps import HookSample, StepRecord
-from aitop.model.verdict import Verdict
+from aitop.model.verdict import Diagnosis, Verdict
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording
 from aitop.ui.panes.since_mark import since_mark
