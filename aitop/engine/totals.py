@@ -177,12 +177,8 @@ class CoreTotals:
         used = [process.cpu for process in host.processes if process.cpu is not None]
         if busy is None or not used or len(used) < len(host.processes):
             return
-        cores = {
-            "own": sum(used),
-            "others": max(0.0, sum(busy) - sum(used)),
-            "machine": host.machine.cores,
-        }
-        self.sums = joined(self.sums, {name: (value, 1) for name, value in cores.items()})
+        others = max(0.0, sum(busy) - sum(used))
+        self.sums = joined(self.sums, {"others": (others, 1), "machine": (host.machine.cores, 1)})
 
     def cores(self) -> Cores | None:
         """The means, None before the first sample."""

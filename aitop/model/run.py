@@ -39,9 +39,8 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cores(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over a run, in cores: what it ran on, what other programs ran on, and what the machine has."""
+    """Means over a run, in cores: what other programs ran on, and what the machine has."""
 
-    own: float
     others: float
     machine: float
 

@@ -26,7 +26,7 @@ from aitop.outputs.report import as_json
 
 SEEDS = 200
 LOOP, SLOW = ("train.py", 10, "main", "loss.backward()"), ("train.py", 20, "main", "tidy(batch)")
-CORES = Cores(own=1.0, others=0.1, machine=8.0)
+CORES = Cores(others=0.1, machine=8.0)
 
 
 def noise_of(count, seed, *, like=0.6, spread=0.05):
@@ -295,7 +295,7 @@ def test_cores_are_means_over_the_run():
     assert totals.cores() is None
     totals.take(host(1.0, (0.5, 0.5)))
     totals.take(host(0.5, (1.0, 0.5)))
-    assert totals.cores() == Cores(own=0.75, others=0.5, machine=2.0)
+    assert totals.cores() == Cores(others=0.5, machine=2.0)
 
 
 def test_few_or_noisy_units_are_said_with_how_long_to_record():
