@@ -123,16 +123,17 @@ class UnitSeries:
 
 def _waited(waits: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """The waits in each stretch. Units in which they were not measured had as large a part of them as the others."""
-    unknown = [length * (1 - known / count) for (_, known), (length, count) in zip(waits, seconds, strict=True)]
-    measured = sum(length for length, _ in seconds) - sum(unknown)
-    part = sum(waited for waited, _ in waits) / measured
-    return tuple(waited + part * rest for (waited, _), rest in zip(waits, unknown, strict=True))
+    measured = [length * known / count for (_, known), (length, count) in zip(waits, seconds, strict=True)]
+    part = sum(waited for waited, _ in waits) / (sum(measured) or 1.0)
+    rests = [length - known for (length, _), known in zip(seconds, measured, strict=True)]
+    return tuple(waited + part * rest for (waited, _), rest in zip(waits, rests, strict=True))
 
 
 @dataclass
 class UnitTotals:
     """All units of one process. `waits` is the part of the time in which its main thread waits for a core that another
-    program has, None where that is not known. `began` and `ended` are the times of its first and its last request."""
+    program has, None where that is not known. `began` and `ended` are the times of its first and its last request.
+    """
 
     steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
     iterations: UnitSeries = field(default_factory=lambda: UnitSeries("iteration"))

@@ -289,6 +289,12 @@ def test_waits_that_were_not_measured_at_first_are_as_those_later():
     )
 
 
+def test_units_that_take_no_time_wait_for_nothing():
+    units = UnitSeries("step")
+    units.add([StepRecord(index=0, end=0.0, seconds=0.0)] * 30, 0.25)
+    assert set(units.units().waited) == {0.0}
+
+
 def test_cores_are_means_over_the_run():
     totals = CoreTotals()
     totals.take(host(None, (0.5, 0.5)))
