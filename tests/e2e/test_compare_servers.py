@@ -10,8 +10,8 @@ from statistics import fmean
 
 import pytest
 from serving_cases import CASE_BY_NAME
-from serving_run import Clients
-from serving_verdicts import capacity, running, sends_of
+from serving_run import Clients, capacity
+from serving_verdicts import running, sends_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
