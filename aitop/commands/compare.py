@@ -12,7 +12,7 @@ from aitop.errors import NotEnoughEvidenceError, UnreadableRecordingError, Wrong
 from aitop.model.text import printable
 
 if TYPE_CHECKING:
-    from aitop.model.run import Run
+    from aitop.model.run import Run, RunComparison
 
 LARGEST_REPORT = 64 * 1024 * 1024
 WRITTEN = "what `aitop record` or `aitop diagnose --format json` has written"
@@ -22,25 +22,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """BEFORE AFTER --format -o --fail-on."""
     parser.add_argument("before", type=Path, metavar="BEFORE", help=f"the run to compare with: {WRITTEN}")
     parser.add_argument("after", type=Path, metavar="AFTER", help="the run after the change: the same")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="what to write (default: text)")
+    parser.add_argument(
+        "--format", choices=("text", "json", "html"), default="text", help="what to write (default: text)"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE instead of stdout")
     parser.add_argument("--fail-on", choices=("regression",), help="exit with 1 if the run after the change is slower")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the comparison; 1 where --fail-on is reached, NotEnoughEvidenceError where no interval could be told."""
-    from aitop.diagnosis.comparison_words import comparison_text
     from aitop.diagnosis.run_comparison import compare_runs
-    from aitop.outputs.report import as_json
 
     check_writable(args.output)
     before, after = read_run(args.before), read_run(args.after)
     check_same_work(before, after)
     compared = compare_runs(before, after)
-    write_report(as_json(compared) if args.format == "json" else comparison_text(compared), args.output)
+    write_report(render(compared, args.format), args.output)
     if compared.change.range is None:
         raise NotEnoughEvidenceError(f"whether it is faster cannot be told: {compared.change.reason}")
     return int(args.fail_on == "regression" and compared.change.verdict == "slower")
+
+
+def render(compared: RunComparison, form: str) -> str:
+    """The comparison as text, json or html."""
+    if form == "json":
+        from aitop.outputs.report import as_json
+
+        return as_json(compared)
+    if form == "html":
+        from aitop.outputs.html.comparison import comparison_html
+
+        return comparison_html(compared)
+    from aitop.diagnosis.comparison_words import comparison_text
+
+    return comparison_text(compared)
 
 
 def read_run(path: Path) -> Run:

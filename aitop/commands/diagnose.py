@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         choices=("warning", "critical", "stalled", "regression"),
         help="exit with 1 if there is a verdict this bad or worse; stalled: if nothing gets on, though there is work; "
-        "regression: if the run is slower than the one of --baseline",
+        "regression: if the run has become slower while it was watched, or is slower than the one of --baseline",
     )
     parser.add_argument(
         "--baseline", type=Path, metavar="FILE", help="compare with this run: a recording or a JSON report"
@@ -53,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
 
     check_writable(args.output)
     alert = alert_of(args)
-    if args.fail_on == "regression" and args.baseline is None:
-        raise WrongUsageError("--fail-on regression needs a run to compare with: --baseline FILE")
     baseline = read_run(args.baseline) if args.baseline is not None else None
     try:
         target = look(args.pid)
@@ -112,14 +110,25 @@ def conclude(
 
 
 def _regressed(snapshot: Snapshot) -> int:
-    """1 where the run is slower than its baseline. Raises NotEnoughEvidenceError where that could not be judged."""
+    """1 where the run became slower meanwhile, or is slower than its baseline.
+
+    Raises NotEnoughEvidenceError where that could not be judged.
+    """
+    from aitop.diagnosis.conditions.regression import enough
     from aitop.engine.run_history import compared
 
+    if any(verdict.id == "regression" and verdict.severity != "info" for verdict in snapshot.diagnosis.verdicts):
+        return 1
     comparison = compared(snapshot)
-    if comparison is None or comparison.change.range is None:
-        reason = comparison.change.reason if comparison is not None else "there is no baseline"
-        raise NotEnoughEvidenceError(f"whether it is slower than the baseline cannot be told: {reason}")
-    return int(comparison.change.verdict == "slower")
+    if comparison is None and not enough(snapshot.past):
+        raise NotEnoughEvidenceError(
+            "whether it has become slower cannot be told so soon: look longer with --for, or name a --baseline"
+        )
+    if comparison is not None and comparison.change.range is None:
+        raise NotEnoughEvidenceError(
+            f"whether it is slower than the baseline cannot be told: {comparison.change.reason}"
+        )
+    return int(comparison is not None and comparison.change.verdict == "slower")
 
 
 def has_answer(snapshot: Snapshot) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from aitop.model.ledger import Unit
 from aitop.model.run import CausePart, Change, LinePart, Part, PhasePart, RunComparison, Scalar, Side
@@ -21,13 +22,11 @@ def comparison_text(compared: RunComparison) -> str:
     unit: Unit | str = compared.after.unit or "unit"
     blocks = [
         headline(compared.change, unit),
-        [_side("before", compared.before), _side("after", compared.after)],
-        *(_table(title, parts) for title, parts in _parts(compared).items()),
-        _verdicts(compared),
-        [f"  {each.name}: {_value(each.before)} → {_value(each.after)}" for each in compared.settings],
+        [f"  before  {side_words(compared.before)}", f"  after   {side_words(compared.after)}"],
+        *(_table(title, parts) for title, parts in parts_of(compared).items()),
+        [f"  {name:<7} {words}" for name, words in verdicts_of(compared)],
+        ["Settings that differ", *(f"  {words}" for words in settings_of(compared))] if compared.settings else [],
     ]
-    if compared.settings:
-        blocks[-1].insert(0, "Settings that differ")
     return "\n\n".join("\n".join(map(printable, lines)) for lines in blocks if lines) + "\n"
 
 
@@ -43,7 +42,8 @@ def in_a_sentence(compared: RunComparison) -> str | None:
 
 def headline(change: Change, unit: str) -> list[str]:
     """The answer, and what limits it."""
-    ratio = "" if change.ratio is None else f"  {change.ratio:.2f}× the throughput"
+    what = "as fast as before" if unit == "request" else "the throughput"
+    ratio = "" if change.ratio is None else f"  {change.ratio:.2f}× {what}"
     between = "" if change.range is None else " (95 %: {:.2f}-{:.2f})".format(*change.range)
     lines = [f"{change.verdict.upper().replace('-', ' ')}{ratio}{between}"]
     if change.reason:
@@ -62,18 +62,34 @@ def headline(change: Change, unit: str) -> list[str]:
     return lines
 
 
-def _side(name: str, side: Side) -> str:
+def side_words(side: Side) -> str:
+    """The file, and how many units it has of which length."""
     if side.mean_ms is None:
-        return f"  {name:<7} {side.file}: no unit was timed"
+        return f"{side.file}: no unit was timed"
     warm_up = f", {side.warm_up:,} more left out as warm-up" if side.warm_up else ""
-    return f"  {name:<7} {side.file}: {side.units:,} {side.unit}s, {duration(side.mean_ms / 1e3)} each{warm_up}"
+    served = f", {side.per_s:.3g} a second" if side.per_s is not None else ""
+    if side.latency_ms is not None:
+        times = {"p50": side.latency_ms.p50, "p99": side.latency_ms.p99}
+        served += ", lately " + ", ".join(f"{at} {duration(value / 1e3)}" for at, value in times.items())
+    return f"{side.file}: {side.units:,} {side.unit}s, {duration(side.mean_ms / 1e3)} each{served}{warm_up}"
 
 
-def _parts(compared: RunComparison) -> dict[str, Sequence[Part]]:
+def parts_of(compared: RunComparison) -> dict[str, Sequence[Part]]:
+    """What the difference is divided into, by what."""
     return {"phase": compared.phases, "cause": compared.causes, "line": compared.lines}
 
 
-def _table(title: str, parts: Sequence[Part]) -> list[str]:
+class Row(NamedTuple):
+    """A part of a unit in words: before, after, and the difference; `grew` is None where there is none."""
+
+    label: str
+    before: str
+    after: str
+    change: str
+    grew: bool | None
+
+
+def rows(title: str, parts: Sequence[Part]) -> list[Row]:
     """What takes longer or shorter, the largest change first, all the others in one row, and their sum."""
     if not parts:
         return []
@@ -81,19 +97,31 @@ def _table(title: str, parts: Sequence[Part]) -> list[str]:
     named = [part for part in parts if not isinstance(part, CausePart) or part.id is not None]
     shown = [part for part in named if max(part.before_ms, part.after_ms) >= LEAST_SHOWN * whole][:ROWS]
     rest = [part for part in parts if part not in shown]
-    lines = [f"{f'Change by {title}':<{LABEL + 2}}{'before':>9}{'after':>9}{'change':>10}"]
-    lines += [_row(_label(part), [part]) for part in shown]
+    made = [_row(_label(part), [part]) for part in shown]
     if any(part.before_ms or part.after_ms for part in rest):
-        lines.append(_row("no verdict" if title == "cause" else f"other {title}s", rest))
-    return [*lines, _row("together", parts)]
+        made.append(_row("no verdict" if title == "cause" else f"other {title}s", rest))
+    return [*made, _row("together", parts)]
 
 
-def _row(label: str, parts: Sequence[Part]) -> str:
-    label = printable(label)
-    label = label if len(label) < LABEL - 1 else f"{label[: LABEL - 3]}…"
+def _row(label: str, parts: Sequence[Part]) -> Row:
     before, after = sum(part.before_ms for part in parts), sum(part.after_ms for part in parts)
     change = f"{'+' if after > before else '−' if after < before else ''}{_time(abs(after - before))}"
-    return f"  {label:<{LABEL}}{_time(before):>9}{_time(after):>9}{change:>10}"
+    return Row(label, _time(before), _time(after), change, None if after == before else after > before)
+
+
+def _table(title: str, parts: Sequence[Part]) -> list[str]:
+    made = rows(title, parts)
+    lines = [Row(f"Change by {title}", "before", "after", "change", None), *made] if made else []
+    return [
+        f"{_cut(row.label if row is lines[0] else f'  {row.label}'):<{LABEL + 2}}"
+        f"{row.before:>9}{row.after:>9}{row.change:>10}"
+        for row in lines
+    ]
+
+
+def _cut(label: str) -> str:
+    label = printable(label)
+    return label if len(label) <= LABEL else f"{label[: LABEL - 1]}…"
 
 
 def _time(milliseconds: float) -> str:
@@ -110,10 +138,16 @@ def _label(part: Part) -> str:
     return (part.id if isinstance(part, CausePart) else None) or ""
 
 
-def _verdicts(compared: RunComparison) -> list[str]:
+def verdicts_of(compared: RunComparison) -> list[tuple[str, str]]:
+    """Each verdict in words, after `gone`, `new` or `kept`."""
     verdicts = compared.verdicts
     named = {"gone": verdicts.gone, "new": verdicts.new, "kept": verdicts.kept}
-    return [f"  {name:<7} {_verdict(verdict)}" for name, those in named.items() for verdict in those]
+    return [(name, _verdict(verdict)) for name, those in named.items() for verdict in those]
+
+
+def settings_of(compared: RunComparison) -> list[str]:
+    """The settings that differ."""
+    return [f"{each.name}: {_value(each.before)} → {_value(each.after)}" for each in compared.settings]
 
 
 def _verdict(verdict: Verdict) -> str:

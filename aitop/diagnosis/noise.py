@@ -1,4 +1,6 @@
-"""How far the mean of a series that resembles itself may be off. Pure, and without chance: same series, same answer.
+"""How far the mean of a series that resembles itself may be off, and whether two of them differ by more than chance.
+
+Pure, and without chance: same series, same answer.
 
 Neighbouring steps resemble each other, so they are looked at in blocks. The variance of a circular block bootstrap has
 a closed form: that of the means of all blocks of one length, wherever they begin. How long the blocks have to be is not
@@ -16,6 +18,8 @@ LEAST_VALUES = 20
 # So many blocks make up the series. Fewer say too little of their own scatter.
 BLOCKS = (5, 8, 12, 24, 48)
 NORMAL = 1.96
+# So large a part is cut at either end, so that a few long units neither make nor hide a change.
+OUTLIERS = 0.05
 
 
 def half_width(values: Sequence[float]) -> float:
@@ -51,3 +55,32 @@ def warm_up(values: Sequence[float]) -> int:
     while left_out < len(values) // 2 and values[left_out] > largest[left_out + 1]:
         left_out += 1
     return left_out
+
+
+def chance(first: Sequence[float], second: Sequence[float]) -> float:
+    """How likely a difference like this is where there is none: two-sided Mann-Whitney, normal approximation."""
+    ranked = sorted([(value, 0) for value in first] + [(value, 1) for value in second])
+    total, ties, at = 0.0, 0.0, 0
+    while at < len(ranked):
+        end = at
+        while end < len(ranked) and ranked[end][0] == ranked[at][0]:
+            end += 1
+        total += sum(1 for _, side in ranked[at:end] if side == 0) * (at + 1 + end) / 2
+        ties += (end - at) ** 3 - (end - at)
+        at = end
+    n, m = len(first), len(second)
+    count = n + m
+    variance = n * m / 12 * (count + 1 - ties / (count * (count - 1)))
+    if variance <= 0:
+        return 1.0
+    distance = abs(total - n * (count + 1) / 2) - 0.5
+    return math.erfc(max(0.0, distance) / math.sqrt(2 * variance))
+
+
+def without_outliers(values: Sequence[float]) -> list[float]:
+    """The values, the smallest and the largest of them cut to what the others reach."""
+    if not values:
+        return []
+    ordered, some = sorted(values), int(OUTLIERS * len(values))
+    low, high = ordered[some], ordered[-1 - some]
+    return [min(high, max(low, value)) for value in values]

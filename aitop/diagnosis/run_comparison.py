@@ -1,10 +1,10 @@
 """Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
 
 A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. That of the
-second run is scaled to what it would be if other programs left it as many cores as in the first. The 95 % interval
-comes from how blocks of each run scatter, and from how much more of the machine others took in one run than in the
-other, as caches and memory are shared, too. The parts add up: phases to the length of a unit, lines to their phases,
-and what no verdict explains is a part of its own.
+second run is scaled to what it would be if other programs had kept its main thread from a core for as large a part of
+the time as in the first. The 95 % interval comes from how blocks of each run scatter without these waits, and from how
+much more of the machine others took in one run than in the other, as caches and memory are shared, too. The parts add
+up: phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from aitop.diagnosis.comparison import chance
-from aitop.diagnosis.noise import LEAST_VALUES, half_width, warm_up
+from msgspec import structs
+
+from aitop.diagnosis.evidence import interval
+from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, chance, half_width, warm_up
 from aitop.model.run import (
     CausePart,
     Change,
+    ChangedNode,
     Cores,
     LinePart,
     Load,
@@ -29,9 +32,11 @@ from aitop.model.run import (
     RunComparison,
     SettingChange,
     Side,
+    StackNode,
     Units,
     VerdictChanges,
 )
+from aitop.model.serving import Percentiles
 from aitop.model.verdict import Verdict, Where, share_of
 
 # Runs whose ratio is certainly within this of 1 count as equally fast.
@@ -39,10 +44,12 @@ SAME = 0.05
 # Smaller differences are of no use to anybody, however certain.
 LEAST_CHANGE = 0.01
 CERTAIN = 0.05
+# Nothing waits for a core for longer and still gets on.
+MOST_WAITS = 0.99
 # What goes into a unit counts as unchanged within this.
 EQUAL_LOAD = 0.01
-# Requests under way may differ by this before latencies are no longer those of the same load.
-EQUAL_CONCURRENCY = 0.1
+# Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
+EQUAL_REQUESTS = 0.1
 # Longer recordings are not recommended: a run changes meanwhile.
 LONGEST_RECORDING = 3600.0
 NO_UNITS = Units(kind="second", each=1, seconds=())
@@ -65,8 +72,9 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
     load = _load(old, new)
     if load is not None:
         old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
-    if before.cores and after.cores:
-        new = replace(new, scale=new.scale * after.cores.beside(before.cores))
+    if old.units.waited and new.units.waited and all((*old.units.seconds, *new.units.seconds)):
+        part = sum(old.units.waited) / sum(old.units.seconds)
+        old, new = old.with_waits(part), new.with_waits(part)
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
@@ -77,6 +85,7 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
         lines=_lines(old, new) if known else (),
         settings=_settings(before, after),
         verdicts=_verdicts(before.verdicts, after.verdicts),
+        stacks=_stacks(old, new) if known else {},
     )
 
 
@@ -98,6 +107,18 @@ class _Timed:
         units = run.units or NO_UNITS
         cut = warm_up(units.seconds)
         return cls(run, units, cut, (units.each,) * (len(units.seconds) - cut))
+
+    def with_waits(self, part: float) -> _Timed:
+        """The same as if in each stretch others had kept the thread from a core for this part of the time."""
+        units = self.units
+        shares = [waited / seconds for waited, seconds in zip(units.waited or (), units.seconds, strict=True)]
+        keep = [(1 - min(share, MOST_WAITS)) / (1 - min(part, MOST_WAITS)) for share in shares]
+
+        def kept(values: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(value * each for value, each in zip(values, keep, strict=True))
+
+        phases = {name: kept(values) for name, values in units.phases.items()}
+        return replace(self, units=structs.replace(units, seconds=kept(units.seconds), phases=phases))
 
     def load(self, unit: LoadUnit) -> tuple[float, ...]:
         """What each stretch holds, empty where it is not known."""
@@ -134,8 +155,17 @@ class _Timed:
         mean, half = self._spread(self.units.seconds)
         return half / mean
 
+    @property
+    def per_second(self) -> float | None:
+        """Requests answered in a second: as many as are under way at a time, by how long each takes."""
+        seconds = sum(self.units.seconds)
+        if self.units.kind != "request" or not self.run.concurrency or not seconds:
+            return None
+        return self.run.concurrency * self.units.count / seconds
+
     def side(self) -> Side:
         """What is said of it. Its mean is at the load of the run before."""
+        latency = self.run.latency
         return Side(
             file=self.run.file,
             command=self.run.command,
@@ -145,6 +175,8 @@ class _Timed:
             warm_up=self.warm_up * self.units.each,
             watched_s=self.run.watched,
             mean_ms=self.mean * 1e3 if self.holds else None,
+            per_s=self.per_second,
+            latency_ms=latency and Percentiles(p50=latency.p50 * 1e3, p95=latency.p95 * 1e3, p99=latency.p99 * 1e3),
         )
 
     def phases(self) -> dict[str, Spread]:
@@ -222,8 +254,8 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
     outcome: Outcome = "cannot-tell"
     reason: str | None = None
     record: float | None = None
-    if equal is False:
-        reason = "not as many requests were under way in both runs"
+    if equal is False and not _in_spite_of_load(old, new):
+        reason = "neither as many requests a second nor as many at a time in both runs"
     elif not low <= 1 <= high and abs(ratio - 1) > LEAST_CHANGE and chance(old.lengths, new.lengths) < CERTAIN:
         outcome = "faster" if ratio > 1 else "slower"
     elif low > 1 - SAME and high < 1 + SAME:
@@ -260,12 +292,22 @@ def _by_others(before: Cores | None, after: Cores | None) -> float:
 def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
     """Whether units are compared at the same load, None where it is not known.
 
-    What a unit holds is made equal. How many requests are under way cannot be, and latencies depend on it.
+    What a unit holds is made equal. How many requests come cannot be, and latencies depend on it: the load is equal
+    where as many came in a second, or where as many were under way.
     """
     before, after = old.run.concurrency, new.run.concurrency
-    if old.units.kind == "request" and before and after:
-        return abs(after / before - 1) <= EQUAL_CONCURRENCY
+    rate, rate_after = old.per_second, new.per_second
+    if before and after and rate and rate_after:
+        # Requests that come at random differ in number by chance.
+        random = NORMAL * math.sqrt(1 / old.count + 1 / new.count)
+        return abs(after / before - 1) <= EQUAL_REQUESTS or abs(rate_after / rate - 1) <= max(EQUAL_REQUESTS, random)
     return True if load is not None else None
+
+
+def _in_spite_of_load(old: _Timed, new: _Timed) -> bool:
+    """Whether requests take less time though more of them come, or more though fewer do."""
+    before, after = old.per_second or 0.0, new.per_second or 0.0
+    return after >= before if new.mean < old.mean else after <= before
 
 
 def _longer(watched: float, times: float) -> float | None:
@@ -304,6 +346,41 @@ def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
         figures = _figures(before.spread, after.spread, sure=line.where is not None)
         parts.append(LinePart(phase=line.phase, where=line.where, **figures))
     return tuple(sorted(parts, key=lambda part: -abs(part.delta_ms)))
+
+
+def _stacks(old: _Timed, new: _Timed) -> dict[str, ChangedNode]:
+    """The call trees of both runs in one, by role, as milliseconds of a unit."""
+    lengths = [(side.mean, side.noise) for side in (old, new)]
+
+    def spread(node: StackNode | None, samples: int, length: float, noise: float) -> Spread:
+        share = node.samples / samples if node else 0.0
+        low, high = interval(share, samples)
+        return share * length, length * math.hypot(max(high - share, share - low), share * noise)
+
+    def changed(nodes: Sequence[StackNode | None], totals: tuple[int, int]) -> ChangedNode:
+        spreads = [spread(node, of, *length) for node, of, length in zip(nodes, totals, lengths, strict=True)]
+        (was, off), (now, off_now) = spreads
+        pairs: dict[tuple[str, str], list[StackNode | None]] = {}
+        for side, parent in enumerate(nodes):
+            for child in parent.children if parent else ():
+                pairs.setdefault((child.function, child.place.rpartition(":")[0]), [None, None])[side] = child
+        named = next(node for node in reversed(nodes) if node is not None)
+        return ChangedNode(
+            named.function,
+            named.place,
+            named.whose,
+            was * 1e3,
+            now * 1e3,
+            abs(now - was) > math.hypot(off, off_now),
+            tuple(changed(pair, totals) for pair in pairs.values()),
+        )
+
+    both = {role: (tree, new.run.stacks[role]) for role, tree in old.run.stacks.items() if role in new.run.stacks}
+    return {
+        role: changed(trees, (trees[0].samples, trees[1].samples))
+        for role, trees in both.items()
+        if all(tree.samples for tree in trees)
+    }
 
 
 def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:

@@ -9,9 +9,11 @@ from pathlib import PurePath
 from msgspec.structs import replace
 
 from aitop.model.ledger import Entry, Ledger
-from aitop.model.run import LineShare, Run, Scalar, Units
-from aitop.model.snapshot import Snapshot
+from aitop.model.run import LineShare, Run, Scalar, StackNode, Units
+from aitop.model.snapshot import CallNode, Snapshot, Stacks
 from aitop.model.steps import HookFacts
+from aitop.stacks.call_tree import merged
+from aitop.stacks.origin import origin_of
 
 # Facts of the hook that a user sets, or that follow from what a user installs.
 FACTS = (
@@ -19,7 +21,7 @@ FACTS = (
     "input_dtypes", "autocast", "matmul_precision", "world_size",
 )  # fmt: skip
 LOADER_FACTS = ("workers", "batch_size", "prefetch", "pin_memory", "persistent")
-# Lines with a smaller share of their phase belong to the rest of it.
+# Lines with a smaller share of their phase belong to the rest of it, and functions of the stacks to their callers.
 LEAST_SHARE = 0.01
 
 
@@ -47,6 +49,8 @@ def run_of(snapshot: Snapshot, file: str = "") -> Run:
         settings=_settings(snapshot),
         cores=snapshot.so_far.cores,
         concurrency=snapshot.so_far.concurrency,
+        latency=snapshot.serving.latency if snapshot.serving is not None else None,
+        stacks=_stacks(snapshot.stacks) if snapshot.stacks is not None else {},
         file=file,
     )
 
@@ -90,6 +94,27 @@ def _lines(entries: Sequence[Entry]) -> tuple[LineShare, ...]:
                 part = maker.share / made
                 add(maker, phase, share * part, math.hypot(off * part, share * (maker.high - maker.low) / 2 / made))
     return tuple(line for line in lines.values() if line.share >= LEAST_SHARE)
+
+
+def _stacks(stacks: Stacks) -> dict[str, StackNode]:
+    """The call trees of processes, those of one role in one."""
+    trees: dict[str, list[CallNode]] = {}
+    for process in stacks.processes:
+        if process.tree is not None:
+            tree = process.tree
+            trees.setdefault(process.role, []).extend(tree.children if not tree.file else [tree])
+    nodes = {role: merged(roots) for role, roots in trees.items()}
+    samples = {role: sum(root.samples for root in roots) for role, roots in nodes.items()}
+    return {
+        role: StackNode("all", "", "", samples[role], tuple(_node(root, LEAST_SHARE * samples[role]) for root in roots))
+        for role, roots in nodes.items()
+    }
+
+
+def _node(node: CallNode, least: float) -> StackNode:
+    place = f"{PurePath(node.file).name}:{node.line}"
+    children = tuple(_node(child, least) for child in node.children if child.samples >= least)
+    return StackNode(node.function, place, origin_of(node.file, node.user), node.samples, children)
 
 
 def _settings(snapshot: Snapshot) -> dict[str, Scalar]:

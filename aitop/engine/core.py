@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from aitop.diagnosis.judge import Judge
 from aitop.diagnosis.ledger import ledgers
 from aitop.engine.history import History
-from aitop.engine.snapshot.aggregate import aggregate
-from aitop.engine.snapshot.past import keep_past
+from aitop.engine.snapshot.aggregate import LONG_WINDOW_SECONDS, aggregate, lead_pid
+from aitop.engine.snapshot.serving import front_processes
 from aitop.engine.snapshot.standstill import wants_look
 from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
+
+# Enough of the newest requests to tell which processes they reach first.
+SOME_REQUESTS = 100
 
 
 class Engine:
@@ -25,7 +30,7 @@ class Engine:
         """Take one event; a Snapshot comes back for a Tick that is to be judged, None for everything else."""
         self._history.add(event)
         if isinstance(event, Tick):
-            keep_past(self._history, event.time)
+            _keep_past(self._history, event.time)
         if not isinstance(event, Tick) or not judged:
             return None
         snapshot = aggregate(self._history, event)
@@ -35,3 +40,35 @@ class Engine:
     def wants_look(self, now: float) -> bool:
         """Whether nothing in the job has moved for so long that all stacks ought to be looked at."""
         return wants_look(self._history, now)
+
+
+def _keep_past(history: History, now: float) -> None:
+    """Close the seconds that are over, and choose the processes: those that take a server's requests, or the one whose
+    steps stand for the job; else a server that speaks of its requests in its `/metrics`.
+
+    It stays with them as long as they make units: what others did before does not compare.
+    """
+    past = history.past
+    past.close(now)
+    stays = bool(past.pids) and now - past.newest < LONG_WINDOW_SECONDS
+    lead = lead_pid(history, now)
+    steps = history.hooks[lead].steps if lead is not None else None
+    trains = steps is not None and bool(steps) and steps[-1].kind == "train"
+    if lead is not None and steps and trains and not (stays and past.trains):
+        past.begin((lead,), "step", trains=True, now=now)
+    elif stays and past.trains:
+        return
+    elif served := {
+        pid: list(islice(reversed(hook.served.requests), SOME_REQUESTS))
+        for pid, hook in history.hooks.items()
+        if hook.served.requests
+    }:
+        pids = front_processes(history.hosts.last, served)
+        if pids and (past.unit != "request" or past.metrics or not stays):
+            past.begin(pids, "request", now=now)
+        elif set(pids) & set(past.pids):
+            past.pids = pids
+    elif lead is not None and steps and not stays:
+        past.begin((lead,), "step", now=now)
+    elif history.servers and not stays:
+        past.begin((min(history.servers),), "request", metrics=True, now=now)

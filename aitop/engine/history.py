@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from aitop.engine.past import PastHistory
 from aitop.engine.served_history import ServedHistory
-from aitop.engine.totals import CoreTotals, UnitTotals
+from aitop.engine.totals import CoreTotals, UnitTotals, waits_for_others
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -193,8 +193,7 @@ class History:
             self._forget(event.time)
         elif isinstance(event, HostSample):
             self.hosts.append(event)
-            self.cores.take(event)
-            self._number(event)
+            self._add_host(event)
             self.newest["host"] = event.time
         elif isinstance(event, GpuSample):
             self.gpus.append(event)
@@ -218,6 +217,13 @@ class History:
             self.target = event
             if event.ended is not None:
                 self._ignore_failures_at_the_end(event.time)
+
+    def _add_host(self, event: HostSample) -> None:
+        self.cores.take(event)
+        for pid, share in waits_for_others(event).items():
+            if pid in self.hooks:
+                self.hooks[pid].totals.waits = share
+        self._number(event)
 
     def _add_finding(self, event: GrowthSites | StackDump | ExchangeNotes) -> None:
         """Keep the newest of its kind."""

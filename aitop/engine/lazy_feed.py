@@ -14,6 +14,7 @@ from aitop.engine.feed import Publish
 if TYPE_CHECKING:
     from aitop.engine.live import LiveFeed
     from aitop.engine.torch_profile import TakenProfile
+    from aitop.model.snapshot import Snapshot
     from aitop.model.stacks import StackDump
 
 PATIENCE_SECONDS = 10.0
@@ -50,6 +51,12 @@ class LazyFeed:
             feed = self._feed
         if feed is not None:
             feed.stop()
+
+    def marked(self) -> Snapshot | None:
+        return self._when_made().marked()
+
+    def mark(self, snapshot: Snapshot | None) -> None:
+        self._when_made().mark(snapshot)
 
     def detach(self) -> None:
         self._when_made().detach()

@@ -113,6 +113,7 @@ class LiveFeed:
         self._engine = Engine(self.target, History(self.target, REACH_OF_MANY) if shared else None)
         self._history = RunHistory(self.target) if options.history else None
         self._before: Run | None = None
+        self._mark: Snapshot | None = None
         self._growth = GrowthFinder(self.target.pid, self._events.put)
         self._hook_requests = HookRequests()
         self._stepping_processes = SteppingProcesses()
@@ -164,7 +165,7 @@ class LiveFeed:
         if self._sink is not None:
             self._sink.close()
         if self._history is not None and self._snapshot is not None:
-            self._history.keep(self._snapshot)
+            self._history.keep(self._snapshot, self._mark)
 
     def conclude(self) -> None:
         """Publish the last Snapshot, with the stacks that are being sampled now in it; `stop` is still to be called."""
@@ -177,6 +178,14 @@ class LiveFeed:
             thread.join(CONCLUDE_SECONDS)
 
     # What a screen may ask for.
+
+    def marked(self) -> Snapshot | None:
+        """The moment that the user marked in this session, or else left marked in the last one with this script."""
+        return self._mark
+
+    def mark(self, snapshot: Snapshot | None) -> None:
+        """Keep this moment with the run, or none."""
+        self._mark = snapshot
 
     def detach(self) -> None:
         """Take the hook out and go on without it."""
@@ -320,7 +329,8 @@ class LiveFeed:
         due = [started + seconds for seconds in early if seconds < self._options.interval]
         next_tick = due.pop(0) if due else started + self._options.interval
         cpu = CpuMeter()
-        self._before = self._history.last() if self._history is not None else None
+        if self._history is not None:
+            self._before, self._mark = self._history.last(), self._history.mark()
         while not self._stopping.is_set():
             wait, last = next_tick - time.monotonic(), self._concluding.is_set()
             if wait > 0 and not last:

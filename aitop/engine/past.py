@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import TypeVar, Union
 
+from aitop.engine.totals import FIELDS, LOADS, Sums, joined, summed
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.past import Past, PastLine, PastUnit, Stretch
-from aitop.model.phases import MEASURED, SERVED
 from aitop.model.serving import RequestRecord, ServerSample
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import HookSample, StepRecord
@@ -31,20 +31,9 @@ MOST_UNITS = 50
 
 PastSample = Union[HookSample, HostSample, GpuSample, StackWindow, ServerSample]  # noqa: UP007 - for isinstance on 3.10
 Unit = TypeVar("Unit", StepRecord, RequestRecord)
-
-
-@dataclass
-class Sums:
-    """What has come of one second so far."""
-
-    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
-    lines: Counter[PastLine] = field(default_factory=Counter)
-    samples: int = 0
-    first: int | None = None
-
-    def add(self, name: str, value: float, weight: float = 1.0) -> None:
-        total, weights = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = total + value, weights + weight
+# What regressions are asked about beside the parts of a unit.
+BESIDE = {"gc": ("gc",)}
+PAST_FIELDS = {"step": {**FIELDS["step"], **BESIDE}, "request": FIELDS["request"]}
 
 
 @dataclass
@@ -63,7 +52,7 @@ class PastHistory:
     recompiles: int | None = None
     look: ServerSample | None = None
     levels: list[deque[Stretch]] = field(default_factory=list)
-    open: dict[int, Sums] = field(default_factory=dict)
+    open: dict[int, Stretch] = field(default_factory=dict)
     # What was made of the levels: they change once a second, and are asked for at every tick.
     made: Past | None = field(default=None, compare=False)
 
@@ -83,31 +72,30 @@ class PastHistory:
             if event.pid in self.pids and not self.metrics:
                 self._add_units(event)
         elif isinstance(event, HostSample):
-            _add_host(self._at(event.time), event, self.pids[0])
+            self._put(event.time, _of_host(event, self.pids[0]))
         elif isinstance(event, GpuSample):
             clocks = [device.sm_clock for device in event.devices if device.mine and device.sm_clock]
             if clocks:
-                self._at(event.time).add("clock", sum(clocks), len(clocks))
+                self._put(event.time, {"clock": (sum(clocks), len(clocks))})
         elif isinstance(event, ServerSample):
             self._add_metrics(event)
         else:
-            sums, lines = self._at(event.time), stacks.lines_in(event, self.pids[0])
-            sums.lines.update(lines)
-            sums.samples += lines.total()
+            lines = stacks.lines_in(event, self.pids[0])
+            self._put(event.time, lines=dict(lines), samples=lines.total())
 
     def _add_units(self, sample: HookSample) -> None:
         if sample.requests if self.unit == "request" else sample.steps:
             self.newest = sample.time
         if self.unit == "request":
             for second, requests in _by_second(sample.requests):
-                _add_requests(self._at(second), requests)
+                self._put(second, _of_units(requests, self.unit))
             return
         steps = [step for step in sample.steps if (step.kind == "train") == self.trains]
         for second, of_second in _by_second(steps):
-            _add_steps(self._at(second), of_second)
+            self._put(second, _of_units(of_second, self.unit), first=of_second[0].index)
         made = None if sample.facts is None else sample.facts.recompiles
         if self.recompiles is not None and steps:
-            self._at(steps[-1].end).add("recompiles", max(0, (made or 0) - self.recompiles), len(steps))
+            self._put(steps[-1].end, {"recompiles": (max(0, (made or 0) - self.recompiles), len(steps))})
         self.recompiles = self.recompiles if made is None else made
 
     def _add_metrics(self, sample: ServerSample) -> None:
@@ -125,35 +113,37 @@ class PastHistory:
         if "latency" not in spent:
             return
         self.newest = sample.time
-        sums, requests = self._at(sample.time), spent["latency"][1]
-        sums.add("seconds", *spent["latency"])
-        parts = {"queue": ("queue",), "forward": ("prefill", "decode")}
-        for part, names in parts.items():
-            sums.add(part, sum(spent.get(name, (0.0, 0.0))[0] for name in names), requests)
+        requests = spent["latency"][1]
+        sums: Sums = {"seconds": spent["latency"]}
+        for part, names in {"queue": ("queue",), "forward": ("prefill", "decode")}.items():
+            sums[part] = sum(spent.get(name, (0.0, 0.0))[0] for name in names), requests
         known = ("tokens", "prompt_tokens")
         if all(name in sample.counters and name in before.counters for name in known):
-            sums.add("tokens", sum(sample.counters[name] - before.counters[name] for name in known), requests)
+            sums["tokens"] = sum(sample.counters[name] - before.counters[name] for name in known), requests
+        self._put(sample.time, sums)
 
-    def _at(self, time: float) -> Sums:
-        """The sums of the second in which `time` lies, or of the oldest one that is still open."""
+    def _put(
+        self,
+        time: float,
+        sums: Sums | None = None,
+        *,
+        lines: dict[PastLine, int] | None = None,
+        samples: int = 0,
+        first: int | None = None,
+    ) -> None:
+        """Add to the second in which `time` lies, or to the oldest one that is still open."""
         second = int(time)
         if self.levels and self.levels[0]:
             second = max(second, int(self.levels[0][-1].end))
-        return self.open.setdefault(second, Sums())
+        new = Stretch(
+            start=float(second), end=second + 1.0, sums=sums or {}, lines=lines or {}, samples=samples, first=first
+        )
+        self.open[second] = merged((self.open[second], new)) if second in self.open else new
 
     def close(self, now: float) -> None:
         """Make stretches of the seconds of which nothing more will come."""
         for second in sorted(second for second in self.open if second + 1 + LATE_SECONDS <= now):
-            sums = self.open.pop(second)
-            stretch = Stretch(
-                start=float(second),
-                end=second + 1.0,
-                sums=sums.sums,
-                lines=dict(sums.lines),
-                samples=sums.samples,
-                first=sums.first,
-            )
-            self._append(stretch)
+            self._append(self.open.pop(second))
             self.made = None
 
     def past(self) -> Past | None:
@@ -165,12 +155,7 @@ class PastHistory:
 
     def lasting(self) -> PastHistory:
         """A copy that further samples do not change."""
-        levels = [level.copy() for level in self.levels]
-        opened = {
-            second: Sums(dict(sums.sums), sums.lines.copy(), sums.samples, sums.first)
-            for second, sums in self.open.items()
-        }
-        return replace(self, levels=levels, open=opened)
+        return replace(self, levels=[level.copy() for level in self.levels], open=dict(self.open))
 
     def _append(self, stretch: Stretch, level: int = 0) -> None:
         if level == MOST_LEVELS:
@@ -185,25 +170,17 @@ class PastHistory:
 
 def merged(stretches: Sequence[Stretch]) -> Stretch:
     """One stretch of these, which follow one another."""
-    sums: dict[str, tuple[float, float]] = {}
     lines: Counter[PastLine] = Counter()
     for stretch in stretches:
-        for name, (total, weight) in stretch.sums.items():
-            before = sums.get(name, (0.0, 0.0))
-            sums[name] = before[0] + total, before[1] + weight
         lines.update(stretch.lines)
     return Stretch(
         start=stretches[0].start,
         end=stretches[-1].end,
-        sums=sums,
+        sums=joined(*(stretch.sums for stretch in stretches)),
         lines=dict(nlargest(MOST_LINES, lines.items(), key=lambda item: item[1])),
         samples=sum(stretch.samples for stretch in stretches),
-        first=next(_known(stretch.first for stretch in stretches), None),
+        first=next((stretch.first for stretch in stretches if stretch.first is not None), None),
     )
-
-
-def _known(numbers: Iterable[int | None]) -> Iterator[int]:
-    return (number for number in numbers if number is not None)
 
 
 def _by_second(units: Iterable[Unit]) -> Iterator[tuple[float, list[Unit]]]:
@@ -214,36 +191,17 @@ def _by_second(units: Iterable[Unit]) -> Iterator[tuple[float, list[Unit]]]:
     return ((float(second), of_second) for second, of_second in seconds.items())
 
 
-def _add_steps(sums: Sums, steps: Sequence[StepRecord]) -> None:
-    sums.add("seconds", sum(step.seconds for step in steps), len(steps))
-    sums.first = steps[0].index if sums.first is None else sums.first
-    for step in _some(steps):
-        parts: dict[str, float] = {phase.key: phase.seconds(step) for phase in MEASURED}
-        parts["host"] = max(0.0, step.seconds - sum(parts.values()))
-        for name, value in parts.items():
-            sums.add(name, value)
-        sums.add("gc", step.gc)
-        for name, known in (("cpu", step.cpu), ("tokens", step.tokens), ("samples", step.samples)):
-            if known is not None:
-                sums.add(name, known)
+def _of_units(units: Sequence[StepRecord] | Sequence[RequestRecord], unit: PastUnit) -> Sums:
+    """The sums of a second's units: how long all of them took, and the parts of some of them."""
+    some = units[:: max(1, len(units) // MOST_UNITS)]
+    sums = summed(some, PAST_FIELDS[unit])
+    parts = sum(total for name, (total, _) in sums.items() if name not in ("seconds", *LOADS, *BESIDE))
+    sums["host"] = max(0.0, sums["seconds"][0] - parts), len(some)
+    sums["seconds"] = sum(one.seconds for one in units), len(units)
+    return sums
 
 
-def _add_requests(sums: Sums, requests: Sequence[RequestRecord]) -> None:
-    sums.add("seconds", sum(request.seconds for request in requests), len(requests))
-    for request in _some(requests):
-        parts: dict[str, float] = {
-            phase.key: float(getattr(request, phase.request) or 0.0) for phase in SERVED if phase.request is not None
-        }
-        parts["queue"] = request.queue or 0.0
-        parts["host"] = max(0.0, request.seconds - sum(parts.values()))
-        for name, value in parts.items():
-            sums.add(name, value)
-        known = [count for count in (request.prompt_tokens, request.tokens) if count is not None]
-        if known:
-            sums.add("tokens", sum(known))
-
-
-def _add_host(sums: Sums, host: HostSample, pid: int) -> None:
+def _of_host(host: HostSample, pid: int) -> Sums:
     own = {
         "own": [process.cpu for process in host.processes],
         "waited": [process.waited for process in host.processes],
@@ -251,14 +209,12 @@ def _add_host(sums: Sums, host: HostSample, pid: int) -> None:
         "run_delay": [process.run_delay for process in host.processes if process.pid == pid],
         "throttled": [host.cgroup.throttled if host.cgroup else None],
     }
+    sums: Sums = {}
     for name, values in own.items():
         known = [value for value in values if value is not None]
         if known:
-            sums.add(name, sum(known))
+            sums[name] = sum(known), 1
     busy = host.machine.core_busy
-    if busy is not None and any(value is not None for value in own["own"]):
-        sums.add("others", max(0.0, sum(busy) - sum(value or 0.0 for value in own["own"])))
-
-
-def _some(units: Sequence[Unit]) -> Sequence[Unit]:
-    return units[:: max(1, len(units) // MOST_UNITS)]
+    if busy is not None and "own" in sums:
+        sums["others"] = max(0.0, sum(busy) - sums["own"][0]), 1
+    return sums

@@ -7,7 +7,12 @@ is neither a command line nor source text, of which lines have a digest, so that
 from __future__ import annotations
 
 import contextlib
+import gzip
+import math
 import os
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path, PurePath
 
@@ -18,11 +23,21 @@ from aitop.diagnosis.noise import LEAST_VALUES
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
 from aitop.model.run import Run, RunComparison
-from aitop.model.snapshot import Snapshot, Target
-from aitop.model.verdict import Verdict, Where
+from aitop.model.snapshot import Series, Snapshot, Target
+from aitop.model.verdict import Diagnosis, Verdict, Where
 
 MOST_RUNS = 200
+# Of the steps before a mark so many are enough to tell whether later ones are faster.
+MARKED_STEPS = 100
+# A mark shows how figures were in its last seconds.
+MARKED_SECONDS = 10.0
 LARGEST_RUN = 64 * 1024
+
+
+class KeptRun(Run, frozen=True, kw_only=True):
+    """A run as it is written down, with the moment that the user marked; None without a mark."""
+
+    mark: Snapshot | None = None
 
 
 class RunHistory:
@@ -39,23 +54,30 @@ class RunHistory:
         script, arguments = self._digests()
         alike = [file for file in self._files() if file.name.startswith(script) and self._run not in file.name]
         same = [file for file in alike if file.name.startswith(f"{script}-{arguments}")]
-        for file in reversed(same or alike):
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                if file.stat().st_size <= LARGEST_RUN:
-                    return msgspec.json.decode(file.read_bytes(), type=Run)
-        return None
+        return _newest(same or alike)
 
-    def keep(self, snapshot: Snapshot) -> None:
+    def mark(self) -> Snapshot | None:
+        """The mark that the user left in the last session with this script, in this run or in an earlier one."""
+        script, _ = self._digests()
+        last = _newest([file for file in self._files() if file.name.startswith(script)])
+        if last is None or last.mark is None or last.mark.target.started == self._target.started:
+            return last.mark if last is not None else None
+        # Every step of this run came after it, whatever its clock said.
+        return replace(last.mark, time=-math.inf)
+
+    def keep(self, snapshot: Snapshot, mark: Snapshot | None = None) -> None:
         """Write down the run that ends with `snapshot`, unless too few of its units were timed to compare it."""
         run = anonymous(run_of(snapshot))
-        written = msgspec.json.encode(run)
+        figures = {name: getattr(run, name) for name in run.__struct_fields__}
+        marked = None if mark is None else _figures_of(mark)
+        written = gzip.compress(msgspec.json.encode(KeptRun(**figures, mark=marked)))
         if self._folder is None or run.units is None or run.units.count < LEAST_VALUES or len(written) > LARGEST_RUN:
             return
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if self._folder.stat().st_uid != os.geteuid():
                 return
-            file = self._folder / f"{'-'.join(self._digests())}-{self._run}.json"
+            file = self._folder / f"{'-'.join(self._digests())}-{self._run}.json.gz"
             new = file.with_suffix(f".{os.getpid()}")
             new.write_bytes(written)
             new.replace(file)
@@ -70,8 +92,40 @@ class RunHistory:
         """Those of all scripts, the oldest first."""
         found = []
         with contextlib.suppress(OSError):
-            found = [(file.stat().st_mtime, file) for file in self._folder.glob("*.json")] if self._folder else []
+            found = [(file.stat().st_mtime, file) for file in self._folder.glob("*.json.gz")] if self._folder else []
         return [file for _, file in sorted(found)]
+
+
+def _newest(files: Sequence[Path]) -> KeptRun | None:
+    """The last of the files that can be read."""
+    for file in reversed(files):
+        with contextlib.suppress(OSError, EOFError, zlib.error, ValueError, RecursionError):
+            if file.stat().st_size <= LARGEST_RUN:
+                return msgspec.json.decode(gzip.decompress(file.read_bytes()), type=KeptRun)
+    return None
+
+
+def _figures_of(mark: Snapshot) -> Snapshot:
+    """The figures of a marked moment, without stacks, processes or text."""
+    steps, serving = mark.steps, mark.serving
+    since = mark.time - MARKED_SECONDS
+    return Snapshot(
+        tick=mark.tick,
+        time=mark.time if math.isfinite(mark.time) else 0.0,
+        wall=mark.wall,
+        window=mark.window,
+        target=Target(pid=mark.target.pid, command="", started=mark.target.started),
+        kind=mark.kind,
+        steps=replace(steps, recent=steps.recent[-MARKED_STEPS:]) if steps is not None else None,
+        serving=replace(serving, requests=(), iterations=(), pauses=()) if serving is not None else None,
+        series={name: _since(series, since) for name, series in mark.series.items()},
+        diagnosis=Diagnosis(verdicts=tuple(map(_plain, mark.diagnosis.verdicts))),
+    )
+
+
+def _since(series: Series, time: float) -> Series:
+    first = bisect_right(series.times, time)
+    return Series(times=series.times[first:], values=series.values[first:])
 
 
 def compared(snapshot: Snapshot) -> RunComparison | None:

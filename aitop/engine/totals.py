@@ -1,12 +1,12 @@
-"""What is summed up over a whole run, in little memory however long it is: its units of work, and the cores it got."""
+"""Sums of units of work, and what they come to over a whole run in little memory: its units, and the cores it got."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from aitop.model.host import HostSample
+from aitop.model.host import HostSample, ProcessSample
 from aitop.model.ledger import Unit
 from aitop.model.phases import MEASURED, SERVED
 from aitop.model.run import Cores, Units
@@ -16,10 +16,10 @@ from aitop.model.steps import HookSample, StepRecord
 # So many stretches are joined in pairs: enough to tell a change from noise, few enough to keep and to write down.
 MOST_STRETCHES = 64
 LOADS = ("samples", "tokens")
-# Seconds, loads and phases by name; what was not measured is not in it.
-Figures = dict[str, float]
-Record = StepRecord | IterationRecord | RequestRecord
-# The fields of a record that each figure is the sum of.
+# By name: a sum, and of how many values it is. What was not measured is not in it.
+Sums = dict[str, tuple[float, float]]
+Records = Sequence[StepRecord] | Sequence[IterationRecord] | Sequence[RequestRecord]
+# The fields of a record that each figure of a unit is the sum of.
 FIELDS: dict[Unit, dict[str, tuple[str, ...]]] = {
     "step": {
         "seconds": ("seconds",),
@@ -42,22 +42,48 @@ FIELDS: dict[Unit, dict[str, tuple[str, ...]]] = {
 }
 
 
+def summed(records: Records, fields: Mapping[str, Sequence[str]]) -> Sums:
+    """Each figure summed up over the units in which all of its fields were measured."""
+    sums: Sums = {}
+    for name, parts in fields.items():
+        columns = [map(attrgetter(part), records) for part in parts]
+        known = [sum(values) for values in zip(*columns, strict=True) if None not in values]
+        if known:
+            sums[name] = sum(known), len(known)
+    for record in records:
+        for name, seconds in record.others.items() if isinstance(record, StepRecord) else ():
+            sums[name] = sums.get(name, (0.0, 0))[0] + seconds, len(records)
+    return sums
+
+
+def joined(*sums: Sums) -> Sums:
+    """The sums of all."""
+    both: Sums = {}
+    for one in sums:
+        for name, (total, count) in one.items():
+            before = both.get(name, (0.0, 0))
+            both[name] = before[0] + total, before[1] + count
+    return both
+
+
 @dataclass
 class UnitSeries:
     """Units of one kind in order, as stretches of `each` units."""
 
     kind: Unit
     each: int = 1
-    stretches: list[Figures] = field(default_factory=list)
-    _open: Figures = field(default_factory=dict)
+    stretches: list[Sums] = field(default_factory=list)
+    _open: Sums = field(default_factory=dict)
     _missing: int = 1
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Take the next units."""
+    def add(self, records: Records, waits: float | None = None) -> None:
+        """Take the next units; `waits` is the part of their time in which other programs had the core."""
         while records:
             part, records = records[: self._missing], records[self._missing :]
-            figures = _summed(part, self.kind)
-            self._open = _joined(self._open, figures) if self._open else figures
+            sums = summed(part, FIELDS[self.kind])
+            if waits is not None:
+                sums["waited"] = sums["seconds"][0] * waits, len(part)
+            self._open = joined(self._open, sums)
             self._missing -= len(part)
             if not self._missing:
                 self._close()
@@ -66,7 +92,7 @@ class UnitSeries:
         self.stretches.append(self._open)
         if len(self.stretches) >= MOST_STRETCHES:
             pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
-            self.stretches = [_joined(first, second) for first, second in pairs]
+            self.stretches = [joined(first, second) for first, second in pairs]
             self.each *= 2
         self._open, self._missing = {}, self.each
 
@@ -75,35 +101,51 @@ class UnitSeries:
         return replace(self, stretches=list(self.stretches))
 
     def units(self) -> Units:
-        """The same by figure instead of by stretch."""
-        loads = {name: self._column(name) for name in LOADS if all(name in figures for figures in self.stretches)}
-        phases = dict.fromkeys(name for figures in self.stretches for name in figures)
+        """The same by figure instead of by stretch. A load is only known where every unit says what went into it."""
+        none = (0.0, 0)
+        columns = {
+            name: [sums.get(name, none) for sums in self.stretches]
+            for name in dict.fromkeys(name for sums in self.stretches for name in sums)
+        }
+        totals = {name: tuple(total for total, _ in column) for name, column in columns.items()}
+        known = {
+            name: totals[name] for name in LOADS if name in columns and all(n == self.each for _, n in columns[name])
+        }
         return Units(
             kind=self.kind,
             each=self.each,
-            seconds=self._column("seconds"),
-            phases={name: self._column(name) for name in phases if name not in ("seconds", *LOADS)},
-            **loads,
+            seconds=totals.pop("seconds", ()),
+            waited=_waited(columns["waited"], columns["seconds"]) if "waited" in columns else None,
+            phases={name: column for name, column in totals.items() if name not in ("waited", *LOADS)},
+            **known,
         )
 
-    def _column(self, name: str) -> tuple[float, ...]:
-        return tuple(figures.get(name, 0.0) for figures in self.stretches)
+
+def _waited(waits: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The waits in each stretch. Units in which they were not measured had as large a part of them as the others."""
+    measured = [length * known / count for (_, known), (length, count) in zip(waits, seconds, strict=True)]
+    part = sum(waited for waited, _ in waits) / (sum(measured) or 1.0)
+    rests = [length - known for (length, _), known in zip(seconds, measured, strict=True)]
+    return tuple(waited + part * rest for (waited, _), rest in zip(waits, rests, strict=True))
 
 
 @dataclass
 class UnitTotals:
-    """All units of one process. `began` and `ended` are the times of its first and its last request."""
+    """All units of one process. `waits` is the part of the time in which its main thread waits for a core that another
+    program has, None where that is not known. `began` and `ended` are the times of its first and its last request.
+    """
 
     steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
     iterations: UnitSeries = field(default_factory=lambda: UnitSeries("iteration"))
     requests: UnitSeries = field(default_factory=lambda: UnitSeries("request"))
     began: float | None = None
     ended: float = 0.0
+    waits: float | None = None
 
     def take(self, sample: HookSample) -> None:
         """Add the units of a sample."""
-        self.steps.add(sample.steps)
-        self.iterations.add(sample.iterations)
+        self.steps.add(sample.steps, self.waits)
+        self.iterations.add(sample.iterations, self.waits)
         self.requests.add(sample.requests)
         if sample.requests:
             self.began = sample.requests[0].end if self.began is None else self.began
@@ -121,19 +163,14 @@ class UnitTotals:
         """Requests under way on average: how long all of them took, by how long all of it took."""
         if self.began is None or self.ended <= self.began:
             return None
-        return sum(figures["seconds"] for figures in self.requests.stretches) / (self.ended - self.began)
+        return sum(sums["seconds"][0] for sums in self.requests.stretches) / (self.ended - self.began)
 
 
 @dataclass
 class CoreTotals:
-    """Sums of what the samples of the machine say of cores; each in cores, `count` samples together."""
+    """Sums of what the samples of the machine say of cores."""
 
-    own: float = 0.0
-    wanted: float = 0.0
-    others: float = 0.0
-    usable: float = 0.0
-    machine: float = 0.0
-    count: int = 0
+    sums: Sums = field(default_factory=dict)
 
     def take(self, host: HostSample) -> None:
         """Add a sample, unless a rate in it is not known yet."""
@@ -141,37 +178,30 @@ class CoreTotals:
         used = [process.cpu for process in host.processes if process.cpu is not None]
         if busy is None or not used or len(used) < len(host.processes):
             return
-        own = sum(used)
-        self.own += own
-        self.wanted += sum(max(process.cpu or 0.0, process.wanted or 0.0) for process in host.processes)
-        self.others += max(0.0, sum(busy) - own)
-        self.usable += host.machine.cores if host.usable_cores is None else host.usable_cores
-        self.machine += host.machine.cores
-        self.count += 1
+        others = max(0.0, sum(busy) - sum(used))
+        self.sums = joined(self.sums, {"others": (others, 1), "machine": (host.machine.cores, 1)})
 
     def cores(self) -> Cores | None:
         """The means, None before the first sample."""
-        if not self.count:
+        return Cores(**{name: total / count for name, (total, count) in self.sums.items()}) if self.sums else None
+
+
+def waits_for_others(host: HostSample) -> dict[int, float | None]:
+    """By process, the share of the time in which its main thread waits for a core that another program has.
+
+    What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
+    or others of the run itself.
+    """
+    busy = host.machine.core_busy
+    used = [process.cpu for process in host.processes if process.cpu is not None]
+    if busy is None or len(used) < len(host.processes):
+        return {process.pid: None for process in host.processes}
+    others = max(0.0, sum(busy) - sum(used))
+
+    def share(process: ProcessSample) -> float | None:
+        if process.run_delay is None:
             return None
-        sums = (self.own, self.wanted, self.others, self.usable, self.machine)
-        own, wanted, others, usable, machine = (value / self.count for value in sums)
-        return Cores(own=own, wanted=wanted, others=others, usable=usable, machine=machine)
+        beside = max(0.0, sum(used) - (process.main_cpu or 0.0))
+        return min(1.0, process.run_delay) * others / (others + beside) if others else 0.0
 
-
-def _summed(records: Sequence[Record], kind: Unit) -> Figures:
-    """The figures of several units. What one of them holds is only known if it is of all."""
-    figures: Figures = {}
-    for name, fields in FIELDS[kind].items():
-        values = [value for each in fields for value in map(attrgetter(each), records) if value is not None]
-        if len(values) == len(records) * len(fields) or (values and name not in LOADS):
-            figures[name] = sum(values)
-    if kind == "step":
-        for record in records:
-            for name, seconds in record.others.items() if isinstance(record, StepRecord) else ():
-                figures[name] = figures.get(name, 0.0) + seconds
-    return figures
-
-
-def _joined(first: Figures, second: Figures) -> Figures:
-    both = {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
-    return {name: value for name, value in both.items() if name not in LOADS or (name in first and name in second)}
+    return {process.pid: share(process) for process in host.processes}

@@ -7,6 +7,7 @@ from typing import Literal, Union
 import msgspec
 
 from aitop.model.ledger import Unit
+from aitop.model.serving import Percentiles
 from aitop.model.steps import Kind
 from aitop.model.verdict import Verdict, Where
 
@@ -20,13 +21,15 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     """All units of work of one kind that a process did, in order, as stretches of `each` units.
 
     `seconds` has the length of each stretch, `phases` the seconds of each phase in it, `samples` and `tokens` what went
-    into it; None where some unit did not count them.
+    into it; None where some unit did not count them. `waited` is how long other programs kept the main thread from a
+    core, None where that is not known.
     """
 
     kind: Unit
     each: int
     seconds: tuple[float, ...]
     phases: dict[str, tuple[float, ...]] = {}
+    waited: tuple[float, ...] | None = None
     samples: tuple[float, ...] | None = None
     tokens: tuple[float, ...] | None = None
 
@@ -36,28 +39,10 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cores(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over a run, in cores: what it ran on, what its threads ran on or waited for, what other programs ran on.
+    """Means over a run, in cores: what other programs ran on, and what the machine has."""
 
-    `usable` is what the run may use, `machine` what there is.
-    """
-
-    own: float
-    wanted: float
     others: float
-    usable: float
     machine: float
-
-    def left(self, others: Cores) -> float:
-        """How many of the cores that it wants the run gets where other programs take as many as in `others`."""
-        return min(self.wanted, self.usable, max(others.own, self.machine - others.others))
-
-    def beside(self, others: Cores) -> float:
-        """How many times as long a unit would take if other programs took as many cores as in `others`.
-
-        A run that wants less than one core is bound to cores for that part of its time at the most.
-        """
-        now, then = self.left(self), self.left(others)
-        return 1 + min(1.0, self.wanted) * (now / then - 1) if then > 0 else 1.0
 
 
 class SoFar(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,13 +66,24 @@ class LineShare(msgspec.Struct, frozen=True, kw_only=True):
     off: float
 
 
+class StackNode(msgspec.Struct, frozen=True, array_like=True):
+    """A function below its caller: FILE:LINE, whose code it is, its samples, and what it calls."""
+
+    function: str
+    place: str
+    whose: str
+    samples: int
+    children: tuple[StackNode, ...] = ()
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one run. `ended` is when it was looked at last (since the epoch), `watched` for how long.
 
     `rest` divides the time that lies in no measured phase of `units`; its shares add up to 1. `lines` are those of each
     phase that take a notable part of it.
     `verdicts` are those at the end. `settings` are facts that a user may have changed, by the name users know.
-    `file` is where the run was read from.
+    `file` is where the run was read from. `latency` is that of a server's last requests. `stacks` has the call tree of
+    the threads that do the work, by the role of their processes, as it was sampled last.
     """
 
     kind: Kind
@@ -102,11 +98,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Scalar] = {}
     cores: Cores | None = None
     concurrency: float | None = None
+    latency: Percentiles | None = None
+    stacks: dict[str, StackNode] = {}
     file: str = ""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of two runs: how many units were compared, after `warm_up` at the start, and their mean length."""
+    """One of two runs: how many units were compared, after `warm_up` at the start, and their mean length.
+
+    Of a server, `per_s` is how many requests were answered in a second, `latency_ms` how long the last ones took.
+    """
 
     file: str
     command: str
@@ -116,6 +117,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int
     watched_s: float
     mean_ms: float | None
+    per_s: float | None = None
+    latency_ms: Percentiles | None = None
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +175,21 @@ class LinePart(Part, frozen=True, kw_only=True):
     phase: str | None = None
 
 
+class ChangedNode(msgspec.Struct, frozen=True, array_like=True):
+    """A function below its caller in either run: milliseconds of a unit in which it was on the stack before and after.
+
+    `sure` says that they differ by more than chance explains. `place` is that of the run after, if it is there.
+    """
+
+    function: str
+    place: str
+    whose: str
+    before_ms: float
+    after_ms: float
+    sure: bool
+    children: tuple[ChangedNode, ...] = ()
+
+
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
     """A setting that differs; None is not known."""
 
@@ -189,7 +207,10 @@ class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """How two runs differ. The differences of `phases`, of `causes` and of `lines` each add up to that of a unit."""
+    """How two runs differ. The differences of `phases`, of `causes` and of `lines` each add up to that of a unit.
+
+    `stacks` has the call trees of both in one, by the role of the processes whose stacks they are.
+    """
 
     schema: int = 1
     before: Side
@@ -200,3 +221,4 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[LinePart, ...] = ()
     settings: tuple[SettingChange, ...] = ()
     verdicts: VerdictChanges = VerdictChanges()
+    stacks: dict[str, ChangedNode] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from aitop.model.snapshot import CallNode
 from aitop.model.stacks import Frame
 
@@ -63,3 +65,19 @@ def _frozen(node: _Node, least: float) -> CallNode:
         user=node.frame.user,
         children=tuple(_frozen(child, least) for child in heaviest[:MOST_CHILDREN] if child.samples >= least),
     )
+
+
+def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
+    """Nodes merged by function, children too, heaviest first; the line is that of the heaviest."""
+    groups: dict[tuple[str, str], list[CallNode]] = {}
+    for node in nodes:
+        groups.setdefault((node.function, node.file), []).append(node)
+    return sorted((_one(group) for group in groups.values()), key=lambda node: -node.samples)
+
+
+def _one(group: list[CallNode]) -> CallNode:
+    if len(group) == 1:
+        return group[0]
+    children = tuple(merged(child for node in group for child in node.children))
+    heaviest = max(group, key=lambda node: node.samples)
+    return msgspec.structs.replace(heaviest, samples=sum(node.samples for node in group), children=children)

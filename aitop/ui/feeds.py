@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aitop.engine.replay_position import Position
+from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import StackDump
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ class LiveRun(Protocol):
 
     def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
         """Read the frames below Python, which stops these processes for a moment."""
+
+
+@runtime_checkable
+class KeepsMark(Protocol):
+    """A feed that keeps the moment that the user marked, for the next session with the script."""
+
+    def marked(self) -> Snapshot | None: ...
+
+    def mark(self, snapshot: Snapshot | None) -> None: ...
 
 
 @runtime_checkable

@@ -2,10 +2,12 @@
 
 Each scenario is recorded slow and mended, and run in turns to learn the real ratio. The interval must hold
 that ratio (a tenth to either side, as the turns are measured themselves), the verdict expected of the slow run must be
-gone, and its line carry the change. Pairs of the same code must not be called faster or slower.
+gone, and its line carry the change. Pairs of the same code must not be called faster or slower. Runs of which one
+function takes 5 % of a step longer must be called slower, with a line of that function in front.
 
-    python tests/bench/compare_runs.py                        ten scenarios and 40 pairs, about two hours
-    python tests/bench/compare_runs.py --pairs 4 respawn      only these
+    python tests/bench/compare_runs.py                              all of it, about three hours
+    python tests/bench/compare_runs.py --resume                     go on where this was interrupted
+    python tests/bench/compare_runs.py --pairs 4 --slower 0 respawn only these
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from results import Figure, options, publish  # isort: split
+from results import Figure, Pieces, options, publish  # isort: split
 
 from expected import BY_NAME, Scenario
 from launch import Training
@@ -28,15 +33,18 @@ SCENARIOS = (
     "fingerprints", "news_stream", "python_overhead", "host_io", "eval_often",
 )  # fmt: skip
 PAIRED = ("healthy_mlp", "slow-transform", "host_io", "healthy_transformer")
+SLOWED = Path(__file__).with_name("slowed_function.py")
+# Milliseconds that its function takes, and by which part of a step it takes longer.
+USUAL_MS, LONGER = 4.0, 0.05
 AITOP = (sys.executable, "-m", "aitop")
 START_SECONDS = 120.0
 # The real ratio is measured in turns, and known no better than this.
 REAL_MARGIN = 0.1
 
 
-def record(scenario: Scenario, fix: tuple[str, ...], seconds: float, to: Path) -> Path:
-    """A recording of a scenario that was started for it."""
-    process = Training(scenario.name, *fix, log=to.with_suffix(".log"))
+def record(script: str | Path, arguments: tuple[str, ...], seconds: float, to: Path) -> Path:
+    """A recording of a script that was started for it."""
+    process = Training(script, *arguments, log=to.with_suffix(".log"))
     try:
         process.wait_steps(1, timeout=START_SECONDS)
         command = [*AITOP, "record", "--pid", str(process.pid), "--for", f"{seconds}s", "-o", str(to)]
@@ -53,10 +61,10 @@ def compared(before: Path, after: Path) -> dict[str, Any]:
     return said
 
 
-def judged(scenario: Scenario, seconds: float, turns: int, folder: Path) -> dict[str, bool]:
-    """Whether each part of the comparison of a slow and a mended run is right."""
-    slow = record(scenario, (), seconds, folder / "slow.jsonl.gz")
-    mended = record(scenario, scenario.fix, seconds, folder / "mended.jsonl.gz")
+def judged(scenario: Scenario, seconds: float, turns: int, folder: Path) -> dict[str, Any]:
+    """Whether each part of the comparison of a slow and a mended run is right, and what was said."""
+    slow = record(scenario.name, (), seconds, folder / "slow.jsonl.gz")
+    mended = record(scenario.name, scenario.fix, seconds, folder / "mended.jsonl.gz")
     said = compared(slow, mended)
     plain, fixed = gain(scenario, turns, 3.0)
     real = fixed / plain
@@ -67,20 +75,27 @@ def judged(scenario: Scenario, seconds: float, turns: int, folder: Path) -> dict
         "gone": scenario.verdict in {verdict["id"] for verdict in said["verdicts"]["gone"]},
         "line": any(guilty in text for guilty in scenario.guilty for text in texts),
     }
-    print(
-        f"{scenario.name}: real {real:.2f}, said {said['change']['ratio']} in {low:.2f}-{high:.2f} {right}, "
-        f"beside {said['change']['other_cores']} cores of others",
-        flush=True,
-    )
-    return right
+    return right | {"real": real, "said": _outcome(said)}
 
 
-def paired(scenario: Scenario, seconds: float, folder: Path) -> bool:
-    """Whether two runs of the same code are neither called faster nor slower."""
-    first, second = (record(scenario, (), seconds, folder / f"{name}.jsonl.gz") for name in "ab")
-    change = compared(first, second)["change"]
-    print(f"{scenario.name} twice: {change['verdict']} {change['ratio']} {change['range']}", flush=True)
-    return change["verdict"] in ("same", "cannot-tell")
+def paired(scenario: Scenario, seconds: float, folder: Path) -> dict[str, Any]:
+    """What is said of two runs of the same code."""
+    first, second = (record(scenario.name, (), seconds, folder / f"{name}.jsonl.gz") for name in "ab")
+    return _outcome(compared(first, second))
+
+
+def slowed(seconds: float, folder: Path) -> dict[str, Any]:
+    """What is said of a run of which one function takes longer, beside the same without that."""
+    usual = record(SLOWED, (str(USUAL_MS),), seconds, folder / "usual.jsonl.gz")
+    step = compared(usual, usual)["before"]["mean_ms"]
+    slower = record(SLOWED, (str(USUAL_MS + LONGER * step),), seconds, folder / "slower.jsonl.gz")
+    return _outcome(compared(usual, slower))
+
+
+def _outcome(said: dict[str, Any]) -> dict[str, Any]:
+    first = next((part["where"] for part in said["lines"] if part["where"] and part["delta_ms"] > 0), None)
+    known = ("verdict", "ratio", "range", "other_cores", "reason")
+    return {name: said["change"][name] for name in known} | {"function": first and first["function"]}
 
 
 def share(marks: list[bool]) -> float | None:
@@ -91,25 +106,42 @@ def share(marks: list[bool]) -> float | None:
 def main() -> int:
     parser = options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: twelve)")
+    parser.add_argument("--scenarios", type=int, default=len(SCENARIOS), help="how many of those")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of runs of the same code")
-    parser.add_argument("--seconds", type=float, default=12.0, help="length of a recording")
+    parser.add_argument("--slower", type=int, default=20, help="pairs of which the second has a slower function")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of a recording")
     parser.add_argument("--turns", type=int, default=4, help="turns of each that the real ratio is measured in")
+    parser.add_argument("--resume", action="store_true", help="go on where an interrupted run of this commit ended")
     args = parser.parse_args()
-    rows, pairs = [], []
-    for name in args.names or SCENARIOS:
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(judged(BY_NAME[name], args.seconds, args.turns, Path(folder)))
-    for number in range(args.pairs):
-        with tempfile.TemporaryDirectory() as folder:
-            pairs.append(paired(BY_NAME[PAIRED[number % len(PAIRED)]], args.seconds, Path(folder)))
+    pieces = Pieces(resume=args.resume)
+    done: dict[str, dict[str, Any]] = dict(pieces.read())
+
+    def piece(name: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        if name not in done:
+            with tempfile.TemporaryDirectory() as folder:
+                done[name] = make(Path(folder))
+            pieces.add((name, done[name]))
+        print(name, done[name], flush=True)
+        return done[name]
+
+    names = args.names or SCENARIOS[: args.scenarios]
+    rows = [piece(name, partial(judged, BY_NAME[name], args.seconds, args.turns)) for name in names]
+    pairs = [
+        piece(f"pair {number} of {name}", partial(paired, BY_NAME[name], args.seconds))
+        for number, name in zip(range(args.pairs), cycle(PAIRED), strict=False)
+    ]
+    slower = [piece(f"slower {number}", partial(slowed, args.seconds)) for number in range(args.slower)]
+    same = [said["verdict"] in ("same", "cannot-tell") for said in pairs]
+    right = [said["verdict"] == "slower" and said["function"] == "rank" for said in slower]
     count = f"{len(rows)} scenarios"
     figures = [
         Figure("ratio within its interval", share([row["range"] for row in rows]), "%", least=90, spread=count),
         Figure("verdict gone", share([row["gone"] for row in rows]), "%", least=90, spread=count),
         Figure("line carries the change", share([row["line"] for row in rows]), "%", least=90, spread=count),
-        Figure("same code: same or cannot tell", share(pairs), "%", least=95, spread=f"{len(pairs)} pairs"),
+        Figure("same code: same or cannot tell", share(same), "%", least=95, spread=f"{len(pairs)} pairs"),
+        Figure("a function 5 % of a step slower: found", share(right), "%", least=80, spread=f"{len(slower)} pairs"),
     ]
-    return publish(args, figures, whole=not args.names and args.pairs >= 40)
+    return publish(args, figures, whole=names == SCENARIOS and args.pairs >= 40 and args.slower >= 20)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ BENCHES = {
         ),
         Bench("accuracy/ranks.py", "--gains", about=JUDGING),
         Bench("accuracy/serving/serving_verdicts.py", "", resumes=True, about=(*JUDGING, "tests/accuracy/serving")),
-        Bench("bench/compare_runs.py"),
+        Bench("bench/compare_runs.py", resumes=True),
     ),
 }
 

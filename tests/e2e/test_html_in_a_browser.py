@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from aitop.diagnosis.run_comparison import compare_runs
+from aitop.diagnosis.run_summary import run_of
 from aitop.engine.core import Engine
 from aitop.model.snapshot import Target
+from aitop.outputs.html.comparison import comparison_html
 from aitop.outputs.html.page import to_html
 from aitop.outputs.report import report_of
 from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+COMPARED = ("slow-loader", "healthy")
 WIDTHS = (400, 1000, 1600)
 LARGEST = 2 << 20
 OPENS_IN = 1.0
@@ -148,3 +152,26 @@ def test_hostile_names_do_nothing(browser, tmp_path):
     assert page.title().startswith("aitop: </script>")
     assert evil in page.locator("#flame .frames > div").first.inner_text()
     page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_comparison_shows_stacks_coloured_by_change(browser, tmp_path, scheme):
+    before, after = (run_of(last_snapshot(name), name) for name in COMPARED)
+    file = tmp_path / "change.html"
+    file.write_text(comparison_html(compare_runs(before, after)), encoding="utf-8")
+    complaints = []
+    for width in WIDTHS:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.goto(file.as_uri())
+        assert page.locator("#flame .frames > div").count() > 3
+        assert page.locator("#flame .grew, #flame .shrank").count() > 0
+        page.locator("#flame .frames > div").nth(1).hover()
+        assert " before, " in page.locator("#flame .read").text_content()
+        page.locator("#flame select").select_option(index=1)
+        assert page.locator("#flame .frames > div").count() > 3
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.screenshot(path=Path(os.environ.get("AITOP_PICTURES", tmp_path)) / f"change-{width}-{scheme}.png")
+        page.close()
+    assert complaints == []

@@ -33,6 +33,26 @@ async def test_the_screen_shows_what_makes_the_difference(look_at):
         assert "Change by phase" not in eyes.text()
 
 
+async def test_the_stacks_of_both_runs_are_coloured_by_change(look_at):
+    async with look_at(samples.compared(), size=(100, 30)) as eyes:
+        await eyes.press("b", "f")
+        shown = eyes.pane("changes")
+        assert "■ takes longer  ■ takes less  ■ within chance" in shown
+        assert "Change by phase" not in eyes.text()
+        await eyes.press("down", "down")
+        function, before, after = "main", *(f"{seconds * 1e3:.0f} ms" for seconds in (0.24, 0.18))
+        assert f"{before} → {after} · ■ takes less" in eyes.pane("changes")
+        assert function in eyes.pane("changes")
+        await eyes.press("f")
+        assert "Change by phase" in eyes.text()
+
+
+async def test_a_high_screen_shows_words_and_stacks(look_at):
+    async with look_at(samples.compared(), size=(120, 50)) as eyes:
+        await eyes.press("b")
+        assert "Change by phase" in eyes.text() and "takes longer" in eyes.text()
+
+
 async def test_without_an_earlier_run_it_says_so(look_at):
     async with look_at(samples.input_bound()) as eyes:
         await eyes.press("b")

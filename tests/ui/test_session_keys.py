@@ -36,7 +36,7 @@ async def test_a_mark_shows_the_change_of_every_figure_and_whether_it_helped(loo
         assert "not enough steps yet (" in eyes.pane("verdict")
         await eyes.give(later())
         assert "faster (±0." in eyes.pane("verdict")
-        assert "238 ms → 184 ms a step" in eyes.pane("verdict")
+        assert "241 ms → 183 ms a step" in eyes.pane("verdict")
         assert "was " not in eyes.pane("verdict")
         healthy = msgspec.structs.replace(later(), diagnosis=samples.healthy().diagnosis)
         await eyes.give(healthy)

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from aitop.diagnosis.comparison import LEAST_STEPS, chance, compare
+from aitop.diagnosis.comparison import compare
+from aitop.diagnosis.noise import LEAST_VALUES, chance
 from aitop.model.steps import StepRecord
 
 
@@ -40,9 +41,9 @@ def test_chance_is_not_taken_for_a_change(manner):
 
 
 def test_too_few_steps_are_said():
-    found = compare(steps(200), steps(LEAST_STEPS - 1))
+    found = compare(steps(200), steps(LEAST_VALUES - 1))
     assert (found.outcome, found.factor) == ("unknown", None)
-    assert found.words == f"not enough steps yet ({LEAST_STEPS - 1} of {LEAST_STEPS})"
+    assert found.words == f"not enough steps yet ({LEAST_VALUES - 1} of {LEAST_VALUES})"
     assert compare([], []).outcome == "unknown"
 
 

@@ -9,7 +9,7 @@ from past_maker import LOGS, START, TRAIN, WALL, Noise, plan, watched
 
 from aitop.diagnosis.conditions.regression import change_of
 from aitop.engine.core import Engine
-from aitop.engine.past import KEEP, MOST_LINES, PastHistory, Sums
+from aitop.engine.past import KEEP, MOST_LINES, PastHistory
 from aitop.model.past import Past, Stretch
 from aitop.model.serving import Histogram, ServerSample
 from aitop.model.snapshot import Target, Tick
@@ -130,10 +130,7 @@ def seconds(count, length=0.1, after=None, jump=1.3, seed=1):
     random_, history = random.Random(seed), PastHistory(pids=(1,))
     for second in range(count):
         value = 10 * length * random_.gauss(1.0, 0.05) * (jump if after is not None and second >= after else 1.0)
-        sums = history.open.setdefault(second, Sums())
-        sums.add("seconds", value, 10)
-        sums.lines.update({f"train.py:{second % 50}": 1})
-        sums.samples += 1
+        history._put(second, {"seconds": (value, 10)}, lines={f"train.py:{second % 50}": 1}, samples=1)
         history.close(second + 10.0)
     history.close(count + 10.0)
     return history

@@ -13,18 +13,20 @@ from aitop.diagnosis.comparison_words import comparison_text
 from aitop.diagnosis.noise import half_width, student, warm_up
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
-from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries
+from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries, waits_for_others
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
-from aitop.model.run import Cores, LineShare, Run
+from aitop.model.run import Cores, LineShare, Run, StackNode
+from aitop.model.serving import Percentiles
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Verdict, Where
+from aitop.outputs.html.comparison import comparison_html
 from aitop.outputs.report import as_json
 
 SEEDS = 200
 LOOP, SLOW = ("train.py", 10, "main", "loss.backward()"), ("train.py", 20, "main", "tidy(batch)")
-CORES = Cores(own=1.0, wanted=1.0, others=0.1, usable=8.0, machine=8.0)
+CORES = Cores(others=0.1, machine=8.0)
 
 
 def noise_of(count, seed, *, like=0.6, spread=0.05):
@@ -144,48 +146,162 @@ def test_twice_the_batch_is_compared_by_the_sample():
     assert compare_runs(made(1, samples=None), made(2, samples=None)).change.at_equal_load is None
 
 
-def test_latencies_under_another_load_are_not_compared():
-    runs = made(1, samples=None, concurrency=2.0), made(2, samples=None, concurrency=8.0, host=0.3)
-    requests = [replace(run, units=replace(run.units, kind="request")) for run in runs]
-    change = compare_runs(*requests).change
-    assert (change.verdict, change.at_equal_load) == ("cannot-tell", False)
-    assert "requests were under way" in change.reason
+def served(seed, *, seconds, rate, **changes):
+    """A server whose requests take so long, with so many a second."""
+    run = made(seed, samples=None, host=0.2 * seconds, compute=0.8 * seconds, concurrency=rate * seconds, **changes)
+    return replace(run, units=replace(run.units, kind="request"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "verdict", "equal"),
+    [
+        (0.2, 40, "cannot-tell", False),
+        (0.05, 10, "cannot-tell", False),
+        (0.2, 20, "slower", True),
+        (0.2, 10, "slower", True),
+        (0.05, 20, "faster", True),
+        (0.05, 30, "faster", False),
+        (0.2, 15, "slower", False),
+    ],
+    ids=[
+        "more came", "fewer came", "slower, as many came", "slower, as many at a time", "faster, as many came",
+        "faster though more came", "slower though fewer came",
+    ],
+)  # fmt: skip
+def test_latencies_are_compared_where_the_load_allows_it(seconds, rate, verdict, equal):
+    compared = compare_runs(served(1, seconds=0.1, rate=20), served(2, seconds=seconds, rate=rate))
+    change = compared.change
+    assert (change.verdict, change.at_equal_load) == (verdict, equal)
+    assert [side.per_s for side in (compared.before, compared.after)] == pytest.approx([20, rate], rel=0.03)
+    if verdict == "cannot-tell":
+        assert "as many requests a second" in change.reason
+
+
+def test_requests_a_second_and_latencies_are_said():
+    runs = [served(seed, seconds=0.1, rate=20, latency=Percentiles(p50=0.09, p95=0.2, p99=0.3)) for seed in (1, 2)]
+    compared = compare_runs(*runs)
+    assert compared.after.latency_ms.p99 == pytest.approx(300)
+    assert "19.8 a second, lately p50 90 ms, p99 300 ms" in comparison_text(compared)
+
+
+def stacks(**samples):
+    """Stacks of a rank: its main function calls these, so often sampled."""
+    children = tuple(StackNode(name, "train.py:7", "user", count) for name, count in samples.items())
+    whole = sum(samples.values())
+    return {"rank": StackNode("all", "", "", whole, (StackNode("main", "train.py:3", "user", whole, children),))}
+
+
+def test_the_stacks_of_both_runs_are_one_tree_with_what_changed():
+    before = made(1, stacks=stacks(compute=240, tidy=60, gone=30))
+    after = made(2, host=0.07, stacks=stacks(compute=170, tidy=150, new=10))
+    compared = compare_runs(before, after)
+    (main,) = compared.stacks["rank"].children
+    assert compared.stacks["rank"].after_ms == pytest.approx(compared.after.mean_ms)
+    changes = {node.function: node for node in main.children}
+    assert list(changes) == ["compute", "tidy", "gone", "new"]
+    assert changes["tidy"].before_ms == pytest.approx(compared.before.mean_ms * 60 / 330)
+    assert changes["tidy"].after_ms == pytest.approx(compared.after.mean_ms * 150 / 330)
+    assert [node.sure for node in changes.values()] == [False, True, True, True]
+    assert (changes["gone"].after_ms, changes["new"].before_ms) == (0, 0)
+    # A run and itself differ in nothing.
+    assert not any(node.sure for node in compare_runs(after, after).stacks["rank"].children[0].children)
+
+
+def test_what_the_stacks_of_chance_differ_in_is_not_called_a_change():
+    before, after = made(1, stacks=stacks(compute=240, tidy=60)), made(2, stacks=stacks(compute=228, tidy=72))
+    assert not any(node.sure for node in compare_runs(before, after).stacks["rank"].children[0].children)
+
+
+def test_the_page_has_the_tables_and_stacks_coloured_by_change():
+    named = "<script>alert(1)</script>"
+    before = made(1, stacks=stacks(compute=240, **{named: 60}))
+    page = comparison_html(compare_runs(before, made(2, host=0.07, stacks=stacks(compute=170, **{named: 150}))))
+    assert "Change by phase" in page and "train.py:20 main" in page
+    assert named not in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [flame["name"] for flame in data["flames"]] == ["rank · after", "rank · before"]
+    function, place, whose, width, _, was, now, sure = data["flames"][0]["root"][4][0][4][1]
+    assert (function, place, whose, sure) == (named, "train.py:7", "user", True)
+    assert width == now > was
+
+
+def kept_waiting(seed, others, *, seconds=0.1, count=300):
+    """A run that other programs keep from a core, more and less, for this part of the time on average."""
+    units, chance = UnitSeries("step"), random.Random(seed)
+    for off in noise_of(count, seed, spread=0.01):
+        waits = others * chance.uniform(0.5, 1.5)
+        length = seconds * off / (1 - waits)
+        units.add([StepRecord(index=0, end=0.0, seconds=length, backward=0.8 * length)], waits)
+    return made(seed, units=units.units())
 
 
 def test_the_time_that_others_took_is_not_blamed_on_the_code():
-    # Of two threads that each want a core one gets none, as another program runs on one of two cores.
-    alone = Cores(own=2.0, wanted=2.0, others=0.0, usable=2.0, machine=2.0)
-    shared = Cores(own=1.0, wanted=2.0, others=1.0, usable=2.0, machine=2.0)
-    assert shared.beside(alone) == pytest.approx(0.5)
-    assert alone.beside(shared) == pytest.approx(2.0)
-    assert shared.beside(shared) == CORES.beside(CORES) == 1.0
-    # One that mostly sleeps has enough of them.
-    seldom = Cores(own=0.4, wanted=0.4, others=1.0, usable=2.0, machine=2.0)
-    assert seldom.beside(alone) == 1.0
-    compared = compare_runs(made(1, cores=alone), made(2, host=0.04, compute=0.16, cores=shared))
-    assert compared.change.ratio == pytest.approx(1.0, rel=0.05)
-    assert compared.change.verdict == "cannot-tell"
-    assert "other programs took more cores in one run" in compared.change.reason
-    assert "1.0 cores instead of 0.0" in comparison_text(compared)
+    alone, shared = kept_waiting(1, 0.02), kept_waiting(2, 0.5)
+    compared = compare_runs(alone, shared)
+    assert compared.change.ratio == pytest.approx(1.0, abs=0.01)
+    assert compared.change.verdict == "same"
+    # Times are those with waits as before.
+    assert compared.before.mean_ms == pytest.approx(100 / 0.98, rel=0.01)
+    # Without them five per cent are seen through waits of half the time.
+    slower = compare_runs(shared, kept_waiting(3, 0.4, seconds=0.105)).change
+    assert slower.verdict == "slower" and slower.ratio == pytest.approx(1 / 1.05, abs=0.01)
+
+
+def test_what_else_others_take_of_the_machine_widens_the_interval():
+    few, many = (replace(CORES, others=others) for others in (0.0, 4.0))
+    change = compare_runs(made(1, cores=few), made(2, cores=many, host=0.03)).change
+    assert change.verdict == "cannot-tell"
+    assert "other programs took more cores in one run" in change.reason
     # Disturbed alike, a difference counts.
-    assert compare_runs(made(1, cores=shared), made(2, host=0.04, cores=shared)).change.verdict == "slower"
+    assert compare_runs(made(1, cores=many), made(2, host=0.04, cores=many)).change.verdict == "slower"
+
+
+def host(cpu, busy, *, run_delay=None, beside=()):
+    """A process with others of the run beside it, on two cores."""
+    known = {"ppid": 0, "started": 0.0, "role": "rank", "name": "", "command": ""}
+    first = ProcessSample(pid=1, cpu=cpu, main_cpu=cpu, run_delay=run_delay, **known)
+    rest = (ProcessSample(pid=2 + number, cpu=used, **known) for number, used in enumerate(beside))
+    return HostSample(time=0.0, processes=(first, *rest), machine=MachineSample(cores=2, core_busy=busy))
+
+
+@pytest.mark.parametrize(
+    ("sample", "share"),
+    [
+        (host(0.5, (0.5, 1.0), run_delay=0.5), 0.5),
+        (host(0.5, (1.0, 1.0), run_delay=0.5, beside=(1.0,)), 0.5 * 0.5 / 1.5),
+        (host(0.5, (0.5, 1.0), run_delay=0.5, beside=(1.0,)), 0.0),
+        (host(0.5, (0.5, 1.0)), None),
+        (host(0.5, None, run_delay=0.5), None),
+    ],
+    ids=["others", "others and workers", "its own workers", "not counted", "cores not known"],
+)
+def test_waits_for_a_core_are_those_of_whoever_has_it(sample, share):
+    assert waits_for_others(sample)[1] == (None if share is None else pytest.approx(share))
+
+
+def test_waits_that_were_not_measured_at_first_are_as_those_later():
+    units, unit = UnitSeries("step"), StepRecord(index=0, end=0.0, seconds=2.0)
+    units.add([unit] * 50)
+    units.add([unit] * 150, 0.25)
+    seen = units.units()
+    assert [waited / seconds for waited, seconds in zip(seen.waited, seen.seconds, strict=True)] == pytest.approx(
+        [0.25] * len(seen.seconds)
+    )
+
+
+def test_units_that_take_no_time_wait_for_nothing():
+    units = UnitSeries("step")
+    units.add([StepRecord(index=0, end=0.0, seconds=0.0)] * 30, 0.25)
+    assert set(units.units().waited) == {0.0}
 
 
 def test_cores_are_means_over_the_run():
-    def sample(cpu, busy):
-        process = ProcessSample(
-            pid=1, ppid=0, started=0.0, role="rank", name="", command="", cpu=cpu, wanted=None if cpu is None else 1.5
-        )
-        return HostSample(
-            time=0.0, processes=(process,), machine=MachineSample(cores=2, core_busy=busy), usable_cores=1.0
-        )
-
     totals = CoreTotals()
-    totals.take(sample(None, (0.5, 0.5)))
+    totals.take(host(None, (0.5, 0.5)))
     assert totals.cores() is None
-    totals.take(sample(1.0, (0.5, 0.5)))
-    totals.take(sample(0.5, (1.0, 0.5)))
-    assert totals.cores() == Cores(own=0.75, wanted=1.5, others=0.5, usable=1.0, machine=2.0)
+    totals.take(host(1.0, (0.5, 0.5)))
+    totals.take(host(0.5, (1.0, 0.5)))
+    assert totals.cores() == Cores(others=0.5, machine=2.0)
 
 
 def test_few_or_noisy_units_are_said_with_how_long_to_record():

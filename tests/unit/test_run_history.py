@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import math
 import os
 import random
 from datetime import datetime, timedelta
@@ -17,8 +19,11 @@ from aitop.engine.replay import last_snapshot
 from aitop.engine.run_history import RunHistory, compared, history_folder, moment
 from aitop.model.snapshot import Target, Tick
 from aitop.model.steps import HookSample, StepRecord
+from aitop.model.verdict import Diagnosis, Verdict
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording
+from aitop.ui.panes.since_mark import since_mark
+from aitop.ui.state import View
 
 SCRIPT, SECRET = "/proj/train.py", "--token=hunter2"
 
@@ -83,7 +88,7 @@ def test_a_summary_is_small_and_says_nothing_of_what_the_run_was_told(tmp_path, 
     RunHistory(target(), tmp_path / "history").keep(runs["usual"])
     (file,) = (tmp_path / "history").iterdir()
     for word in ("hunter2", "python ", "/proj"):
-        assert word not in file.read_text() + file.name
+        assert word not in gzip.decompress(file.read_bytes()).decode() + file.name
     assert file.stat().st_size < 16 * 1024
     assert file.parent.stat().st_mode & 0o077 == 0
 
@@ -99,7 +104,7 @@ def test_only_so_many_are_kept(tmp_path, runs, monkeypatch):
     monkeypatch.setattr(run_history, "MOST_RUNS", 3)
     for pid in range(1, 6):
         RunHistory(target(pid=pid), tmp_path).keep(runs["usual"])
-    assert len(list(tmp_path.glob("*.json"))) == 3
+    assert len(list(tmp_path.glob("*.json.gz"))) == 3
     monkeypatch.setattr(run_history, "LARGEST_RUN", 10)
     assert RunHistory(target(pid=9), tmp_path).last() is None
 
@@ -110,7 +115,9 @@ def test_a_run_of_a_moment_is_not_kept(tmp_path):
     assert not (tmp_path / "history").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[" * 100_000, b"\xff", gzip.compress(b"{}"), gzip.compress(b"{")[:-9]]
+)
 def test_a_damaged_summary_is_passed_over(tmp_path, runs, content):
     RunHistory(target(), tmp_path / "history").keep(runs["usual"])
     (file,) = (tmp_path / "history").iterdir()
@@ -139,21 +146,57 @@ def test_moments_are_said_as_people_say_them():
     assert said == {0: "08:30", 1: "yesterday 08:30", 2: "Sat 08:30", 20: "3 Nov 08:30"}
 
 
-@pytest.mark.parametrize(("seconds", "code", "words"), [(0.1, 0, "As fast as"), (0.11, 1, "1.10× slower than")])
-def test_a_pipeline_fails_on_a_regression_and_passes_on_noise(tmp_path, capsys, monkeypatch, seconds, code, words):
-    baseline = recorded(tmp_path / "baseline.jsonl", 1, count=480)
-    snapshot = end_of(recorded(tmp_path / "now.jsonl", 2, seconds=seconds, count=480))
+def test_a_mark_survives_the_restart_of_the_run(tmp_path, runs):
+    folder = tmp_path / "history"
+    RunHistory(target(), folder).keep(runs["usual"], runs["usual"])
+    (file,) = folder.iterdir()
+    assert file.stat().st_size < 16 * 1024
+    for word in ("hunter2", "python ", "/proj"):
+        assert word not in gzip.decompress(file.read_bytes()).decode()
+    # Watched again, it is the same moment; for the next run it lies before all of its steps.
+    assert RunHistory(target(), folder).mark().time == runs["usual"].time
+    mark = RunHistory(target(pid=2), folder).mark()
+    assert (mark.time, mark.steps.p50) == (-math.inf, runs["usual"].steps.p50)
+    later = runs["slower"]
+    line = since_mark(View(snapshot=later, mark=mark), 100).text
+    assert line.startswith(f"since the mark of the run at {moment(mark.wall, later.wall)}: 1.3")
+    assert "× slower (±" in line
+    # It stays with the runs that follow, until it is forgotten.
+    RunHistory(target(pid=2), folder).keep(later, mark)
+    assert RunHistory(target(pid=3), folder).mark().wall == mark.wall
+    RunHistory(target(pid=3), folder).keep(later)
+    assert RunHistory(target(pid=4), folder).mark() is None
 
+
+def diagnosed(monkeypatch, snapshot, *options):
+    """The exit code of `diagnose --fail-on regression` where this is the last Snapshot."""
     seen = headless.Watcher(None)
     seen.publish(snapshot)
     monkeypatch.setattr(seen, "wait", lambda *_, **__: None)
     monkeypatch.setattr(headless, "watching", lambda *_: contextlib.nullcontext(seen))
     monkeypatch.setattr("aitop.sources.host.target.look", lambda _: target())
-    command = ["diagnose", "--pid", "1", "--baseline", str(baseline), "--fail-on", "regression"]
-    assert cli.run(command) == code
+    return cli.run(["diagnose", "--pid", "1", *options, "--fail-on", "regression"])
+
+
+@pytest.mark.parametrize(("seconds", "code", "words"), [(0.1, 0, "As fast as"), (0.11, 1, "1.10× slower than")])
+def test_a_pipeline_fails_on_a_regression_and_passes_on_noise(tmp_path, capsys, monkeypatch, seconds, code, words):
+    baseline = recorded(tmp_path / "baseline.jsonl", 1, count=480)
+    snapshot = end_of(recorded(tmp_path / "now.jsonl", 2, seconds=seconds, count=480))
+    assert diagnosed(monkeypatch, snapshot, "--baseline", str(baseline)) == code
     assert f"{words} baseline.jsonl" in capsys.readouterr().out
 
 
-def test_a_regression_needs_a_baseline(capsys):
-    assert cli.run(["diagnose", "--pid", "1", "--fail-on", "regression"]) == 2
-    assert "--baseline FILE" in capsys.readouterr().err
+@pytest.mark.parametrize(("severity", "code"), [("warning", 1), ("info", 0)])
+def test_a_pipeline_fails_on_a_run_that_became_slower(tmp_path, monkeypatch, severity, code):
+    baseline = recorded(tmp_path / "baseline.jsonl", 1, count=480)
+    since = Verdict(id="regression", severity=severity, title="steps take 2× as long", confidence=0.9)
+    seen = end_of(recorded(tmp_path / "now.jsonl", 2, count=480))
+    seen = msgspec.structs.replace(seen, diagnosis=Diagnosis(verdicts=(since,)))
+    assert diagnosed(monkeypatch, seen) == diagnosed(monkeypatch, seen, "--baseline", str(baseline)) == code
+
+
+def test_without_a_baseline_it_takes_time_to_tell(tmp_path, monkeypatch, capsys, runs):
+    short = end_of(recorded(tmp_path / "short.jsonl", 1, count=100))
+    assert diagnosed(monkeypatch, short) == 5
+    assert "look longer with --for, or name a --baseline" in capsys.readouterr().err
+    assert diagnosed(monkeypatch, end_of(recorded(tmp_path / "long.jsonl", 1, count=480))) == 0

@@ -15,9 +15,8 @@ from statistics import fmean, median, pvariance
 
 import msgspec
 
-from aitop.diagnosis.comparison import chance
 from aitop.diagnosis.evidence import NO_LINES, Lines, lines_of, main_lines, short_place, worker_lines
-from aitop.diagnosis.noise import LEAST_VALUES, half_width
+from aitop.diagnosis.noise import LEAST_VALUES, chance, half_width, without_outliers
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import line_through
 from aitop.diagnosis.what_if import fix
@@ -33,8 +32,6 @@ ERRORS = 2.5
 # to hold one of them.
 BLOCKS, LONGER_BLOCKS = 12, (12, 8, 6)
 CERTAIN = 0.001
-# Of the stretches so many are cut at either end, so that a few long units neither make nor hide a change.
-OUTLIERS = 0.05
 LEAST_RATIO = 1.15
 # Through the medians of so many parts of each side a line is laid.
 PARTS_OF_SIDE = 8
@@ -177,7 +174,7 @@ def change_of(past: Past) -> Change | None:
     lengths = [(stretch.mean("seconds") or 0.0, stretch) for stretch in past.stretches]
     timed = [stretch for length, stretch in lengths if length > 0.0]
     # What disturbs a run makes its units longer by a factor, so that long units scatter more than short ones.
-    values = _without_outliers([math.log(length) for length, _ in lengths if length > 0.0])
+    values = without_outliers([math.log(length) for length, _ in lengths if length > 0.0])
     split = _split(values)
     if split is None or not _surely_higher(values[:split], values[split:]) or _gradual(values, split):
         return None
@@ -194,13 +191,10 @@ def change_of(past: Past) -> Change | None:
     return None
 
 
-def _without_outliers(values: Sequence[float]) -> list[float]:
-    """The values, the smallest and the largest of them cut to what the others reach."""
-    if not values:
-        return []
-    ordered, some = sorted(values), int(OUTLIERS * len(values))
-    low, high = ordered[some], ordered[-1 - some]
-    return [min(high, max(low, value)) for value in values]
+def enough(past: Past | None) -> bool:
+    """Whether units were timed for long enough to tell a change."""
+    timed = [stretch for stretch in past.stretches if stretch.mean("seconds")] if past is not None else []
+    return len(timed) >= 2 * LEAST_VALUES
 
 
 def _split(values: Sequence[float]) -> int | None:

@@ -17,6 +17,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from aitop import __version__
 from aitop.diagnosis.catalogue import Page, page
 from aitop.diagnosis.fix_edit import Edit, SourceAround, find_edits
 from aitop.model.host import HostSample
@@ -108,8 +109,9 @@ class RankTable(NamedTuple):
 def to_html(report: Report, snapshot: Snapshot | None = None, source_around: SourceAround | None = None) -> str:
     """The page of a report: with charts where its Snapshot is given, with source where that can be read."""
     charts = charts_of(snapshot) if snapshot is not None else Charts()
-    script = _part("report.js")
-    return _template().render(
+    return rendered(
+        "report",
+        charts,
         report=report,
         facts=_facts(report),
         compared=comparison_text(report).split("\n"),
@@ -123,16 +125,25 @@ def to_html(report: Report, snapshot: Snapshot | None = None, source_around: Sou
         gaps=gaps(report),
         abstentions=abstentions(report),
         costs=costs(report),
+    )
+
+
+def rendered(name: str, charts: Charts, **values: Any) -> str:
+    """The page of a template, with charts in it."""
+    script = _part("report.js")
+    return _template(name).render(
         charts=charts,
         data=_data(charts),
+        version=__version__,
         style=Markup(_part("report.css")),  # noqa: S704 - a file of this package
         script=Markup(script),  # noqa: S704 - a file of this package
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **values,
     )
 
 
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader(__package__, "."),
         autoescape=True,
@@ -142,7 +153,7 @@ def _template() -> Template:
         finalize=_shown,
     )
     environment.filters["percent"] = percent
-    return environment.get_template("report.html.jinja")
+    return environment.get_template(f"{name}.html.jinja")
 
 
 def _shown(value: Any) -> Any:

@@ -7,7 +7,7 @@ function element(tag, attributes = {}, ...children) {
   const svg = ["svg", "rect", "polyline", "line", "circle"].includes(tag);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name === "style") Object.assign(made.style, value);
+    if (name === "style") for (const [key, each] of Object.entries(value)) key.startsWith("--") ? made.style.setProperty(key, each) : (made.style[key] = each);
     else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else made.setAttribute(name, value);
   }
@@ -118,7 +118,8 @@ function ledger(place, accounts) {
   draw();
 }
 
-// --- The flame graph, growing downwards: a node is [function, place, whose code, samples, children].
+// --- The flame graph, growing downwards: a node is [function, place, whose code, samples, children]. Of two runs the
+// samples are milliseconds of a unit, and behind the children are those before, those after, and whether they differ.
 
 function flame(place, flames) {
   const frames = element("div", { class: "frames" });
@@ -126,6 +127,24 @@ function flame(place, flames) {
   const hint = "Click a function to enlarge it; click the first one to go back.";
   const search = element("input", { type: "search", placeholder: "search functions and files", "aria-label": "search the flame graph", oninput: () => draw() });
   let tree = flames[0].root, top = tree, above = [];
+  const compares = tree.length > 5;
+  const most = compares ? Math.max(...flames.map((one) => largest(one.root))) : 0;
+
+  function largest(node) {
+    return Math.max(node[7] ? Math.abs(node[6] - node[5]) : 0, ...node[4].map(largest));
+  }
+
+  function kind(node) {
+    if (!compares) return node[2] || "all";
+    return !node[7] ? "even" : node[6] > node[5] ? "grew" : "shrank";
+  }
+
+  function words(node) {
+    if (!compares) return `${percent(node[3] / tree[3])} of this thread, ${node[3]} samples`;
+    const [before, after] = node.slice(5, 7);
+    const change = `${after < before ? "−" : "+"}${milliseconds(Math.abs(after - before))}`;
+    return `${milliseconds(before)} before, ${milliseconds(after)} after (${node[7] ? change : `${change}, within chance`})`;
+  }
   const select = choice(flames.map((one) => one.name), (number) => { tree = flames[number].root; enter(tree, []); });
   select.setAttribute("aria-label", "process and thread");
 
@@ -145,10 +164,13 @@ function flame(place, flames) {
       const hit = wanted !== "" && label(node).toLowerCase().includes(wanted);
       if (hit && !counted) matched += node[3];
       cells.push(element("div", {
-        class: `${node[2] || "all"}${fades ? " above" : ""}${hit ? " hit" : ""}`,
-        style: { left: `${left * 100}%`, width: `${share * 100}%`, top: `${row * 1.25}rem` },
+        class: `${kind(node)}${fades ? " above" : ""}${hit ? " hit" : ""}`,
+        style: {
+          left: `${left * 100}%`, width: `${share * 100}%`, top: `${row * 1.25}rem`,
+          ...(compares ? { "--heat": Math.abs(node[6] - node[5]) / most } : {}),
+        },
         onclick: () => (fades || node !== top ? enter(node, way) : enter(way.at(-1) ?? tree, way.slice(0, -1))),
-        onmouseenter: () => { read.textContent = `${label(node)}: ${percent(node[3] / tree[3])} of this thread, ${node[3]} samples`; },
+        onmouseenter: () => { read.textContent = `${label(node)}: ${words(node)}`; },
       }, share > 0.015 ? node[0] : ""));
       depth = Math.max(depth, row + 1);
       return hit;
@@ -174,7 +196,9 @@ function flame(place, flames) {
     read.textContent = wanted ? `"${search.value}" is on ${percent(matched / top[3])} of the samples shown` : hint;
   }
 
-  const kinds = [["user", "yours"], ["torch", "torch"], ["library", "library"], ["stdlib", "Python"], ["native", "native"]];
+  const kinds = compares
+    ? [["grew", "takes longer"], ["shrank", "takes less"], ["even", "no change beyond chance"]]
+    : [["user", "yours"], ["torch", "torch"], ["library", "library"], ["stdlib", "Python"], ["native", "native"]];
   place.append(element("div", { class: "tools" }, select, search), frames, read,
     legend(kinds.map(([kind, name]) => [name, kind])));
   draw();

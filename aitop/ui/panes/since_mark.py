@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from rich.style import Style
 
 from aitop.diagnosis.comparison import Comparison, compare
+from aitop.engine.run_history import moment
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration
@@ -114,8 +116,7 @@ def since_mark(view: View, width: int) -> Line | None:
     """The line that says whether steps, or requests, became faster since the mark; None without a mark."""
     if view.mark is None or view.snapshot is None:
         return None
-    seconds = max(0.0, view.snapshot.time - view.mark.time)
-    line = Line(f"since the mark, {f'{seconds:.0f} s' if seconds < MINUTE else duration(round(seconds))}: ", DIM)
+    line = Line(f"since the mark{_when(view.mark, view.snapshot)}: ", DIM)
     if view.snapshot.serving is not None and view.mark.serving is not None:
         return line.join(_served(view.mark.serving, view.snapshot.serving, width - line.width))
     comparison = judged(view)
@@ -130,6 +131,14 @@ def since_mark(view: View, width: int) -> Line | None:
     if was is not None and was != now and line.width + len(was) + 6 <= width:
         line.add("  was ", DIM).add(was, BRIGHT)
     return line
+
+
+def _when(mark: Snapshot, now: Snapshot) -> str:
+    """How long ago that is; for one in an earlier run, when it was."""
+    if mark.time == -math.inf:
+        return f" of the run at {moment(mark.wall, now.wall)}"
+    seconds = max(0.0, now.time - mark.time)
+    return f", {seconds:.0f} s" if seconds < MINUTE else f", {duration(round(seconds))}"
 
 
 def _served(before: Serving, after: Serving, width: int) -> Line:

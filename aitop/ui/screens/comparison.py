@@ -1,20 +1,31 @@
-"""This run beside the last one of the same script: the change, what makes it, and which settings differ."""
+"""This run beside the last one of the same script: the change, what makes it, and stacks coloured by it."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from aitop.diagnosis.comparison_words import comparison_text
+from aitop.model.run import ChangedNode
+from aitop.ui.panes.code.call_tree import Node, Path
+from aitop.ui.panes.code.flame import legend
+from aitop.ui.panes.code.pane import CodePane
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.since_mark import OUTCOMES
 from aitop.ui.state import View
-from aitop.ui.theme.palette import DIM, TEXT
+from aitop.ui.theme.palette import DIM, TEXT, Kind
 from aitop.ui.widgets.line import Line
 from aitop.ui.widgets.pane import Drawing, Pane
+
+GREW = Kind("grew", "takes longer", "+", "loss")
+SHRANK = Kind("shrank", "takes less", "-", "gain")
+EVEN = Kind("even", "within chance", "=", "trough")
+# Cells of height in which both panes are worth showing.
+BOTH = 44
 
 
 class ComparisonPane(Pane):
@@ -25,24 +36,78 @@ class ComparisonPane(Pane):
             return Drawing()
         first, *others = comparison_text(view.compared).splitlines()
         lines = [Line(first, OUTCOMES[view.compared.change.verdict]), *(Line(line, TEXT) for line in others)]
-        return Drawing(lines, f"Compared with {view.compared.before.file}", Line("↑↓ scroll · esc back", DIM))
+        note = Line("f stacks · ↑↓ scroll · esc back", DIM)
+        return Drawing(lines, f"Compared with {view.compared.before.file}", note)
+
+
+class ChangesPane(CodePane):
+    """The stacks of both runs in one flame, coloured by change. A cell is as wide as both runs together."""
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        trees = view.compared.stacks if view.compared is not None else {}
+        nodes = [changed_node(tree, (), role) for role, tree in trees.items()]
+        lines, foot = self._flame(nodes, view, width, height)
+        return Drawing(
+            lines or [Line("one of the runs has no stacks to compare", DIM)],
+            "Stacks of both, by change · f words",
+            legend((GREW, SHRANK, EVEN)),
+            foot=foot,
+        )
+
+
+def changed_node(tree: ChangedNode, above: Path, name: str = "") -> Node:
+    """The node as the flame draws it; a straight run of library functions becomes one."""
+    last, frames = tree, 1
+    while last.whose not in ("", "user") and len(last.children) == 1 and last.children[0].whose != "user":
+        last, frames = last.children[0], frames + 1
+    file, _, line = tree.place.rpartition(":")
+    path = (*above, (name or tree.function, file))
+    children = tuple(changed_node(child, path) for child in last.children)
+    both = tree.before_ms + tree.after_ms
+    return Node(
+        path, name or tree.function, file, int(line or 0), round(both * 1e3), 1.0, "user", tree.whose == "user",
+        children, frames, last.function if frames > 1 else "", times=(tree.before_ms, tree.after_ms),
+        change=EVEN if not tree.sure else GREW if tree.after_ms > tree.before_ms else SHRANK,
+    )  # fmt: skip
 
 
 class ComparisonScreen(Screen[None]):
-    """Opens over the main screen, and shows the comparison as it is then."""
+    """Opens over the main screen, and shows the comparison as it is then: words and stacks, or one of them."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,b,backspace", "dismiss", "back")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter,q,b,backspace", "dismiss", "back"),
+        Binding("f", "switch", "words or stacks"),
+    ]
 
     def __init__(self, view: View) -> None:
         super().__init__()
         self.view = view
+        self._stacks = False
 
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
         yield ComparisonPane(id="comparison")
+        yield ChangesPane(id="changes")
 
     def on_mount(self) -> None:
+        self._arrange()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._arrange()
+
+    def action_switch(self) -> None:
+        """Go to the other pane."""
+        self._stacks = not self._stacks
+        self._arrange()
+
+    def _arrange(self) -> None:
+        words, stacks = self.query_one(ComparisonPane), self.query_one(ChangesPane)
+        words.display, stacks.display = (
+            self.size.height >= BOTH or chosen for chosen in (not self._stacks, self._stacks)
+        )
+        stacks.styles.height = "40%" if words.display and stacks.display else "1fr"
+        (stacks if self._stacks else words).focus()
         self.query_one(Header).show(self.view)
-        pane = self.query_one(ComparisonPane)
-        pane.show(self.view)
-        pane.focus()
+        # They have their size after the next layout, and draw themselves then.
+        words.show(self.view)
+        stacks.show(self.view)

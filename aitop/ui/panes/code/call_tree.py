@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, TypeVar
 
@@ -10,6 +10,7 @@ import msgspec
 
 from aitop.model.snapshot import CallNode, ProcessStacks, Snapshot, Stacks, ThreadTree
 from aitop.model.units import percent
+from aitop.stacks.call_tree import merged
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
 from aitop.ui.state import EVERYBODY, PARTS, Part, View, Who, matches, part_of
@@ -29,7 +30,9 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
     A straight run of library functions is one node: `function`, `file` and `line` are of its first, `last` is the name
     of its last one. `share` is of the samples of those who run it. `own` says that user code is in it or below.
-    Those who run it have the `part` they play, the `pid` of one of them and, if it is one thread, its share of the GIL.
+    One that is compared with another run has in `times` its milliseconds of a unit before and after, and in `change`
+    what is said of them. Those who run it have the `part` they play, the `pid` of one of them and, if it is one thread,
+    its share of the GIL.
     """
 
     path: Path
@@ -46,6 +49,8 @@ class Node(msgspec.Struct, frozen=True, eq=False):
     part: Part | None = None
     gil: float | None = None
     pid: int = 0
+    times: tuple[float, float] | None = None
+    change: Kind | None = None
 
     @property
     def name(self) -> str:
@@ -74,14 +79,6 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
     return [_headed(PARTS[order], heading, groups[order, heading]) for order, heading in sorted(groups)]
 
 
-def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
-    """Nodes merged by function, children too, heaviest first; the line is that of the heaviest."""
-    groups: dict[Step, list[CallNode]] = {}
-    for node in nodes:
-        groups.setdefault((node.function, node.file), []).append(node)
-    return sorted((_one(group) for group in groups.values()), key=lambda node: -node.samples)
-
-
 def way_to(nodes: Sequence[Node], path: Path) -> list[Node]:
     """The nodes from the top to `path`, or as far as it is there."""
     below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
@@ -101,14 +98,6 @@ def _headed(part: Part, heading: str, runners: list[tuple[int, CallNode, float |
         path, name, "", 0, samples, 1.0, "user", any(child.own for child in children), children, part=part,
         gil=gil if len(runners) == 1 else None, pid=pid,
     )  # fmt: skip
-
-
-def _one(group: list[CallNode]) -> CallNode:
-    if len(group) == 1:
-        return group[0]
-    children = tuple(merged(child for node in group for child in node.children))
-    heaviest = max(group, key=lambda node: node.samples)
-    return msgspec.structs.replace(heaviest, samples=sum(node.samples for node in group), children=children)
 
 
 def _node(first: CallNode, above: Path, total: int) -> Node:
@@ -222,7 +211,9 @@ _PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
 
 
 def kind_of(node: Node) -> Kind:
-    """How a node is coloured: by whose code it is, or by what runs it."""
+    """How a node is coloured: by its change, by whose code it is, or by what runs it."""
+    if node.change is not None:
+        return node.change
     return _PARTS[node.part] if node.part is not None else CODE_KIND[node.origin]
 
 

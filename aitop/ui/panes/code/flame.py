@@ -8,11 +8,11 @@ import msgspec
 from rich.cells import cell_len
 from rich.style import Style
 
-from aitop.model.units import percent
+from aitop.model.units import duration, percent
 from aitop.ui.panes.code.call_tree import Node, Path, kind_of, way_to
 from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.state import matches
-from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, SELECTED, TEXT, dimmed, on, role
+from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, SELECTED, TEXT, Kind, dimmed, on, role
 from aitop.ui.widgets.line import Line, cut, shorten
 from aitop.ui.words import one_line, place, tight_percent
 
@@ -126,6 +126,11 @@ def flame_lines(rows: Rows, selected: Path | None, pointed: Path | None, *, lett
 def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
     """All that a cell has no room for: name, place, share, samples, whose code it is."""
     kind = kind_of(node)
+    if node.times is not None:
+        before, after = (duration(each / 1e3) if each else "0" for each in node.times)
+        right = Line(f"{before} → {after}", BRIGHT).add(" · ■ ", kind.ink).add(kind.name, DIM)
+        name = f"{one_line(node.name)}  {node.file and place(node)}"
+        return Line(shorten(name, max(8, width - right.width - 2)), BRIGHT).add("  ").join(right).fit(width)
     right = Line(percent(node.share), BRIGHT).join(by).add(f" · {node.samples} samples · ", DIM)
     right.add("■ ", kind.ink).add(kind.name if node.file else "who runs it", DIM)
     if not node.file:
@@ -139,10 +144,10 @@ def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
     return line.join(right).fit(width)
 
 
-def legend() -> Line:
-    """A line that explains the colours: whose code it is."""
+def legend(kinds: Sequence[Kind] = CODE_KINDS) -> Line:
+    """A line that explains the colours: whose code it is, unless other `kinds` are drawn."""
     line = Line()
-    for number, kind in enumerate(CODE_KINDS):
+    for number, kind in enumerate(kinds):
         line.add("  " if number else "").add("■ ", kind.ink).add(kind.name, DIM)
     return line
 
@@ -165,13 +170,18 @@ def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters
     return line
 
 
+def _difference(before: float, after: float) -> str:
+    """By how many milliseconds the second is more, or less."""
+    return f"{'−' if after < before else '+'}{duration(abs(after - before) / 1e3)}"
+
+
 def _label(cell: Cell, letters: bool) -> str:
     room = cell.width - 1
     node = cell.node
     if room < LEAST_NAME:
         return (kind_of(node).letter if letters else "")[: max(0, room)]
     mark = f"{kind_of(node).letter}:" if letters else " " if room > LEAST_NAME + 3 else ""
-    share = f" {tight_percent(cell.share)}"
+    share = f" {tight_percent(cell.share) if node.times is None else _difference(*node.times)}"
     for name in (one_line(node.name), one_line(node.function), one_line(node.function).rsplit(".", 1)[-1]):
         for text in (f"{mark}{name}{share}", f"{mark}{name}"):
             if cell_len(text) <= room:

@@ -35,6 +35,7 @@ from aitop.ui.panes.code.hot_lines import (
     hot_rows,
     line_change,
 )
+from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.panes.spare_rows import flame_below, lines_below, room_below
 from aitop.ui.panes.step.figures import GAP
 from aitop.ui.state import View, matches
@@ -124,7 +125,7 @@ class CodePane(Pane):
         note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
         stale = view.stale("stacks")
         if view.code == "flame":
-            lines, foot = self._flame(stacks, view, width, height)
+            lines, foot = self._flame(self._trees(stacks, view), view, width, height)
             note = legend() if width >= ROOM_FOR_LEGEND else note
             foot += self._lines_below(stacks, view, width, room_below(len(lines) + len(foot), height))
         else:
@@ -168,8 +169,8 @@ class CodePane(Pane):
             lines[chosen] = lit(lines[chosen].fit(width))
         return lines
 
-    def _flame(self, stacks: Stacks, view: View, width: int, height: int) -> tuple[list[Line], list[Line]]:
-        way, nodes = zoomed(self._trees(stacks, view), self._zoom)
+    def _flame(self, trees: list[Node], view: View, width: int, height: int) -> tuple[list[Line], list[Line]]:
+        way, nodes = zoomed(trees, self._zoom)
         self._cells = icicle(nodes, width)
         crumbs = " › ".join(one_line(node.function) for node in way[:-1])
         head = [Line(shorten_left(f"{crumbs} ›", width), DIM)] if crumbs else []
@@ -184,7 +185,9 @@ class CodePane(Pane):
         selected = path if self.has_focus else None
         lines = flame_lines(self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter)
         shown = (way_to(nodes, self._pointed or path) or nodes)[-1]
-        return [*head, *lines], [node_line(shown, width, node_change(view, shown))][:foot]
+        return [*head, *lines], [node_line(shown, width, NO_CHANGE if shown.change else node_change(view, shown))][
+            :foot
+        ]
 
     def _flame_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
         return flame_below(self._trees(stacks, view), view, width, room) if room else []
