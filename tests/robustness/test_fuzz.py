@@ -27,7 +27,12 @@ def test_a_few_inputs(name, capsys):
 
 def test_past_findings_stay_mended():
     """In a process of its own, whose stack may overflow, and to whose terminal nothing may be written but this."""
-    done = subprocess.run([sys.executable, fuzzer.__file__, "--again"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "always:invalid escape sequence", fuzzer.__file__, "--again"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     fed = {line.split(" ")[1].rstrip(":") for line in done.stdout.splitlines()}
     assert fed == {path.name for path in CORPUS.iterdir()} and len(fed) >= 15
