@@ -85,7 +85,9 @@ def test_in_and_out_again_and_again(start: Callable[..., Victim], kind: str, cyc
 def test_only_what_stays_open_counts_as_left(start: Callable[..., Victim], kind: str, same: bool) -> None:
     """Of the targets by themselves: nothing is put in."""
     for _ in range(3):
-        _, out, _ = start(kind).end()
+        victim = start(kind)
+        assert victim.goes_on()
+        _, out, _ = victim.end()
         assert out.splitlines()[-1].startswith(f"bad 0 same {same}"), out
 
 
