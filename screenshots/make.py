@@ -1,4 +1,4 @@
-"""Draws every picture of this folder: `python screenshots/make.py [NAME ...]`.
+"""Draws every picture of this folder: `python screenshots/make.py [NAME ...] [-o FOLDER]`. Twice gives the same bytes.
 
 They show the ends of recordings: the GPU of `simulated-gpu` is the fake NVML of the tests, on a run that is real. Only
 the jobs of the picker and of the fleet are made up. SVG comes from the program itself; PNG needs a headless Chromium
@@ -7,6 +7,7 @@ and is left out without it.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -107,7 +108,7 @@ def around(script: str, line: int) -> list[tuple[int, str]] | None:
     return [(number, lines[number - 1]) for number in range(first, min(len(lines), line + 6) + 1)]
 
 
-def draw(picture: Picture) -> None:
+def draw(picture: Picture, folder: Path) -> None:
     """Write NAME.svg, and NAME.png where there is a converter."""
     drawn = svg(
         last_snapshot(picture.recording),
@@ -119,23 +120,23 @@ def draw(picture: Picture) -> None:
         settings=Settings(theme=picture.theme),
         source_around=lambda _pid, file, line: around(file, line),
     )
-    keep(picture.name, drawn)
+    keep(folder / picture.name, drawn)
 
 
-def report(name: str, recording: str, size: tuple[int, int]) -> None:
+def report(name: Path, recording: str, size: tuple[int, int]) -> None:
     """Write NAME.png: the top of the HTML report, as wide and high as `size`. Needs a Chromium."""
     shot = last_snapshot(recording)
     written = to_html(report_of(shot), shot, lambda _pid, file, line: around(file, line))
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         page.write_text(written, encoding="utf-8")
-        photograph(page, HERE / f"{name}.png", size)
-    print(f"{name}.png")
+        photograph(page, name.with_suffix(".png"), size)
+    print(f"{name.name}.png")
 
 
-def keep(name: str, drawn: str) -> None:
+def keep(name: Path, drawn: str) -> None:
     """Write both forms of a picture."""
-    path = HERE / f"{name}.svg"
+    path = name.with_suffix(".svg")
     path.write_text(drawn, encoding="utf-8")
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
     if size is not None:
@@ -155,7 +156,7 @@ def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
-def draw_fleet(name: str, size: tuple[int, int], keys: tuple[str, ...]) -> None:
+def draw_fleet(name: Path, size: tuple[int, int], keys: tuple[str, ...]) -> None:
     """The jobs of the made-up cluster of the tests, or the ranks of one of them."""
     sys.path.insert(0, str(TESTS))
     import fake_prometheus  # noqa: PLC0415
@@ -163,19 +164,24 @@ def draw_fleet(name: str, size: tuple[int, int], keys: tuple[str, ...]) -> None:
     keep(name, fleet_svg(fake_prometheus.Still(), size, Settings(theme="dark"), keys))
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Draw the named pictures, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which pictures (default: all)")
+    parser.add_argument("-o", "--into", type=Path, default=HERE, metavar="FOLDER", help="where to (default: here)")
+    args = parser.parse_args()
+    names, folder = args.names, args.into
     for picture in PICTURES:
         if not names or picture.name in names:
-            draw(picture)
+            draw(picture, folder)
     if not names or "picker-100x12" in names:
-        keep("picker-100x12", picker_svg(candidates(), (100, 12), Settings(theme="dark")))
+        keep(folder / "picker-100x12", picker_svg(candidates(), (100, 12), Settings(theme="dark")))
     for name, (size, keys) in FLEET.items():
         if not names or name in names:
-            draw_fleet(name, size, keys)
+            draw_fleet(folder / name, size, keys)
     if not names or "report-1000" in names:
-        report("report-1000", "slow-loader", (1000, 1685))
+        report(folder / "report-1000", "slow-loader", (1000, 1685))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -160,6 +160,7 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
 
 def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.ExitStack) -> Callable[[], None]:
     """Writes the file. It is removed at the end: node_exporter would go on exporting what it says."""
+    from aitop.output_file import remove_output
     from aitop.outputs.prometheus.textfile import write_textfile
 
     def write() -> None:
@@ -168,7 +169,7 @@ def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.Exit
         except OSError as error:
             raise AitopError(f"cannot write {path}: {error.strerror or error}") from None
 
-    ending.callback(path.unlink, missing_ok=True)
+    ending.callback(remove_output, path)
     return write
 
 

@@ -62,7 +62,7 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     from aitop.outputs.recording import RecordingWriter
     from aitop.ui.app import MonitorApp
 
-    recorder = Recorder(lambda path: RecordingWriter(path, targets[0]), args.record)
+    recorder = Recorder(lambda path, new: RecordingWriter(path, targets[0], new=new), args.record)
 
     def make() -> LiveFeed:
         from aitop.engine.live import LiveFeed

@@ -34,13 +34,13 @@ class Recorder:
     """The sink of a live feed. `recording` is the one being written, or None; `made` are all recordings so far.
 
     Events that stay valid until they are replaced (`_standing`: source states, target, hook facts) are kept, and a
-    recording that begins later starts with them. `open_recording` raises an error whose text says why a file cannot be
-    written.
+    recording that begins later starts with them. `open_recording(path, new)` raises an error whose text says why a file
+    cannot be written, or, with `new`, that there is one.
     """
 
-    def __init__(self, open_recording: Callable[[Path], OpenRecording], path: Path | None = None) -> None:
+    def __init__(self, open_recording: Callable[[Path, bool], OpenRecording], path: Path | None = None) -> None:
         self._open = open_recording
-        self.recording = open_recording(path) if path is not None else None
+        self.recording = open_recording(path, False) if path is not None else None
         self.made: list[OpenRecording] = [self.recording] if self.recording else []
         self._standing: dict[tuple[str, object], Event] = {}
         self._time = 0.0
@@ -66,8 +66,8 @@ class Recorder:
                 self.recording.write(event)
 
     def begin(self, path: Path) -> OpenRecording:
-        """Record to a file from now on; a recording that is under way ends."""
-        recording = self._open(path)
+        """Record to a new file from now on; a recording that is under way ends."""
+        recording = self._open(path, True)
         self.end()
         with self._lock:
             for event in self._standing.values():

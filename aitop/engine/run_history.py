@@ -25,6 +25,7 @@ from aitop.diagnosis.run_summary import run_of
 from aitop.model.run import Run, RunComparison
 from aitop.model.snapshot import Series, Snapshot, Target
 from aitop.model.verdict import Diagnosis, Verdict, Where
+from aitop.output_file import make_folder, remove_output, replace_output
 
 MOST_RUNS = 200
 # Of the steps before a mark so many are enough to tell whether later ones are faster.
@@ -74,15 +75,12 @@ class RunHistory:
         if self._folder is None or run.units is None or run.units.count < LEAST_VALUES or len(written) > LARGEST_RUN:
             return
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self._folder, 0o700)
             if self._folder.stat().st_uid != os.geteuid():
                 return
-            file = self._folder / f"{'-'.join(self._digests())}-{self._run}.json.gz"
-            new = file.with_suffix(f".{os.getpid()}")
-            new.write_bytes(written)
-            new.replace(file)
+            replace_output(self._folder / f"{'-'.join(self._digests())}-{self._run}.json.gz", written, 0o600)
             for oldest in self._files()[:-MOST_RUNS]:
-                oldest.unlink()
+                remove_output(oldest)
 
     def _digests(self) -> tuple[str, str]:
         """Of the script and of the whole command."""
@@ -152,13 +150,14 @@ def moment(then: float, now: float) -> str:
 def history_folder() -> Path | None:
     """$XDG_STATE_HOME/aitop/history, by default under ~/.local/state; None where that is not this user's own.
 
-    Root that has kept the HOME of another user leaves nothing there.
+    Root that has kept the HOME of another user leaves nothing there, nor where a link of theirs leads.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     try:
         state = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
-        nearest = next(folder for folder in (state, *state.parents) if folder.exists())
-        return state / "aitop" / "history" if nearest.stat().st_uid == os.geteuid() else None
+        way = [folder for folder in (state, *state.parents) if folder.exists()]
+        owners = {folder.lstat().st_uid for folder in way} if os.geteuid() == 0 else {way[0].stat().st_uid}
+        return state / "aitop" / "history" if owners == {os.geteuid()} else None
     except (RuntimeError, OSError):
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,15 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 MEMORY = "[memory]"
 # In this order: a fused attention kernel has "gemm" in its name, and a copy kernel "elementwise".
 _CLASSES: tuple[tuple[OpClass, str], ...] = (
-    ("collective", r"nccl|all_?reduce|all_?gather|reduce_?scatter|c10d|broadcast_kernel|gloo"),
-    ("attention", r"flash|fmha|scaled_dot_product|attention|\bsdpa"),
-    ("convolution", r"conv(?!ert)|wgrad|dgrad|im2col|winograd|cudnn.*nchw"),
+    ("collective", r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|c10d|broadcast_kernel|gloo"),
+    ("attention", r"flash(?!infer)|fmha|scaled_dot_product|attention|\bsdpa|with\w*kvcache"),
+    ("convolution", r"conv(?!ert)|wgrad|dgrad|fprop|im2col|winograd|[s\d]cudnn_|cudnn.*nchw"),
     (
         "matmul",
-        r"gemm|cutlass|xmma|matmul|addmm|\bbmm|\bbaddbmm|::mm\b|\bmm\b|linear|cublas|nvjet|::mv\b|addmv|::dot\b",
+        r"gemm|cutlass|xmma|matmul|addmm|\bbmm|\bbaddbmm|::mm\b|\bmm\b|linear|cublas|nvjet|\bcijk_|::mv\b|addmv|"
+        r"::dot\b",
     ),
-    ("normalization", r"norm|welford"),
+    ("normalization", r"norm|welford|\bbn_[fb]w"),
     ("copy", r"memcpy|memset|copy_|::copy|::to\b|_to_copy|contiguous|clone|direct_copy|catarray|::cat\b|::stack\b"),
     (
         "reduction",
@@ -134,8 +135,10 @@ def analyse(trace: bytes, *, pid: int, steps: int, holds: Holds) -> Profile:
             op.device += event.dur / 1e6
     memory = [event for event in events if event.name == MEMORY]
     begin, end = _window(events)
-    kernels = _kernels(on_device)
+    kinds = [_kind(event, by_id) for event in on_device]
+    kernels = _kernels(on_device, kinds)
     rows = _rows(ops, bool(on_device), bool(memory))
+    taken = zip(kinds, (event.dur / 1e6 for event in on_device), strict=True)
     return Profile(
         pid=pid,
         steps=steps,
@@ -144,7 +147,7 @@ def analyse(trace: bytes, *, pid: int, steps: int, holds: Holds) -> Profile:
         events=len(events),
         ops=rows[:MOST_ROWS],
         kernels=kernels[:MOST_ROWS],
-        classes=_classes(kernels) if kernels else _classes(rows),
+        classes=_classes(taken if on_device else ((row.kind, row.self_host) for row in rows)),
         devices=_devices(on_device, events, begin, end),
         peak_memory=_peak(memory),
     )
@@ -215,20 +218,30 @@ def _rows(ops: Sequence[_Op], device: bool, memory: bool) -> tuple[OpRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-(row.device or 0.0), -row.self_host, row.name)))
 
 
-def _kernels(events: Iterable[_Event]) -> tuple[KernelRow, ...]:
-    calls: Counter[str] = Counter()
-    seconds: dict[str, float] = defaultdict(float)
-    for event in events:
-        calls[event.name] += 1
-        seconds[event.name] += event.dur / 1e6
-    rows = [KernelRow(name=name, kind=class_of(name), calls=calls[name], device=seconds[name]) for name in calls]
+def _kernels(events: Sequence[_Event], kinds: Sequence[OpClass]) -> tuple[KernelRow, ...]:
+    """One row a kernel, the dearest first; of the class on which most of its time goes."""
+    calls = Counter(event.name for event in events)
+    seconds: dict[str, dict[OpClass, float]] = defaultdict(lambda: defaultdict(float))
+    for event, kind in zip(events, kinds, strict=True):
+        seconds[event.name][kind] += event.dur / 1e6
+    rows = [
+        KernelRow(name=name, kind=max(spent, key=spent.__getitem__), calls=calls[name], device=sum(spent.values()))
+        for name, spent in seconds.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
 
 
-def _classes(rows: Sequence[KernelRow] | Sequence[OpRow]) -> tuple[ClassRow, ...]:
+def _kind(event: _Event, by_id: Mapping[int, _Op]) -> OpClass:
+    """By the operator of torch that launched the kernel, where that tells: cuDNN convolves with kernels named gemm."""
+    op = by_id.get(_number(event, "External id"))
+    kind = class_of(op.name) if op and op.name.startswith("aten::") and event.cat == "kernel" else "other"
+    return kind if kind != "other" else class_of(event.name)
+
+
+def _classes(parts: Iterable[tuple[OpClass, float]]) -> tuple[ClassRow, ...]:
     sums: dict[OpClass, float] = defaultdict(float)
-    for row in rows:
-        sums[row.kind] += row.device if isinstance(row, KernelRow) else row.self_host
+    for kind, seconds in parts:
+        sums[kind] += seconds
     total = sum(sums.values())
     classes = (ClassRow(kind=kind, seconds=taken, share=taken / total) for kind, taken in sums.items() if total > 0)
     return tuple(sorted(classes, key=lambda row: -row.seconds))
@@ -296,8 +309,10 @@ def _peak(memory: Sequence[_Event]) -> int | None:
 
 def class_of(name: str) -> OpClass:
     """The class of an operator (`aten::addmm`) or kernel (`sm90_xmma_gemm_…`); `other` where its name tells nothing."""
+    # Not the types of a kernel's parameters.
+    own = name.replace("(anonymous namespace)", "").partition("(")[0]
     for kind, pattern in _CLASSES:
-        if re.search(pattern, name, re.IGNORECASE):
+        if re.search(pattern, own, re.IGNORECASE):
             return kind
     return "other"
 

@@ -25,12 +25,12 @@ class RecordingWriter:
     why the recording stopped (a full disk, say), None while all is well.
     """
 
-    def __init__(self, path: Path, target: Target) -> None:
+    def __init__(self, path: Path, target: Target, *, new: bool = False) -> None:
         self.path = path
         self.failed: str | None = None
         self._size: int | None = None
         self._encoder = msgspec.json.Encoder()
-        self._raw = _open_new(path)
+        self._raw = _open_empty(path, new=new)
         compressed = path.name.endswith(".gz")
         self._out = cast("BinaryIO", gzip.GzipFile(fileobj=self._raw, mode="wb", mtime=0)) if compressed else self._raw
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -86,13 +86,14 @@ class RecordingWriter:
         self.failed = f"the recording {self.path} has stopped: {reason}"
 
 
-def _open_new(path: Path) -> BinaryIO:
+def _open_empty(path: Path, *, new: bool) -> BinaryIO:
     """Open for writing. Somebody's file is never overwritten; an empty one, a pipe or a device may be written to.
+    With `new` there must be none of these either.
 
     What is in it is for its owner alone to read: command lines, lines of source.
     """
     try:
-        descriptor = open_output(path, 0o600)
+        descriptor = open_output(path, 0o600, new=new)
     except OSError as error:
         raise WrongUsageError(f"cannot record to {path}: {error.strerror or error}") from None
     status = os.fstat(descriptor)

@@ -15,7 +15,7 @@ from textual.screen import Screen
 from aitop.engine.recorder import Recorder
 from aitop.model.text import printable
 from aitop.model.units import size
-from aitop.output_file import open_output
+from aitop.output_file import open_output, remove_output
 from aitop.ui.widgets.pane import Pane
 
 MOST_FILES = 10_000
@@ -44,7 +44,7 @@ def write_new(folder: Path, stem: str, contents: Mapping[str, str | bytes]) -> l
                 file.write(content.encode() if isinstance(content, str) else content)
     except BaseException:
         for path in written:
-            path.unlink(missing_ok=True)
+            remove_output(path)
         raise
     return written
 

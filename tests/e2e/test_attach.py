@@ -81,6 +81,16 @@ def test_in_and_out_again_and_again(start: Callable[..., Victim], kind: str, cyc
     unharmed(victim)
 
 
+@pytest.mark.parametrize(("kind", "same"), [("opening", True), ("leaking", False)])
+def test_only_what_stays_open_counts_as_left(start: Callable[..., Victim], kind: str, same: bool) -> None:
+    """Of the targets by themselves: nothing is put in."""
+    for _ in range(3):
+        victim = start(kind)
+        assert victim.goes_on()
+        _, out, _ = victim.end()
+        assert out.splitlines()[-1].startswith(f"bad 0 same {same}"), out
+
+
 def test_a_second_install_finds_the_first(start: Callable[..., Victim]) -> None:
     victim = start("busy")
     assert [put_in(victim.pid).answer for _ in range(2)] == ["installed", "already"]

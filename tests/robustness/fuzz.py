@@ -2,9 +2,11 @@
 
 Coverage-guided: an input is kept and changed further if it made the code take a branch that no input had taken before.
 Inputs are changed byte by byte, word by word and, where they hold JSON, value by value. Prints what was fed and every
-finding; a finding's input is kept in --keep. The same --seed makes the same inputs.
+finding. Its input is added to `tests/robustness/corpus`, to be committed with the mend and a name that says what it is;
+`--again` feeds that folder, as the tests do. The same --seed makes the same inputs.
 
     python tests/robustness/fuzz.py ring --minutes 5
+    python tests/robustness/fuzz.py --again
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from fuzz_subjects import SUBJECTS, Subject
 import aitop
 
 OURS = str(Path(aitop.__file__).parent)
+CORPUS = Path(__file__).with_name("corpus")
 LONGEST = 200_000
 SLOW_SECONDS = 5.0
 PLAIN_ROUNDS = 4  # of so many inputs one is followed line by line
@@ -235,18 +238,28 @@ def report(subject: Subject, finding: str, data: bytes, keep: Path | None) -> No
         (keep / name).write_bytes(data)
 
 
+def again(paths: list[Path]) -> int:
+    """Feed files that are named `SUBJECT-…`, recordings to the screen as well; returns the number of findings."""
+    findings = 0
+    for path in paths:
+        name = path.name.partition("-")[0]
+        for subject in (SUBJECTS[name], *((SUBJECTS["screen"],) if name == "recording" else ())):
+            finding = feed(subject, path.read_bytes(), None)[1]
+            findings += finding is not None
+            print(f"{subject.name} {path.name}: {finding or 'as it should be'}")
+    return findings
+
+
 def main() -> int:
     parser = options(__doc__)
     parser.add_argument("subject", nargs="*", choices=[*SUBJECTS, []], help="default: all")
     parser.add_argument("--minutes", type=float, default=1.0, help="for each subject (default: 1)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for the inputs of findings")
-    parser.add_argument("--again", type=Path, nargs="*", help="feed these files instead, with their tracebacks")
+    parser.add_argument("--keep", type=Path, default=CORPUS, help="folder for the inputs of findings (default: corpus)")
+    parser.add_argument("--again", type=Path, nargs="*", help="only feed these files, or those of the corpus")
     args = parser.parse_args()
-    if args.again:
-        for path in args.again:
-            SUBJECTS[path.name.partition("-")[0]].feed(path.read_bytes())
-        return 0
+    if args.again is not None:
+        return again(args.again or sorted(CORPUS.iterdir()))
     chosen = [SUBJECTS[name] for name in args.subject or SUBJECTS]
     findings = sum(fuzz(subject, 60 * args.minutes, args.seed, args.keep) for subject in chosen)
     spread = f"{args.minutes:g} min each: {', '.join(subject.name for subject in chosen)}"

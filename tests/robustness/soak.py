@@ -120,7 +120,7 @@ def samples(days: float, pace: float) -> Iterator[Event]:
 def simulated(days: float, pace: float = 1.0, looks: int = 30) -> Figures:
     """Feed them to the engine and the recorder of a live run."""
     found, me = Figures("day"), psutil.Process()
-    engine, recorder = Engine(Recording(RECORDING).header.target), Recorder(lambda path: None)  # type: ignore[arg-type, return-value]
+    engine, recorder = Engine(Recording(RECORDING).header.target), Recorder(lambda path, new: None)  # type: ignore[arg-type, return-value]
     began, due = None, 0.0
     for event in samples(days, pace):
         recorder.write(event)

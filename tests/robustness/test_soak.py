@@ -35,7 +35,7 @@ def test_what_was_said_of_processes_that_are_gone_is_forgotten(monkeypatch):
         def close(self):
             pass
 
-    recorder = Recorder(lambda path: Kept())
+    recorder = Recorder(lambda path, new: Kept())
     last = {}
     for event in soak.samples(days=0.02, pace=20.0):
         recorder.write(event)

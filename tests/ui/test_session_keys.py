@@ -140,7 +140,7 @@ async def test_a_folder_that_is_gone_is_said(look_at, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     async with look_at(samples.input_bound()) as eyes:
-        eyes.app.screen.recorder = Recorder(lambda path: RecordingWriter(path, samples.target()))
+        eyes.app.screen.recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
         await eyes.press("s")
         assert "nothing saved: No such file" in eyes.pane("footer")
         await eyes.press("r")
@@ -149,7 +149,7 @@ async def test_a_folder_that_is_gone_is_said(look_at, tmp_path, monkeypatch):
 
 async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recorder = Recorder(lambda path: RecordingWriter(path, samples.target()))
+    recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
     recorder.write(SourceStatus(time=3.0, source="gpu", state="absent", reason="no driver"))
     recorder.write(Tick(time=4.0, wall=1.0))
     async with look_at(samples.input_bound(), size=(160, 36)) as eyes:
@@ -170,7 +170,7 @@ async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
 
 
 async def test_a_full_disk_is_said_and_the_screen_goes_on(look_at):
-    recorder = Recorder(lambda path: RecordingWriter(Path("/dev/full"), samples.target()))
+    recorder = Recorder(lambda path, new: RecordingWriter(Path("/dev/full"), samples.target()))
     async with look_at(samples.input_bound(), size=(200, 36)) as eyes:
         eyes.app.screen.recorder = recorder
         await eyes.press("r")

@@ -2,73 +2,134 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+from pathlib import Path
 
 import pytest
 
+from aitop import output_file
 from aitop.commands.diagnose import write_report
 from aitop.errors import WrongUsageError
 from aitop.model.snapshot import Target
-from aitop.output_file import open_output, write_output
+from aitop.output_file import make_folder, open_output, remove_output, replace_output, write_output
 from aitop.outputs.recording import RecordingWriter
 from aitop.ui.saving import write_new
 
+OTHER = 12345
 
-@pytest.fixture
-def public(tmp_path):
-    """A folder like /tmp, and a file of ours beside it."""
-    folder = tmp_path / "public"
+
+def need_root():
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make another user's files")
+
+
+def others_link(path, target):
+    path.symlink_to(target)
+    os.chown(path, OTHER, OTHER, follow_symlinks=False)
+
+
+# Like /tmp, and like a folder of root's for the members of a group.
+@pytest.fixture(params=[0o1777, 0o2775], ids=["everybody", "group"])
+def shared(tmp_path, request):
+    """A folder of ours that others may write to, and a file of ours beside it."""
+    need_root()
+    folder = tmp_path / "shared"
     folder.mkdir()
-    folder.chmod(0o1777)
+    folder.chmod(request.param)
     (tmp_path / "precious").write_text("mine")
     return folder
 
 
-def test_what_is_there_is_replaced(tmp_path):
-    output = tmp_path / "out.html"
-    output.write_text("longer than the new")
-    write_output(output, b"new")
-    assert output.read_text() == "new"
-    (tmp_path / "link").symlink_to(output)
-    write_output(tmp_path / "link", b"by a link of the user's own")
-    assert output.read_text() == "by a link of the user's own"
-
-
-def test_in_a_public_folder_nobodys_link_is_followed(public, tmp_path):
-    write_output(public / "out", b"new")
-    assert (public / "out").read_text() == "new"
-    for name, place in (("there", "precious"), ("not-there", "made")):
-        (public / name).symlink_to(tmp_path / place)
-        with pytest.raises(WrongUsageError, match="it is a link"):
-            write_report("text", public / name)
-        with pytest.raises(WrongUsageError, match="it is a link"):
-            RecordingWriter(public / name, Target(pid=1, command="x"))
+def test_in_a_shared_folder_nobody_elses_link_is_followed(shared, tmp_path):
+    write_output(shared / "out", b"new")
+    assert (shared / "out").read_text() == "new"
+    others_link(shared / "there", tmp_path / "precious")
+    others_link(shared / "not-there", tmp_path / "made")
+    others_link(shared / "folder", tmp_path)
+    (shared / "ours").symlink_to(shared / "folder")
+    for name in ("there", "not-there", "folder/precious", "folder/made", "ours/precious", "ours/made"):
+        with pytest.raises(WrongUsageError, match="is a link of another user's"):
+            write_report("text", shared / name)
+        with pytest.raises(WrongUsageError, match="is a link of another user's"):
+            RecordingWriter(shared / name, Target(pid=1, command="x"))
+        with pytest.raises(OSError):
+            open_output(shared / name, new=True)
     assert (tmp_path / "precious").read_text() == "mine" and not (tmp_path / "made").exists()
 
 
-def test_in_a_public_folder_what_another_user_laid_out_is_not_written_to(public):
-    (public / "trap").touch()
-    (public / "trap").chmod(0o666)
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to make another user's file")
-    os.chown(public / "trap", 12345, 12345)
-    with pytest.raises(PermissionError, match="another user's"):
-        open_output(public / "trap")
-    assert not (public / "trap").read_bytes()
+def test_where_others_may_write_an_own_link_leads_on(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    (tmp_path / "shared" / "own").symlink_to("../away")
+    (tmp_path / "away").mkdir()
+    write_output(tmp_path / "shared" / "own" / ".." / "away" / "out", b"new")
+    assert (tmp_path / "away" / "out").read_text() == "new"
+
+
+def test_in_a_shared_folder_what_another_user_laid_out_is_not_written_to(shared, tmp_path):
+    (shared / "trap").touch()
+    (shared / "trap").chmod(0o666)
+    os.chown(shared / "trap", OTHER, OTHER)
+    os.link(tmp_path / "precious", shared / "name")
+    for name in ("trap", "name"):
+        with pytest.raises(PermissionError, match="another user's"):
+            open_output(shared / name)
+    assert not (shared / "trap").read_bytes() and (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_folder_that_becomes_a_link_meanwhile_is_not_entered(shared, tmp_path, monkeypatch):
+    """The folder is exchanged between the look at its name and the opening of it."""
+    (shared / "folder").mkdir()
+    look = output_file._link
+
+    def exchanged(place):
+        found = look(place)
+        if place.name == "folder":
+            (shared / "folder").rmdir()
+            others_link(shared / "folder", tmp_path)
+        return found
+
+    monkeypatch.setattr(output_file, "_link", exchanged)
+    with pytest.raises(OSError):
+        write_output(shared / "folder" / "precious", b"overwritten")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_links_to_what_is_open_are_followed(tmp_path):
+    with open(tmp_path / "open", "w+b") as file:
+        write_output(Path(f"/dev/fd/{file.fileno()}"), b"by its number")
+        assert file.read() == b"by its number"
+    write_output(Path("/proc/self/cwd", os.path.relpath(tmp_path, "."), "below"), b"by a folder")
+    assert (tmp_path / "below").read_text() == "by a folder"
+    reading, writing = os.pipe()
+    write_output(Path(f"/proc/self/fd/{writing}"), b"into a pipe")
+    assert os.read(reading, 99) == b"into a pipe"
+    os.close(reading), os.close(writing)
+
+
+def test_what_is_no_file_is_said(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "nowhere").symlink_to("none/file")
+    for path, words in (("circle", "[Ll]evels of symbolic links"), ("nowhere", "No such file"), (".", "directory")):
+        with pytest.raises(WrongUsageError, match=words):
+            write_report("text", tmp_path / path)
+    with pytest.raises(WrongUsageError, match="directory"):
+        write_report("text", Path("/"))
 
 
 @pytest.fixture
 def others(tmp_path):
     """A folder of another user's, and a file of root's beside it."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to make another user's folder")
+    need_root()
     for folder in (tmp_path, *tmp_path.parents):
         # pytest keeps its folders to itself; another user has to get through.
         if not folder.stat().st_mode & 0o001:
             folder.chmod(0o711)
     folder = tmp_path / "others"
     folder.mkdir()
-    os.chown(folder, 12345, 12345)
+    os.chown(folder, OTHER, OTHER)
     (tmp_path / "precious").write_text("mine")
     return folder
 
@@ -76,7 +137,7 @@ def others(tmp_path):
 def test_root_writes_in_another_users_folder_what_that_user_could_write(others, tmp_path):
     write_output(others / "out", b"new")
     assert (others / "out").read_text() == "new"
-    assert ((others / "out").stat().st_uid, (others / "out").stat().st_gid) == (12345, 12345)
+    assert ((others / "out").stat().st_uid, (others / "out").stat().st_gid) == (OTHER, OTHER)
     (others / "target").symlink_to(tmp_path / "precious")
     (others / "made").symlink_to(tmp_path / "made")
     (others / "folder").symlink_to(tmp_path)
@@ -97,6 +158,58 @@ def test_what_is_saved_from_the_screen_follows_no_link(others, tmp_path):
         write_new(others / "folder", "aitop-1", {".txt": "text"})
     assert [path.name for path in write_new(others, "aitop-1", {".txt": "text"})] == ["aitop-1-1.txt"]
     assert not list(tmp_path.glob("aitop*"))
+
+
+def test_what_replaces_a_file_is_made_and_removed_with_the_rights_of_the_folders_owner(others, tmp_path):
+    (others / "folder").symlink_to(tmp_path)
+    for path in (others / "folder" / "precious", others / "folder" / "made"):
+        with pytest.raises(PermissionError):
+            replace_output(path, b"overwritten", 0o644)
+        remove_output(path)
+    with pytest.raises(PermissionError):
+        make_folder(others / "folder" / "made" / "below", 0o700)
+    assert (tmp_path / "precious").read_text() == "mine" and not (tmp_path / "made").exists()
+    (others / "out").symlink_to(tmp_path / "precious")
+    replace_output(others / "out", b"new", 0o640)
+    make_folder(others / "made" / "below", 0o700)
+    for path, mode in ((others / "out", 0o100640), (others / "made" / "below", 0o40700)):
+        assert (path.lstat().st_uid, path.lstat().st_mode) == (OTHER, mode)
+    remove_output(others / "out")
+    assert os.listdir(others / "made") == ["below"] and not (others / "out").exists()
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_key_records_to_a_new_file_only(tmp_path):
+    (tmp_path / "there").touch()
+    with pytest.raises(WrongUsageError, match="File exists"):
+        RecordingWriter(tmp_path / "there", Target(pid=1, command="x"), new=True)
+
+
+# What runs in the target or goes there has rules of its own; demos write in their own folders.
+ELSEWHERE = ("output_file.py", "hook/", "attach/payload/", "workloads/")
+WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "symlink_to", "mkstemp", "mkdtemp"}
+MODES = re.compile("[wax+]")
+
+
+def test_nothing_else_opens_files_to_write():
+    found = []
+    root = Path(output_file.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        name = str(path.relative_to(root))
+        if name.startswith(ELSEWHERE):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in WRITES:
+                found.append(f"{name}:{node.lineno} {called.attr}")
+            elif isinstance(node, ast.Attribute) and node.attr == "O_CREAT":
+                found.append(f"{name}:{node.lineno} O_CREAT")
+            elif isinstance(called, ast.Name) and called.id == "open":
+                # By a number it was opened elsewhere.
+                by_name = not (isinstance(node.args[0], ast.Name) and node.args[0].id == "descriptor")
+                modes = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
+                found += [f"{name}:{node.lineno} open" for mode in modes if by_name and MODES.search(str(mode))]
+    assert not found
 
 
 def test_a_new_file_takes_no_others_place(tmp_path):

@@ -140,6 +140,16 @@ def test_nothing_is_left_in_the_folder_of_another_user(tmp_path, monkeypatch):
     assert history_folder() is None
 
 
+def test_root_leaves_nothing_where_a_link_of_another_user_leads(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make another user's folder")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "state").symlink_to(tmp_path)
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "theirs" / "state"))
+    assert history_folder() is None
+
+
 def test_moments_are_said_as_people_say_them():
     now = datetime(2026, 11, 23, 9, 30)
     said = {days: moment((now - timedelta(days=days, hours=1)).timestamp(), now.timestamp()) for days in (0, 1, 2, 20)}

@@ -38,9 +38,14 @@ HARDWARE_XIDS = {
     95: "a memory error that was not contained",
     119: "the GPU's own processor does not answer",
     120: "the GPU's own processor failed",
+    144: "an NVLink had an error (SAW)",
+    145: "an NVLink had an error (RLW)",
+    149: "an NVLink failed (NETIR)",
+    154: "the driver asks for the GPU to be recovered: dmesg says how",
+    171: "a memory error that could not be corrected",
 }
 # What the device dealt with itself, or what cost one program only.
-MILD_XIDS = {63, 92, 94}
+MILD_XIDS = {63, 92, 94, 144, 145, 154}
 
 
 @condition("gpu-shared", 0.05, 0.03)

@@ -154,7 +154,7 @@ class MonitorScreen(Screen[int]):
         yield FilterLine(id="filter")
 
     def on_mount(self) -> None:
-        self._arrange()
+        self._lay_out()
         self._show()
 
         def publish(snapshot: Snapshot) -> None:
@@ -222,7 +222,7 @@ class MonitorScreen(Screen[int]):
             self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
 
     def on_resize(self, event: events.Resize) -> None:
-        self._arrange()
+        self._lay_out()
         self._show()
 
     def on_screen_resume(self) -> None:
@@ -525,7 +525,7 @@ class MonitorScreen(Screen[int]):
 
     def _change(self, **changes: object) -> None:
         self.view = replace(self.view, **changes)
-        self._arrange()
+        self._lay_out()
         self._show()
 
     def _show(self) -> None:
@@ -538,7 +538,7 @@ class MonitorScreen(Screen[int]):
         for name in self._plan:
             self._pane(name).show(self.view)
 
-    def _arrange(self) -> None:
+    def _lay_out(self) -> None:
         """Put every pane where the plan for this size and these facts has it."""
         wanted = self._plan_for(self._zoomed)
         if self._typing and "footer" in wanted:

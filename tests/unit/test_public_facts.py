@@ -1,0 +1,262 @@
+"""What real devices wrote, as people have published it: kernels of traces, throttle reasons, Xids.
+
+Facts only, each with its source. The traces in `tests/recordings/public_traces` name theirs; they are trimmed to some
+kernels in a row, their launches and the operators that launched them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_hardware_rules import fired, gpu, on
+
+from aitop.diagnosis.conditions import clocks, hardware
+from aitop.engine.torch_profile import analyse, class_of
+from aitop.model.profile import Holds
+from aitop.sources.nvml.device import reason_names
+
+TRACES = Path(__file__).parents[1] / "recordings" / "public_traces"
+HOLDS = Holds(start=0.001, stop=0.02, save=0.003)
+
+
+def traced(name):
+    data = (TRACES / f"{name}.json").read_bytes()
+    return analyse(data, pid=1, steps=1, holds=HOLDS), json.loads(data)["traceEvents"]
+
+
+def on_device(events):
+    return [event for event in events if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
+# What torch's own operators say that launched the kernels. Kernels' names say something else for 76 % of the time of
+# the first (a gemm of a convolution, cuDNN's kernels), and nothing for the largest of the second (rocBLAS).
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("resnet_v100", {"convolution", "normalization", "elementwise"}),
+        ("training_mi250", {"matmul", "elementwise", "copy", "reduction"}),
+    ],
+)
+def test_kernels_of_real_traces_belong_to_their_operators(name, kinds):
+    profile, events = traced(name)
+    by_id = {event["args"]["External id"]: event["name"] for event in events if event["cat"] == "cpu_op"}
+    convolved = sum(
+        event["dur"]
+        for event in on_device(events)
+        if "convolution" in by_id.get(event["args"].get("External id"), "") and event["cat"] == "kernel"
+    )
+    found = {row.kind: row.seconds for row in profile.classes}
+    assert found.get("convolution", 0.0) == pytest.approx(convolved / 1e6)
+    assert found.keys() == kinds
+    assert sum(found.values()) == pytest.approx(sum(event["dur"] for event in on_device(events)) / 1e6)
+
+
+@pytest.mark.parametrize("name", ["resnet_v100", "training_mi250"])
+def test_gaps_of_real_traces_are_what_is_left_between_kernels(name):
+    """Counted the slow way: tenths of microseconds in which nothing runs."""
+    profile, events = traced(name)
+    (use,) = profile.devices
+    # From the first to the last of anything: kernels come long after the operators that launched them.
+    times = [(round(10 * event["ts"]), round(10 * (event["ts"] + event["dur"]))) for event in events]
+    begin, end = min(start for start, _ in times), max(stop for _, stop in times)
+    busy = bytearray(end - begin)
+    for event in on_device(events):
+        start, stop = round(10 * event["ts"]), round(10 * (event["ts"] + event["dur"]))
+        busy[start - begin : stop - begin] = b"\1" * (stop - start)
+    gaps = [len(gap) for gap in bytes(busy).split(b"\1") if len(gap) > 20]
+    assert use.busy == pytest.approx(sum(busy) / 1e7, rel=0.01)
+    assert use.gaps == pytest.approx(len(gaps), abs=2) and gaps
+    assert use.longest_gap == pytest.approx(max(gaps) / 1e7, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "kind"),
+    [
+        (
+            "https://github.com/sgl-project/sglang/pull/22353",
+            "nvjet_tst_192x16_64x8_2x2_2cta_h_bz_TNT",
+            "matmul",
+        ),
+        (
+            "https://github.com/sgl-project/sglang/pull/22353",
+            "void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>",
+            "normalization",
+        ),
+        (
+            "https://github.com/BBuf/AI-Infra-Auto-Driven-SKILLS/issues/1",
+            "void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>",
+            "normalization",
+        ),
+        (
+            "https://github.com/BBuf/AI-Infra-Auto-Driven-SKILLS/issues/1",
+            "void sglang::cross_device_reduce_1stage<__nv_bfloat16, 8>",
+            "collective",
+        ),
+        (
+            "https://github.com/BBuf/AI-Infra-Auto-Driven-SKILLS/issues/1",
+            "fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP64MultiCtasKvV",
+            "attention",
+        ),
+        (
+            "https://github.com/BBuf/AI-Infra-Auto-Driven-SKILLS/issues/1",
+            "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalIN4cute5tupl",
+            "matmul",
+        ),
+        (
+            "https://github.com/karpathy/nanochat/pull/105",
+            "ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn",
+            "matmul",
+        ),
+        (
+            "https://github.com/vllm-project/vllm-omni/pull/553",
+            "void reduce_1Block_kernel<float, 128, 7, cublasGemvT",
+            "matmul",
+        ),
+        (
+            "https://github.com/vllm-project/vllm/issues/9471",
+            "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_trait",
+            "attention",
+        ),
+        ("https://github.com/vllm-project/vllm/issues/9471", "_C::cutlass_scaled_mm", "matmul"),
+        (
+            "https://github.com/huggingface/blog/issues/1649",
+            "void flash_bwd_dot_do_o_kernel<true, Flash_bwd_kerne",
+            "attention",
+        ),
+        (
+            "https://github.com/huggingface/blog/issues/1649",
+            "void at::native::index_elementwise_kernel<128, 4, at",
+            "elementwise",
+        ),
+        (
+            "https://github.com/pytorch/pytorch/issues/54324",
+            "void at::native::batch_norm_transform_input_kernel<c10::Half, c10::Half, float, false, int>(at::Gen",
+            "normalization",
+        ),
+        (
+            "https://github.com/pytorch/pytorch/issues/54324",
+            "turing_fp16_s1688cudnn_fp16_256x64_sliced1x2_ldg8_relu_f2f_exp_small_nhwc_tn_v1",
+            "convolution",
+        ),
+        (
+            "https://github.com/facebookresearch/HolisticTraceAnalysis/tree/main/tests/data/critical_path/alexnet",
+            "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4",
+            "convolution",
+        ),
+        (
+            "https://github.com/facebookresearch/HolisticTraceAnalysis/tree/main/tests/data/critical_path/alexnet",
+            "void fft2d_r2c_32x32<float, false, 5u, true>(float2*, float const*, int, int, cudnn::reduced_divisor)",
+            "other",
+        ),
+    ],
+)
+def test_kernels_that_people_have_seen(source, name, kind):
+    assert class_of(name) == kind, source
+
+
+# What `nvidia-smi -q` calls the bits of the mask that NVML gives: the names of drivers 410 to 590.
+BITS = {
+    "Idle": 0x1,
+    "Applications Clocks Setting": 0x2,
+    "SW Power Cap": 0x4,
+    "HW Slowdown": 0x8,
+    "Sync Boost": 0x10,
+    "SW Thermal Slowdown": 0x20,
+    "HW Thermal Slowdown": 0x40,
+    "HW Power Brake Slowdown": 0x80,
+    "Display Clock Setting": 0x100,
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "names"),
+    [
+        (
+            "https://github.com/mlfoundations/open_clip/issues/703",
+            """
+            Clocks Event Reasons
+                Idle                              : Not Active
+                Applications Clocks Setting       : Not Active
+                SW Power Cap                      : Active
+                HW Slowdown                       : Not Active
+                    HW Thermal Slowdown           : Not Active
+                    HW Power Brake Slowdown       : Not Active
+                Sync Boost                        : Not Active
+                SW Thermal Slowdown               : Not Active
+                Display Clock Setting             : Not Active
+            """,
+            ("sw_power_cap",),
+        ),
+        (
+            "https://github.com/kubeflow/kubeflow/issues/68",
+            """
+            Clocks Throttle Reasons
+                Idle                        : Active
+                Applications Clocks Setting : Not Active
+                SW Power Cap                : Not Active
+                HW Slowdown                 : Not Active
+                    HW Thermal Slowdown     : Not Active
+                    HW Power Brake Slowdown : Not Active
+                Sync Boost                  : Not Active
+                SW Thermal Slowdown         : Not Active
+            """,
+            (),
+        ),
+    ],
+)
+def test_throttle_reasons_that_people_have_seen(source, output, names):
+    said = [[word.strip() for word in line.split(" : ")] for line in output.splitlines()]
+    mask = sum(bit for name, bit in BITS.items() if [name, "Active"] in said)
+    assert reason_names(mask) == names, source
+    device = gpu(throttle=reason_names(mask), sm_clock=1400, sm_clock_max=1980)
+    assert clocks.throttled(on(device)) is None
+    assert (clocks.power_capped(on(device)) is not None) == ("sw_power_cap" in names)
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "severity"),
+    [
+        (
+            "https://github.com/leptonai/gpud/pull/46",
+            "NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 7, …",
+            "warning",
+        ),
+        (
+            "https://github.com/leptonai/gpud/pull/1174",
+            "NVRM: Xid (PCI:0000:9b:00): 94, pid=1234, name=python3, Contained ECC error",
+            "warning",
+        ),
+        (
+            "https://github.com/leptonai/gpud/pull/1174",
+            "NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000 0x00000000 …",
+            "critical",
+        ),
+        (
+            "https://github.com/leptonai/gpud/pull/1174",
+            "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 …",
+            "warning",
+        ),
+        (
+            "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1150",
+            "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+            "warning",
+        ),
+        (
+            "https://github.com/NVIDIA/NVSentinel/issues/155",
+            "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",
+            "critical",
+        ),
+        ("https://github.com/wtdcode/vllm-backport/issues/62", "Xid 48: uncorrectable double-bit ECC", "critical"),
+        ("https://github.com/wtdcode/vllm-backport/issues/62", "Xid 171: uncorrectable double-bit ECC", "critical"),
+        ("https://github.com/wtdcode/vllm-backport/issues/62", "Xid 154: recovery action Drain and Reset", "warning"),
+        ("https://github.com/wtdcode/vllm-backport/issues/62", "Xid 63: a new row for remapping", "warning"),
+    ],
+)
+def test_xids_that_people_have_seen(source, line, severity):
+    number = int(line.partition("): ")[2].partition(",")[0] or line.split()[1].rstrip(":"))
+    verdict = fired(hardware.fault(on(gpu(xid=(number,)))))
+    assert verdict.severity == severity, source
+    assert f"Xid {number}" in verdict.title
+    assert "see the list" not in verdict.evidence[0]
