@@ -58,8 +58,9 @@ GROWTH_SECONDS = 5.0
 LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
-# Where many jobs are watched nobody waits for the first frame; two ticks make a verdict, once stacks were sampled.
-FIRST_TICKS_OF_MANY = (7.0, 9.0)
+# Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
+# make a verdict, and on a busy machine a window may come late.
+TICKS_AT_WINDOWS = 5
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
 # Some 200 samples of the thread that leads, as in half a minute of a screen.
@@ -324,7 +325,8 @@ class LiveFeed:
 
     def _tick_until_stopped(self, publish: Publish) -> None:
         started = time.monotonic()
-        early = FIRST_TICKS_OF_MANY if self._shared else FIRST_TICKS
+        early: tuple[float, ...] = () if self._shared else FIRST_TICKS
+        at_windows = TICKS_AT_WINDOWS if self._shared else 0
         notice = NOTICE_SECONDS_OF_MANY if self._shared else NOTICE_SECONDS
         due = [started + seconds for seconds in early if seconds < self._options.interval]
         next_tick = due.pop(0) if due else started + self._options.interval
@@ -335,10 +337,13 @@ class LiveFeed:
             wait, last = next_tick - time.monotonic(), self._concluding.is_set()
             if wait > 0 and not last:
                 try:
-                    self._take(self._events.get(timeout=min(wait, notice)), publish)
+                    event = self._events.get(timeout=min(wait, notice))
                 except queue.Empty:
-                    pass
-                continue
+                    continue
+                self._take(event, publish)
+                if not (at_windows and isinstance(event, StackWindow)):
+                    continue
+                at_windows, next_tick = at_windows - 1, time.monotonic()
             for runner in list(self._runners.values()):
                 runner.check(time.monotonic())
             self._drain(publish)

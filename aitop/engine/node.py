@@ -1,7 +1,7 @@
 """Watches many jobs of this machine in one process, each with a feed of its own, and cheaply all together.
 
-Feeds share one budget for stack sampling, so their cost does not grow with their number: the more jobs there are, the
-less often the stacks of each are sampled.
+A new job is looked at every ten seconds of its first minute; after that all jobs take turns within one budget for
+stack sampling. So the cost does not grow with their number: the more jobs there are, the less often each is sampled.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from aitop.sources.stacks.pace import SharedBudget
 # Of a core, for sampling the stacks of all jobs. What else aitop does takes about half as much again.
 CORES = 0.008
 # Looking for jobs reads the list of all processes twice.
-SEARCH_SECONDS = 30.0
-# The first windows of a job follow one another: jobs that are found together take turns.
-APART_SECONDS = 5.0
+SEARCH_SECONDS = 15.0
+# Jobs that are found together do not start their py-spy children all at once.
+APART_SECONDS = 2.0
 
 
 class JobReceiver(Protocol):

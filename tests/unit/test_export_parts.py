@@ -22,9 +22,10 @@ from aitop.outputs.prometheus.server import Address, parse_address
 from aitop.outputs.prometheus.textfile import write_textfile
 from aitop.outputs.systemd import notify
 from aitop.sources import devices
-from aitop.sources.stacks.pace import AT_ONCE, PartOfBudget, SharedBudget
+from aitop.sources.stacks.pace import NEW_EVERY_SECONDS, NEW_SECONDS, PartOfBudget, SharedBudget
 
 CORES = 0.01
+FIRST_WINDOWS = round(NEW_SECONDS / NEW_EVERY_SECONDS)
 
 
 def test_jobs_that_share_a_budget_stay_within_it_however_many_they_are():
@@ -39,18 +40,22 @@ def test_jobs_that_share_a_budget_stay_within_it_however_many_they_are():
             windows[job] += 1
             due[job] = started + max(2.0, parts[job].spend(cost, started, started + 2.0))
         spent = cost * sum(windows.values())
-        assert spent <= CORES * seconds + count * cost * (AT_ONCE + 1)
+        assert spent <= CORES * seconds + count * cost * (FIRST_WINDOWS + 1)
         assert max(windows.values()) - min(windows.values()) <= 1
 
 
-def test_the_first_windows_of_a_job_do_not_wait_for_its_turn():
+def test_a_new_job_is_looked_at_every_ten_seconds_of_its_first_minute_however_many_there_are():
     shared = SharedBudget(CORES)
     old = PartOfBudget(shared)
-    for _ in range(50):
-        old.spend(0.1, 0.0, 2.0)
-    new = PartOfBudget(shared)
-    assert [new.spend(0.1, 10.0, 12.0) for _ in range(AT_ONCE - 1)] == [0.0] * (AT_ONCE - 1)
-    assert new.spend(0.1, 12.0, 14.0) > 60.0
+    for number in range(50):
+        old.spend(0.1, 100.0 * number, 100.0 * number + 2.0)
+    new, due = PartOfBudget(shared), [5000.0]
+    for _ in range(FIRST_WINDOWS):
+        due.append(due[-1] + new.spend(0.1, due[-1], due[-1] + 2.0))
+    assert due[:-1] == [5000.0 + NEW_EVERY_SECONDS * number for number in range(FIRST_WINDOWS)]
+    assert due[-2] < 5060.0
+    # What the new one took puts off nobody: the old one comes when it would have come without it.
+    assert old.spend(0.1, 5045.0, 5047.0) <= 2 * 0.1 / CORES + 2.0
 
 
 @pytest.mark.parametrize(

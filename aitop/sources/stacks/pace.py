@@ -11,8 +11,8 @@ from aitop.sources.stacks.speedscope import ThreadSamples
 
 CORES = 0.015
 CREDIT_SECONDS = 0.6
-# Windows of a job that is one of many: two minutes may pass until the next one, and a verdict needs so many samples.
-AT_ONCE = 3
+# A job that is one of many gets a window so often in its first minute. It may still be setting up in the first of them.
+NEW_SECONDS, NEW_EVERY_SECONDS = 50.0, 10.0
 LONGEST_INTERVAL = 8.0
 # At first a picture is wanted soon, and a part of few samples is known only so well; so many in all at most.
 QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
@@ -72,23 +72,27 @@ class SharedBudget:
 
 
 class PartOfBudget(Budget):
-    """What one source may take of a SharedBudget: cheap windows, AT_ONCE of them first, then each in its turn."""
+    """What one source may take of a SharedBudget: cheap windows, some in the job's first minute, then each in turn.
+
+    Those of the first minute do not put off the windows of other jobs.
+    """
 
     quick = False
 
     def __init__(self, shared: SharedBudget) -> None:
         super().__init__(0.0)
         self._shared = shared
-        self._windows = 0
+        self._old_from: float | None = None
 
     @property
     def tight(self) -> bool:
         return True
 
     def spend(self, cpu: float, started: float, now: float) -> float:
-        self._windows += 1
-        if self._windows < AT_ONCE:
-            return 0.0
+        if self._old_from is None:
+            self._old_from = started + NEW_SECONDS
+        if started + NEW_EVERY_SECONDS < self._old_from:
+            return NEW_EVERY_SECONDS
         return self._shared.reserve(cpu, now) - started
 
 

@@ -121,7 +121,7 @@ class StackSource(Source):
                 spy.stop()
         cpu = sum(spy.cpu for spy in spies) + kernel_cpu
         pause = self._budget.spend(cpu, started, time.monotonic())
-        self._due, self.interval = started + pause, min(pause, POLL_SECONDS)
+        self._due, self.interval = started + pause, pause if self._steps_seen else min(pause, POLL_SECONDS)
         if self._closing.is_set():
             return []
         seconds = float(planned)
