@@ -124,11 +124,11 @@ def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
 
     What nobody watches (copies, the exchange) is left out, and so a part of the host's time.
     """
-    if not records:
+    length = sum(step.seconds for step in records)
+    if length <= 0:
         return {}
-    shares: dict[Phase, float] = {
-        phase.key: _share(records, phase.seconds) for phase in MEASURED if any(map(phase.is_measured, records))
-    }
+    totals = {phase.key: phase.total(records) for phase in MEASURED}
+    shares: dict[Phase, float] = {key: seconds / length for key, seconds in totals.items() if seconds is not None}
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 

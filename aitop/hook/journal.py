@@ -57,6 +57,7 @@ class Journal:
     count_soon      counting begins at the end of the step under way
     longest         a longer step, or wait for a batch, ends the counting (nanoseconds)
     forward_began   when the first forward of the step under way began
+    passes          so many batches and forwards are still passed on without a look
     has_teacher     most steps have forwards without gradient, so that such a forward does not end the counting
     begin_counting, stop_counting   see Sampling
     """
@@ -86,6 +87,7 @@ class Journal:
         "ops_due",
         "optimizer",
         "owner",
+        "passes",
         "size",
         "skip",
         "stepping",
@@ -116,7 +118,7 @@ class Journal:
         self.device: Any = None
         self.computed: Callable[..., None] | None = None
         self.counting = self.count_soon = self.has_teacher = False
-        self.count_until = self.longest = self.forward_began = 0
+        self.count_until = self.longest = self.forward_began = self.passes = 0
         self.begin_counting: Callable[[int, int], None] = _nothing
         self.stop_counting: Callable[..., None] = _nothing
 

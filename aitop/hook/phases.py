@@ -34,6 +34,16 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
     came, none_came, late = NEXT, NO_NEXT, LATE_NS
 
     def __next__(self: Any) -> Any:  # noqa: N807
+        if journal.passes:
+            journal.passes -= 1
+            try:
+                return original(self)
+            except BaseException:
+                if journal.counting and ident() == journal.owner:
+                    end = clock()
+                    journal.stop_counting(end)
+                    extend((none_came, end, end, identity(self), -1))
+                raise
         if journal.busy if ident() == journal.owner else session.not_owner():
             return original(self)
         kind = none_came
@@ -108,6 +118,12 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
         call = holder.__call__
         if compiling():
             return call(*args, **kwargs)
+        if journal.passes:
+            if grad_enabled():
+                journal.passes -= 1
+                return call(*args, **kwargs)
+            # An evaluation, or a part of a forward that was passed on: this step is the last that is counted.
+            journal.passes = journal.longest = 0
         if ident() == journal.owner:
             if journal.busy:
                 return call(*args, **kwargs)
@@ -122,7 +138,7 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
         finally:
             journal.busy = False
             if journal.counting:
-                if start > journal.count_until or not (grad_enabled() or journal.has_teacher):
+                if start > journal.count_until or (journal.longest and not (grad_enabled() or journal.has_teacher)):
                     journal.stop_counting(start)
                 elif journal.forward_began < journal.last_step:
                     journal.forward_began = start

@@ -6,9 +6,10 @@ and reports take from it what they need to know. `SERVED` has those of a server.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from aitop.model.steps import StepRecord
+from aitop.model.steps import StepRecord, total
 
 Phase = Literal[
     "data", "environment", "transfer", "forward", "backward", "optimizer", "exchange", "evaluation", "save", "idle",
@@ -35,16 +36,20 @@ class MeasuredPhase(NamedTuple):
     event: int | None = None
     frames: tuple[Frames, ...] = ()
 
-    def is_measured(self, step: StepRecord) -> bool:
-        """Whether the phase was measured in this step; for a phase with an event of its own: whether that came."""
-        return any(getattr(step, field) is not None for field in self.fields) or self.key in step.others
+    def total(self, steps: Sequence[StepRecord]) -> float | None:
+        """Seconds of the phase in all of these steps together, None where it was measured in none of them."""
+        values = [total(steps, field) for field in self.fields]
+        if self.event is not None:
+            values += [step.others.get(self.key) for step in steps]
+        measured = [value for value in values if value is not None]
+        return sum(measured) if measured else None
 
     def seconds(self, step: StepRecord) -> float:
         """Seconds of the phase in this step, 0 where it was not measured."""
-        total = step.others.get(self.key, 0.0)
+        seconds = step.others.get(self.key, 0.0)
         for field in self.fields:
-            total += getattr(step, field) or 0.0
-        return total
+            seconds += getattr(step, field) or 0.0
+        return seconds
 
 
 MEASURED = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -81,6 +83,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         """What is left of the step when every measured phase is taken away."""
         known = self.data_wait + self.loader_start + self.forward + self.backward + self.optimizer
         return max(0.0, self.seconds - known - (self.transfer_apart or 0.0) - (self.communication_apart or 0.0))
+
+
+def total(steps: Iterable[StepRecord], field: str) -> float | None:
+    """Sum of a field over the steps in which it was measured, None where it was in none."""
+    values = [value for value in map(attrgetter(field), steps) if value is not None]
+    return sum(values) if values else None
 
 
 class LoaderInfo(msgspec.Struct, frozen=True, kw_only=True):

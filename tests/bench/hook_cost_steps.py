@@ -9,6 +9,7 @@ never idle here. Each step finds the caches filled by the other run.
             either adds is printed apart, with the mean of both; what is done a few times a second comes on top
   timed     each step timed, as where steps are not short
   counted   each step only counted
+  passed    each step only counted, batches and forwards passed on without a look
 
     python tests/bench/hook_cost_steps.py --seconds 45
 """
@@ -95,17 +96,20 @@ class Switch:
         self.session.ticks.clear()
         journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
         # A block of `counted` leaves one that never comes.
-        journal.count_until = 0
+        journal.count_until = journal.passes = 0
+        # A run in which nothing rare has happened for long.
+        self.session.sampling._look_until = 1
         sampling.FAST_TICKS = 2 if variant == "run" else LONG_NS
         for owner, name, wrapper in self.classes:
             if variant != "nothing":
                 setattr(owner, name, wrapper)
             elif name in vars(owner):
                 delattr(owner, name)
-        if variant == "counted":
+        if variant in ("counted", "passed"):
             journal.longest = LONG_NS
             self.session.sampling.begin(now, self.optimizer)
             journal.count_until = LONG_NS
+            journal.passes = LONG_NS if variant == "passed" else 0
 
     @contextlib.contextmanager
     def on(self, variant: str) -> Iterator[None]:
@@ -182,6 +186,7 @@ def figures(times: dict[str, list[Pair]], switch: Switch, step_us: float) -> Ite
         return Figure(what, microseconds - base, "µs", most=most, spread=spread)
 
     yield line("added where each step is only counted", times["counted"])
+    yield line("added where batches and forwards are passed on without a look", times["passed"])
     yield line("added where each step is timed", times["timed"])
     counted, timed = ([pair for pair in times["run"] if pair[2] is only_counted] for only_counted in (True, False))
     share = len(counted) / max(1, len(times["run"]))
@@ -211,7 +216,7 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=45.0)
     args = parser.parse_args()
-    variants = ["nothing", "run", "timed", "counted"]
+    variants = ["nothing", "run", "timed", "counted", "passed"]
     torch.set_num_threads(1)
     aitop.hook.remove()
     assert aitop.hook.install("run") == "installed"

@@ -196,13 +196,13 @@ def test_a_burst_is_taken_from_a_run_whose_steps_are_counted(fast):
 
 
 def test_counting_changes_no_result(fast):
-    fast.steps(1500)
-    assert fast.sampling.counted > 0
+    fast.until_it_counts()
+    fast.steps(100)
     with_counting = [parameter.clone() for parameter in fast.net.parameters()]
     assert aitop.hook.remove() == "removed"
     again = Fast(fast.watched)
     again.read = lambda: None
-    again.steps(1500)
+    again.steps(fast.made)
     assert all(torch.equal(one, other) for one, other in zip(with_counting, again.net.parameters(), strict=True))
 
 
@@ -365,6 +365,83 @@ def test_a_batch_or_a_forward_of_another_thread_leaves_no_mark(fast):
     thread.join()
     assert seen and not any(seen)
     fast.watched.session.sampling.over()
+
+
+@pytest.fixture
+def calm(fast):
+    """A fast run in which nothing rare has happened for long: batches and forwards are passed on without a look."""
+    for _ in range(50):
+        fast.sampling._look_until = 1
+        fast.until_it_counts()
+        if fast.journal.passes:
+            return fast
+        # A step that the machine made long has it look again.
+        fast.sampling.over()
+    raise AssertionError("it is never calm")
+
+
+def test_every_step_of_a_calm_run_is_there_once(calm):
+    calm.steps(3000)
+    records = calm.after()
+    assert [record.index for record in records] == list(range(records[0].index, calm.made))
+    assert all(abs(one.end - (two.end - two.seconds)) < 1e-8 for one, two in pairwise(records))
+
+
+def test_of_a_slow_batch_in_a_calm_run_only_the_length_of_its_step_is_known_and_the_next_one_is_seen(calm):
+    for known in (False, True):
+        calm.until_it_counts()
+        calm.rows.stall = 0.2
+        calm.steps(1)
+        slow = max(calm.after()[-8:], key=lambda record: record.seconds)
+        assert slow.seconds == pytest.approx(0.2, abs=0.05)
+        assert (slow.data_wait > 0.19 and not slow.estimated) is known
+
+
+def test_the_second_evaluation_of_a_calm_run_is_seen(calm):
+    for known in (False, True):
+        calm.until_it_counts()
+        with torch.no_grad():
+            for rows, _ in loader(160):
+                calm.net(rows)
+        calm.steps(1)
+        assert any(record.evaluation for record in calm.after()[-8:]) or not known
+
+
+def test_the_last_batch_ends_the_counting_of_a_calm_run(calm):
+    batches = iter(DataLoader(Stalling(8), batch_size=4))
+    calm.until_it_counts()
+    with pytest.raises(StopIteration):
+        for _ in range(3):
+            next(batches)
+    assert not calm.journal.counting and not calm.journal.passes
+
+
+def test_another_threads_last_batch_does_not_end_it(calm):
+    calm.journal.count_until += 10**12
+    thread = threading.Thread(target=lambda: list(DataLoader(Stalling(4), batch_size=4)))
+    thread.start()
+    thread.join()
+    assert calm.journal.counting
+    calm.sampling.over()
+
+
+def test_a_frozen_part_ends_the_calm_and_is_no_evaluation(calm):
+    frozen = Frozen(calm.journal)
+    calm.net = nn.Sequential(frozen, nn.Linear(8, 4))
+    calm.optimizer = torch.optim.SGD(calm.net.parameters(), 1e-3)
+    calm.until_it_counts()
+    calm.steps(20)
+    assert not calm.journal.passes
+    records = calm.after()
+    assert not any(record.evaluation for record in records)
+    assert records[-1].index + 1 == calm.made
+
+
+def test_a_calm_run_that_takes_no_step_any_more_is_looked_at_again(calm):
+    until = time.monotonic() + 60
+    while calm.journal.counting and time.monotonic() < until:
+        next(calm.batches)
+    assert not calm.journal.counting
 
 
 def test_a_run_that_becomes_slow_is_looked_after_at_once(fast):

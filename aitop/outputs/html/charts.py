@@ -227,7 +227,7 @@ def _steps(records: Sequence[StepRecord]) -> StepColumns | None:
 
 def _mean_phases(records: Sequence[StepRecord]) -> list[float]:
     """Mean seconds of each measured phase, and of the rest."""
-    sums = [sum(phase.seconds(record) for record in records) for phase in MEASURED]
+    sums = [phase.total(records) or 0.0 for phase in MEASURED]
     rest = sum(max(0.0, record.outside - sum(phase.seconds(record) for phase in APART)) for record in records)
     return [total / len(records) for total in (*sums, rest)]
 

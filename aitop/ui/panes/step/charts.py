@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.style import Style
 
 from aitop.model.phases import APART
 from aitop.model.snapshot import Series
-from aitop.model.steps import StepRecord
+from aitop.model.steps import StepRecord, total
 from aitop.model.units import count, duration
 from aitop.ui.theme.palette import (
     BACKWARD,
@@ -165,27 +165,34 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
 
 
 def _column(group: Group) -> Column:
+    """The mean step of the group by phase. Fast steps are timed on the device only now and then."""
+    on_device = [record for record in group.records if record.device_forward is not None]
+    by_host = [record for record in group.records if record.device_forward is None] if on_device else group.records
+    sums = [*_phases(on_device, "device_"), *_phases(by_host, "")]
     count = len(group.records)
-    parts = list(map(_parts, group.records))
-    return Column(tuple((phase, sum(part.get(phase, 0.0) for part in parts) / count) for phase in PHASES))
+    return Column(tuple((phase, sum(part.get(phase, 0.0) for part in sums) / count) for phase in PHASES))
 
 
-def _parts(record: StepRecord) -> dict[Kind, float]:
-    """Seconds of one step in each kind of phase, on the device's clock where there is one."""
-    wait = record.data_wait + record.loader_start
-    if record.device_forward is None:
-        forward, backward, optimizer = record.forward, record.backward, record.optimizer
-    else:
-        wait = wait if record.device_idle is None else min(wait, record.device_idle)
-        forward = record.device_forward
-        backward, optimizer = record.device_backward or 0.0, record.device_optimizer or 0.0
-    transfer, apart = record.transfer_apart or 0.0, record.communication_apart or 0.0
-    rest = max(0.0, record.seconds - wait - transfer - forward - backward - optimizer - apart)
+def _phases(records: Sequence[StepRecord], clock: str) -> Iterator[dict[Kind, float]]:
+    """Seconds of these steps together in each kind of phase, by the fields with this prefix; nothing without steps."""
+    if not records:
+        return
+
+    def seconds(field: str) -> float:
+        return total(records, field) or 0.0
+
+    wait = seconds("data_wait") + seconds("loader_start")
+    idle = total(records, "device_idle") if clock else None
     inside = {
-        DATA: wait, TRANSFER: transfer, FORWARD: forward, BACKWARD: backward, OPTIMIZER: optimizer,
-        COMMUNICATION: apart, OUTSIDE: rest,
-    }  # fmt: skip
-    return with_apart(inside, {phase.key: phase.seconds(record) for phase in APART})
+        DATA: wait if idle is None else min(wait, idle),
+        TRANSFER: seconds("transfer_apart"),
+        FORWARD: seconds(f"{clock}forward"),
+        BACKWARD: seconds(f"{clock}backward"),
+        OPTIMIZER: seconds(f"{clock}optimizer"),
+        COMMUNICATION: seconds("communication_apart"),
+    }
+    inside[OUTSIDE] = max(0.0, seconds("seconds") - sum(inside.values()))
+    yield with_apart(inside, {phase.key: phase.total(records) or 0.0 for phase in APART})
 
 
 def with_apart(parts: Mapping[Kind, float], apart: Mapping[str, float]) -> dict[Kind, float]:

@@ -98,7 +98,7 @@ def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
             shares[phase_of(key)] = shares.get(phase_of(key), 0.0) + share
     total = sum(record.seconds for record in steps.recent)
     if total > 0 and OUTSIDE in shares:
-        apart = {phase.key: sum(map(phase.seconds, steps.recent)) / total for phase in APART if phase.fields}
+        apart = {phase.key: (phase.total(steps.recent) or 0.0) / total for phase in APART if phase.fields}
         shares = with_apart(shares, {key: share for key, share in apart.items() if share})
     return [(phase, shares.get(phase)) for phase in PHASES]
 
