@@ -114,8 +114,8 @@ class StackSource(Source):
         started = time.monotonic()
         if started - self._began > IDLE_SECONDS:
             budget.found_idle(self._idle.last())
-        quick = budget.quick and not budget.seldom and self._taken < FIRST_WINDOWS
-        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if quick else self._seconds))
+        first = budget.quick and self._taken < FIRST_WINDOWS
+        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if first and not budget.seldom else self._seconds))
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:
@@ -123,7 +123,7 @@ class StackSource(Source):
             rate = rate_of(self._sampled, len(pids)) if budget.quick and budget.seldom is False else RATE
             for pid in pids:
                 spies.append(Spy(self._program, pid, planned, rate))
-            for pid, threads, look_rate in self._looks(pids, quick):
+            for pid, threads, look_rate in self._looks(pids, first):
                 spies.append(Spy(self._program, pid, planned, look_rate, threads))
             kernel_cpu = self._wait(pids, spies, started + planned)
         finally:
@@ -158,7 +158,7 @@ class StackSource(Source):
         looks: list[tuple[int, Threads, int]] = [(pids[0], "gil", GIL_RATE if self._gil.cores else LOOK_RATE)]
         if self._gil.cores:
             on_cores = [pids[0]]
-            if (others := pids[1:]) and not self._budget.tight and not self._budget.seldom:
+            if (others := pids[1:]) and not self._budget.tight:
                 self._turn += 1
                 on_cores.append(others[self._turn % len(others)])
             # Of a thread in another pid namespace py-spy cannot ask the kernel, and takes it for a running one.

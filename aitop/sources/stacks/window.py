@@ -65,7 +65,7 @@ class CodeOfProcesses:
                 self._read.clear()
             spans, flows = functions(file, text, new)
             read = {innermost(spans, line): innermost(flows, line) for line in new}
-            known = self._read[file] = _Read(text, spans, known.flows | read)
+            known = self._read[file] = _Read(text, spans, {**known.flows, **read})
         wanted = dict.fromkeys(innermost(known.spans, line) for line in lines)
         return [flow for span in wanted if (flow := known.flows.get(span)) is not None]
 

@@ -72,9 +72,10 @@ class Earlier:
         self.threads = {ident for ident in self.threads if self._is_busy(frames.get(ident))}
 
     def _is_busy(self, frame: FrameType | None) -> bool:
-        inner = None
+        inner: CodeType | None = None
         while frame is not None:
             if frame.f_code in self.threads_run:
                 return inner is None or inner is not self.waits
-            frame, inner = frame.f_back, frame.f_code
+            inner = frame.f_code
+            frame = frame.f_back
         return False
