@@ -29,10 +29,6 @@ class NoTargetError(AitopError):
     exit_code = 3
 
 
-class StoppedError(NoTargetError):
-    """The process is stopped by a signal: nothing of it can be seen until it goes on."""
-
-
 class NotPermittedError(AitopError):
     """The system does not let this user look into that process."""
 

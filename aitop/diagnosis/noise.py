@@ -18,6 +18,7 @@ LEAST_VALUES = 20
 # So many blocks make up the series. Fewer say too little of their own scatter.
 BLOCKS = (5, 8, 12, 24, 48)
 NORMAL = 1.96
+ONE_SIDED = 1.645
 # So large a part is cut at either end, so that a few long units neither make nor hide a change.
 OUTLIERS = 0.05
 
@@ -46,6 +47,16 @@ def student(freedom: float) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def least_mean(events: int) -> float:
+    """How many events come at least in the mean, with 95 % certainty, where so many came by chance (Poisson).
+
+    By the approximation of Wilson and Hilferty: 0.04 for one, 0.8 for three, 5.4 for ten.
+    """
+    if events <= 0:
+        return 0.0
+    return events * (1.0 - 1.0 / (9.0 * events) - ONE_SIDED / (3.0 * math.sqrt(events))) ** 3
 
 
 def warm_up(values: Sequence[float]) -> int:

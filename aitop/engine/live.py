@@ -51,9 +51,6 @@ STACKS_SECONDS, CONCLUDE_SECONDS = 2.0, 10.0
 BETWEEN_LOOKS = 2.0
 # How long the hook waits for the first look at the process tree, and for the stacks to tell who steps.
 FIRST_LOOK_SECONDS = 2.0
-# The code is read for lines that make memory grow only then: it took 0.3 s of CPU beside a vLLM server, and a growth is
-# not judged before 12 s.
-GROWTH_SECONDS = 5.0
 # A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes.
 LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
@@ -386,14 +383,14 @@ class LiveFeed:
         if self._sink is not None:
             self._sink.write(event)
         if isinstance(event, StackWindow):
-            if event.time - self._began >= GROWTH_SECONDS:
-                self._growth.consider(event)
+            self._growth.saw(event)
             self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
             if self._before is not None:
                 snapshot = msgspec.structs.replace(snapshot, before=self._before)
             self._snapshot = snapshot
+            self._growth.consider(snapshot)
             self._learn(snapshot)
             publish(snapshot)
 

@@ -204,7 +204,8 @@ class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
 
     `sequence` numbers the collective of the whole job's group that was called last; None where none was seen.
     A process that serves has `requests`, `iterations` of its engine and `pauses` as well as steps, or instead of them;
-    `alive` is the number of requests under way when this was read, None where requests are not watched.
+    `alive` is the number of requests under way when this was read, those that began before the hook came included; None
+    where they are not watched, or where it is not known whether such a one is under way.
     """
 
     time: float

@@ -137,13 +137,17 @@ def no_verdict(report: Report) -> str:
 
 
 def costs(report: Report) -> str:
-    """What watching cost, as far as it was measured; empty where nothing of it was."""
+    """What watching cost, as far as it was measured, and what sources that work have to say; empty without either."""
     measured = _known(
         (report.cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
         (report.cost.hook_us_per_step, "{:.1f} µs a step in the target".format),
         (report.cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
     )
-    return f"Watching cost {', '.join(measured)}." if measured else ""
+    cost = [f"Watching cost {', '.join(measured)}."] if measured else []
+    notes = [
+        f"{name}: {printable(of.reason)}." for name, of in report.sources.items() if of.state == "ok" and of.reason
+    ]
+    return " ".join((*cost, *notes))
 
 
 def losses(report: Report, verdict: Verdict) -> list[str]:

@@ -6,7 +6,7 @@ import functools
 import os
 import pwd
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from aitop.model.host import ProcessId
@@ -303,6 +303,18 @@ def python_version_of(exe: str | None, memory_map: bytes | None = None) -> str |
 def named_python(path: str | None) -> bool:
     """Whether the name of an executable is that of a Python interpreter."""
     return bool(path) and _PYTHON_NAME.match(os.path.basename(path or "").removesuffix(" (deleted)")) is not None
+
+
+def idle_seconds(cores: Collection[int]) -> float:
+    """Seconds since boot that these cores have had nothing to run, all together."""
+    ticks = 0
+    for line in (text(f"{PROC}/stat") or "").splitlines():
+        name, _, times = line.partition(" ")
+        if not name.startswith("cpu"):
+            break
+        if name[3:].isdigit() and int(name[3:]) in cores:
+            ticks += sum(map(int, times.split()[3:5]))
+    return ticks / TICKS_PER_SECOND
 
 
 def stalled(path: str) -> float | None:

@@ -94,12 +94,16 @@ def test_a_zombie(diagnosed):
     zombie.wait()
 
 
-def test_a_stopped_process_stays_stopped(start, diagnosed):
+def test_a_stopped_process_is_reported_and_stays_stopped(start, diagnosed):
     sleeper = start(SLEEPER)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    one_sentence(diagnosed(sleeper.pid), 3, "is stopped", f"kill -CONT {sleeper.pid}")
-    # To a liveness probe it is an answer.
-    one_sentence(diagnosed(sleeper.pid, "--fail-on", "stalled"), 1, "is stopped", f"kill -CONT {sleeper.pid}")
+    done = diagnosed(sleeper.pid, "--fail-on", "stalled", "--format", "json")
+    assert done.returncode == 1, done.stderr
+    first = json.loads(done.stdout)["verdicts"][0]
+    assert (first["id"], first["subtype"], first["processes"]) == ("hang", "stopped", [sleeper.pid])
+    assert first["title"] == f"process {sleeper.pid} is stopped by a signal or a debugger"
+    assert first["evidence"] == [f"process {sleeper.pid}: [T]"] or "do_signal_stop" in first["evidence"][0]
+    assert first["fixes"][0]["text"] == f"let it go on: kill -CONT {sleeper.pid}"
     assert state(sleeper.pid) == "T"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from aitop.sources.code.dataflow import flows
+from aitop.sources.code.dataflow import functions
 from aitop.stacks.dataflow import ModelCalls
 
 
@@ -16,7 +16,7 @@ def calls(text: str, *, model: str = "MODEL", update: str = "UPDATE") -> tuple[M
         if "#" in line:
             for mark in line.partition("#")[2].split():
                 marks.setdefault(mark, []).append(number)
-    [flow] = flows("a.py", text, marks[model][:1])
+    [flow] = functions("a.py", text, marks[model][:1]).flows
     lines = {mark: numbers[0] for mark, numbers in marks.items()}
     return ModelCalls(flow, marks[model], marks.get(update, [])), lines
 
@@ -177,8 +177,8 @@ def test_a_hand_written_update_is_not_taken_for_the_models_input() -> None:
 
 
 def test_text_that_is_not_python_has_no_dataflow() -> None:
-    assert flows("a.py", "for for\x00", [1]) == ()
-    assert flows("a.py", "x" + "[0]" * 300_000, [1]) == ()
+    assert functions("a.py", "for for\x00", [1]) == ((), ())
+    assert functions("a.py", "x" + "[0]" * 300_000, [1]) == ((), ())
 
 
 def test_only_the_functions_around_the_lines_are_read() -> None:
@@ -195,9 +195,12 @@ def test_only_the_functions_around_the_lines_are_read() -> None:
                     pass
         x = outer(Model())
         """)
-    spans = [[(flow.first, flow.last) for flow in flows("a.py", text, lines)] for lines in ([3], [4, 1], [9, 3], [11])]
+    spans = [
+        [(flow.first, flow.last) for flow in functions("a.py", text, lines).flows]
+        for lines in ([3], [4, 1], [9, 3], [11])
+    ]
     assert spans == [[(2, 3)], [(1, 4)], [(2, 3), (8, 10)], [(1, 11)]]
-    assert flows("a.py", text, [99]) == flows("a.py", text, []) == ()
+    assert functions("a.py", text, [99]).flows == functions("a.py", text, []).flows == ()
 
 
 def test_a_call_of_the_collector_is_seen_under_any_name() -> None:
@@ -214,7 +217,7 @@ def test_a_call_of_the_collector_is_seen_under_any_name() -> None:
             gadget.collect()
             return collect()
         """)
-    [flow] = flows("a.py", text, [7])
+    [flow] = functions("a.py", text, [7]).flows
     lines = text.splitlines()
     assert [lines[each.first - 1].strip() for each in flow.statements if each.collects] == [
         "gc.collect()",

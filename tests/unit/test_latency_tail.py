@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from judgements import fired, level, unjudged
@@ -10,6 +12,7 @@ from served_maker import START, UNTIL, Server, at_random, pauses, server, turns
 from snapshot_builder import RANK, constant, line, snapshot, stacks
 
 from aitop.diagnosis.causes.serving import tail
+from aitop.diagnosis.noise import least_mean
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.snapshot import Series, ThreadShare
 
@@ -29,6 +32,22 @@ def test_pauses_are_named_with_their_share_of_the_tail(kind, subtype):
     verdict = fired(tail.judge(held))
     assert (verdict.id, verdict.subtype) == ("latency-tail", subtype)
     assert verdict.share > 0.7 and verdict.severity == "warning" and verdict.confidence > 0.7
+
+
+@pytest.mark.parametrize(("times", "severity"), [(1, "info"), (2, "info"), (5, "warning")])
+def test_what_came_too_rarely_to_tell_how_often_it_comes_is_no_warning(times, severity):
+    """One pause of 0.4 s is the whole tail of the half minute in which it came."""
+    stops = STOPS[:times]
+    verdict = fired(tail.judge(server(Server(stops=stops).answer(HALF), held=pauses(stops))))
+    assert (verdict.subtype, verdict.severity) == ("collector", severity)
+    assert any("too rarely to tell" in words for words in verdict.evidence) == (severity == "info")
+
+
+@pytest.mark.parametrize("events", [1, 2, 3, 5, 10, 30])
+def test_with_the_least_mean_so_many_events_come_in_one_of_twenty_times(events):
+    mean = least_mean(events)
+    fewer = sum(math.exp(-mean) * mean**number / math.factorial(number) for number in range(events))
+    assert 1.0 - fewer == pytest.approx(0.05, abs=0.012)
 
 
 def test_the_same_slow_requests_without_a_known_hold_up_are_not_explained_by_guessing():

@@ -96,6 +96,17 @@ def test_a_stopped_process_is_named_at_once():
     assert verdict.fixes[0].text == f"let it go on: kill -CONT {RANK}"
 
 
+def test_of_a_stopped_process_nothing_else_is_said():
+    """Its stacks show where it stands, whatever it does: a server or not."""
+    stands = line("answer", 1.0, number=17, activity="sleep", by_window=(40, 40))
+    seen = replace(server(basis="stacks", lines=[stands], seen={"host": tree(state="T", cpu=0.0)}), serving=None)
+    judge = Judge()
+    shown = [judge.judge(seen).verdicts for _ in range(CONFIRM_TICKS)][-1]
+    assert [(verdict.id, verdict.title) for verdict in shown] == [
+        ("hang", f"process {RANK} is stopped by a signal or a debugger")
+    ]
+
+
 def test_iterations_tell_it_as_well():
     assert fired(judged((), turns(), alive=1, still=5.0)).subtype == "stalled"
 

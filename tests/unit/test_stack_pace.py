@@ -6,15 +6,20 @@ import os
 import time
 from collections import Counter
 
+import pytest
+
+from aitop.sources import procfs
 from aitop.sources.stacks.choice import FEW, MANY, Chooser
 from aitop.sources.stacks.pace import (
     CORES,
     CREDIT_SECONDS,
+    LEAST_PART,
     LONGEST_INTERVAL,
     QUICK_SECONDS,
     RARELY,
     Budget,
     GilWatch,
+    IdleCores,
     rate_of,
 )
 from aitop.sources.stacks.source import StackSource
@@ -145,3 +150,48 @@ def test_the_first_step_ends_a_pause(monkeypatch):
     source._due = time.monotonic()
     source.read()
     assert len(reads) == 2
+
+
+def test_where_no_core_is_idle_sampling_takes_a_quarter():
+    free, full = Budget(0.0), Budget(0.0)
+    free.found_idle(0.9)
+    full.found_idle(0.1)
+    assert (free.seldom, full.seldom) == (False, True)
+    assert free.spend(0.2, 0.0, 2.0) == 0.0
+    pause = full.spend(0.17, 0.0, 2.0) - 2.0
+    assert pause == pytest.approx((0.17 - LEAST_PART * CREDIT_SECONDS) / (LEAST_PART * CORES))
+    full.found_idle(2.0)
+    assert not full.seldom
+    assert full.spend(0.0, 20.0, 30.0) == 0.0, "what it lacked is made up for as soon as there is idle time"
+
+
+def test_as_long_as_nothing_is_known_of_the_cores_few_processes_are_sampled(monkeypatch):
+    source = StackSource([os.getpid()], script=None)
+    wanted = []
+    monkeypatch.setattr(source._chooser, "next", lambda few: wanted.append(few) or [])
+    monkeypatch.setattr(source, "_looks", lambda pids, first: [])
+    source.read()
+    source._began -= 10.0
+    monkeypatch.setattr(source._idle, "last", lambda: 3.0)
+    source.read()
+    assert source.note is None
+    monkeypatch.setattr(source._idle, "last", lambda: 0.0)
+    source.read()
+    assert wanted == [True, False, True]
+    assert "no core is idle" in source.note
+
+
+def test_idle_cores_are_those_that_we_may_use(monkeypatch):
+    seconds = iter([(0.0, 0.0), (2.0, 3.0), (2.0, 3.0), (4.0, 3.5)])
+    monkeypatch.setattr(IdleCores, "_read", staticmethod(lambda: next(seconds)))
+    idle = IdleCores()
+    assert [idle.last(), idle.last(), idle.last()] == [1.5, 0.0, 0.25]
+
+
+def test_idle_seconds_are_read_of_the_cores_that_are_asked_for(monkeypatch):
+    lines = "cpu  9 9 9 900 90 9\ncpu0 1 0 1 100 10 0 0\ncpu1 1 0 1 200 20 0 0\ncpu10 1 0 1 400 40 0 0\nintr 5 7\n"
+    monkeypatch.setattr(procfs, "text", lambda path: lines)
+    ticks = procfs.TICKS_PER_SECOND
+    assert procfs.idle_seconds({1, 10}) == pytest.approx(660 / ticks)
+    monkeypatch.setattr(procfs, "text", lambda path: None)
+    assert procfs.idle_seconds({1}) == 0.0

@@ -37,12 +37,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     """Memory of the training process, of its workers, or allocated on a device, that rises steadily as it steps."""
     stepping = bool(records(snapshot)) or (snapshot.stacks is not None and snapshot.kind != "unknown")
     starting, blind = enough(snapshot), not stepping
-    since = max(snapshot.time - WATCH_SECONDS, _stepping_since(snapshot))
-    trends = [
-        (name, line)
-        for name, line in ((name, trend(snapshot.series.get(name), since)) for name in watched(snapshot))
-        if line is not None
-    ]
+    trends = _trends(snapshot)
     if (starting and not blind) or not trends:
         return starting or "memory was read fewer than four times"
     sites = _sites(snapshot)
@@ -78,6 +73,18 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
         full_in=full_in,
         level=line.slope / MIN_SLOPE,
     )
+
+
+def rises(snapshot: Snapshot) -> bool:
+    """Whether memory has begun to rise as it does where something leaks."""
+    return any(steady(line) for _, line in _trends(snapshot))
+
+
+def _trends(snapshot: Snapshot) -> list[tuple[str, Trend]]:
+    """How each series of memory goes since the run steps, by name."""
+    since = max(snapshot.time - WATCH_SECONDS, _stepping_since(snapshot))
+    trends = ((name, trend(snapshot.series.get(name), since)) for name in watched(snapshot))
+    return [(name, line) for name, line in trends if line is not None]
 
 
 def _sites(snapshot: Snapshot) -> tuple[GrowthSite, ...]:

@@ -1,4 +1,4 @@
-"""A server whose requests do not get on, told from one that has none: part of `hang`. Pure."""
+"""A stopped process, and a server whose requests do not get on, told from an idle one: part of `hang`. Pure."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ SURE, LIKELY, UNSURE = 0.95, 0.8, 0.6
 
 
 def stalled(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on a server that is stopped, or whose requests do not get on; None of one that is idle or serves."""
-    if snapshot.kind == "training":
-        return None
+    """The verdict on a process that is stopped, or a server whose requests do not get on; None where work gets on."""
     stopped = _stopped(snapshot)
     if stopped:
         pids = " ".join(str(process.pid) for process in stopped)
+        whose = " of the server" if snapshot.serving is not None else ""
         return _verdict(
             snapshot,
             subtype="stopped",
-            title=f"process {pids.replace(' ', ', ')} of the server is stopped by a signal or a debugger",
+            title=f"process {pids.replace(' ', ', ')}{whose} is stopped by a signal or a debugger",
             confidence=SURE,
             first=stopped[0].pid,
             processes=tuple(process.pid for process in stopped),
             remedy=f"let it go on: kill -CONT {pids}",
         )
+    if snapshot.kind == "training":
+        return None
     serving = snapshot.serving
     if serving is None or not serving.alive or serving.still is None:
         return _in_handler(snapshot)
@@ -133,7 +134,10 @@ def _verdict(
         confidence=confidence,
         title=title,
         where=where,
-        claims=main_lines(snapshot, lambda entry: any(entry.at == place.at for place in where)).entries,
+        # Of a stopped process every sample shows where it stands, not where its time goes.
+        claims=main_lines(
+            snapshot, lambda entry: any(entry.at == place.at for place in where) or entry.pid in processes
+        ).entries,
         evidence=tuple(evidence),
         fixes=(fix(remedy),),
         level=1.0,
@@ -142,7 +146,7 @@ def _verdict(
 
 
 def _stopped(snapshot: Snapshot) -> list[ProcessSample]:
-    """Processes of a server that somebody has stopped."""
+    """Processes that somebody has stopped: of a server any, else the target and those that do the work."""
     processes = snapshot.host.processes if snapshot.host else ()
     serves = snapshot.serving is not None
     mine = {snapshot.target.pid, *snapshot.working}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +22,9 @@ from aitop.stacks.libraries import COLLECTORS
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
 _PYTHONS_OWN = frozenset(dir(builtins))
+_OF_COLLECTORS = "|".join(sorted({name.partition(".")[0] for name in COLLECTORS}))
+_COLLECTORS = re.compile(rf"\b(?:{_OF_COLLECTORS})\b")
+_RENAMED = re.compile(rf"\bfrom\s+(?:{_OF_COLLECTORS})\s+import\b|\b(?:{_OF_COLLECTORS})\s+as\b")
 # Which statements, by their first lines, may have given a variable the value that it has.
 _State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
@@ -35,23 +39,46 @@ class _Scope(NamedTuple):
     methods: dict[str, _Method] | None
 
 
-def flows(file: str, text: str, lines: Collection[int]) -> tuple[Flow, ...]:
-    """The dataflow of the functions, or of the module, in which these lines of a file stand; empty if it is not Python.
+class Span(NamedTuple):
+    """From the first to the last line of a function, or of the module."""
+
+    first: int
+    last: int
+
+
+class Functions(NamedTuple):
+    """Where all functions of a file stand, the outer before the inner, and the dataflow of those that were read."""
+
+    spans: tuple[Span, ...] = ()
+    flows: tuple[Flow, ...] = ()
+
+
+def may_collect(text: str, line: str) -> bool:
+    """Whether a line of a text may ask the garbage collector, by its own name or by one that the text gives it.
+
+    Of no other line does the dataflow say that it `collects`.
+    """
+    return _COLLECTORS.search(line) is not None or _RENAMED.search(text) is not None
+
+
+def functions(file: str, text: str, lines: Collection[int]) -> Functions:
+    """The functions of a file, with the dataflow of those in which these lines stand; empty if it is not Python.
 
     Only those are read: all 128 functions of a file of 7,000 lines took 0.79 s, three of them take 0.12.
     """
     tree = parsed(text)
     if tree is None:
-        return ()
+        return Functions()
     try:
         modules = dict(_imported(tree))
         bodies = [(tree, None), *_scopes(tree, None)]
         scopes = [_Scope(*_span(node), node, methods) for node, methods in bodies]
         wanted = {id(scope.node) for line in lines if (scope := innermost(scopes, line)) is not None}
         read = [scope for scope in scopes if id(scope.node) in wanted]
-        return tuple(_Reading(file, scope.node, scope.methods, modules).flow() for scope in read)
+        flows = tuple(_Reading(file, scope.node, scope.methods, modules).flow() for scope in read)
     except RecursionError:
-        return ()
+        return Functions()
+    return Functions(tuple(Span(scope.first, scope.last) for scope in scopes), flows)
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:

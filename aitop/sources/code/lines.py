@@ -50,7 +50,7 @@ class SourceCode:
     def place(self, file: str, line: int) -> Place | None:
         """A line (counted from 1) with the loop and the condition around it; None if there is no such line."""
         lines = self._lines(file, line)
-        return Place(lines[line - 1].strip(), *_heads(lines, line)) if lines else None
+        return Place(_shown(lines[line - 1]).strip(), *_heads(lines, line)) if lines else None
 
     def around(self, file: str, line: int, before: int = 6, after: int = 6) -> list[tuple[int, str]] | None:
         """The lines around `line`, each with its number; None if there is no such line."""
@@ -58,7 +58,7 @@ class SourceCode:
         if not lines:
             return None
         first, last = max(1, line - before), min(len(lines), line + after)
-        return [(number, lines[number - 1]) for number in range(first, last + 1)]
+        return [(number, _shown(lines[number - 1])) for number in range(first, last + 1)]
 
     def text(self, file: str) -> str | None:
         """The whole file as it is, with its control characters."""
@@ -66,7 +66,7 @@ class SourceCode:
         return source.text if source is not None else None
 
     def _lines(self, file: str, line: int) -> tuple[str, ...]:
-        """The file's lines without their ends, empty if there is no such line."""
+        """The file's lines as they are, without their ends; empty if there is no such line."""
         source = self._read(file)
         return source.lines if source is not None and 1 <= line <= len(source.lines) else ()
 
@@ -105,15 +105,19 @@ def _load(handle: int, known: _File | None) -> _File | None:
     if max(len(data), status.st_size) > LARGEST_FILE:
         return None
     text = data.decode("utf-8", "replace")
-    lines = tuple(printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE] for line in _LINE_END.split(text))
-    return _File(identity, text, lines)
+    return _File(identity, text, tuple(_LINE_END.split(text)))
+
+
+def _shown(line: str) -> str:
+    """A line as it may be shown. A server runs dozens of files of thousands of lines, of which few lines are wanted."""
+    return printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE]
 
 
 def _heads(lines: tuple[str, ...], line: int) -> tuple[str | None, str | None]:
     """The heads of the loop and of the `if` that a line stands in within its function, told from indentation."""
     loop = guard = None
-    depth, otherwise = _indentation(lines[line - 1]), False
-    for above in reversed(lines[max(0, line - 1 - LINES_ABOVE) : line - 1]):
+    depth, otherwise = _indentation(_shown(lines[line - 1])), False
+    for above in map(_shown, reversed(lines[max(0, line - 1 - LINES_ABOVE) : line - 1])):
         indentation, head = _indentation(above), above.strip()
         if not head or indentation > depth:
             continue

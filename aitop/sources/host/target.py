@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from aitop.errors import NoTargetError, NotPermittedError, StoppedError
+from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.snapshot import Target
 from aitop.model.text import printable
 from aitop.sources import procfs
@@ -19,10 +19,16 @@ LONGEST_SHORT_STOP = 0.5
 CHOOSE = "run aitop without arguments to choose from the AI processes on this machine"
 
 
-def look(pid: int) -> Target:
-    """The process as a target. Raises NoTargetError or NotPermittedError with one sentence on what to do."""
+def look(pid: int, *, even_stopped: bool = False) -> Target:
+    """The process as a target. Raises NoTargetError or NotPermittedError with one sentence on what to do.
+
+    One that a signal has stopped is refused, unless that is an answer, too (`even_stopped`).
+    """
     stat = _existing(pid)
     _refuse_unwatchable(pid, stat)
+    if stat.state == "T" and not even_stopped:
+        reason = f"process {pid} ({printable(stat.comm)}) is stopped"
+        raise NoTargetError(reason, f"continue it with `kill -CONT {pid}`, then try again")
     _refuse_forbidden(pid)
     main = _main_python(pid)
     if main is None:
@@ -75,8 +81,6 @@ def _refuse_unwatchable(pid: int, stat: Stat) -> None:
         raise NoTargetError(
             f"process {pid} ({name}) has ended; it is a zombie until its parent {stat.ppid} collects it", CHOOSE
         )
-    if stat.state == "T":
-        raise StoppedError(f"process {pid} ({name}) is stopped", f"continue it with `kill -CONT {pid}`, then try again")
     if stat.state == "t" and _held(pid):
         tracer = procfs.status(pid).get("TracerPid", "?")
         raise NoTargetError(

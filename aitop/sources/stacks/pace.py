@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 
 from aitop.model.stacks import GilHold
+from aitop.sources import procfs
 from aitop.sources.stacks.speedscope import ThreadSamples
 
 CORES = 0.015
 CREDIT_SECONDS = 0.6
 # A job that is one of many gets a window so often in its first minute. It may still be setting up in the first of them.
 NEW_SECONDS, NEW_EVERY_SECONDS = 50.0, 10.0
+# With less than this idle, in cores, sampling mostly takes from the run.
+SELDOM = 0.5
+LEAST_PART = 0.25
 LONGEST_INTERVAL = 8.0
 # At first a picture is wanted soon, and a part of few samples is known only so well; so many in all at most.
 QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
@@ -25,16 +31,37 @@ CONTENDED = 0.04
 GOES_ON = 3
 
 
+class IdleCores:
+    """How many of the cores that this process may use are idle."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def last(self) -> float:
+        """The mean since the last call, or since the start."""
+        (before, idle_before), self._before = self._before, self._read()
+        now, idle = self._before
+        return max(0.0, idle - idle_before) / (now - before) if now > before else 0.0
+
+    @staticmethod
+    def _read() -> tuple[float, float]:
+        return time.monotonic(), procfs.idle_seconds(os.sched_getaffinity(0))
+
+
 class Budget:
     """CPU time that sampling may take: CORES of a core, and CREDIT_SECONDS more at the start or after a rest.
 
     Times are monotonic seconds. `quick`: a picture is wanted soon, so the first windows are short and look often.
+    Where no core is idle, what sampling takes is missing to the run. Then it takes only LEAST_PART of that: `seldom`,
+    None as long as nothing is known of the cores.
     """
 
     quick = True
+    seldom: bool | None = None
 
     def __init__(self, now: float) -> None:
         self._left = CREDIT_SECONDS
+        self._part = 1.0
         self._then = now
 
     @property
@@ -42,13 +69,20 @@ class Budget:
         """Whether the credit is used up."""
         return self._left < 0
 
+    def found_idle(self, cores: float) -> None:
+        """Take note of how many cores are idle."""
+        self.seldom = cores < SELDOM
+        self._part = LEAST_PART if self.seldom else 1.0
+        self._left = min(self._left, CREDIT_SECONDS * self._part)
+
     def spend(self, cpu: float, started: float, now: float) -> float:
         """Account for `cpu` seconds of a window that began at `started`: seconds from there to the next one's start."""
-        self._left = min(CREDIT_SECONDS, self._left + CORES * (now - self._then)) - cpu
+        cores, credit = CORES * self._part, CREDIT_SECONDS * self._part
+        self._left = min(credit, self._left + cores * (now - self._then)) - cpu
         self._then = now
         if self._left >= 0:
             return 0.0
-        return min(LONGEST_INTERVAL, now - started - self._left / CORES)
+        return min(LONGEST_INTERVAL, now - started - self._left / cores)
 
 
 class SharedBudget:
@@ -87,6 +121,9 @@ class PartOfBudget(Budget):
     @property
     def tight(self) -> bool:
         return True
+
+    def found_idle(self, cores: float) -> None:
+        """It is cheap anyway."""
 
     def spend(self, cpu: float, started: float, now: float) -> float:
         if self._old_from is None:

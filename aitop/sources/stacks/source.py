@@ -14,7 +14,7 @@ from aitop.sources.host.tree import Stepping, nobody
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
-from aitop.sources.stacks.pace import RATE, Budget, GilWatch, rate_of
+from aitop.sources.stacks.pace import RATE, Budget, GilWatch, IdleCores, rate_of
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
@@ -28,6 +28,8 @@ GRACE_SECONDS = 4.0
 # How long a window that is to end early waits for what py-spy writes.
 FINISH_SECONDS = 1.0
 EMPTY_WINDOWS = 3
+# Before it has watched the cores for so long it sees mostly what our own start takes.
+IDLE_SECONDS = 0.5
 # How often it is asked during a pause whether the first step was made.
 POLL_SECONDS = 0.5
 
@@ -64,6 +66,7 @@ class StackSource(Source):
         self._due = 0.0
         self._code = CodeOfProcesses()
         self._budget = budget or Budget(time.monotonic())
+        self._idle, self._began = IdleCores(), time.monotonic()
         self._gil = GilWatch()
         self._kernel = KernelWaits()
         self._closing = threading.Event()
@@ -74,6 +77,10 @@ class StackSource(Source):
         self._turn = 0
         self._sampled = 0.0
         self._empty = 0
+
+    @property
+    def note(self) -> str | None:
+        return "no core is idle, so they are looked at less often" if self._budget.seldom else None
 
     def open(self) -> None:
         self._closing.clear()
@@ -103,17 +110,20 @@ class StackSource(Source):
         return first_step or time.monotonic() >= self._due
 
     def _read(self) -> list[Sample]:
+        budget = self._budget
         started = time.monotonic()
-        quick = self._budget.quick and self._taken < FIRST_WINDOWS
-        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if quick else self._seconds))
+        if started - self._began > IDLE_SECONDS:
+            budget.found_idle(self._idle.last())
+        first = budget.quick and self._taken < FIRST_WINDOWS
+        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if first and not budget.seldom else self._seconds))
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:
-            pids = self._chooser.next(few=self._budget.tight)
-            rate = rate_of(self._sampled, len(pids)) if self._budget.quick else RATE
+            pids = self._chooser.next(few=budget.tight or budget.seldom is not False)
+            rate = rate_of(self._sampled, len(pids)) if budget.quick and budget.seldom is False else RATE
             for pid in pids:
                 spies.append(Spy(self._program, pid, planned, rate))
-            for pid, threads, look_rate in self._looks(pids, quick):
+            for pid, threads, look_rate in self._looks(pids, first):
                 spies.append(Spy(self._program, pid, planned, look_rate, threads))
             kernel_cpu = self._wait(pids, spies, started + planned)
         finally:

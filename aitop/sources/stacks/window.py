@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from aitop.model.host import ProcessId
 from aitop.model.stacks import Flow, Frame, StackCount
 from aitop.sources import procfs
-from aitop.sources.code.dataflow import flows
+from aitop.sources.code.dataflow import Span, functions, may_collect
 from aitop.sources.code.lines import SourceCode
 from aitop.sources.foreign_file import user_of
 from aitop.sources.process_status import User
@@ -16,11 +17,20 @@ from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import meaning
 from aitop.stacks.origin import application, is_user
-from aitop.stacks.reading import own_start
+from aitop.stacks.reading import Seen, own_start, read_stack
 
 MOST_FLOWS = 40
+MOST_CALLING = 1000
 
 _View = tuple[str, "str | None", "User | None"]
+
+
+class _Read(NamedTuple):
+    """What was read of a file: where its functions stand, and the dataflow of some; None where there is none."""
+
+    text: str
+    spans: tuple[Span, ...]
+    flows: Mapping[Span | None, Flow | None]
 
 
 class CodeOfProcesses:
@@ -30,23 +40,34 @@ class CodeOfProcesses:
         self._readers: dict[_View, SourceCode] = {}
         # The package that stands for the user's code, by process; None for one whose user's code was seen.
         self.applications: dict[int, str | None] = {}
-        self._flows: dict[str, tuple[str, dict[int, Flow | None]]] = {}
+        # Functions, by file and name, that call the model.
+        self.calling: set[tuple[str, str]] = set()
+        self._read: dict[str, _Read] = {}
+
+    def saw(self, seen: Seen) -> None:
+        """Note the functions that call the model: of them it matters which line makes its input."""
+        if seen.phase == "forward" and not seen.worker:
+            if len(self.calling) > MOST_CALLING:
+                self.calling.clear()
+            self.calling |= {(frame.file, frame.function) for index, frame in seen.stages if index < seen.library}
 
     def flows(self, code: SourceCode, file: str, lines: Collection[int]) -> list[Flow]:
-        """The dataflow of the functions in which these lines stand, worked out anew only when the text has changed."""
+        """The dataflow of the functions in which these lines stand, each read once, unless the text changes."""
         text = code.text(file)
         if text is None:
             return []
-        known = self._flows.get(file)
-        if known is None or known[0] != text:
-            if len(self._flows) > 100:
-                self._flows.clear()
-            known = self._flows[file] = text, {}
-        by_line = known[1]
-        if new := [line for line in lines if line not in by_line]:
-            read = flows(file, text, new)
-            by_line |= {line: innermost(read, line) for line in new}
-        return list({flow.first: flow for line in lines if (flow := by_line[line]) is not None}.values())
+        known = self._read.get(file)
+        if known is None or known.text != text:
+            known = _Read(text, (), {})
+        new = [line for line in lines if innermost(known.spans, line) not in known.flows]
+        if new:
+            if len(self._read) > 100:
+                self._read.clear()
+            spans, flows = functions(file, text, new)
+            read = {innermost(spans, line): innermost(flows, line) for line in new}
+            known = self._read[file] = _Read(text, spans, {**known.flows, **read})
+        wanted = dict.fromkeys(innermost(known.spans, line) for line in lines)
+        return [flow for span in wanted if (flow := known.flows.get(span)) is not None]
 
     def of(self, pid: int) -> SourceCode:
         """The code as process `pid` sees it, with its rights: it may claim to run any file."""
@@ -76,8 +97,10 @@ class WindowBuilder:
         self._frames: dict[tuple[str, str, int, bool], int] = {}
         self._table: list[Frame] = []
         self._stacks: list[StackCount] = []
-        # The lines of the user's by file, with what reads it.
-        self._lines: dict[str, tuple[SourceCode, list[int]]] = {}
+        # The lines of the user's by file, with what reads it, and in which function each stands.
+        self._lines: dict[str, tuple[SourceCode, dict[int, str]]] = {}
+        # Those of them below which nothing of Python runs, with their text.
+        self._leaves: dict[tuple[str, int], str] = {}
 
     def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
         """Add the threads of one process."""
@@ -87,7 +110,7 @@ class WindowBuilder:
         """The stacks of threads of one process, their frames in the table, but not among the result's stacks."""
         self._learn_application(pid, raw, threads)
         indices = self.indices(pid, raw)
-        return [
+        made = [
             StackCount(
                 pid=pid,
                 thread=thread.name,
@@ -98,6 +121,12 @@ class WindowBuilder:
             for thread in threads
             for stack, count in thread.stacks.items()
         ]
+        for stack in {each.frames for each in made}:
+            seen = read_stack([self._table[index] for index in stack])
+            self._code.saw(seen)
+            if seen.leaf and seen.line is not None:
+                self._leaves[seen.line.file, seen.line.line] = seen.line.text or ""
+        return made
 
     def indices(self, pid: int, raw: Sequence[RawFrame]) -> list[int]:
         """Where these frames of a process are in the table; new ones are added to it."""
@@ -120,8 +149,18 @@ class WindowBuilder:
         return tuple(self._table), tuple(self._stacks)
 
     def flows(self) -> tuple[Flow, ...]:
-        """The dataflow of the user's functions in the table."""
-        found = [flow for file, (code, lines) in self._lines.items() for flow in self._code.flows(code, file, lines)]
+        """The dataflow of the user's functions in the table that call the model, or may call the garbage collector."""
+        found: list[Flow] = []
+        for file, (code, lines) in self._lines.items():
+            text = code.text(file) or ""
+            wanted = [
+                line
+                for line, function in lines.items()
+                if (file, function) in self._code.calling
+                or ((leaf := self._leaves.get((file, line))) is not None and may_collect(text, leaf))
+            ]
+            if wanted:
+                found += self._code.flows(code, file, wanted)
         return tuple(found[:MOST_FLOWS])
 
     def _index(self, raw: RawFrame, file: str, code: SourceCode, package: str | None) -> int:
@@ -137,7 +176,7 @@ class WindowBuilder:
             text, loop, guard = place if place is not None and place.text else (None, None, None)
             self._table.append(Frame(raw.name, file, line, user, text, loop, guard))
             if user and place:
-                self._lines.setdefault(file, (code, []))[1].append(line)
+                self._lines.setdefault(file, (code, {}))[1][line] = raw.name
         return index
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from aitop.diagnosis.causes.serving.hold_ups import (
 )
 from aitop.diagnosis.causes.serving.stops import FELT, Stop, bursty, longest_stop
 from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
+from aitop.diagnosis.noise import least_mean
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import Scope, fix
@@ -64,6 +65,13 @@ class Burst(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Times(msgspec.Struct, frozen=True):
+    """How often something held requests up, and the part of them (0..1) that it holds up at least in the long run."""
+
+    count: int
+    least: float
+
+
 def number_of_slow(requests: int) -> int:
     """The number of requests that count as the tail of `requests` requests."""
     return min(requests, max(LEAST_SLOW, math.ceil(PART * requests)))
@@ -83,7 +91,8 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     slow = number_of_slow(len(requests))
     usual = sorted(one.seconds for one in requests)[len(requests) // 2]
     held = hold_ups(snapshot, serving, requests, usual)
-    tail = tail_of(requests, RequestHoldUps(held), slow)
+    of_requests = RequestHoldUps(held)
+    tail = tail_of(requests, of_requests, slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
     bursts = _bursts(snapshot, serving)
@@ -104,6 +113,8 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     # By itself it has to make them longer than chance does. That others take the cores is no fault of the server's; its
     # own threads that do so are cpu-oversubscription.
     slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or first == "cores"
+    times = _times(first, held, requests, of_requests, usual) if measured else None
+    slight |= times is not None and times.least < PART
     return Explanation(
         subtype=first,
         # Only some requests are late: that is never critical, however much of their lateness one cause explains.
@@ -117,7 +128,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,
         claims=() if slight else _claims(first, snapshot, bursts, held),
-        evidence=_evidence(snapshot, serving, tail, kinds, left),
+        evidence=(*_evidence(snapshot, serving, tail, kinds, left), *_rarity(times, snapshot.window)),
         fixes=_fixes(first, lines),
     )
 
@@ -155,6 +166,29 @@ def _accounted(snapshot: Snapshot, serving: Serving) -> tuple[RequestRecord, ...
     until = read[-1][0] if read else math.inf
     since = turns[0].end - turns[0].seconds - (turns[0].idle or 0.0) if turns else -math.inf
     return tuple(one for one in serving.requests if one.end - one.seconds >= since and one.end <= until)
+
+
+def _times(
+    kind: Kind, held: Iterable[HoldUp], requests: Sequence[RequestRecord], of_requests: RequestHoldUps, usual: float
+) -> Times | None:
+    """How often this kind made requests as much longer as a tail takes; None where its moments are not known.
+
+    One pause is a whole tail for the few requests that meet it, and says next to nothing of the next hour.
+    """
+    own: Kind = "handler" if kind == "event-loop" else kind
+    late = [one for one in requests if of_requests.of(one).get(own, 0.0) >= (LEAST_RATIO - 1.0) * usual]
+    spans = [(one.end - one.seconds, one.end) for one in late]
+    count = sum(
+        any(each.begin < end and each.until > begin for begin, end in spans) for each in held if each.kind == own
+    )
+    return Times(count, len(late) / len(requests) * least_mean(count) / count) if count else None
+
+
+def _rarity(times: Times | None, window: float) -> list[str]:
+    if times is None or times.least >= PART:
+        return []
+    often = "once" if times.count == 1 else f"{times.count} times"
+    return [f"it came {often} in {window:.0f} s: too rarely to tell whether a percent of all requests meets it"]
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:

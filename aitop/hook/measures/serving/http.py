@@ -12,9 +12,11 @@ import math
 import struct
 import time
 from collections.abc import Callable
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ...patches import Patches
+from .earlier import Earlier
 from .names import Wrap
 from .requests import Request, current, now_ns
 from .server import Server
@@ -123,7 +125,10 @@ def _usual_within(width: int, mean: float) -> float:
 
 
 class Http(Server):
-    """The requests of all web servers in this process. `under_way` has those that are being answered."""
+    """The requests of all web servers in this process. `under_way` has those that are being answered.
+
+    Those in `earlier` began before the hook came: they are counted, and not measured.
+    """
 
     servers = ("uvicorn", "gunicorn", "http")
 
@@ -133,17 +138,35 @@ class Http(Server):
         self.handling: set[int] = set()
         tick_ns = int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9)
         self.loop, self.threads = Loop(tick_ns), Threads(tick_ns)
+        # What answers a request in a task or in a thread, as it is without the hook.
+        self.in_tasks, self.in_threads = set[CodeType](), set[CodeType]()
+        self.earlier = Earlier(set(), set(), self.count)
         super().__init__(torch, patches, session)
+        # What is imported later had no request before the hook came.
+        self.earlier = Earlier(self.in_tasks.copy(), self.in_threads.copy(), self.count)
+        if self.earlier.tasks:
+            self.count()
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            "run_asgi": lambda call: wrap_run_asgi(call, self),
+            "run_asgi": lambda call: wrap_run_asgi(noted(call, self.in_tasks), self),
             "send": lambda call: wrap_send(call, self),
-            "handle_request": lambda call: wrap_call(call, self, gunicorn_socket),
-            "handle_one_request": lambda call: wrap_handle(call, self),
+            "handle_request": lambda call: wrap_call(noted(call, self.in_threads), self, gunicorn_socket),
+            "handle_one_request": lambda call: wrap_handle(noted(call, self.in_threads), self),
             "parse_request": lambda call: wrap_parse(call, self),
-            "run": lambda call: wrap_call(call, self, wsgiref_socket),
+            "run": lambda call: wrap_call(noted(call, self.in_threads), self, wsgiref_socket),
         }
+
+    def over(self) -> None:
+        self.earlier.over()
+
+    def count(self) -> None:
+        """Note how many requests are under way, unless there may be others than those that are known."""
+        if not self.requests.watched() or self.session.journal.steps:
+            return
+        earlier = self.earlier.number(now_ns())
+        if earlier is not None:
+            self.requests.count("http", len(self.under_way) + earlier)
 
     def begin(self, socket: Any, loop: Loop | None = None) -> Request | None:
         """Return a new request that came in on this socket; None within another one, or where none are measured.
@@ -156,6 +179,10 @@ class Http(Server):
             return None
         if journal.computed is None:
             journal.computed = self.requests.computed
+        # What this thread, or this loop, did before the hook came is over, or is seen now.
+        self.earlier.threads.discard(_ident())
+        if loop is not None:
+            self.earlier.look_at_loop()
         now, ticks_ns = now_ns(), ticks_since(socket)
         phase = now - coarse_ns(CLOCK_MONOTONIC_COARSE)
         if loop is not None:
@@ -165,7 +192,7 @@ class Http(Server):
         else:
             request = Request(self.threads.arrival(now, ticks_ns, phase))
         self.under_way.add(request)
-        self.requests.count("http", len(self.under_way))
+        self.count()
         return request
 
     def end(self, request: Request, now: int) -> None:
@@ -175,10 +202,18 @@ class Http(Server):
         try:
             self.under_way.discard(request)
             if self.requests.watched():
-                self.requests.count("http", len(self.under_way))
+                self.count()
                 self.requests.answered(request, now)
         except Exception:
             self.failed()
+
+
+def noted(call: Any, codes: set[CodeType]) -> Any:
+    """Return the call; its code, where it has one, is added to these."""
+    code = getattr(call, "__code__", None)
+    if code is not None:
+        codes.add(code)
+    return call
 
 
 def ticks_since(socket: Any) -> int:
@@ -290,6 +325,7 @@ def wrap_handle(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
     def handle_one_request(*args: Any, **kwargs: Any) -> Any:
         thread = _ident()
         http.handling.add(thread)
+        http.earlier.threads.discard(thread)
         try:
             return original(*args, **kwargs)
         finally:

@@ -1,0 +1,196 @@
+"""Requests that were under way when the hook came: counted where that can be told, else the number is not known."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import hook_runs
+import pytest
+
+PATIENCE = 10.0
+
+
+def alive(watched):
+    watched.session._send(time.monotonic_ns())
+    return watched.ring.read(time.monotonic()).alive
+
+
+def until(true):
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Waits(BaseHTTPRequestHandler):
+    """Answers `/wait` when the server's `go` is set, and all else at once."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        if self.path == "/wait":
+            self.server.busy += 1
+            self.server.go.wait(PATIENCE)
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def threads():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Waits)
+    server.busy, server.go = 0, threading.Event()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    server.go.set()
+    server.shutdown()
+    server.server_close()
+
+
+def connected(server, path):
+    connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE)
+    connection.request("GET", path)
+    return connection
+
+
+def test_while_a_thread_may_be_busy_with_an_earlier_request_the_number_is_not_known(unhooked, threads):
+    earlier = connected(threads, "/wait")
+    until(lambda: threads.busy == 1)
+    watched = hook_runs.Watched()
+    later = connected(threads, "/at-once")
+    later.getresponse().read()
+    assert alive(watched) is None
+    threads.go.set()
+    earlier.getresponse().read()
+    # Longer than between two looks at such threads.
+    time.sleep(0.1)
+    later.request("GET", "/at-once")
+    later.getresponse().read()
+    until(lambda: alive(watched) == 0)
+    earlier.close()
+    later.close()
+    watched.ring.close()
+
+
+def test_a_thread_that_waits_for_the_next_request_of_its_connection_has_none(unhooked, threads):
+    idle = connected(threads, "/at-once")
+    idle.getresponse().read()
+    watched = hook_runs.Watched()
+    later = connected(threads, "/at-once")
+    later.getresponse().read()
+    until(lambda: alive(watched) == 0)
+    idle.close()
+    later.close()
+    watched.ring.close()
+
+
+class Application:
+    """An ASGI application that answers `/wait` when it may `go`."""
+
+    def __init__(self):
+        self.busy, self.go = 0, asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        if scope["path"] == "/wait":
+            self.busy += 1
+            await asyncio.wait_for(self.go.wait(), PATIENCE)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def started(application):
+    uvicorn = pytest.importorskip("uvicorn")
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    return server, serving, server.servers[0].sockets[0].getsockname()[1]
+
+
+async def asked(port, path):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+    return reader, writer
+
+
+async def soon(true):
+    for _ in range(int(PATIENCE / 0.01)):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError
+
+
+async def answered(reader, writer):
+    assert b"204" in await asyncio.wait_for(reader.readline(), PATIENCE)
+    writer.close()
+
+
+def test_tasks_of_an_event_loop_are_counted(unhooked):
+    async def run():
+        application = Application()
+        server, serving, port = await started(application)
+        waiting = [await asked(port, "/wait") for _ in range(3)]
+        await soon(lambda: application.busy == 3)
+        watched = hook_runs.Watched()
+        assert alive(watched) == 3
+        waiting.append(await asked(port, "/wait"))
+        await soon(lambda: alive(watched) == 4)
+        application.go.set()
+        for connection in waiting:
+            await answered(*connection)
+        # Also without any further request.
+        await soon(lambda: alive(watched) == 0)
+        server.should_exit = True
+        await serving
+        watched.ring.close()
+
+    asyncio.run(run())
+
+
+def test_of_a_loop_in_another_thread_they_are_counted_once_it_takes_a_request_up(unhooked):
+    watched = []
+
+    async def run():
+        application = Application()
+        server, serving, port = await started(application)
+        waiting = await asked(port, "/wait")
+        await soon(lambda: application.busy == 1)
+        await asyncio.to_thread(lambda: watched.append(hook_runs.Watched()))
+        assert alive(watched[0]) is None
+        await answered(*await asked(port, "/at-once"))
+        await soon(lambda: alive(watched[0]) == 1)
+        application.go.set()
+        await answered(*waiting)
+        await soon(lambda: alive(watched[0]) == 0)
+        server.should_exit = True
+        await serving
+        watched[0].ring.close()
+
+    asyncio.run(run())
+
+
+def test_a_hook_that_leaves_leaves_no_callback_behind(unhooked):
+    async def run():
+        application = Application()
+        server, serving, port = await started(application)
+        waiting = await asked(port, "/wait")
+        await soon(lambda: application.busy == 1)
+        before = [len(task._callbacks or ()) for task in asyncio.all_tasks()]
+        watched = hook_runs.Watched()
+        assert alive(watched) == 1
+        hook_runs.aitop.hook.remove()
+        assert sorted(len(task._callbacks or ()) for task in asyncio.all_tasks()) == sorted(before)
+        application.go.set()
+        await answered(*waiting)
+        server.should_exit = True
+        await serving
+        watched.ring.close()
+
+    asyncio.run(run())

@@ -1,0 +1,84 @@
+"""Of which functions the dataflow is read while stacks are sampled: it costs more than the sampling itself."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from aitop.sources.stacks import window
+from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
+
+TRAIN = """import gc
+def load(step):
+    return step + 1
+def train():
+    for step in range(9):
+        batch = load(step)
+        answer = model(batch)
+        gc.collect()
+def log():
+    print("x")
+"""
+MODEL = ("_call_impl", "/lib/site-packages/torch/nn/modules/module.py", 1)
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN)
+    return str(file)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The lines of each reading."""
+    asked = []
+    original = window.functions
+    monkeypatch.setattr(
+        window, "functions", lambda file, text, lines: asked.append(lines) or original(file, text, lines)
+    )
+    return asked
+
+
+def built(code, script, *stacks):
+    """The flows of a window with these stacks of (function, file, line), the outermost first."""
+    builder = window.WindowBuilder(script, code)
+    raw = [RawFrame(*frame) for stack in stacks for frame in stack]
+    places, at = [], 0
+    for stack in stacks:
+        places.append(tuple(range(at, at + len(stack))))
+        at += len(stack)
+    builder.add(os.getpid(), raw, [ThreadSamples("MainThread", True, Counter(dict.fromkeys(places, 3)))])
+    return [(flow.first, flow.last) for flow in builder.flows()]
+
+
+def test_only_functions_that_call_the_model_or_the_collector_are_read_and_each_once(script, reads):
+    code, writes = window.CodeOfProcesses(), (("log", script, 10), ("write", "/lib/python3.11/io.py", 1))
+    loads = (("train", script, 6), ("load", script, 3))
+    assert built(code, script, loads, writes) == []
+    assert not reads
+    assert built(code, script, loads, (("train", script, 7), MODEL)) == [(4, 8)]
+    assert built(code, script, (("train", script, 5),)) == [(4, 8)]
+    assert len(reads) == 1
+    collects = window.CodeOfProcesses()
+    assert built(collects, script, (("train", script, 8),)) == [(4, 8)]
+
+
+@pytest.mark.parametrize("names", ["from gc import collect", "import gc as g", "import gc as g, sys"])
+def test_the_collector_may_have_another_name(script, names):
+    calls = "collect()" if "from" in names else "g.collect()"
+    with open(script, "w") as file:
+        file.write(TRAIN.replace("import gc", names).replace("gc.collect()", calls))
+    assert built(window.CodeOfProcesses(), script, (("train", script, 8),)) == [(4, 8)]
+
+
+def test_a_text_that_changes_is_read_again(script, reads):
+    code, calls = window.CodeOfProcesses(), (("train", script, 7), MODEL)
+    assert built(code, script, calls) == [(4, 8)]
+    with open(script, "w") as file:
+        file.write("\n" + TRAIN)
+    os.utime(script, (1, 1))
+    assert built(code, script, (("train", script, 8), MODEL)) == [(5, 9)]
+    assert len(reads) == 2
