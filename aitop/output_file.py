@@ -15,7 +15,6 @@ import os
 import platform
 import stat
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -111,6 +110,8 @@ def _at(path: Path, act: Callable[[Place], T], *, follow: bool) -> T:
 
     In a thread of its own: the rights that are taken on the way end with it.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few runs write anything
+
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(_walk, str(path), act, follow=follow).result()
 

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from snapshot_builder import snapshot, steps
 
 from aitop.engine import growth
 from aitop.engine.growth import GrowthFinder
 from aitop.model.host import ProcessId
+from aitop.model.snapshot import Series
 from aitop.model.stacks import Frame, StackCount, StackWindow
 from aitop.sources.code import growth as reading
 from aitop.sources.code import syntax
@@ -453,7 +455,29 @@ def window(file):
     return StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=stacks)
 
 
-def test_a_file_is_read_once(tmp_path):
+@pytest.fixture
+def rising(monkeypatch):
+    monkeypatch.setattr(growth, "rises", lambda snapshot: True)
+
+
+def look(finder, stacks):
+    finder.saw(stacks)
+    finder.consider(snapshot())
+
+
+@pytest.mark.parametrize(("grows", "read"), [(0, False), (1, True)])
+def test_code_is_read_only_while_memory_rises(tmp_path, grows, read):
+    """Reading beside a server took 0.3 s of CPU, and most runs have no leak."""
+    came = threading.Event()
+    finder = GrowthFinder(os.getpid(), lambda event: came.set())
+    finder.saw(window(tmp_path / "train.py"))
+    points = tuple((960.0 + second, 1e9 + grows * second * 5e6) for second in range(40))
+    times, values = zip(*points, strict=True)
+    finder.consider(snapshot(steps(), series={"rss": Series(times=times, values=values)}))
+    assert came.wait(10 if read else 0.2) is read
+
+
+def test_a_file_is_read_once(tmp_path, rising):
     file = tmp_path / "train.py"
     file.write_text("seen = []\nfor step in range(9):\n    seen.append(step)\n")
     told, came = [], threading.Event()
@@ -463,14 +487,14 @@ def test_a_file_is_read_once(tmp_path):
         came.set()
 
     finder = GrowthFinder(os.getpid(), emit)
-    finder.consider(window(file))
+    look(finder, window(file))
     assert came.wait(10)
     assert [(site.line, site.text) for site in told[0].sites] == [(3, "seen.append(step)")]
-    finder.consider(window(file))
+    look(finder, window(file))
     assert len(told) == 1
 
 
-def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch):
+def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch, rising):
     """And as the first one, which lives on, where that sees the same."""
     came, asked = threading.Event(), []
 
@@ -485,19 +509,19 @@ def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch):
     frames = (*seen.frames, Frame("step", str(tmp_path / "b.py"), 3, True))
     stacks = [(2, (0, 1)), (3, (0, 2))]
     counted = tuple(StackCount(pid=pid, thread="MainThread", main=True, frames=at, count=1) for pid, at in stacks)
-    finder.consider(StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=counted))
+    look(finder, StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=counted))
     assert came.wait(10)
     assert asked == [(2, frames[0].file), (3, frames[2].file)]
     assert finder._files == {frames[0].file: 1, frames[2].file: 3}
 
 
-def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch):
+def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch, rising):
     released = threading.Event()
     monkeypatch.setattr(growth, "growth_sites", lambda texts: released.wait(10) and ())
     told = []
     finder = GrowthFinder(os.getpid(), told.append)
     for number in range(3):
-        finder.consider(window(tmp_path / f"{number}.py"))
+        look(finder, window(tmp_path / f"{number}.py"))
     assert told == []
     released.set()
 

@@ -8,7 +8,6 @@ import time
 
 from aitop.engine import live
 from aitop.model.snapshot import Target, Tick
-from aitop.model.stacks import StackWindow
 
 
 class Sink:
@@ -45,16 +44,3 @@ def test_the_last_snapshot_is_made_when_the_watching_is_over():
     finally:
         feed.stop()
     assert len(told) == before + live.LAST_TICKS
-
-
-def test_code_is_read_for_growth_only_after_some_seconds(monkeypatch):
-    feed, read = feed_with(None), []
-    monkeypatch.setattr(feed._growth, "consider", read.append)
-    monkeypatch.setattr(feed._recogniser, "saw", lambda window: None)
-    feed._began = 100.0
-    windows = [
-        StackWindow(time=100.0 + after, seconds=1.0, rate=20.0, frames=(), stacks=()) for after in (1.0, 4.9, 5.1)
-    ]
-    for window in windows:
-        feed._take(window, lambda snapshot: None)
-    assert read == windows[2:]

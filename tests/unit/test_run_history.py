@@ -184,7 +184,7 @@ def diagnosed(monkeypatch, snapshot, *options):
     seen.publish(snapshot)
     monkeypatch.setattr(seen, "wait", lambda *_, **__: None)
     monkeypatch.setattr(headless, "watching", lambda *_: contextlib.nullcontext(seen))
-    monkeypatch.setattr("aitop.sources.host.target.look", lambda _: target())
+    monkeypatch.setattr("aitop.sources.host.target.look", lambda pid, even_stopped: target())
     return cli.run(["diagnose", "--pid", "1", *options, "--fail-on", "regression"])
 
 
