@@ -389,7 +389,8 @@ def test_every_step_of_a_calm_run_is_there_once(calm):
 
 def test_of_a_slow_batch_in_a_calm_run_only_the_length_of_its_step_is_known_and_the_next_one_is_seen(calm):
     for known in (False, True):
-        calm.until_it_counts()
+        if known:
+            calm.until_it_counts()
         calm.rows.stall = 0.2
         calm.steps(1)
         slow = max(calm.after()[-8:], key=lambda record: record.seconds)
@@ -399,7 +400,8 @@ def test_of_a_slow_batch_in_a_calm_run_only_the_length_of_its_step_is_known_and_
 
 def test_the_second_evaluation_of_a_calm_run_is_seen(calm):
     for known in (False, True):
-        calm.until_it_counts()
+        if known:
+            calm.until_it_counts()
         with torch.no_grad():
             for rows, _ in loader(160):
                 calm.net(rows)
