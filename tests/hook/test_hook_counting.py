@@ -25,15 +25,16 @@ from aitop.protocol import ring
 
 
 def test_every_step_is_there_once_and_most_are_not_timed(fast):
-    fast.steps(5000)
+    fast.until_it_counts()
+    fast.steps(4000)
     records = fast.after()
-    assert records[-1].index + 1 == fast.made == 5005 == fast.journal.steps, "where the first began was not seen"
-    assert [record.index for record in records] == list(range(1, 5005))
+    assert records[-1].index + 1 == fast.made == fast.journal.steps, "where the first began was not seen"
+    assert [record.index for record in records] == list(range(1, fast.made))
     assert all(abs(one.end - (two.end - two.seconds)) < 1e-8 for one, two in pairwise(records))
     counted = sum(record.estimated for record in records)
     assert counted >= fast.sampling.counted > 0
     assert {record.samples for record in records[5:]} == {4}
-    assert fast.watched.ring._header().steps == 5005
+    assert fast.watched.ring._header().steps == fast.made
 
 
 def test_slow_runs_are_never_left_alone(watched, monkeypatch):
@@ -152,13 +153,15 @@ def test_several_optimizers_are_never_left_alone(watched, monkeypatch):
 
 def test_the_end_of_the_epochs_is_seen_and_ends_no_count(watched, monkeypatch):
     monkeypatch.setattr(sampling_module, "FAST_TICKS", 2)
-    net, records = Net(), []
-    for _ in range(12):
+    net, records, epochs = Net(), [], 0
+    # On a full machine it takes longer until steps are counted.
+    while epochs < 12 or (not watched.session.sampling.counted and epochs < 100):
         train(net, loader(4 * 150), torch.optim.SGD(net.parameters(), 1e-3))
         records += watched.records()
+        epochs += 1
     assert watched.session.sampling.counted > 0
-    assert records[-1].index == 1799 == len(records)
-    assert sum(record.loader_start > 0 for record in records) >= 11
+    assert records[-1].index == 150 * epochs - 1 == len(records)
+    assert sum(record.loader_start > 0 for record in records) >= epochs - 1
 
 
 def test_leaving_while_steps_are_counted_takes_everything_back_and_tells_the_count(fast):
