@@ -16,6 +16,7 @@ part of several pairs.
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -87,19 +88,20 @@ def judged(scenario: Scenario, seconds: float, turns: int, folder: Path) -> dict
 def repeated(scenario: Scenario, seconds: float, folder: Path) -> list[dict[str, Any]]:
     """What is said of each pair of some runs of the same code."""
     runs = [record(scenario.name, (), seconds, folder / f"{number}.jsonl.gz") for number in range(RUNS)]
-    return [_outcome(compared(first, second)) for first, second in combinations(runs, 2)]
+    return [_outcome(compared(*random.sample(pair, 2))) for pair in combinations(runs, 2)]
 
 
 def slowed(seconds: float, folder: Path) -> list[dict[str, Any]]:
     """What is said of runs of which one function takes longer, each beside each one without that."""
-    usual: list[Path] = []
-    slower: list[Path] = []
-    longer = 0.0
-    for number in range(RUNS_OF_EACH):
-        usual.append(record(SLOWED, (str(USUAL_MS),), seconds, folder / f"usual-{number}.jsonl.gz"))
-        longer = longer or LONGER * compared(usual[0], usual[0])["before"]["mean_ms"]
-        slower.append(record(SLOWED, (str(USUAL_MS + longer),), seconds, folder / f"slower-{number}.jsonl.gz"))
-    return [_outcome(compared(before, after)) for before, after in product(usual, slower)]
+    first = record(SLOWED, (str(USUAL_MS),), seconds, folder / "usual.jsonl.gz")
+    # What the script says of its own steps: CPU time, which no other program makes longer.
+    step_ms = float(first.with_suffix(".log").read_text().splitlines()[-1].split()[2])
+    runs = {USUAL_MS: [first], USUAL_MS + LONGER * step_ms: []}
+    order = [length for length in runs for _ in range(RUNS_OF_EACH)][1:]
+    random.shuffle(order)
+    for number, length in enumerate(order):
+        runs[length].append(record(SLOWED, (str(length),), seconds, folder / f"{number}.jsonl.gz"))
+    return [_outcome(compared(before, after)) for before, after in product(*runs.values())]
 
 
 def _outcome(said: dict[str, Any]) -> dict[str, Any]:
