@@ -2,9 +2,10 @@
 
 A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. That of the
 second run is scaled to what it would be if other programs had kept its main thread from a core for as large a part of
-the time as in the first. The 95 % interval comes from how blocks of each run scatter without these waits, and from how
-much more of the machine others took in one run than in the other, as caches and memory are shared, too. The parts add
-up: phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
+the time as in the first. As caches and memory are shared, too, how much longer units get where others take more of the
+machine is learnt from the stretches of both runs, and taken out likewise. The 95 % interval comes from how blocks of
+each run scatter without all this, and from how well it could be learnt. The parts add up: phases to the length of a
+unit, lines to their phases, and what no verdict explains is a part of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -46,6 +48,9 @@ LEAST_CHANGE = 0.01
 CERTAIN = 0.05
 # Nothing waits for a core for longer and still gets on.
 MOST_WAITS = 0.99
+# By how much units may get longer or shorter, relatively, where others take all of the machine (95 %), for all that is
+# known before stretches with more and with less of that are seen.
+BESIDE_OTHERS = 1.0
 # What goes into a unit counts as unchanged within this.
 EQUAL_LOAD = 0.01
 # Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
@@ -75,11 +80,17 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
     if old.units.waited and new.units.waited and all((*old.units.seconds, *new.units.seconds)):
         part = sum(old.units.waited) / sum(old.units.seconds)
         old, new = old.with_waits(part), new.with_waits(part)
+    slowing = _slowing(old, new)
+    if old.part is not None and new.part is not None:
+        by_others = abs(new.part - old.part) * slowing[1]
+        old, new = old.beside(old.part, slowing[0]), new.beside(old.part, slowing[0])
+    else:
+        by_others = 0.0
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
         after=new.side(),
-        change=_change(old, new, load),
+        change=_change(old, new, load, by_others),
         phases=_phases(old, new) if known else (),
         causes=_causes(old, new) if known else (),
         lines=_lines(old, new) if known else (),
@@ -112,13 +123,36 @@ class _Timed:
         """The same as if in each stretch others had kept the thread from a core for this part of the time."""
         units = self.units
         shares = [waited / seconds for waited, seconds in zip(units.waited or (), units.seconds, strict=True)]
-        keep = [(1 - min(share, MOST_WAITS)) / (1 - min(part, MOST_WAITS)) for share in shares]
+        return self._kept([(1 - min(share, MOST_WAITS)) / (1 - min(part, MOST_WAITS)) for share in shares])
+
+    def _kept(self, keep: Sequence[float]) -> _Timed:
+        """The same with each stretch as many times as long."""
+        units = self.units
 
         def kept(values: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(value * each for value, each in zip(values, keep, strict=True))
 
         phases = {name: kept(values) for name, values in units.phases.items()}
         return replace(self, units=structs.replace(units, seconds=kept(units.seconds), phases=phases))
+
+    @property
+    def others(self) -> tuple[float, ...]:
+        """The part of the machine that other programs had in each stretch, as in the whole run where that is known."""
+        units, cores = self.run.units, self.run.cores
+        if units is not None and units.others is not None:
+            parts = zip(units.others, units.seconds, strict=True)
+            return tuple(part / seconds if seconds else 0.0 for part, seconds in parts)[self.warm_up :]
+        return () if cores is None else (cores.others / cores.machine,) * len(self.holds)
+
+    @property
+    def part(self) -> float | None:
+        """The part of the machine that other programs had, None where it is not known."""
+        return fmean(self.others) if self.others else None
+
+    def beside(self, part: float, slowing: float) -> _Timed:
+        """The same as if others had had this part of the machine all the time; see `_slowing`."""
+        shares = (part,) * self.warm_up + self.others
+        return self._kept([math.exp(slowing * (part - share)) for share in shares])
 
     def load(self, unit: LoadUnit) -> tuple[float, ...]:
         """What each stretch holds, empty where it is not known."""
@@ -231,7 +265,7 @@ def _load(old: _Timed, new: _Timed) -> Load | None:
     return None
 
 
-def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
+def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Change:
     """How fast `new` is beside `old`, and how sure that is."""
     untimed = " and ".join(side.run.file for side in (old, new) if not side.holds)
     if untimed:
@@ -247,7 +281,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None) -> Change:
             reason=f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
             record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count),
         )
-    by_noise, by_others = math.hypot(old.noise, new.noise), _by_others(old.run.cores, new.run.cores)
+    by_noise = math.hypot(old.noise, new.noise)
     wide = math.hypot(by_noise, by_others)
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
     equal = _equal_load(old, new, load)
@@ -282,11 +316,29 @@ def _other_cores(before: Cores | None, after: Cores | None) -> tuple[float, floa
     return None if before is None or after is None else (before.others, after.others)
 
 
-def _by_others(before: Cores | None, after: Cores | None) -> float:
-    """By how much the share of the machine that other programs took differs."""
-    if before is None or after is None:
-        return 0.0
-    return abs(before.others / before.machine - after.others / after.machine)
+def _slowing(old: _Timed, new: _Timed) -> Spread:
+    """By how much units get longer where others take all of the machine, as a logarithm, and half of its 95 % interval.
+
+    It is what was known beforehand, corrected by how the stretches of each run differ: a regression with a prior.
+    """
+    first = _regressed(old, new, 0.0)
+    return _regressed(old, new, first[0])
+
+
+def _regressed(old: _Timed, new: _Timed, taken_out: float) -> Spread:
+    """`_slowing`, where the noise of the stretches is what is left of it without this much slowing."""
+    weight, pull = (NORMAL / BESIDE_OTHERS) ** 2, 0.0
+    for side in (old, new):
+        shares, lengths = side.others, side.lengths
+        if len(shares) < LEAST_VALUES or not all(lengths):
+            continue
+        middle, logs = fmean(shares), [math.log(length) for length in lengths]
+        level, noise = fmean(logs), side.beside(middle, taken_out).noise
+        variance = len(logs) * (noise / NORMAL) ** 2
+        for share, log in zip(shares, logs, strict=True) if variance else ():
+            weight += (share - middle) ** 2 / variance
+            pull += (share - middle) * (log - level) / variance
+    return pull / weight, NORMAL / math.sqrt(weight)
 
 
 def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from aitop.engine.past import PastHistory
 from aitop.engine.served_history import ServedHistory
-from aitop.engine.totals import CoreTotals, UnitTotals, waits_for_others
+from aitop.engine.totals import CoreTotals, UnitTotals, cores_of_others, waits_for_others
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -220,9 +220,11 @@ class History:
 
     def _add_host(self, event: HostSample) -> None:
         self.cores.take(event)
+        others = cores_of_others(event)
         for pid, share in waits_for_others(event).items():
             if pid in self.hooks:
-                self.hooks[pid].totals.waits = share
+                totals = self.hooks[pid].totals
+                totals.waits, totals.others = share, None if others is None else others / event.machine.cores
         self._number(event)
 
     def _add_finding(self, event: GrowthSites | StackDump | ExchangeNotes) -> None:

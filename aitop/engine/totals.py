@@ -76,13 +76,16 @@ class UnitSeries:
     _open: Sums = field(default_factory=dict)
     _missing: int = 1
 
-    def add(self, records: Records, waits: float | None = None) -> None:
-        """Take the next units; `waits` is the part of their time in which other programs had the core."""
+    def add(self, records: Records, waits: float | None = None, others: float | None = None) -> None:
+        """Take the next units; `waits` is the part of their time in which other programs had the core, `others` the
+        part of the machine's cores that these had.
+        """
         while records:
             part, records = records[: self._missing], records[self._missing :]
             sums = summed(part, FIELDS[self.kind])
-            if waits is not None:
-                sums["waited"] = sums["seconds"][0] * waits, len(part)
+            for name, share in (("waited", waits), ("others", others)):
+                if share is not None:
+                    sums[name] = sums["seconds"][0] * share, len(part)
             self._open = joined(self._open, sums)
             self._missing -= len(part)
             if not self._missing:
@@ -115,24 +118,27 @@ class UnitSeries:
             kind=self.kind,
             each=self.each,
             seconds=totals.pop("seconds", ()),
-            waited=_waited(columns["waited"], columns["seconds"]) if "waited" in columns else None,
-            phases={name: column for name, column in totals.items() if name not in ("waited", *LOADS)},
+            waited=_measured(columns["waited"], columns["seconds"]) if "waited" in columns else None,
+            others=_measured(columns["others"], columns["seconds"]) if "others" in columns else None,
+            phases={name: column for name, column in totals.items() if name not in ("waited", "others", *LOADS)},
             **known,
         )
 
 
-def _waited(waits: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """The waits in each stretch. Units in which they were not measured had as large a part of them as the others."""
-    measured = [length * known / count for (_, known), (length, count) in zip(waits, seconds, strict=True)]
-    part = sum(waited for waited, _ in waits) / (sum(measured) or 1.0)
+def _measured(parts: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """A part of the time of each stretch. Units in which it was not measured had as much of it as the others."""
+    measured = [length * known / count for (_, known), (length, count) in zip(parts, seconds, strict=True)]
+    share = sum(part for part, _ in parts) / (sum(measured) or 1.0)
     rests = [length - known for (length, _), known in zip(seconds, measured, strict=True)]
-    return tuple(waited + part * rest for (waited, _), rest in zip(waits, rests, strict=True))
+    return tuple(part + share * rest for (part, _), rest in zip(parts, rests, strict=True))
 
 
 @dataclass
 class UnitTotals:
-    """All units of one process. `waits` is the part of the time in which its main thread waits for a core that another
-    program has, None where that is not known. `began` and `ended` are the times of its first and its last request.
+    """All units of one process. `began` and `ended` are the times of its first and its last request.
+
+    `waits` is the part of the time in which its main thread waits for a core that another program has, `others` the
+    part of the machine's cores that other programs have; None where that is not known.
     """
 
     steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
@@ -141,11 +147,12 @@ class UnitTotals:
     began: float | None = None
     ended: float = 0.0
     waits: float | None = None
+    others: float | None = None
 
     def take(self, sample: HookSample) -> None:
         """Add the units of a sample."""
-        self.steps.add(sample.steps, self.waits)
-        self.iterations.add(sample.iterations, self.waits)
+        self.steps.add(sample.steps, self.waits, self.others)
+        self.iterations.add(sample.iterations, self.waits, self.others)
         self.requests.add(sample.requests)
         if sample.requests:
             self.began = sample.requests[0].end if self.began is None else self.began
@@ -174,16 +181,20 @@ class CoreTotals:
 
     def take(self, host: HostSample) -> None:
         """Add a sample, unless a rate in it is not known yet."""
-        busy = host.machine.core_busy
-        used = [process.cpu for process in host.processes if process.cpu is not None]
-        if busy is None or not used or len(used) < len(host.processes):
-            return
-        others = max(0.0, sum(busy) - sum(used))
-        self.sums = joined(self.sums, {"others": (others, 1), "machine": (host.machine.cores, 1)})
+        others = cores_of_others(host)
+        if others is not None:
+            self.sums = joined(self.sums, {"others": (others, 1), "machine": (host.machine.cores, 1)})
 
     def cores(self) -> Cores | None:
         """The means, None before the first sample."""
         return Cores(**{name: total / count for name, (total, count) in self.sums.items()}) if self.sums else None
+
+
+def cores_of_others(host: HostSample) -> float | None:
+    """How many cores other programs had lately; None where the use of a core or of a process is not known yet."""
+    busy = host.machine.core_busy
+    used = [process.cpu for process in host.processes if process.cpu is not None]
+    return None if busy is None or not used or len(used) < len(host.processes) else max(0.0, sum(busy) - sum(used))
 
 
 def waits_for_others(host: HostSample) -> dict[int, float | None]:
@@ -192,16 +203,15 @@ def waits_for_others(host: HostSample) -> dict[int, float | None]:
     What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
     or others of the run itself.
     """
-    busy = host.machine.core_busy
-    used = [process.cpu for process in host.processes if process.cpu is not None]
-    if busy is None or len(used) < len(host.processes):
+    others = cores_of_others(host)
+    if others is None:
         return {process.pid: None for process in host.processes}
-    others = max(0.0, sum(busy) - sum(used))
+    used = sum(process.cpu or 0.0 for process in host.processes)
 
     def share(process: ProcessSample) -> float | None:
         if process.run_delay is None:
             return None
-        beside = max(0.0, sum(used) - (process.main_cpu or 0.0))
+        beside = max(0.0, used - (process.main_cpu or 0.0))
         return min(1.0, process.run_delay) * others / (others + beside) if others else 0.0
 
     return {process.pid: share(process) for process in host.processes}

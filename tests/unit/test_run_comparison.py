@@ -95,6 +95,33 @@ def test_a_slower_line_of_five_percent_is_found():
     assert sum(found) >= 0.8 * SEEDS
 
 
+def beside(run, often, seed, slows=0.5):
+    """The run beside another program that takes half of the machine `often`, for a few stretches each time."""
+    chance, units, share = random.Random(seed), run.units, 0.0
+    shares = []
+    for index in range(len(units.seconds)):
+        share = (0.5 if chance.random() < often else 0.0) if index % 4 == 0 else share
+        shares.append(share)
+    longer = [1 + slows * share for share in shares]
+    seconds = tuple(a * b for a, b in zip(units.seconds, longer, strict=True))
+    phases = {name: tuple(a * b for a, b in zip(of, longer, strict=True)) for name, of in units.phases.items()}
+    others = tuple(a * b for a, b in zip(seconds, shares, strict=True))
+    cores = Cores(others=sum(others) / sum(seconds) * 2, machine=2.0)
+    return replace(run, units=replace(units, seconds=seconds, phases=phases, others=others), cores=cores)
+
+
+@pytest.mark.parametrize(("host", "wanted"), [(0.02, ("same", "cannot-tell")), (0.0255, ("slower",))])
+def test_what_others_cost_is_learnt_from_the_stretches(host, wanted):
+    """Other programs make one run 5 % slower and the other 15 %."""
+    right, holds = [], []
+    for seed in range(60):
+        was, now = beside(made(seed), 0.2, seed), beside(made(seed + SEEDS, host=host), 0.6, seed + SEEDS)
+        change = compare_runs(was, now).change
+        right.append(change.verdict in wanted)
+        holds.append(change.range[0] <= 0.1 / (host + 0.08) <= change.range[1])
+    assert sum(right) >= 0.8 * 60 and sum(holds) >= 0.93 * 60, (sum(right), sum(holds))
+
+
 @pytest.mark.parametrize("after", [made(2), made(2, host=0.05), made(2, host=0.0, samples=64)])
 def test_the_parts_add_up(after):
     compared = compare_runs(made(1), after)
