@@ -109,7 +109,7 @@ def _regressed(snapshot: Snapshot) -> int:
     Raises NotEnoughEvidenceError where that could not be judged.
     """
     from aitop.diagnosis.conditions.regression import enough
-    from aitop.engine.run_history import compared
+    from aitop.diagnosis.run_comparison import compared
 
     if any(verdict.id == "regression" and verdict.severity != "info" for verdict in snapshot.diagnosis.verdicts):
         return 1

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from aitop.diagnosis.evidence import interval
 from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, chance, half_width, warm_up
+from aitop.diagnosis.run_summary import anonymous, run_of
 from aitop.model.run import (
     CausePart,
     Change,
@@ -37,6 +38,8 @@ from aitop.model.run import (
     VerdictChanges,
 )
 from aitop.model.serving import Percentiles
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import moment
 from aitop.model.verdict import Verdict, Where, share_of
 
 # Runs whose ratio is certainly within this of 1 count as equally fast.
@@ -64,6 +67,17 @@ class _Line(NamedTuple):
     spread: Spread
     phase: str | None = None
     where: Where | None = None
+
+
+def compared(snapshot: Snapshot) -> RunComparison | None:
+    """The run so far beside the earlier one that the Snapshot names, None without one."""
+    before = snapshot.before
+    if before is None:
+        return None
+    after = run_of(snapshot, "this run")
+    if not before.file:
+        before, after = structs.replace(before, file=moment(before.ended, snapshot.wall)), anonymous(after)
+    return compare_runs(before, after)
 
 
 def compare_runs(before: Run, after: Run) -> RunComparison:

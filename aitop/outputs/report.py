@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from aitop import __version__
+from aitop.diagnosis.run_comparison import compared
 from aitop.diagnosis.run_summary import run_of
-from aitop.engine.run_history import compared
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import TIMED_ALONE, Phase

@@ -14,11 +14,13 @@ import pytest
 
 from aitop import cli
 from aitop.commands import headless
+from aitop.diagnosis.run_comparison import compared
 from aitop.engine import run_history
 from aitop.engine.replay import last_snapshot
-from aitop.engine.run_history import RunHistory, compared, history_folder, moment
+from aitop.engine.run_history import RunHistory, history_folder
 from aitop.model.snapshot import Target, Tick
 from aitop.model.steps import HookSample, StepRecord
+from aitop.model.units import moment
 from aitop.model.verdict import Diagnosis, Verdict
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording

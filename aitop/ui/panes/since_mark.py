@@ -10,10 +10,9 @@ from typing import Literal
 from rich.style import Style
 
 from aitop.diagnosis.comparison import Comparison, compare
-from aitop.engine.run_history import moment
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import duration
+from aitop.model.units import duration, moment
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line

@@ -15,8 +15,8 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from aitop.diagnosis.fix_edit import SourceAround
+from aitop.diagnosis.run_comparison import compared
 from aitop.engine.recorder import Recorder
-from aitop.engine.run_history import compared
 from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
