@@ -286,7 +286,7 @@ def test_a_process_without_torch_is_refused(start: Callable[..., Victim]) -> Non
     victim = start("busy")
     refused = refusal_of(lambda: install(victim.pid))
     assert refused.state == "absent" and refused.reason == f"process {victim.pid} has not loaded torch"
-    assert refused.passing
+    assert refused.transient
     assert remove(victim.pid) == "absent"
     unharmed(victim)
 
