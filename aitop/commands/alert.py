@@ -133,7 +133,7 @@ class Alert:
                 process.wait(KILL_SECONDS)
 
     def _start(self, snapshot: Snapshot, verdict: Verdict) -> None:
-        from aitop.outputs.report import report_of, to_json
+        from aitop.outputs.report import as_json, report_of
 
         told = {
             "AITOP_VERDICT": verdict.id,
@@ -143,7 +143,7 @@ class Alert:
         try:
             # A file takes all of the report at once, whether or not the command reads it.
             with tempfile.TemporaryFile() as report:
-                report.write(to_json(report_of(snapshot)).encode())
+                report.write(as_json(report_of(snapshot)).encode())
                 report.seek(0)
                 self._process = subprocess.Popen(
                     ["/bin/sh", "-c", self._command],

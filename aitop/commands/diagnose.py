@@ -132,11 +132,11 @@ def has_answer(snapshot: Snapshot) -> bool:
 
 def render(snapshot: Snapshot, form: str, source_around: SourceAround | None = None) -> str:
     """The report of a snapshot as text, json or html; html shows the user's source where that can be read."""
-    from aitop.outputs.report import report_of, to_json
+    from aitop.outputs.report import as_json, report_of
 
     report = report_of(snapshot)
     if form == "json":
-        return to_json(report)
+        return as_json(report)
     if form == "html":
         from aitop.outputs.html.page import to_html
 

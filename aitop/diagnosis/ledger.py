@@ -232,7 +232,7 @@ def _activity_of_rest(phase: Phase, measured: Mapping[Phase, float]) -> Activity
         return "wait-queue"
     if phase == "host" and "idle" in measured:
         return "native"
-    return "native" if any(one.computes for one in (*MEASURED, *SERVED) if one.key == phase) else "wait"
+    return "native" if any(row.computes for row in (*MEASURED, *SERVED) if row.key == phase) else "wait"
 
 
 def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:

@@ -199,9 +199,9 @@ class TurnCost(msgspec.Struct, frozen=True):
 def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
     """The cost of iterations by least squares; None where too few, too equal or too unlike ones were measured."""
     points = [
-        (float(decoded), float(one.prefill_tokens or 0), one.seconds)
-        for one in iterations[-MOST_TURNS:]
-        if (decoded := one.requests if one.decode_tokens is None else one.decode_tokens) is not None
+        (float(decoded), float(iteration.prefill_tokens or 0), iteration.seconds)
+        for iteration in iterations[-MOST_TURNS:]
+        if (decoded := iteration.requests if iteration.decode_tokens is None else iteration.decode_tokens) is not None
     ]
     fitted = _fit(points)
     if fitted is None:

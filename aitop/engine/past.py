@@ -197,7 +197,7 @@ def _of_units(units: Sequence[StepRecord] | Sequence[RequestRecord], unit: PastU
     sums = summed(some, PAST_FIELDS[unit])
     parts = sum(total for name, (total, _) in sums.items() if name not in ("seconds", *LOADS, *BESIDE))
     sums["host"] = max(0.0, sums["seconds"][0] - parts), len(some)
-    sums["seconds"] = sum(one.seconds for one in units), len(units)
+    sums["seconds"] = sum(unit.seconds for unit in units), len(units)
     return sums
 
 

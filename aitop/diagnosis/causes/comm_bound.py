@@ -65,7 +65,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
             *map(_site_words, sites[:MOST_SITES]),
         ),
         fixes=_fixes(snapshot, share, gone, calls / ranks.step, sites, small=small),
-        ranks=tuple(one.rank for one in ranks.ranks if one.rank is not None),
+        ranks=tuple(rank.rank for rank in ranks.ranks if rank.rank is not None),
     )
 
 

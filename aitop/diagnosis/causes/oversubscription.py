@@ -146,9 +146,9 @@ def _answering(snapshot: Snapshot) -> int:
     if ledger is None or stacks is None or snapshot.kind != "inference":
         return 0
     names = {(entry.pid, entry.thread) for entry in ledger.entries if entry.handler == "thread"}
-    looks = {one.pid: one.samples for one in stacks.threads if one.thread == MAIN}
-    pools = [one for one in stacks.threads if (one.pid, one.thread) in names and looks.get(one.pid)]
-    return sum(round(one.samples / looks[one.pid]) for one in pools)
+    looks = {thread.pid: thread.samples for thread in stacks.threads if thread.thread == MAIN}
+    pools = [thread for thread in stacks.threads if (thread.pid, thread.thread) in names and looks.get(thread.pid)]
+    return sum(round(thread.samples / looks[thread.pid]) for thread in pools)
 
 
 def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:

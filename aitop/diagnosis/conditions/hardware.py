@@ -83,7 +83,7 @@ def shared(snapshot: Snapshot) -> Explanation | str | None:
 
 def _listed(device: GpuDevice) -> bool:
     """Whether it is known who is on the device, and which of them is the run."""
-    return device.processes is not None and (not device.processes or any(one.mine for one in device.processes))
+    return device.processes is not None and (not device.processes or any(process.mine for process in device.processes))
 
 
 def _uses(process: GpuProcess) -> str:

@@ -173,7 +173,7 @@ def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = ""
 
     def value_of(snapshot: Snapshot) -> float | None:
         devices = snapshot.gpu.devices if snapshot.gpu else ()
-        now = next((figure_of(one) for one in devices if one.index == device.index), None)
+        now = next((figure_of(same) for same in devices if same.index == device.index), None)
         mean = recent(snapshot, f"gpu{device.index}.{series}") if series and now is not None else None
         return now if mean is None else mean / device.power_limit if series == "power" and device.power_limit else mean
 
@@ -270,7 +270,7 @@ def _why_none(view: View, width: int) -> Line:
     reason, remedy = ((text or "").partition(" (")[0] or None for text in (status.reason, status.remedy))
     wordings = ((status.reason, status.remedy), (reason, status.remedy), (reason, remedy), (reason, None))
     ways = [msgspec.structs.replace(status, reason=why, remedy=what) for why, what in wordings]
-    lines = [Line(" ").join(state_line("gpu", one)) for one in ways]
+    lines = [Line(" ").join(state_line("gpu", status)) for status in ways]
     return next((line for line in lines if line.width <= width), lines[-1]).fit(width)
 
 

@@ -115,7 +115,7 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = Fals
     bare = Fit(0, (), 0, marked)
     room = width - MARK - TREE_LEAST
     shown: list[Column] = []
-    for column in sorted((one for one in COLUMNS if gpu or not one.gpu), key=lambda one: one.keep):
+    for column in sorted((column for column in COLUMNS if gpu or not column.gpu), key=lambda column: column.keep):
         cells = GAP + bare.cells(column)
         if cells > room:
             break
