@@ -145,7 +145,7 @@ def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
     return (mean_of(snapshot, "run_delay", 20.0) if pid_is_lead else None) or 0.0
 
 
-def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis = "sampled") -> list[Entry]:
+def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entry]:
     """One entry per line and activity. The entries of a line add up to its share."""
     entries = []
     for line in lines:
@@ -164,7 +164,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis
                     share=share,
                     low=low,
                     high=high,
-                    basis=basis,
+                    basis="sampled",
                     pid=line.pid,
                     thread=line.thread,
                     role=line.role,

@@ -143,9 +143,8 @@ class ProcessEvidence:
     An answer is remembered: for good if it was yes, for a few seconds if it was no.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, stepping: Stepping = nobody) -> None:
+    def __init__(self, stepping: Stepping = nobody) -> None:
         """`stepping` has the pids that were seen to step."""
-        self._clock = clock
         self._stepping = stepping
         self._members: dict[int, Member] = {}
         self._found: dict[tuple[str, int, int], tuple[bool, float]] = {}
@@ -175,9 +174,9 @@ class ProcessEvidence:
             return False
         key = (what, *member.key)
         found, when = self._found.get(key, (False, float("-inf")))
-        if not found and self._clock() - when >= EVIDENCE_AGE:
+        if not found and time.monotonic() - when >= EVIDENCE_AGE:
             found = look(member)
-            self._found[key] = (found, self._clock())
+            self._found[key] = (found, time.monotonic())
         return found
 
     @staticmethod
