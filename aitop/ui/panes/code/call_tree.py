@@ -67,14 +67,11 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
     groups: dict[tuple[int, str], list[tuple[int, CallNode, float | None]]] = {}
     threads: list[tuple[bool, ProcessStacks | ThreadTree]] = [(True, process) for process in stacks.processes]
     for leads, tree in [*threads, *((False, tree) for tree in stacks.trees)]:
-        part, share = part_of(tree.role, leads), shares.get((tree.pid, tree.thread))
-        if (
-            tree.tree is None
-            or (pids is not None and tree.pid not in pids)
-            or not who.wants(tree.pid, tree.thread, part)
-        ):
+        if tree.tree is None or (pids is not None and tree.pid not in pids):
             continue
-        if who == EVERYBODY and part == "other" and share is not None and (share.active or 0.0) < WORKS:
+        part, share = part_of(tree.role, leads), shares.get((tree.pid, tree.thread))
+        rests = who == EVERYBODY and part == "other" and share is not None and (share.active or 0.0) < WORKS
+        if rests or not who.wants(tree.pid, tree.thread, part):
             continue
         heading = tree.thread if part == "other" and tree.thread != "MainThread" else tree.role
         heading = heading if who.pid is None else f"{tree.pid} {tree.thread}"
