@@ -135,7 +135,7 @@ class Alert:
     def _start(self, snapshot: Snapshot, verdict: Verdict) -> None:
         from aitop.outputs.report import as_json, report_of
 
-        told = {
+        variables = {
             "AITOP_VERDICT": verdict.id,
             "AITOP_SEVERITY": verdict.severity,
             "AITOP_PID": str(snapshot.target.pid),
@@ -150,7 +150,7 @@ class Alert:
                     stdin=report,
                     # Our own stdout is the report's.
                     stdout=2 if sys.stderr is not None else subprocess.DEVNULL,
-                    env={**os.environ, **told},
+                    env={**os.environ, **variables},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -182,7 +182,7 @@ def _refuse_foreign(command: str) -> None:
     except ValueError:
         # Not for us to read: the shell will say what is wrong with it.
         return
-    for program in (found for word in words if (found := shutil.which(word)) is not None):
+    for program in (program_path for word in words if (program_path := shutil.which(word)) is not None):
         status = os.stat(program)
         if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise WrongUsageError(

@@ -86,10 +86,10 @@ class RunHistory:
 
     def _files(self) -> list[Path]:
         """Those of all scripts, the oldest first."""
-        found = []
+        dated = []
         with contextlib.suppress(OSError):
-            found = [(file.stat().st_mtime, file) for file in self._folder.glob("*.json.gz")] if self._folder else []
-        return [file for _, file in sorted(found)]
+            dated = [(file.stat().st_mtime, file) for file in self._folder.glob("*.json.gz")] if self._folder else []
+        return [file for _, file in sorted(dated)]
 
 
 def _newest(files: Sequence[Path]) -> KeptRun | None:

@@ -140,14 +140,14 @@ def ptrace(tried: PtraceTrial, confinement: Confinement, cause: str | None) -> C
     lost = (
         "no stacks, no hook in running processes" if tried.open else "no hook in running processes before Python 3.14"
     )
-    said = ", ".join(f"{name}: {error}" for name, error in failed.items() if error)
+    errors = ", ".join(f"{name}: {error}" for name, error in failed.items() if error)
     because = {
         "yama": f"Yama ptrace_scope is {confinement.yama}",
         "seccomp": "a seccomp filter forbids it",
         "security module": f"the security profile {confinement.profile} forbids it",
         "capability": "the system forbids it",
     }[cause]
-    return fault("ptrace", f"{because} ({said}): {lost}", _remedy(confinement, cause))
+    return fault("ptrace", f"{because} ({errors}): {lost}", _remedy(confinement, cause))
 
 
 def facts(confinement: Confinement, cause: str | None) -> list[Check]:

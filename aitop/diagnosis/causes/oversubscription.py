@@ -42,7 +42,7 @@ class Crowd(msgspec.Struct, frozen=True):
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the
-    share of the time in which the main thread waits for one; `kept` that of the time in which it has something to do,
+    share of the time in which the main thread waits for one; `kept_waiting` that of the time in which it has something to do,
     which a server has not always. `most` threads are those of the rank that has most. One process alone wants at most
     `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a request
     each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside of
@@ -54,7 +54,7 @@ class Crowd(msgspec.Struct, frozen=True):
     wanted: float
     others: float
     delay: float
-    kept: float
+    kept_waiting: float
     ranks: int
     threads: int
     workers: int
@@ -123,7 +123,7 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         wanted=wanted,
         others=others,
         delay=delay,
-        kept=min(1.0, delay / max(0.01, 1.0 - leisure(snapshot))),
+        kept_waiting=min(1.0, delay / max(0.01, 1.0 - leisure(snapshot))),
         ranks=len(ranks),
         threads=sum(process.wanting or 0 for process in ranks),
         workers=len(workers),
@@ -235,14 +235,14 @@ def _of_others(snapshot: Snapshot, crowd: Crowd) -> Explanation | None:
     if not crowd.held_up:
         return None
     own = [fix(_fewer_threads(snapshot, crowd))] if crowd.most > crowd.usable else []
-    working = " in which it has something to do" if crowd.kept > crowd.delay else ""
+    working = " in which it has something to do" if crowd.kept_waiting > crowd.delay else ""
     return Explanation(
         severity="info",
-        level=crowd.kept,
+        level=crowd.kept_waiting,
         confidence=0.6,
         title=f"other programs use {crowd.others:.1f} of {crowd.usable:g} cores: this run waits for them",
         evidence=(
-            f"the main thread waits for a core {percent(crowd.kept)} of the time{working}",
+            f"the main thread waits for a core {percent(crowd.kept_waiting)} of the time{working}",
             f"this run's own threads want {crowd.wanted:.1f} cores",
         ),
         fixes=(*own, fix("look for stray processes on this machine, or give the run cores of its own (taskset)")),
