@@ -84,7 +84,8 @@ class PastHistory:
             self._put(event.time, lines=dict(lines), samples=lines.total())
 
     def _add_units(self, sample: HookSample) -> None:
-        if sample.requests if self.unit == "request" else sample.steps:
+        units = sample.requests if self.unit == "request" else sample.steps
+        if units:
             self.newest = sample.time
         if self.unit == "request":
             for second, requests in _by_second(sample.requests):
@@ -93,10 +94,10 @@ class PastHistory:
         steps = [step for step in sample.steps if (step.kind == "train") == self.trains]
         for second, of_second in _by_second(steps):
             self._put(second, _of_units(of_second, self.unit), first=of_second[0].index)
-        made = None if sample.facts is None else sample.facts.recompiles
+        recompiles = None if sample.facts is None else sample.facts.recompiles
         if self.recompiles is not None and steps:
-            self._put(steps[-1].end, {"recompiles": (max(0, (made or 0) - self.recompiles), len(steps))})
-        self.recompiles = self.recompiles if made is None else made
+            self._put(steps[-1].end, {"recompiles": (max(0, (recompiles or 0) - self.recompiles), len(steps))})
+        self.recompiles = self.recompiles if recompiles is None else recompiles
 
     def _add_metrics(self, sample: ServerSample) -> None:
         """Take the requests that ended between two looks at a server's `/metrics`."""

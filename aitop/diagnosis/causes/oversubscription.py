@@ -42,11 +42,11 @@ class Crowd(msgspec.Struct, frozen=True):
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the
-    share of the time in which the main thread waits for one; `kept_waiting` that of the time in which it has something to do,
-    which a server has not always. `most` threads are those of the rank that has most. One process alone wants at most
-    `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a request
-    each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside of
-    servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores; so
+    share of the time in which the main thread waits for one; `kept_waiting` that of the time in which it has something
+    to do, which a server has not always. `most` threads are those of the rank that has most. One process alone wants at
+    most `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a
+    request each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside
+    of servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores; so
     do `makers_within` and `making_within` of its own process. What they do has to be done, by however many.
     """
 
