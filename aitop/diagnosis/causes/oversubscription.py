@@ -46,8 +46,8 @@ class Crowd(msgspec.Struct, frozen=True):
     to do, which a server has not always. `most` threads are those of the rank that has most. One process alone wants at
     most `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a
     request each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside
-    of servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores; so
-    do `makers_within` and `making_within` of its own process. What they do has to be done, by however many.
+    of servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores;
+    so do `makers_within` and `making_within` of its own process. What they do has to be done, by however many.
     """
 
     usable: float
