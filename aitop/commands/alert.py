@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # After a verdict has run the command, it does so again no sooner than this.
 DWELL_SECONDS = 600.0
-# At the end a command that still runs gets so long, and after SIGTERM so long.
+# Seconds that a command which still runs gets at the end, and after SIGTERM.
 FINISH_SECONDS, KILL_SECONDS = 30.0, 1.0
 ANY = "any"
 

@@ -139,7 +139,7 @@ class _Timed:
         return ((self.units.tokens if unit == "token" else self.units.samples) or ())[self.warm_up :]
 
     def per(self, unit: LoadUnit, each: float) -> _Timed:
-        """The same, measured per sample or token, for units that hold so many of them."""
+        """The same, measured per sample or token."""
         return replace(self, holds=self.load(unit), scale=each)
 
     @property

@@ -145,8 +145,8 @@ class HookHistory:
 class Reach(NamedTuple):
     """How far back a Snapshot looks for stacks, and how soon things count as old. Longer where looks are seldom.
 
-    `sampled`  stack windows of at least so many seconds together are looked at, however old they are
-    `stale`    a source that has said nothing new for so many seconds is stale
+    `sampled`  the newest stack windows are used until they make up this number of seconds, however old
+    `stale`    seconds without news after which a source is stale
     `again`    seconds after which the stacks of a job that stands still are read again
     """
 

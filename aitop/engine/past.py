@@ -23,7 +23,7 @@ from aitop.model.steps import HookSample, StepRecord
 from aitop.stacks.view import StackView
 
 KEEP, MOST_LEVELS = 64, 12
-# Samples of one second may come so much later: the ring is read once a second, py-spy's windows last two.
+# How late samples of a second may come: the ring is read once a second, py-spy's windows last two.
 LATE_SECONDS = 3
 MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.

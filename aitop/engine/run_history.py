@@ -26,7 +26,7 @@ from aitop.model.verdict import Diagnosis
 from aitop.output_file import make_folder, remove_output, replace_output
 
 MOST_RUNS = 200
-# Of the steps before a mark so many are enough to tell whether later ones are faster.
+# Steps before a mark that are kept: enough to tell whether later ones are faster.
 MARKED_STEPS = 100
 # A mark shows how figures were in its last seconds.
 MARKED_SECONDS = 10.0

@@ -209,7 +209,7 @@ def _waits_of_groups(
 
 
 def _error(share: float, looks: int) -> float:
-    """Twice the standard error of a share of so many looks."""
+    """Twice the standard error of a share that was seen in this number of looks."""
     return 2.0 * math.sqrt(share * (1.0 - share) / looks) if looks else 0.0
 
 

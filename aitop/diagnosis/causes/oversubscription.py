@@ -24,13 +24,14 @@ from aitop.model.units import percent
 from aitop.model.verdict import Fix, Setting
 
 ENTER, LEAVE = 0.12, 0.07
-# So many times more cores wanted than there are is a crowd; threads of one process, whose barriers wait for each
-# other, need not want so much.
+# Cores are crowded if this multiple of them is wanted. Less is enough for the threads of one process, whose barriers
+# wait for each other.
 CROWDED, OWN_CROWD = 1.5, 1.1
 # Cores that a process wants which has more than one thread at work, and one that is at work at all.
 MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
-# The main thread waits for a core for so much of the time, and others use such a part of the cores.
+# Others are to blame if the main thread waits for a core for this share of the time, and they use this share of the
+# cores.
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
 # Fewer threads compute less side by side, too: the gain is an estimate.
 SURE = 0.45
@@ -91,7 +92,7 @@ class Crowd(msgspec.Struct, frozen=True):
     @property
     def held_up(self) -> bool:
         """Whether the run wants no more cores than there are, and does not get them because of somebody else's load."""
-        return not self.own and self.others >= OTHERS_PART * self.usable and self.kept >= OTHERS_DELAY
+        return not self.own and self.others >= OTHERS_PART * self.usable and self.kept_waiting >= OTHERS_DELAY
 
 
 def _look(snapshot: Snapshot) -> Explanation | str | None:

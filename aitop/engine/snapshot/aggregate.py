@@ -206,7 +206,7 @@ def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
 
 
 def _sampled_since(windows: Sequence[StackWindow], seconds: float) -> float:
-    """When the newest windows that are so many seconds long together began; infinity for 0 seconds."""
+    """When the newest windows began that make up this number of seconds; infinity for 0 seconds."""
     since = math.inf
     for window in reversed(windows):
         if seconds <= 0:

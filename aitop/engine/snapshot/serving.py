@@ -20,7 +20,7 @@ from aitop.model.steps import Kind
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 ENOUGH_REQUESTS = 30
 SILENT_SECONDS = 3.0
-# Of a request that a process answered so long ago, the one in front of it will tell nothing any more.
+# The process in front reports a request within this time after the one behind it, or never.
 LOST_SECONDS = 10.0
 # Requests that last longer than this part of the time looked at are not represented by those that ended in it.
 BRIEF = 0.25

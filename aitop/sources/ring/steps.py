@@ -32,14 +32,14 @@ FORGET_OPTIMIZER_AFTER = 64
 BACKWARDS_WITHOUT_OPTIMIZER = 64
 # Above this many forwards with gradient but without a backward, the run is inference without no_grad.
 FORWARDS_WITHOUT_BACKWARD = 8
-# At most so many optimizer steps are joined to one step: with forwards, backwards or batches between them, and without.
+# The most optimizer steps that are joined to one step: with forwards, backwards or batches between them, and without.
 MOST_TOGETHER = 64
 MOST_IN_A_ROW = 4096
 # Only the newest of the events noted while steps were only counted can belong to the step that follows.
 MOST_MEANWHILE = 1024
 # Collectives, and transfers, that are remembered between two phases; further ones count as outside of phases.
 MOST_RECENT = 1024
-# At most so many collectives of a step have their own length; the last one includes all further ones.
+# The most collectives of a step that have a length of their own; the last one includes all further ones.
 MOST_CALLS = 16
 
 # kind, start, end, a, b (see protocol/events.py).
