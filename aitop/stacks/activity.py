@@ -47,9 +47,9 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
 }
 # Kinds of waiting that can happen on any line; the others need a call.
 _ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "native", "device", "other"})
-# The weight of the mean of what is alike, in looks, beside the looks at one line.
+# The weight of the mean over similar lines, in looks, beside the looks at one line.
 _PRIOR = 2.0
-# With fewer looks at a thread they are not used.
+# Fewer looks at a thread are not used.
 _LEAST_LOOKS = 10
 
 

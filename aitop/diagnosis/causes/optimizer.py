@@ -16,7 +16,7 @@ from aitop.model.verdict import Fix
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # How much slower this machine may be than the one on which those were measured.
 SLOWER = 1.5
-# An update that still takes such a part of its time is not worth changing for.
+# A change after which the update still takes this share of its time is not worth making.
 SAME = 0.8
 
 

@@ -27,7 +27,7 @@ ENTER, LEAVE = 0.12, 0.07
 # Cores are crowded if this multiple of them is wanted. Less is enough for the threads of one process, whose barriers
 # wait for each other.
 CROWDED, OWN_CROWD = 1.5, 1.1
-# Cores that a process wants which has more than one thread at work, and one that is at work at all.
+# A process that wants more cores than this has more than one thread at work; more than SOME, any at all.
 MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
 # Others are to blame if the main thread waits for a core for this share of the time, and they use this share of the

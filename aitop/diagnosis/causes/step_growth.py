@@ -29,9 +29,9 @@ LEAST_GROWTH, IF_CROWDED = 0.12, 2.5
 # Seconds for which it has to last: a large rise is no surer than a small one. A wait for others drifts by itself.
 LASTING, LASTING_WAIT = 8.0, 25.0
 FIT, CALM = 0.7, 0.1
-# A rise of this part of a phase is what the phase is long for.
+# From this share of its lines on, what grows explains them.
 EXPLAINS = 0.3
-# Phases of less, or beside less, than this part of a step are no measure.
+# A phase is compared with the rest of the step only if each is at least this share of it.
 LEAST_PART = 0.1
 # A line grows if its share of the samples rises over SHARE_PARTS parts by at least SURE_ERRORS standard errors, by
 # LEAST_RISE, and by the factor LEAST_RATIO.

@@ -38,7 +38,7 @@ PARTS_OF_SIDE = 8
 # A cause that explains at least this share of the difference is named before the phase in which it shows.
 EXPLAINS = 0.5
 MOST_REASONS = 4
-# Cores, and the part of a figure, by which a change is one.
+# The least change that counts, in cores and as a share of a figure.
 LEAST_CORES, LEAST_CHANGE = 0.25, 0.15
 PARTS = tuple(dict.fromkeys(("queue", *(phase.key for phase in (*MEASURED, *SERVED)), "host")))
 """What a unit consists of: the names of its parts among the sums."""
