@@ -10,7 +10,7 @@ import msgspec
 
 from aitop.model.snapshot import CallNode, ProcessStacks, Snapshot, Stacks, ThreadTree
 from aitop.model.units import percent
-from aitop.stacks.call_tree import merged
+from aitop.stacks.call_tree import MOST_DEPTH, merged
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
 from aitop.ui.state import EVERYBODY, PARTS, Part, View, Who, matches, part_of
@@ -18,7 +18,6 @@ from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS,
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.words import one_line, place, share_text
 
-MOST_DEPTH = 60
 WORKS = 0.1
 Step = tuple[str, str]
 Path = tuple[Step, ...]
