@@ -245,11 +245,9 @@ def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
         line.add("  not held back", DIM)
     if device.memory_clock is not None:
         line.join_fitting([Line("  memory ", DIM).add(f"{device.memory_clock} MHz", TEXT)], width)
-    return (
-        line
-        if device.fan is None
-        else line.join_fitting([Line("  fan ", DIM).add(share_text(device.fan).strip())], width)
-    )
+    if device.fan is not None:
+        line.join_fitting([Line("  fan ", DIM).add(share_text(device.fan).strip())], width)
+    return line
 
 
 def _others(device: GpuDevice) -> list[Line]:
