@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from aitop.engine.past import PastHistory
-from aitop.engine.served_history import CHART_SECONDS, ServedHistory
+from aitop.engine.served_history import ServedHistory
 from aitop.engine.totals import CoreTotals, UnitTotals, waits_for_others
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
@@ -24,6 +24,7 @@ from aitop.stacks.view import StackView
 
 KEEP_SECONDS = 300.0
 DENSE_SECONDS, APART_SECONDS = 30.0, 0.5
+CHART_SECONDS = 300
 # How far a Snapshot looks back; the second where few steps or requests fall into the first.
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 KEEP_STEPS = 4096

@@ -20,9 +20,8 @@ from aitop.stacks.reading import Seen
 
 Function = tuple[str, str]
 
-# Phases that only a step of training has, and those by which a step is recognised.
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
-STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
+_ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A stack that changed while it was read can show a phase on a line, or in a function, that never runs it. A place is
 # believed only from this share of the phase's samples on; a line also only if it has most samples of the phase, or the
 # phase most of its samples: in steps of a millisecond an eighth of the stacks change while they are read.
@@ -39,7 +38,7 @@ class _Anchors:
     def add(self, phase: Phase, line: int, count: int) -> None:
         """Add samples to a line. Samples outside of every phase count only towards the line's total (`all`)."""
         self.all[line] = self.all.get(line, 0) + count
-        if phase in STEPPING:
+        if phase in _ANCHORS:
             self.lines[phase][line] = self.lines[phase].get(line, 0) + count
 
     def of(self, *phases: Phase) -> frozenset[int]:

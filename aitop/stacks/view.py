@@ -20,7 +20,7 @@ from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
-from aitop.stacks.position import STEPPING, StepFunctions
+from aitop.stacks.position import StepFunctions
 from aitop.stacks.reading import Seen, read_stack
 from aitop.stacks.short_threads import Digest, ThreadKey, as_one, relabelled, short_threads
 
@@ -32,6 +32,7 @@ MOST_WINDOWS = 128
 WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sleep"})
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
+STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # The main thread may be the lead thread if more than this share of its samples are no waits.
 _MAIN_WORKS = 0.1
 
