@@ -9,7 +9,7 @@ from typing import Literal
 
 from rich.style import Style
 
-from aitop.diagnosis.comparison import Comparison, compare
+from aitop.diagnosis.mark_comparison import Comparison, compare
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, moment
