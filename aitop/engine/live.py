@@ -55,8 +55,8 @@ FIRST_LOOK_SECONDS = 2.0
 LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
-# Where many jobs are watched nobody waits for the first frame. Each of the first stack windows is followed by a tick:
-# two make a verdict, and on a busy machine a window may come late.
+# Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
+# make a verdict, and on a busy machine a window may come late.
 TICKS_AT_WINDOWS = 5
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
