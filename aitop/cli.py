@@ -29,7 +29,7 @@ from aitop.commands import (
 )
 from aitop.commands import run as run_command
 from aitop.commands.options import settle
-from aitop.errors import AitopError
+from aitop.errors import INTERRUPTED, AitopError
 from aitop.model.text import printable
 
 DESCRIPTION = "See why a running PyTorch process is not faster, and what would make it so."
@@ -67,7 +67,6 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
 WITHOUT_SETTINGS = ("compare", "config", "doctor", "explain")
 """Verbs that work even if the settings file is invalid."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
-INTERRUPTED = 130
 NO_MORE_THREADS = "can't start new thread"
 """What Python says of itself then."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# The exit code after Ctrl-C.
+INTERRUPTED = 130
+
 
 class AitopError(Exception):
     """Something the user has to know: printed as one sentence on stderr, without a traceback.

@@ -206,7 +206,7 @@ def watched() -> Callable[..., dict[str, Any]]:
     from aitop.commands.headless import watching
     from aitop.commands.options import add_watch_options, settle, watch_options
     from aitop.model.settings import Settings
-    from aitop.outputs.report import report_of, to_json
+    from aitop.outputs.report import as_json, report_of
     from aitop.sources.host.target import look
 
     def run(
@@ -222,7 +222,7 @@ def watched() -> Callable[..., dict[str, Any]]:
             nonlocal seen, report
             if snapshot is seen or time.monotonic() < began + least:
                 return False
-            seen, report = snapshot, json.loads(to_json(report_of(snapshot)))
+            seen, report = snapshot, json.loads(as_json(report_of(snapshot)))
             try:
                 check(report)
             except (AssertionError, LookupError, TypeError, ValueError):

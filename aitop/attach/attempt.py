@@ -71,7 +71,7 @@ def turn(pid: int, deadline: float) -> Iterator[None]:
         while not _locked(fd):
             if time.monotonic() > deadline:
                 reason = f"another aitop is attaching to process {pid}"
-                raise AttachRefused("failed", reason, "try again", passing=True)
+                raise AttachRefused("failed", reason, "try again", transient=True)
             time.sleep(TURN_POLL_S)
         yield
     finally:

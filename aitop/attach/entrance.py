@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -20,13 +20,12 @@ from aitop.attach.ways import TargetProcess, WayIn
 TURN_S = 1.0
 
 
-def install(pid: int, *, timeout: float = 5.0, given_up: Callable[[], bool] = lambda: False) -> Attachment:
+def install(pid: int, *, timeout: float = 5.0) -> Attachment:
     """Puts the hook into process `pid`, waiting at most about `timeout` seconds for a safe point.
 
-    `given_up` is asked while waiting; once it returns True, the request is withdrawn. Raises AttachRefused, with the
-    target as it was.
+    Raises AttachRefused, with the target as it was.
     """
-    return settled(pid, deliver(pid, "install", hook_sources(), timeout=timeout, given_up=given_up))
+    return settled(pid, deliver(pid, "install", hook_sources(), timeout=timeout))
 
 
 def begin(pid: int) -> Attempt:
@@ -65,13 +64,12 @@ def deliver(
     timeout: float,
     ways: Sequence[WayIn] = WAYS,
     torch: bool = True,
-    given_up: Callable[[], bool] = lambda: False,
 ) -> Attachment:
     """Brings one request in and returns the hook's answer, whatever it is. Raises AttachRefused where none came.
 
     With `torch` False a process without torch is entered as well.
     """
-    limit = Limit(time.monotonic() + timeout, given_up)
+    limit = Limit(time.monotonic() + timeout)
     attempt = Attempt(pid, action, sources, ways, limit.deadline, torch=torch)
     try:
         done = attempt.wait(limit)
@@ -105,7 +103,7 @@ class Survey(msgspec.Struct, frozen=True):
         return tuple(name for name, obstacle in self.ways if obstacle is None)
 
 
-def survey(pid: int, ways: Sequence[WayIn] = WAYS) -> Survey:
+def survey(pid: int) -> Survey:
     """Says which ways into process `pid` are open, by reading its memory only. Never raises for what the process is."""
     try:
         status = check_alive(pid)
@@ -116,7 +114,7 @@ def survey(pid: int, ways: Sequence[WayIn] = WAYS) -> Survey:
     try:
         check_consent(pid)
         target = TargetProcess(status, memory, locate_python(pid, memory))
-        obstacles = [(way, way.obstacle(target)) for way in ways]
+        obstacles = [(way, way.obstacle(target)) for way in WAYS]
         seen = Survey(ways=tuple((way.name, obstacle.reason if obstacle else None) for way, obstacle in obstacles))
         needs_file = any(way.exclusive and obstacle is None for way, obstacle in obstacles)
         seen = replace(seen, folder="" if not needs_file and may_look_into_us(status) else first_folder(status))

@@ -18,7 +18,7 @@ class WaitingForTarget(AttachRefused):
 
     def __init__(self, what: str, remedy: str) -> None:
         reason = f"hook waiting for the target: {what}"
-        super().__init__("absent", reason, remedy, passing=True, code="waiting-for-target")
+        super().__init__("absent", reason, remedy, transient=True, code="waiting-for-target")
 
 
 def ended(pid: int) -> AttachRefused:

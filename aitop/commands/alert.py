@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # After a verdict has run the command, it does so again no sooner than this.
 DWELL_SECONDS = 600.0
-# At the end a command that still runs gets so long, and after SIGTERM so long.
+# Seconds that a command which still runs gets at the end, and after SIGTERM.
 FINISH_SECONDS, KILL_SECONDS = 30.0, 1.0
 ANY = "any"
 
@@ -133,9 +133,9 @@ class Alert:
                 process.wait(KILL_SECONDS)
 
     def _start(self, snapshot: Snapshot, verdict: Verdict) -> None:
-        from aitop.outputs.report import report_of, to_json
+        from aitop.outputs.report import as_json, report_of
 
-        told = {
+        variables = {
             "AITOP_VERDICT": verdict.id,
             "AITOP_SEVERITY": verdict.severity,
             "AITOP_PID": str(snapshot.target.pid),
@@ -143,14 +143,14 @@ class Alert:
         try:
             # A file takes all of the report at once, whether or not the command reads it.
             with tempfile.TemporaryFile() as report:
-                report.write(to_json(report_of(snapshot)).encode())
+                report.write(as_json(report_of(snapshot)).encode())
                 report.seek(0)
                 self._process = subprocess.Popen(
                     ["/bin/sh", "-c", self._command],
                     stdin=report,
                     # Our own stdout is the report's.
                     stdout=2 if sys.stderr is not None else subprocess.DEVNULL,
-                    env={**os.environ, **told},
+                    env={**os.environ, **variables},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -182,7 +182,7 @@ def _refuse_foreign(command: str) -> None:
     except ValueError:
         # Not for us to read: the shell will say what is wrong with it.
         return
-    for program in (found for word in words if (found := shutil.which(word)) is not None):
+    for program in (program_path for word in words if (program_path := shutil.which(word)) is not None):
         status = os.stat(program)
         if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise WrongUsageError(

@@ -124,11 +124,11 @@ def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> No
     deadline = time.monotonic() + FIRST_STEP_SECONDS
     while True:
         ended = child.poll() is not None
-        said = os.pread(output, 1 << 16, 0).decode(errors="replace")
+        printed = os.pread(output, 1 << 16, 0).decode(errors="replace")
         if ended:
-            last = said.strip().rpartition("\n")[2] or "it printed nothing"
+            last = printed.strip().rpartition("\n")[2] or "it printed nothing"
             raise NoTargetError(f"the demo {name} ended with code {child.returncode} before its first step: {last}")
-        if "\n" in said:
+        if "\n" in printed:
             return
         if time.monotonic() > deadline:
             raise NoTargetError(f"the demo {name} made no step in {FIRST_STEP_SECONDS:g} s")

@@ -109,7 +109,7 @@ def _regressed(snapshot: Snapshot) -> int:
     Raises NotEnoughEvidenceError where that could not be judged.
     """
     from aitop.diagnosis.conditions.regression import enough
-    from aitop.engine.run_history import compared
+    from aitop.diagnosis.run_comparison import compared
 
     if any(verdict.id == "regression" and verdict.severity != "info" for verdict in snapshot.diagnosis.verdicts):
         return 1
@@ -132,11 +132,11 @@ def has_answer(snapshot: Snapshot) -> bool:
 
 def render(snapshot: Snapshot, form: str, source_around: SourceAround | None = None) -> str:
     """The report of a snapshot as text, json or html; html shows the user's source where that can be read."""
-    from aitop.outputs.report import report_of, to_json
+    from aitop.outputs.report import as_json, report_of
 
     report = report_of(snapshot)
     if form == "json":
-        return to_json(report)
+        return as_json(report)
     if form == "html":
         from aitop.outputs.html.page import to_html
 

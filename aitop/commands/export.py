@@ -161,7 +161,7 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
 def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.ExitStack) -> Callable[[], None]:
     """Writes the file. It is removed at the end: node_exporter would go on exporting what it says."""
     from aitop.output_file import remove_output
-    from aitop.outputs.prometheus.textfile import write_textfile
+    from aitop.outputs.prometheus.server import write_textfile
 
     def write() -> None:
         try:

@@ -21,7 +21,7 @@ from aitop.stacks.libraries import COMPUTES
 
 MIN_STEPS = 8
 MIN_SAMPLES = 15
-# At most so many places are named, and none with less than this share of the time.
+# The most places that are named, and the least share of the time of each.
 MOST_LINES, LEAST_SHARE = 5, 0.03
 SEVERAL_WINDOWS = 3
 MAIN = "MainThread"
@@ -35,7 +35,7 @@ STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
 STORAGE_WORK = frozenset({"file", "network", "database"})
 # A line that waits for storage in this part of its time, and of all time, is one that reads or writes.
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
-# A server that waits for requests for so much of its time is not held up by anything: they come too seldom.
+# From this share of the time spent waiting for requests on, nothing holds a server up: requests come too seldom.
 AT_LEISURE = 0.3
 # Large operations hold the interpreter's lock for less of their time: 1 to 5 % of an nn.GRU.
 MOST_HELD = 0.1

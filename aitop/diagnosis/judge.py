@@ -78,6 +78,7 @@ class Judge:
         return Diagnosis(verdicts=tuple(verdicts), abstained=tuple(abstained))
 
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
+        """Show the finding of a rule once it is confirmed, and no longer once it has been gone for long enough."""
         shown = self._shown.get(rule.id)
         level = finding.level if finding else 0.0
         if finding is not None and shown is None and level >= rule.band.enter:

@@ -145,7 +145,7 @@ def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
     return (mean_of(snapshot, "run_delay", 20.0) if pid_is_lead else None) or 0.0
 
 
-def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis = "sampled") -> list[Entry]:
+def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entry]:
     """One entry per line and activity. The entries of a line add up to its share."""
     entries = []
     for line in lines:
@@ -164,7 +164,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis
                     share=share,
                     low=low,
                     high=high,
-                    basis=basis,
+                    basis="sampled",
                     pid=line.pid,
                     thread=line.thread,
                     role=line.role,
@@ -232,7 +232,7 @@ def _activity_of_rest(phase: Phase, measured: Mapping[Phase, float]) -> Activity
         return "wait-queue"
     if phase == "host" and "idle" in measured:
         return "native"
-    return "native" if any(one.computes for one in (*MEASURED, *SERVED) if one.key == phase) else "wait"
+    return "native" if any(row.computes for row in (*MEASURED, *SERVED) if row.key == phase) else "wait"
 
 
 def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:

@@ -15,11 +15,11 @@ from itertools import accumulate
 from statistics import fmean
 
 LEAST_VALUES = 20
-# So many blocks make up the series. Fewer say too little of their own scatter.
+# Numbers of blocks into which a series is divided. Fewer say too little of their own scatter.
 BLOCKS = (5, 8, 12, 24, 48)
 NORMAL = 1.96
 ONE_SIDED = 1.645
-# So large a part is cut at either end, so that a few long units neither make nor hide a change.
+# The share that is cut at either end, so that a few long units neither make nor hide a change.
 OUTLIERS = 0.05
 
 
@@ -50,7 +50,7 @@ def student(freedom: float) -> float:
 
 
 def least_mean(events: int) -> float:
-    """How many events come at least in the mean, with 95 % certainty, where so many came by chance (Poisson).
+    """The least mean number of events, with 95 % certainty, where this number came by chance (Poisson).
 
     By the approximation of Wilson and Hilferty: 0.04 for one, 0.8 for three, 5.4 for ten.
     """

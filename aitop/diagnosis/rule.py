@@ -86,7 +86,7 @@ class Band(msgspec.Struct, frozen=True):
 
 
 Judgement = Union[Finding, Abstention, None]  # noqa: UP007 - evaluated at run time on 3.10
-Said = Union[Explanation, Finding, Abstention, str, None]  # noqa: UP007
+Answer = Union[Explanation, Finding, Abstention, str, None]  # noqa: UP007
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Rule(msgspec.Struct, frozen=True):
     """
 
     id: str
-    look: Callable[[Snapshot], Said]
+    look: Callable[[Snapshot], Answer]
     band: Band
     scope: Scope = PART
     ready: Callable[[Snapshot], str | None] | None = None
@@ -109,10 +109,10 @@ class Rule(msgspec.Struct, frozen=True):
         """Judge a Snapshot."""
         if self.applies is not None and not self.applies(snapshot):
             return None
-        said = (self.ready(snapshot) if self.ready is not None else None) or self.look(snapshot)
-        if isinstance(said, str):
-            return Abstention(id=self.id, reason=said)
-        return _finding(self.id, said, snapshot) if isinstance(said, Explanation) else said
+        answer = (self.ready(snapshot) if self.ready is not None else None) or self.look(snapshot)
+        if isinstance(answer, str):
+            return Abstention(id=self.id, reason=answer)
+        return _finding(self.id, answer, snapshot) if isinstance(answer, Explanation) else answer
 
 
 def rule(
@@ -123,52 +123,54 @@ def rule(
     scope: Scope = PART,
     applies: Callable[[Snapshot], bool] | None = None,
     only_alone: bool = False,
-) -> Callable[[Callable[[Snapshot], Said]], Rule]:
+) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
     """Decorator: a rule for a cause. It is asked only once enough steps or samples were seen (`enough`)."""
     return lambda look: Rule(name, look, Band(enter, leave), scope, enough, applies, only_alone)
 
 
-def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Said]], Rule]:
+def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
     """Decorator: a rule for a condition. It needs no steps."""
     return lambda look: Rule(name, look, Band(enter, leave))
 
 
-def _finding(name: str, said: Explanation, snapshot: Snapshot) -> Finding:
-    claims = said.lines.entries if said.claims is None else said.claims
-    share = said.share
-    gone = share if said.gone is None else said.gone
+def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding:
+    claims = explanation.lines.entries if explanation.claims is None else explanation.claims
+    share = explanation.share
+    gone = share if explanation.gone is None else explanation.gone
     length = gone if gone is None or isinstance(gone, Length) else Timeline().without(gone, claims)
-    if share is None or not said.gains:
+    if share is None or not explanation.gains:
         length = None
-    critical = sum(said.signals) >= 2 if said.critical is None else said.critical
-    severe = critical and not said.doubtful and (share or 0.0) >= CRITICAL_SHARE
-    sure = _confidence(said, len(records(snapshot))) if said.confidence is None else said.confidence
+    critical = sum(explanation.signals) >= 2 if explanation.critical is None else explanation.critical
+    severe = critical and not explanation.doubtful and (share or 0.0) >= CRITICAL_SHARE
+    sure = (
+        _confidence(explanation, len(records(snapshot))) if explanation.confidence is None else explanation.confidence
+    )
     verdict = Verdict(
         id=name,
-        subtype=said.subtype,
-        severity=said.severity or ("critical" if severe else "warning"),
+        subtype=explanation.subtype,
+        severity=explanation.severity or ("critical" if severe else "warning"),
         share=None if share is None else round(share, 4),
         speedup=None if length is None else round(length.speedup, 3),
         speedup_range=None if length is None else length.speedup_range,
         confidence=sure,
-        title=said.title,
-        where=said.lines.where if said.where is None else said.where,
-        evidence=tuple(said.evidence),
-        fixes=tuple(said.fixes),
-        ranks=said.ranks,
-        processes=said.processes,
-        parts=said.parts,
-        since=said.since,
-        full_in=None if said.full_in is None else round(said.full_in, 1),
+        title=explanation.title,
+        where=explanation.lines.where if explanation.where is None else explanation.where,
+        evidence=tuple(explanation.evidence),
+        fixes=tuple(explanation.fixes),
+        ranks=explanation.ranks,
+        processes=explanation.processes,
+        parts=explanation.parts,
+        since=explanation.since,
+        full_in=None if explanation.full_in is None else round(explanation.full_in, 1),
     )
-    return Finding(verdict, (share or 0.0) if said.level is None else said.level, claims)
+    return Finding(verdict, (share or 0.0) if explanation.level is None else explanation.level, claims)
 
 
-def _confidence(said: Explanation, steps: int) -> float:
+def _confidence(explanation: Explanation, steps: int) -> float:
     """Confidence (0..1) in a cause, from its signals and the number of steps. The gain's range is separate."""
     seen = 0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0
-    sure = round(min(0.95, said.base + 0.12 * sum(said.signals) + seen), 2)
-    return min(sure, said.most_sure, UNPROVEN if said.doubtful else 1.0)
+    sure = round(min(0.95, explanation.base + 0.12 * sum(explanation.signals) + seen), 2)
+    return min(sure, explanation.most_sure, UNPROVEN if explanation.doubtful else 1.0)
 
 
 def claim(entry: Entry) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from aitop.diagnosis.evidence import interval
 from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, chance, half_width, warm_up
+from aitop.diagnosis.run_summary import anonymous, run_of
 from aitop.model.run import (
     CausePart,
     Change,
@@ -39,6 +40,8 @@ from aitop.model.run import (
     VerdictChanges,
 )
 from aitop.model.serving import Percentiles
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import moment
 from aitop.model.verdict import Verdict, Where, share_of
 
 # Runs whose ratio is certainly within this of 1 count as equally fast.
@@ -69,6 +72,17 @@ class _Line(NamedTuple):
     spread: Spread
     phase: str | None = None
     where: Where | None = None
+
+
+def compared(snapshot: Snapshot) -> RunComparison | None:
+    """The run so far beside the earlier one that the Snapshot names, None without one."""
+    before = snapshot.before
+    if before is None:
+        return None
+    after = run_of(snapshot, "this run")
+    if not before.file:
+        before, after = structs.replace(before, file=moment(before.ended, snapshot.wall)), anonymous(after)
+    return compare_runs(before, after)
 
 
 def compare_runs(before: Run, after: Run) -> RunComparison:
@@ -159,7 +173,7 @@ class _Timed:
         return ((self.units.tokens if unit == "token" else self.units.samples) or ())[self.warm_up :]
 
     def per(self, unit: LoadUnit, each: float) -> _Timed:
-        """The same, measured per sample or token, for units that hold so many of them."""
+        """The same, measured per sample or token."""
         return replace(self, holds=self.load(unit), scale=each)
 
     @property

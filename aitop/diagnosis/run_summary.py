@@ -12,6 +12,7 @@ from aitop.model.ledger import Entry, Ledger
 from aitop.model.run import LineShare, Run, Scalar, StackNode, Units
 from aitop.model.snapshot import CallNode, Snapshot, Stacks
 from aitop.model.steps import HookFacts
+from aitop.model.verdict import Verdict, Where
 from aitop.stacks.call_tree import merged
 from aitop.stacks.origin import origin_of
 
@@ -53,6 +54,37 @@ def run_of(snapshot: Snapshot, file: str = "") -> Run:
         stacks=_stacks(snapshot.stacks) if snapshot.stacks is not None else {},
         file=file,
     )
+
+
+def anonymous(run: Run) -> Run:
+    """The run without its command, and with digests in place of source text."""
+    lines = tuple(replace(line, where=_anonymous_place(line.where)) for line in run.lines)
+    return replace(run, command="", lines=lines, verdicts=tuple(map(anonymous_verdict, run.verdicts)))
+
+
+def _anonymous_place(where: Where) -> Where:
+    text = digest(where.text.strip()) if where.text else None
+    return Where(pid=where.pid, file=PurePath(where.file).name, line=where.line, function=where.function, text=text)
+
+
+def anonymous_verdict(verdict: Verdict) -> Verdict:
+    """The verdict without its sentences, with its first line only, and a digest in place of the line's source text."""
+    return Verdict(
+        id=verdict.id,
+        subtype=verdict.subtype,
+        severity=verdict.severity,
+        title="",
+        confidence=verdict.confidence,
+        share=verdict.share,
+        where=tuple(_anonymous_place(where) for where in verdict.where[:1]),
+    )
+
+
+def digest(text: str) -> str:
+    """Sixteen hexadecimal digits by which a text is known again, and not read."""
+    import hashlib  # noqa: PLC0415 - it takes long to import, and the screen need not wait for it
+
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 def _units(snapshot: Snapshot, ledger: Ledger | None) -> Units | None:

@@ -147,7 +147,7 @@ def estimated(share: float, low: float, high: float) -> Length:
 
 
 def waits_for_core(now: float, running: float, wanted: float, cores: float) -> float:
-    """Share of a unit in which its thread waits for a core if the machine's threads want so many; at most that of now.
+    """Share of a unit in which its thread waits for a core if all threads want this many; at most that of now.
 
     Threads that want more cores than there are share them alike: who runs for a second waits for the rest of it.
     """
@@ -169,7 +169,7 @@ LEAST_TURNS, MOST_TURNS = 30, 1000
 LEAST_SPREAD = 1.5
 # The fit is believed if what it leaves unexplained is less than this part of a mean iteration.
 MOST_UNEXPLAINED = 0.2
-# Iterations further from the first fit than so many times the usual distance were held up by something else.
+# Iterations at more than this multiple of the usual distance from the first fit were held up by something else.
 OUTLIER = 4.0
 
 
@@ -199,9 +199,9 @@ class TurnCost(msgspec.Struct, frozen=True):
 def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
     """The cost of iterations by least squares; None where too few, too equal or too unlike ones were measured."""
     points = [
-        (float(decoded), float(one.prefill_tokens or 0), one.seconds)
-        for one in iterations[-MOST_TURNS:]
-        if (decoded := one.requests if one.decode_tokens is None else one.decode_tokens) is not None
+        (float(decoded), float(iteration.prefill_tokens or 0), iteration.seconds)
+        for iteration in iterations[-MOST_TURNS:]
+        if (decoded := iteration.requests if iteration.decode_tokens is None else iteration.decode_tokens) is not None
     ]
     fitted = _fit(points)
     if fitted is None:

@@ -8,8 +8,8 @@ import msgspec
 
 from aitop.diagnosis.judge import Judge
 from aitop.diagnosis.ledger import ledgers
-from aitop.engine.history import History
-from aitop.engine.snapshot.aggregate import LONG_WINDOW_SECONDS, aggregate, lead_pid
+from aitop.engine.history import LONG_WINDOW_SECONDS, History
+from aitop.engine.snapshot.aggregate import aggregate, lead_pid
 from aitop.engine.snapshot.serving import front_processes
 from aitop.engine.snapshot.standstill import wants_look
 from aitop.model.event import Event

@@ -25,6 +25,8 @@ from aitop.stacks.view import StackView
 KEEP_SECONDS = 300.0
 DENSE_SECONDS, APART_SECONDS = 30.0, 0.5
 CHART_SECONDS = 300
+# How far a Snapshot looks back; the second where few steps or requests fall into the first.
+WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
 KEEP_RECOMPILES = 256
@@ -145,8 +147,8 @@ class HookHistory:
 class Reach(NamedTuple):
     """How far back a Snapshot looks for stacks, and how soon things count as old. Longer where looks are seldom.
 
-    `sampled`  stack windows of at least so many seconds together are looked at, however old they are
-    `stale`    a source that has said nothing new for so many seconds is stale
+    `sampled`  the newest stack windows are used until they make up this number of seconds, however old
+    `stale`    seconds without news after which a source is stale
     `again`    seconds after which the stacks of a job that stands still are read again
     """
 

@@ -59,7 +59,7 @@ class HookRequests:
             done = attempt.wait(Limit(time.monotonic() + patience, self._given_up.is_set))
             if done is None and not self._given_up.is_set():
                 refusal = attempt.why_not()
-                if refusal.passing:
+                if refusal.transient:
                     self._attempts[pid], waits_on = attempt, True
                 raise refusal
         finally:

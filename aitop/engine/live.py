@@ -51,7 +51,7 @@ STACKS_SECONDS, CONCLUDE_SECONDS = 2.0, 10.0
 BETWEEN_LOOKS = 2.0
 # How long the hook waits for the first look at the process tree, and for the stacks to tell who steps.
 FIRST_LOOK_SECONDS = 2.0
-# A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes.
+# Ticks made for the last Snapshot: a verdict is shown once two in a row say the same.
 LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)

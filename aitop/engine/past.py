@@ -23,7 +23,7 @@ from aitop.model.steps import HookSample, StepRecord
 from aitop.stacks.view import StackView
 
 KEEP, MOST_LEVELS = 64, 12
-# Samples of one second may come so much later: the ring is read once a second, py-spy's windows last two.
+# How late samples of a second may come: the ring is read once a second, py-spy's windows last two.
 LATE_SECONDS = 3
 MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.
@@ -84,7 +84,8 @@ class PastHistory:
             self._put(event.time, lines=dict(lines), samples=lines.total())
 
     def _add_units(self, sample: HookSample) -> None:
-        if sample.requests if self.unit == "request" else sample.steps:
+        units = sample.requests if self.unit == "request" else sample.steps
+        if units:
             self.newest = sample.time
         if self.unit == "request":
             for second, requests in _by_second(sample.requests):
@@ -93,10 +94,10 @@ class PastHistory:
         steps = [step for step in sample.steps if (step.kind == "train") == self.trains]
         for second, of_second in _by_second(steps):
             self._put(second, _of_units(of_second, self.unit), first=of_second[0].index)
-        made = None if sample.facts is None else sample.facts.recompiles
+        recompiles = None if sample.facts is None else sample.facts.recompiles
         if self.recompiles is not None and steps:
-            self._put(steps[-1].end, {"recompiles": (max(0, (made or 0) - self.recompiles), len(steps))})
-        self.recompiles = self.recompiles if made is None else made
+            self._put(steps[-1].end, {"recompiles": (max(0, (recompiles or 0) - self.recompiles), len(steps))})
+        self.recompiles = self.recompiles if recompiles is None else recompiles
 
     def _add_metrics(self, sample: ServerSample) -> None:
         """Take the requests that ended between two looks at a server's `/metrics`."""
@@ -197,7 +198,7 @@ def _of_units(units: Sequence[StepRecord] | Sequence[RequestRecord], unit: PastU
     sums = summed(some, PAST_FIELDS[unit])
     parts = sum(total for name, (total, _) in sums.items() if name not in ("seconds", *LOADS, *BESIDE))
     sums["host"] = max(0.0, sums["seconds"][0] - parts), len(some)
-    sums["seconds"] = sum(one.seconds for one in units), len(units)
+    sums["seconds"] = sum(unit.seconds for unit in units), len(units)
     return sums
 
 

@@ -60,7 +60,7 @@ class Recorder:
             elif isinstance(event, HostSample) and len(self._standing) > MOST_STANDING:
                 alive = {process.pid for process in event.processes}
                 self._standing = {
-                    key: said for key, said in self._standing.items() if key[0] != "hook" or key[1] in alive
+                    key: event for key, event in self._standing.items() if key[0] != "hook" or key[1] in alive
                 }
             if self.recording is not None:
                 self.recording.write(event)

@@ -14,7 +14,7 @@ from aitop.model.snapshot import Snapshot, Tick
 from aitop.sources.replay import Recording
 
 BEHIND_SECONDS = 1.0
-# Of the ticks before a place that is sought, only so many are judged: no verdict needs more of them to appear or to go.
+# After a seek, only the last ticks before the place are judged: no verdict needs more to appear or to go.
 JUDGED_TICKS = 20
 
 

@@ -13,22 +13,20 @@ import os
 import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from aitop.diagnosis.noise import LEAST_VALUES
-from aitop.diagnosis.run_comparison import compare_runs
-from aitop.diagnosis.run_summary import run_of
-from aitop.model.run import Run, RunComparison
+from aitop.diagnosis.run_summary import anonymous, anonymous_verdict, digest, run_of
+from aitop.model.run import Run
 from aitop.model.snapshot import Series, Snapshot, Target
-from aitop.model.verdict import Diagnosis, Verdict, Where
+from aitop.model.verdict import Diagnosis
 from aitop.output_file import make_folder, remove_output, replace_output
 
 MOST_RUNS = 200
-# Of the steps before a mark so many are enough to tell whether later ones are faster.
+# Steps before a mark that are kept: enough to tell whether later ones are faster.
 MARKED_STEPS = 100
 # A mark shows how figures were in its last seconds.
 MARKED_SECONDS = 10.0
@@ -84,14 +82,14 @@ class RunHistory:
 
     def _digests(self) -> tuple[str, str]:
         """Of the script and of the whole command."""
-        return _digest(self._target.script or self._target.command), _digest(self._target.command)
+        return digest(self._target.script or self._target.command), digest(self._target.command)
 
     def _files(self) -> list[Path]:
         """Those of all scripts, the oldest first."""
-        found = []
+        dated = []
         with contextlib.suppress(OSError):
-            found = [(file.stat().st_mtime, file) for file in self._folder.glob("*.json.gz")] if self._folder else []
-        return [file for _, file in sorted(found)]
+            dated = [(file.stat().st_mtime, file) for file in self._folder.glob("*.json.gz")] if self._folder else []
+        return [file for _, file in sorted(dated)]
 
 
 def _newest(files: Sequence[Path]) -> KeptRun | None:
@@ -117,34 +115,13 @@ def _figures_of(mark: Snapshot) -> Snapshot:
         steps=replace(steps, recent=steps.recent[-MARKED_STEPS:]) if steps is not None else None,
         serving=replace(serving, requests=(), iterations=(), pauses=()) if serving is not None else None,
         series={name: _since(series, since) for name, series in mark.series.items()},
-        diagnosis=Diagnosis(verdicts=tuple(map(_plain, mark.diagnosis.verdicts))),
+        diagnosis=Diagnosis(verdicts=tuple(map(anonymous_verdict, mark.diagnosis.verdicts))),
     )
 
 
 def _since(series: Series, time: float) -> Series:
     first = bisect_right(series.times, time)
     return Series(times=series.times[first:], values=series.values[first:])
-
-
-def compared(snapshot: Snapshot) -> RunComparison | None:
-    """The run so far beside the earlier one that the Snapshot names, None without one."""
-    before = snapshot.before
-    if before is None:
-        return None
-    after = run_of(snapshot, "this run")
-    if not before.file:
-        before, after = replace(before, file=moment(before.ended, snapshot.wall)), anonymous(after)
-    return compare_runs(before, after)
-
-
-def moment(then: float, now: float) -> str:
-    """A time of the last days as people say it: 18:02, yesterday 18:02, Mon 18:02, 3 Nov 18:02."""
-    day, today = datetime.fromtimestamp(then), datetime.fromtimestamp(now)
-    days = (today.date() - day.date()).days
-    if days == 0:
-        return f"{day:%H:%M}"
-    named = "yesterday" if days == 1 else f"{day:%a}" if 1 < days < 7 else f"{day.day} {day:%b}"
-    return f"{named} {day:%H:%M}"
 
 
 def history_folder() -> Path | None:
@@ -160,32 +137,3 @@ def history_folder() -> Path | None:
         return state / "aitop" / "history" if owners == {os.geteuid()} else None
     except (RuntimeError, OSError):
         return None
-
-
-def anonymous(run: Run) -> Run:
-    """The run without its command, and with digests in place of source text."""
-    lines = tuple(replace(line, where=_bare(line.where)) for line in run.lines)
-    return replace(run, command="", lines=lines, verdicts=tuple(map(_plain, run.verdicts)))
-
-
-def _bare(where: Where) -> Where:
-    text = _digest(where.text.strip()) if where.text else None
-    return Where(pid=where.pid, file=PurePath(where.file).name, line=where.line, function=where.function, text=text)
-
-
-def _plain(verdict: Verdict) -> Verdict:
-    return Verdict(
-        id=verdict.id,
-        subtype=verdict.subtype,
-        severity=verdict.severity,
-        title="",
-        confidence=verdict.confidence,
-        share=verdict.share,
-        where=tuple(_bare(where) for where in verdict.where[:1]),
-    )
-
-
-def _digest(text: str) -> str:
-    import hashlib  # noqa: PLC0415 - it takes long to import, and the screen need not wait for it
-
-    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]

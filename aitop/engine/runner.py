@@ -68,7 +68,7 @@ class SourceRunner:
             except Exception as error:  # a broken source must not take the others with it
                 failure = error if isinstance(error, SourceError) else unexpected(error)
                 self._set(failure.state, failure.reason, failure.remedy, failure.code)
-                if failure.passing:
+                if failure.transient:
                     retry = FIRST_RETRY_SECONDS
             self._close()
             self._stopping.wait(retry)

@@ -13,7 +13,7 @@ from aitop.model.run import Cores, Units
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.steps import HookSample, StepRecord
 
-# So many stretches are joined in pairs: enough to tell a change from noise, few enough to keep and to write down.
+# At this number, stretches are joined in pairs: enough to tell a change from noise, few enough to write down.
 MOST_STRETCHES = 64
 LOADS = ("samples", "tokens")
 # By name: a sum, and of how many values it is. What was not measured is not in it.

@@ -18,10 +18,10 @@ GONE = -1
 # Bounds the list where nobody empties it: in forked workers, and within one long call.
 MOST_WORDS = EVENT_WORDS * 16384
 
-# In a fast run so many phases are only noted until `look_after` is called at the next one. With that one it is a prime
-# number, so that each kind of phase has its turn.
+# In a fast run `look_after` is called after this number of phases that are only noted. One more is a prime number, so
+# that each kind of phase has its turn.
 PHASES_SKIPPED = 16
-# No phase is skipped when `look_after` is so much overdue: a fast run may become a slow one.
+# No phase is skipped when `look_after` is overdue by this time: a fast run may become a slow one.
 LATE_NS = 50_000_000
 
 
@@ -46,7 +46,7 @@ class Journal:
     due             when `tick` has to be called
     size, tokens    leading dimension and token ids of the forward that was looked at last
     inputs          counts the token ids in the arguments of a forward, -1 for none; None where nobody wants to know
-    cpu_reads       the CPU clock of the thread is read after so many more steps
+    cpu_reads       steps until the CPU clock of the thread is read again
     ops_due         at this backward from now `count_ops` is called, which counts the graph; 0 for never
     device          the clock of the device (DeviceClock), None without one
     computed        is told when a model began and ended to compute; None where no requests are measured
@@ -57,7 +57,7 @@ class Journal:
     count_soon      counting begins at the end of the step under way
     longest         a longer step, or wait for a batch, ends the counting (nanoseconds)
     forward_began   when the first forward of the step under way began
-    passes          so many batches and forwards are still passed on without a look
+    passes          batches and forwards that are still passed on without a look
     has_teacher     most steps have forwards without gradient, so that such a forward does not end the counting
     begin_counting, stop_counting   see Sampling
     """

@@ -223,7 +223,7 @@ class OptimizerWatch:
 
 
 def within_step(times: int) -> bool:
-    """Return whether this thread is inside torch's wrapper around `step` so many times, one in another."""
+    """Return whether this thread is inside `times` of torch's wrappers around `step`, one in another."""
     frame: Any = sys._getframe(1)
     while frame is not None and times:
         times -= frame.f_code.co_name == WRAPPER and frame.f_code.co_filename.endswith(FILE)

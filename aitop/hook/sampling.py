@@ -34,13 +34,13 @@ from .journal import Journal
 COUNT_NS, TIME_NS = 500_000_000, 50_000_000
 # Ticks with short steps before counting begins; one tick with long steps takes TICKS_LOST of them back.
 FAST_TICKS, TICKS_LOST = 20, 5
-# From the first counting on, and after a forward without gradient, batches and forwards are looked at for so long.
+# How long batches and forwards are looked at from the first counting on, and after a forward without gradient.
 LOOK_NS, LOOK_TIMES = 10_000_000_000, 100
-# So many batches and forwards of a step at most are passed on without a look.
+# The most batches and forwards of a step that are passed on without a look.
 PASSES = 3
 # Phases that are timed when something has ended the counting early.
 PHASES_TIMED = 32
-# A step is much longer than the others if it is longer than so many median steps and this on top.
+# A step counts as much longer than the others if it exceeds MEDIAN_STEPS median steps plus LEAST_LONG_NS.
 MEDIAN_STEPS, LEAST_LONG_NS = 4, 1_000_000
 
 

@@ -19,11 +19,14 @@ from ..protocol.events import (
     BACKWARD,
     FORWARD,
     FORWARD_ALONE,
+    FORWARDS_WITHOUT_BACKWARD,
+    GUESSED_TRAINING_ENDS_AFTER_NS,
     ITERATION,
     OPTIMIZER_ENDS,
     OWNER,
     REQUEST,
     TRAINED,
+    TRAINING_ENDS_AFTER_NS,
 )
 from ..protocol.ring import EVENT_WORDS
 from . import phases
@@ -46,11 +49,6 @@ LOAD_NS = 300_000
 TICKS_KEPT = 15
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
-# After this long without gradients a run counts as inference; after the second time if training was only guessed.
-TRAINING_ENDS_AFTER_NS = 300_000_000_000
-GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
-# Above this many forwards with gradient but without a backward, the run is inference without no_grad.
-MOST_UNUSED = 8
 MOST_KNOWN = 64
 # The events that open a ring which waits for a step.
 OPENS = frozenset((OPTIMIZER_ENDS, FORWARD_ALONE, ITERATION, REQUEST))
@@ -344,7 +342,9 @@ class Session:
             if self._load is not None:
                 self._load_some(self._load)
             if self.burst is not None and self.burst.active:
-                served = newest in (FORWARD_ALONE, ASIDE) or (newest == FORWARD and self._unused > MOST_UNUSED)
+                served = newest in (FORWARD_ALONE, ASIDE) or (
+                    newest == FORWARD and self._unused > FORWARDS_WITHOUT_BACKWARD
+                )
                 self.burst.tick(now, self.journal.last_step, served)
                 self.journal.due = 0
                 self.journal.count_soon = False

@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs. None is 'not supported here', never zero."""
+"""What the driver says of the devices. None is 'not supported here', never zero."""
 
 from __future__ import annotations
 

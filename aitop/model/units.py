@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 NOT_SUPPORTED = "–"
 NOT_YET = "…"
 
@@ -83,3 +85,13 @@ def _scaled(number: float | None, base: float, unit: str, missing: str) -> str:
         value, prefix = value / base, prefix + 1
     digits = 1 if prefix and abs(value) < 10 else 0
     return f"{value:.{digits}f} {_PREFIXES[prefix]}{unit}".rstrip()
+
+
+def moment(then: float, now: float) -> str:
+    """A time of the last days as people say it: 18:02, yesterday 18:02, Mon 18:02, 3 Nov 18:02."""
+    day, today = datetime.fromtimestamp(then), datetime.fromtimestamp(now)
+    days = (today.date() - day.date()).days
+    if days == 0:
+        return f"{day:%H:%M}"
+    named = "yesterday" if days == 1 else f"{day:%a}" if 1 < days < 7 else f"{day.day} {day:%b}"
+    return f"{named} {day:%H:%M}"

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from aitop import __version__
+from aitop.diagnosis.run_comparison import compared
 from aitop.diagnosis.run_summary import run_of
-from aitop.engine.run_history import compared
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import TIMED_ALONE, Phase
@@ -178,8 +178,8 @@ def report_of(snapshot: Snapshot) -> Report:
             processes=tuple(map(_process, snapshot.host.processes if snapshot.host else ())),
             engine=snapshot.engine,
             working=tuple(
-                ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=one.length)
-                for one in snapshot.ledgers
+                ReportWorker(pid=ledger.pid, thread=ledger.thread, unit=ledger.unit, seconds=ledger.length)
+                for ledger in snapshot.ledgers
             ),
             ended=snapshot.target.ended,
         ),
@@ -195,14 +195,9 @@ def report_of(snapshot: Snapshot) -> Report:
     )
 
 
-def to_json(report: Report) -> str:
-    """The report as JSON."""
-    return as_json(report)
-
-
-def as_json(said: msgspec.Struct) -> str:
+def as_json(struct: msgspec.Struct) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
-    written = msgspec.json.encode(_rounded(msgspec.to_builtins(said)))
+    written = msgspec.json.encode(_rounded(msgspec.to_builtins(struct)))
     return escaped_json(msgspec.json.format(written, indent=2).decode()) + "\n"
 
 

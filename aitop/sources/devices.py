@@ -1,6 +1,7 @@
 """The seam for vendors of devices: which of them gives the source "gpu", and who uses the devices now.
 
-Another vendor is a folder beside `nvml/` with a Source that gives GpuSample, and its turn in the functions here.
+Another vendor is a folder beside `nvml/` with a Source that gives GpuSample, and its turn in the functions here. By the
+`processes` of a device `export --all` decides which of many jobs it belongs to.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SharedDevices:
                     self._source.open()
                     self._open = True
                 samples = self._source.read()
-                self._sample = next((one for one in samples if isinstance(one, GpuSample)), None)
+                self._sample = next((sample for sample in samples if isinstance(sample, GpuSample)), None)
             return self._sample
 
     def close(self) -> None:

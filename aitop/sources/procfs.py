@@ -244,14 +244,14 @@ def maps(pid: int) -> bytes | None:
 
 def interpreter_data(memory_map: bytes) -> tuple[range, ...]:
     """The addresses of the Python interpreter's static variables: writable pages of its file, and those after them."""
-    found: list[range] = []
+    ranges: list[range] = []
     for line in memory_map.splitlines():
         addresses, rights, _, _, _, *path = line.split(None, 5)
         begin, end = (int(address, 16) for address in addresses.split(b"-"))
-        anonymous_after = not path and bool(found) and begin == found[-1].stop
+        anonymous_after = not path and bool(ranges) and begin == ranges[-1].stop
         if b"w" in rights and (anonymous_after or (path and _PYTHON_FILE.search(path[0]))):
-            found.append(range(begin, end))
-    return tuple(found)
+            ranges.append(range(begin, end))
+    return tuple(ranges)
 
 
 def framework_of(memory_map: bytes) -> str | None:

@@ -66,7 +66,7 @@ class RecordedEvents(Iterator[Event]):
                     return event
 
     def skip(self, lines: int) -> None:
-        """Pass over so many lines without looking at them."""
+        """Skip this number of lines without reading them."""
         for _ in range(lines):
             if self._line() == b"":
                 return

@@ -11,7 +11,7 @@ from aitop.model.source import SourceName, SourceState, StatusCode
 class SourceError(Exception):
     """A source cannot give anything now. The engine shows the state and the words, and goes on with the others.
 
-    `passing`: it is only a matter of time, and asking again soon costs nothing. `code` as in SourceStatus.
+    `transient`: it is only a matter of time, and asking again soon costs nothing. `code` as in SourceStatus.
     """
 
     def __init__(
@@ -20,14 +20,14 @@ class SourceError(Exception):
         reason: str,
         remedy: str | None = None,
         *,
-        passing: bool = False,
+        transient: bool = False,
         code: StatusCode | None = None,
     ) -> None:
         super().__init__(reason)
         self.state: SourceState = state
         self.reason = reason
         self.remedy = remedy
-        self.passing = passing
+        self.transient = transient
         self.code: StatusCode | None = code
 
 
@@ -35,7 +35,7 @@ def unexpected(error: Exception) -> SourceError:
     """The SourceError for an error that a source did not foresee."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         reason = "aitop has as many files open as it may"
-        return SourceError("failed", reason, "start it from a shell after: ulimit -n 4096", passing=True)
+        return SourceError("failed", reason, "start it from a shell after: ulimit -n 4096", transient=True)
     return SourceError("failed", f"{type(error).__name__}: {error}")
 
 

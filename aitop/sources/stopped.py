@@ -60,10 +60,10 @@ class RunsOn:
         if self._started is None or self._start() != self._started:
             return None
         folder = f"{procfs.PROC}/{self._pid}/task"
-        fields = [procfs.parse_fields(procfs.text(f"{folder}/{tid}/status") or "") for tid in procfs.numbered(folder)]
-        if any(one.get("TracerPid", "0") != "0" for one in fields):
+        threads = [procfs.parse_fields(procfs.text(f"{folder}/{tid}/status") or "") for tid in procfs.numbered(folder)]
+        if any(thread.get("TracerPid", "0") != "0" for thread in threads):
             return TRACED
-        if any(one.get("State", "").startswith("T") for one in fields):
+        if any(thread.get("State", "").startswith("T") for thread in threads):
             return STOPPED
-        signals = (one.get(name, "0") for one in fields for name in ("SigPnd", "ShdPnd"))
+        signals = (thread.get(name, "0") for thread in threads for name in ("SigPnd", "ShdPnd"))
         return STOPS_SOON if any(int(text, 16) & PENDING for text in signals) else None

@@ -47,9 +47,9 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
 }
 # Kinds of waiting that can happen on any line; the others need a call.
 _ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "native", "device", "other"})
-# The weight of the mean of what is alike, in looks, beside the looks at one line.
+# The weight of the mean over similar lines, in looks, beside the looks at one line.
 _PRIOR = 2.0
-# With fewer looks at a thread they are not used.
+# Fewer looks at a thread are not used.
 _LEAST_LOOKS = 10
 
 
@@ -209,7 +209,7 @@ def _waits_of_groups(
 
 
 def _error(share: float, looks: int) -> float:
-    """Twice the standard error of a share of so many looks."""
+    """Twice the standard error of a share that was seen in this number of looks."""
     return 2.0 * math.sqrt(share * (1.0 - share) / looks) if looks else 0.0
 
 

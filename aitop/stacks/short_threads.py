@@ -12,9 +12,9 @@ from aitop.model.stacks import StackWindow
 from aitop.stacks.reading import Seen
 
 SHORT_THREADS = "threads that end soon"
-# A thread is short-lived if it was met in so many windows at most, in less than this part of their samples.
+# A thread is short-lived if it was seen in at most MOST_WINDOWS, in less than MOST_SHARE of their samples.
 MOST_WINDOWS, MOST_SHARE = 2, 0.5
-# Fewer are the threads of a program that starts or ends.
+# Fewer such threads may come from a program that starts or ends.
 FEWEST = 5
 
 

@@ -166,7 +166,7 @@ class _Reader:
 
 
 def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+    return len(some) == len(others) and all(mine is other for mine, other in zip(some, others, strict=True))
 
 
 def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | None:

@@ -21,6 +21,7 @@ from textual.driver import Driver
 from textual.screen import Screen
 
 from aitop.diagnosis.fix_edit import SourceAround
+from aitop.errors import INTERRUPTED
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.ui.changed_cells import ChangedCells
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 
 ResultType = TypeVar("ResultType")
-INTERRUPTED = 130
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 

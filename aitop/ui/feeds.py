@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class LiveRun(Protocol):
-    """A feed whose target can be asked for more. All of it is slow, and raises an error that says in words why not."""
+    """A feed whose target can be asked for more. What reads the target is slow, and raises an error that
+    says in words why not.
+    """
 
     def detach(self) -> None:
         """Take the hook out of the target, and go on without it."""
@@ -29,14 +31,11 @@ class LiveRun(Protocol):
     def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
         """Read the frames below Python, which stops these processes for a moment."""
 
+    def marked(self) -> Snapshot | None:
+        """The moment that the user marked in this session, or in the last one with the script."""
 
-@runtime_checkable
-class KeepsMark(Protocol):
-    """A feed that keeps the moment that the user marked, for the next session with the script."""
-
-    def marked(self) -> Snapshot | None: ...
-
-    def mark(self, snapshot: Snapshot | None) -> None: ...
+    def mark(self, snapshot: Snapshot | None) -> None:
+        """Keep a marked moment for the next session with the script, or forget it."""
 
 
 @runtime_checkable

@@ -135,7 +135,7 @@ def family(processes: tuple[ProcessSample, ...], pid: int) -> frozenset[int]:
 def process_words(snapshot: Snapshot | None, pid: int) -> str:
     """The process in words: rank 1, worker 2 of rank 0, tensorboard; with what is below it."""
     processes = snapshot.host.processes if snapshot and snapshot.host else ()
-    process = next((one for one in processes if one.pid == pid), None)
+    process = next((process for process in processes if process.pid == pid), None)
     if process is None:
         return f"process {pid}"
     words = labels_of(processes)[pid]

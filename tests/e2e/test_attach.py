@@ -15,6 +15,7 @@ from attach_targets import STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
 from aitop.attach import AttachRefused, WaitingForTarget, install, remove
+from aitop.attach.attempt import WAYS, Attempt, Limit
 from aitop.attach.entrance import Attachment, deliver, settled
 from aitop.attach.inspection.elf import ElfImage
 from aitop.attach.inspection.preflight import check_alive
@@ -226,15 +227,10 @@ def test_a_request_that_nobody_waits_for_any_more_is_withdrawn() -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         until_it_polls(process.pid)
         began = time.monotonic()
-        with pytest.raises(AttachRefused, match="hook waiting for the target"):
-            deliver(
-                process.pid,
-                "install",
-                STAND_IN,
-                timeout=60,
-                torch=False,
-                given_up=lambda: time.monotonic() - began > 0.7,
-            )
+        attempt = Attempt(process.pid, "install", STAND_IN, WAYS, began + 60, torch=False)
+        assert attempt.wait(Limit(began + 60, lambda: time.monotonic() - began > 0.7)) is None
+        assert "hook waiting for the target" in str(attempt.why_not())
+        assert attempt.close() is None
         assert time.monotonic() - began < 60, "it waited for the time to run out"
         assert leftovers(process.pid) == []
         assert process.communicate("x")[0] == "[]\n"
@@ -286,7 +282,7 @@ def test_a_process_without_torch_is_refused(start: Callable[..., Victim]) -> Non
     victim = start("busy")
     refused = refusal_of(lambda: install(victim.pid))
     assert refused.state == "absent" and refused.reason == f"process {victim.pid} has not loaded torch"
-    assert refused.passing
+    assert refused.transient
     assert remove(victim.pid) == "absent"
     unharmed(victim)
 

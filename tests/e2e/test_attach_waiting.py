@@ -70,7 +70,7 @@ def say(process: subprocess.Popen[str], character: str) -> None:
 def waits(process: subprocess.Popen[str], on_the_way: HookRequests) -> None:
     with pytest.raises(SourceError, match="hook waiting for the target") as refusal:
         on_the_way.bring_in(process.pid)
-    assert refusal.value.state == "absent" and refusal.value.passing
+    assert refusal.value.state == "absent" and refusal.value.transient
     assert refusal.value.code == "waiting-for-target"
 
 
@@ -79,7 +79,7 @@ def gets_in(process: subprocess.Popen[str], on_the_way: HookRequests) -> bool:
     try:
         on_the_way.bring_in(process.pid)
     except SourceError as refusal:
-        assert refusal.passing, refusal
+        assert refusal.transient, refusal
         return False
     return True
 

@@ -30,7 +30,7 @@ from aitop.outputs.formats.stacks import sampled, to_collapsed, to_speedscope
 from aitop.outputs.formats.table import to_csv
 from aitop.outputs.formats.trace import to_trace
 from aitop.outputs.html.page import to_html
-from aitop.outputs.report import report_of, to_json
+from aitop.outputs.report import as_json, report_of
 from aitop.outputs.text import to_text
 from aitop.protocol import ring
 from aitop.protocol.events import KINDS
@@ -209,9 +209,9 @@ def feed_recording(data: bytes) -> None:
     events, snapshot = replayed
     report = report_of(snapshot)
     page, stacks = to_html(report, snapshot), list(sampled(events))
-    for written in (to_json(report), to_trace(events), to_speedscope(stacks, "run")):
+    for written in (as_json(report), to_trace(events), to_speedscope(stacks, "run")):
         json.loads(written, parse_constant=_no_constant)
-    for written in (to_text(report), page, to_json(report), to_collapsed(stacks), to_csv([snapshot])):
+    for written in (to_text(report), page, as_json(report), to_collapsed(stacks), to_csv([snapshot])):
         if not written.replace("\n", "").isprintable():
             raise Finding("a control character in a report")
     if page.count("<script") != OWN_SCRIPTS:

@@ -52,6 +52,12 @@ class RunFeed(ScriptedFeed):
     def native(self, pids):
         raise RuntimeError("nothing below Python here")
 
+    def marked(self):
+        return None
+
+    def mark(self, snapshot):
+        self.asked.append("mark")
+
 
 @pytest.fixture(autouse=True)
 def _pilot_waits_for_the_application(monkeypatch):

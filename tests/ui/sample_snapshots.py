@@ -42,8 +42,7 @@ from sample_parts import (
 )
 from sample_ranks import hanging, job
 
-from aitop.diagnosis.run_summary import run_of
-from aitop.engine.run_history import anonymous
+from aitop.diagnosis.run_summary import anonymous, run_of
 from aitop.model.candidate import Candidate
 from aitop.model.gpu import GpuProcess
 from aitop.model.host import ProcessSample

@@ -60,7 +60,7 @@ def plain(**changes: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "state", "passing"),
+    ("changes", "words", "state", "transient"),
     [
         ({"seccomp": 1}, "forbidden itself every system call", "absent", False),
         ({"forked": True}, "only just been forked", "absent", True),
@@ -70,14 +70,14 @@ def plain(**changes: object) -> object:
         ({"leader": 41}, "is a thread of process 41", "absent", False),
     ],
 )
-def test_what_cannot_be_asked_is_refused(monkeypatch, changes: dict, words: str, state: str, passing: bool) -> None:
+def test_what_cannot_be_asked_is_refused(monkeypatch, changes: dict, words: str, state: str, transient: bool) -> None:
     ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     status = plain(**{"tracer": 0, "started": ticks, **changes})
     monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
     monkeypatch.setattr(preflight, "read_status", lambda pid: status if pid == 42 else None)
     with pytest.raises(AttachRefused, match=words) as refusal:
         preflight.check_alive(42)
-    assert (refusal.value.state, refusal.value.passing) == (state, passing)
+    assert (refusal.value.state, refusal.value.transient) == (state, transient)
 
 
 @pytest.mark.parametrize(("seconds_run", "settled"), [(0.0001, False), (1.0, True), (None, True)])
@@ -156,7 +156,7 @@ def test_a_child_in_its_parents_memory_is_refused(tmp_path: Path) -> None:
             time.sleep(0.005)
         with pytest.raises(AttachRefused, match="still uses its parent's memory") as refusal:
             preflight.check_alive(int(child[0]))
-        assert refusal.value.passing
+        assert refusal.value.transient
         os.close(os.open(pipe, os.O_WRONLY))
     assert parent.returncode == 0
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from aitop.diagnosis.comparison import compare
+from aitop.diagnosis.mark_comparison import compare
 from aitop.diagnosis.noise import LEAST_VALUES, chance
 from aitop.model.steps import StepRecord
 

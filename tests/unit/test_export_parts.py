@@ -18,8 +18,7 @@ from aitop import cli
 from aitop.commands import export
 from aitop.errors import AitopError
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
-from aitop.outputs.prometheus.server import Address, parse_address
-from aitop.outputs.prometheus.textfile import write_textfile
+from aitop.outputs.prometheus.server import Address, parse_address, write_textfile
 from aitop.outputs.systemd import notify
 from aitop.sources import devices
 from aitop.sources.stacks.pace import NEW_EVERY_SECONDS, NEW_SECONDS, PartOfBudget, SharedBudget

@@ -16,7 +16,7 @@ from aitop.model.steps import StepRecord
 from aitop.model.verdict import Diagnosis
 from aitop.outputs.html.charts import MOST_COLUMNS, charts_of
 from aitop.outputs.html.page import to_html
-from aitop.outputs.report import report_of, to_json
+from aitop.outputs.report import as_json, report_of
 from aitop.ui.theme.palette import CODE_KINDS, PHASES
 from aitop.ui.theme.themes import DARK, LIGHT
 
@@ -82,7 +82,7 @@ def test_source_and_the_changed_line_are_shown_and_stay_out_of_json():
     assert "<i>36</i>" in page and "<i>35</i>" not in page
     assert "/x/train.py:10</span><del>- loader = DataLoader(data, num_workers=2)</del>" in page
     assert "<ins>+ loader = DataLoader(data, num_workers=6)</ins>" in page
-    assert "num_workers=2)" not in to_json(report_of(shot))
+    assert "num_workers=2)" not in as_json(report_of(shot))
 
 
 def test_without_source_the_recorded_line_and_the_setting_are_shown():

@@ -17,7 +17,7 @@ from aitop.model.source import SourceStatus
 from aitop.model.units import factor_range
 from aitop.model.verdict import Abstention, Diagnosis, Fix, Setting, Verdict, Where
 from aitop.outputs.html.page import to_html
-from aitop.outputs.report import report_of, to_json
+from aitop.outputs.report import as_json, report_of
 from aitop.outputs.text import BAR, WIDTH, to_text
 
 INPUT_BOUND = Verdict(
@@ -193,7 +193,7 @@ DOCUMENTED = {
 
 
 def test_json_is_the_documented_schema():
-    said = json.loads(to_json(report_of(snapshot())))
+    said = json.loads(as_json(report_of(snapshot())))
     assert said.pop("abstained") == [{"id": rule, "reason": "too short"} for rule in ("memory-leak", "oom-risk")]
     assert said.pop("comparison") is None
     assert said.pop("run")["command"] == said["target"]["command"]
@@ -202,8 +202,8 @@ def test_json_is_the_documented_schema():
 
 def test_json_of_a_first_tick_has_every_key_and_no_zero_for_unknown():
     bare = Snapshot(tick=0, time=1.0, wall=1.0, window=0.0, target=Target(pid=1, command="x"))
-    said = json.loads(to_json(report_of(bare)))
-    assert said.keys() == json.loads(to_json(report_of(snapshot()))).keys()
+    said = json.loads(as_json(report_of(bare)))
+    assert said.keys() == json.loads(as_json(report_of(snapshot()))).keys()
     assert said["target"]["processes"] == said["verdicts"] == []
     assert set(said["step"].pop("phases").values()) == {None}
     assert set(said["step"].values()) == {None}
@@ -213,7 +213,7 @@ def test_json_of_a_first_tick_has_every_key_and_no_zero_for_unknown():
 
 def test_json_has_no_number_that_json_has_not():
     broken = snapshot(steps=Steps(basis="hook", phases=Phases(), p50=float("nan"), per_second=float("inf")))
-    said = json.loads(to_json(report_of(broken)), parse_constant=lambda word: pytest.fail(word))
+    said = json.loads(as_json(report_of(broken)), parse_constant=lambda word: pytest.fail(word))
     assert said["step"]["p50_ms"] is None
 
 
@@ -257,7 +257,7 @@ def test_text_says_when_evidence_is_wanting():
 
 def test_json_has_the_entries_of_all_ledgers_heaviest_first():
     second = Ledger(pid=4300, thread="Thread-1", unit="second", entries=(entry(1.0, "host", "sleep", pid=4300),))
-    said = json.loads(to_json(report_of(snapshot(ledgers=(LEDGER, second)))))
+    said = json.loads(as_json(report_of(snapshot(ledgers=(LEDGER, second)))))
     assert said["target"]["working"] == [
         {"pid": 4242, "thread": "MainThread", "unit": "step", "seconds": 0.0238},
         {"pid": 4300, "thread": "Thread-1", "unit": "second", "seconds": None},
@@ -289,7 +289,7 @@ def test_json_has_the_entries_of_all_ledgers_heaviest_first():
 
 def test_rounding_leaves_many_small_shares_adding_up():
     many = Ledger(pid=1, thread="t", unit="step", entries=tuple(entry(1 / 700, "host", "python") for _ in range(700)))
-    said = json.loads(to_json(report_of(snapshot(ledgers=(many,)))))
+    said = json.loads(as_json(report_of(snapshot(ledgers=(many,)))))
     assert sum(one["share"] for one in said["ledger"]) == pytest.approx(1.0, abs=1e-3)
 
 

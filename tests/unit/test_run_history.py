@@ -14,12 +14,16 @@ import pytest
 
 from aitop import cli
 from aitop.commands import headless
+from aitop.diagnosis.run_comparison import compared
+from aitop.diagnosis.run_summary import anonymous, digest
 from aitop.engine import run_history
 from aitop.engine.replay import last_snapshot
-from aitop.engine.run_history import RunHistory, compared, history_folder, moment
+from aitop.engine.run_history import RunHistory, history_folder
+from aitop.model.run import LineShare, Run
 from aitop.model.snapshot import Target, Tick
 from aitop.model.steps import HookSample, StepRecord
-from aitop.model.verdict import Diagnosis, Verdict
+from aitop.model.units import moment
+from aitop.model.verdict import Diagnosis, Verdict, Where
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording
 from aitop.ui.panes.since_mark import since_mark
@@ -95,9 +99,11 @@ def test_a_summary_is_small_and_says_nothing_of_what_the_run_was_told(tmp_path, 
 
 def test_source_text_is_kept_as_a_digest_by_which_the_line_is_known_again():
     text = "password = 'hunter2'"
-    where = run_history._bare(run_history.Where(pid=1, file="/home/me/train.py", line=3, function="main", text=text))
+    line = Where(pid=1, file="/home/me/train.py", line=3, function="main", text=text)
+    lines = (LineShare(phase="host", where=line, share=0.5, off=0.1),)
+    where = anonymous(Run(kind="training", watched=1.0, ended=1.0, lines=lines)).lines[0].where
     assert "hunter2" not in str(where)
-    assert (where.file, where.text) == ("train.py", run_history._digest(text))
+    assert (where.file, where.text) == ("train.py", digest(text))
 
 
 def test_only_so_many_are_kept(tmp_path, runs, monkeypatch):

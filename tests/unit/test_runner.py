@@ -91,7 +91,7 @@ def test_a_source_that_cannot_open_says_why_and_is_tried_again():
 
 
 def test_what_programs_decide_by_is_no_sentence():
-    waiting = SourceError("absent", "not yet", passing=True, code="waiting-for-target")
+    waiting = SourceError("absent", "not yet", transient=True, code="waiting-for-target")
     events = run_until(Scripted("sample", open_error=waiting), state("absent"))
     assert [event.code for event in events] == ["waiting-for-target"]
     assert waits_for_target(events[0])

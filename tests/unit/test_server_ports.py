@@ -277,4 +277,4 @@ def test_a_server_without_figures_is_said_with_what_would_help(answer, state, re
 def test_nothing_recognised_is_absent_and_looked_for_again_soon():
     with pytest.raises(SourceError) as raised:
         ServerSource(lambda: None, lambda: None).read()
-    assert raised.value.state == "absent" and raised.value.passing
+    assert raised.value.state == "absent" and raised.value.transient

@@ -13,7 +13,7 @@ from aitop.model.serving import Percentiles, Serving
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
 from aitop.outputs.html.page import to_html
-from aitop.outputs.report import report_of, to_json
+from aitop.outputs.report import as_json, report_of
 from aitop.outputs.text import WIDTH, to_text
 
 SERVED = Serving(
@@ -50,7 +50,7 @@ def snapshot(serving=SERVED, engine="vllm 0.32.0", sources=()):
 
 
 def test_the_json_is_the_documented_one():
-    said = json.loads(to_json(report_of(snapshot())))
+    said = json.loads(as_json(report_of(snapshot())))
     assert said["serving"] == {
         "requests_per_s": 41.0,
         "tokens_per_s": 900.0,
@@ -72,7 +72,7 @@ def test_the_json_is_the_documented_one():
 
 
 def test_nothing_served_is_null():
-    said = json.loads(to_json(report_of(snapshot(None, None))))
+    said = json.loads(as_json(report_of(snapshot(None, None))))
     assert said["serving"] is None and said["target"]["engine"] is None and "server" not in said["sources"]
 
 
@@ -105,4 +105,4 @@ def test_metrics_are_missed_only_where_something_is_served():
     silent = SourceStatus(time=1.0, source="server", state="failed", reason="port 8000 gave no answer")
     assert "server failed: port 8000" in to_text(report_of(snapshot(sources=[silent])))
     assert "server failed" not in to_text(report_of(snapshot(None, None, sources=[silent])))
-    assert json.loads(to_json(report_of(snapshot(sources=[silent]))))["sources"]["server"]["state"] == "failed"
+    assert json.loads(as_json(report_of(snapshot(sources=[silent]))))["sources"]["server"]["state"] == "failed"

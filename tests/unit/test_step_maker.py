@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aitop.protocol import events as at
+from aitop.protocol.events import TRAINING_ENDS_AFTER_NS
 from aitop.sources.ring import step_maker as maker_module
 from aitop.sources.ring.step_maker import StepMaker
-from aitop.sources.ring.steps import TRAINING_ENDS_AFTER_NS
 
 MS = 1_000_000
 START = 10**12

@@ -41,9 +41,9 @@ def check_alive(pid: int) -> ProcStatus:
         tracer = read_status(status.tracer)
         by = f"{tracer.name} ({status.tracer})" if tracer else str(status.tracer)
         reason = f"process {pid} is already being traced by {by}"
-        raise AttachRefused("denied", reason, "end the other tracer", passing=True)
+        raise AttachRefused("denied", reason, "end the other tracer", transient=True)
     if status.state == "T":
-        raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}", passing=True)
+        raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}", transient=True)
     if status.seccomp == SECCOMP_STRICT:
         raise AttachRefused("absent", f"process {pid} has forbidden itself every system call (strict seccomp)")
     if status.forked:
@@ -61,10 +61,10 @@ def check_settled(status: ProcStatus) -> None:
     pid = status.pid
     if shares_memory(pid, status.parent):
         reason = f"process {pid} still uses its parent's memory (vfork)"
-        raise AttachRefused("absent", reason, "try again when it has started its program", passing=True)
+        raise AttachRefused("absent", reason, "try again when it has started its program", transient=True)
     cpu_ns = main_thread_cpu_ns(pid)
     if seconds_old(status) < YOUNG_SECONDS or (cpu_ns is not None and cpu_ns < SETTLED_CPU_NS):
-        raise AttachRefused("absent", f"process {pid} has only just been forked", "try again", passing=True)
+        raise AttachRefused("absent", f"process {pid} has only just been forked", "try again", transient=True)
 
 
 def open_memory(status: ProcStatus) -> Memory:
@@ -105,7 +105,7 @@ def check_torch(pid: int) -> None:
 def without_torch(pid: int) -> AttachRefused:
     """The refusal for a process without torch, which may load it later."""
     remedy = "nothing to do if it is about to: aitop looks again"
-    return AttachRefused("absent", f"process {pid} has not loaded torch", remedy, passing=True)
+    return AttachRefused("absent", f"process {pid} has not loaded torch", remedy, transient=True)
 
 
 def _interpreter_options(arguments: Sequence[str]) -> list[str]:

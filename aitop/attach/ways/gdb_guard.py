@@ -36,8 +36,8 @@ def stop_is_left(pid: int) -> bool:
         threads = [status(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")]
     except OSError:
         return False
-    stopped = any(one.get("State", "").startswith("T") and one.get("TracerPid") == "0" for one in threads)
-    signals = (one.get(name, "0") for one in threads for name in ("SigPnd", "ShdPnd"))
+    stopped = any(thread.get("State", "").startswith("T") and thread.get("TracerPid") == "0" for thread in threads)
+    signals = (thread.get(name, "0") for thread in threads for name in ("SigPnd", "ShdPnd"))
     return stopped or any(int(text, 16) & 1 << signal.SIGSTOP - 1 for text in signals)
 
 

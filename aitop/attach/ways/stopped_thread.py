@@ -168,7 +168,7 @@ class StoppedThread:
             if event == EVENT_STOP:
                 if what != signal.SIGTRAP:
                     reason = f"process {self.tid} is stopped"
-                    raise AttachRefused("absent", reason, f"kill -CONT {self.tid}", passing=True)
+                    raise AttachRefused("absent", reason, f"kill -CONT {self.tid}", transient=True)
                 return
             ptrace(CONT, self.tid, 0, 0 if event else what)
 

@@ -41,14 +41,14 @@ def examine(pid: int | None) -> list[Check]:
     from aitop.commands.doctor import machine, process, rights
     from aitop.commands.doctor.ptrace_trial import try_ptrace
 
-    place, tried = rights.read_confinement(), try_ptrace()
-    checks = [machine.python(), *rights.checks(place, tried), rights.attach(), machine.py_spy()]
+    confinement, tried = rights.read_confinement(), try_ptrace()
+    checks = [machine.python(), *rights.checks(confinement, tried), rights.attach(), machine.py_spy()]
     checks += [*machine.terminal_checks(), machine.settings_file(), machine.descriptors()]
     too_low = [check for check in (machine.file_size(), machine.threads()) if check is not None]
     no_threads = any(check.name == "threads" for check in too_low)
     checks += too_low
-    checks += machine.gpu_not_asked("NVML needs a thread of its own") if no_threads else machine.gpu_checks(place)
+    checks += machine.gpu_not_asked("NVML needs a thread of its own") if no_threads else machine.gpu_checks(confinement)
     if pid is None:
         return [*checks, machine.cgroup(os.getpid())]
     short_of = too_low[-1].name if too_low else None
-    return checks + process.checks(pid, rights.refused(tried, place), short_of=short_of)
+    return checks + process.checks(pid, rights.refused(tried, confinement), short_of=short_of)

@@ -203,7 +203,7 @@ def threads() -> Check | None:
     return None
 
 
-def gpu_checks(place: Confinement) -> list[Check]:
+def gpu_checks(confinement: Confinement) -> list[Check]:
     """What NVML says of the GPUs, asked in a thread of its own: a broken driver may hang."""
     answers: list[Abilities | SourceError] = []
     thread = threading.Thread(target=_ask, args=(answers,), name="aitop-doctor-gpu", daemon=True)
@@ -212,7 +212,7 @@ def gpu_checks(place: Confinement) -> list[Check]:
     if not answers:
         return [fault("nvml", f"it gave no answer in {NVML_SECONDS:g} s", "see dmesg; a hung driver needs a reboot")]
     answer = answers[0]
-    return nvml_missing(answer, count_cards(), place) if isinstance(answer, SourceError) else nvml_works(answer)
+    return nvml_missing(answer, count_cards(), confinement) if isinstance(answer, SourceError) else nvml_works(answer)
 
 
 def count_cards(root: str = "") -> int:
@@ -229,16 +229,16 @@ def count_cards(root: str = "") -> int:
     )
 
 
-def nvml_missing(error: SourceError, present: int, place: Confinement) -> list[Check]:
+def nvml_missing(error: SourceError, present: int, confinement: Confinement) -> list[Check]:
     """The checks where NVML does not work: no fault without a card. `present` is the number of cards."""
     if error.state == "absent" and not present and "pip install" not in (error.remedy or ""):
         return [not_needed("nvml", "no NVIDIA GPU in this machine"), *_unasked("no GPU")]
     remedy = GROUP_REMEDY if error.state == "denied" else error.remedy
-    if error.state == "absent" and present and place.container is not None and place.own_pids:
+    if error.state == "absent" and present and confinement.container is not None and confinement.own_pids:
         remedy = {
             "kubernetes": "in the pod's spec: resources: {limits: {nvidia.com/gpu: 1}}",
             "podman": "podman run --device nvidia.com/gpu=all …",
-        }.get(place.container, "docker run --gpus all …")
+        }.get(confinement.container, "docker run --gpus all …")
     seen = f" ({present} NVIDIA GPU on the PCI bus)" if present else ""
     return [fault("nvml", error.reason + seen, remedy), *_unasked("NVML does not work")]
 

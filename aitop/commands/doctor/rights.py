@@ -70,7 +70,7 @@ class Confinement(msgspec.Struct, frozen=True):
 
 
 def read_confinement(root: str = "", environment: Mapping[str, str] = os.environ) -> Confinement:
-    """Reads the place of this process. `root` stands for / and exists for tests."""
+    """Reads how this process is confined. `root` stands for / and exists for tests."""
     text, link = procfs.text, procfs.link
     own = parse_status(os.getpid(), text(f"{root}/proc/self/status") or "", started=0)
     own_pids = (link(f"{root}/proc/self/ns/pid") or FIRST_PIDS) != FIRST_PIDS
@@ -105,32 +105,34 @@ def _profile(text: str | None) -> str | None:
     return None if not words or words.startswith("unconfined") or ":unconfined_t:" in words else words
 
 
-def checks(place: Confinement, tried: PtraceTrial | OSError) -> list[Check]:
+def checks(confinement: Confinement, tried: PtraceTrial | OSError) -> list[Check]:
     """The checks of what this user may do here."""
     if isinstance(tried, OSError):
         why = f"{tried.filename}: {tried.strerror}" if tried.filename else tried.strerror
-        return [fault("ptrace", f"it cannot be tried: {why}"), *facts(place, None), memfd()]
-    cause = cause_of(tried, place)
-    return [ptrace(tried, place, cause), *facts(place, cause), memfd()]
+        return [fault("ptrace", f"it cannot be tried: {why}"), *facts(confinement, None), memfd()]
+    cause = cause_of(tried, confinement)
+    return [ptrace(tried, confinement, cause), *facts(confinement, cause), memfd()]
 
 
-def cause_of(tried: PtraceTrial, place: Confinement) -> str | None:
+def cause_of(tried: PtraceTrial, confinement: Confinement) -> str | None:
     """Which of CAUSES refused the trial, None where nothing did."""
-    if tried.open is None and (tried.trace is None or place.tracer):
+    if tried.open is None and (tried.trace is None or confinement.tracer):
         return None
-    if place.yama == "3" or (place.yama in ("1", "2") and not place.capable and tried.open is not None):
+    if confinement.yama == "3" or (
+        confinement.yama in ("1", "2") and not confinement.capable and tried.open is not None
+    ):
         return "yama"
-    if place.seccomp and (tried.open is None or tried.trace == "ENOSYS"):
+    if confinement.seccomp and (tried.open is None or tried.trace == "ENOSYS"):
         return "seccomp"
-    return "security module" if place.profile else "seccomp" if place.seccomp else "capability"
+    return "security module" if confinement.profile else "seccomp" if confinement.seccomp else "capability"
 
 
-def refused(tried: PtraceTrial | OSError, place: Confinement) -> str | None:
+def refused(tried: PtraceTrial | OSError, confinement: Confinement) -> str | None:
     """The error with which ptrace itself is refused to aitop whatever the process; None where it is not."""
-    return None if isinstance(tried, OSError) or place.tracer else tried.trace
+    return None if isinstance(tried, OSError) or confinement.tracer else tried.trace
 
 
-def ptrace(tried: PtraceTrial, place: Confinement, cause: str | None) -> Check:
+def ptrace(tried: PtraceTrial, confinement: Confinement, cause: str | None) -> Check:
     """Whether processes of the same user can be looked into and entered."""
     if cause is None:
         return works("ptrace", "your own processes can be looked into and entered (tried on one)")
@@ -138,19 +140,25 @@ def ptrace(tried: PtraceTrial, place: Confinement, cause: str | None) -> Check:
     lost = (
         "no stacks, no hook in running processes" if tried.open else "no hook in running processes before Python 3.14"
     )
-    said = ", ".join(f"{name}: {error}" for name, error in failed.items() if error)
+    errors = ", ".join(f"{name}: {error}" for name, error in failed.items() if error)
     because = {
-        "yama": f"Yama ptrace_scope is {place.yama}",
+        "yama": f"Yama ptrace_scope is {confinement.yama}",
         "seccomp": "a seccomp filter forbids it",
-        "security module": f"the security profile {place.profile} forbids it",
+        "security module": f"the security profile {confinement.profile} forbids it",
         "capability": "the system forbids it",
     }[cause]
-    return fault("ptrace", f"{because} ({said}): {lost}", _remedy(place, cause))
+    return fault("ptrace", f"{because} ({errors}): {lost}", _remedy(confinement, cause))
 
 
-def facts(place: Confinement, cause: str | None) -> list[Check]:
+def facts(confinement: Confinement, cause: str | None) -> list[Check]:
     """The kernel's conditions, a check each."""
-    return [_user(place), _yama(place, cause), _capability(place, cause), _seccomp(place, cause), _container(place)]
+    return [
+        _user(confinement),
+        _yama(confinement, cause),
+        _capability(confinement, cause),
+        _seccomp(confinement, cause),
+        _container(confinement),
+    ]
 
 
 def memfd() -> Check:
@@ -186,85 +194,87 @@ def attach() -> Check:
     return works("attach", f"Linux on {machine}: the hook can be put into a running process with {program}")
 
 
-def _user(place: Confinement) -> Check:
-    if place.uid != 0:
-        words = f"{user_name(place.uid)} ({place.uid}): others' processes need their user, or sudo"
-        return works("user", words if not place.everybody else f"{user_name(place.uid)}, who may look at all users'")
-    if place.everybody:
-        return works("user", "root: processes of every user" + (" of this container" if place.own_users else ""))
-    missing = "CAP_DAC_OVERRIDE" if place.capable else "CAP_SYS_PTRACE"
+def _user(confinement: Confinement) -> Check:
+    if confinement.uid != 0:
+        words = f"{user_name(confinement.uid)} ({confinement.uid}): others' processes need their user, or sudo"
+        return works(
+            "user", words if not confinement.everybody else f"{user_name(confinement.uid)}, who may look at all users'"
+        )
+    if confinement.everybody:
+        return works("user", "root: processes of every user" + (" of this container" if confinement.own_users else ""))
+    missing = "CAP_DAC_OVERRIDE" if confinement.capable else "CAP_SYS_PTRACE"
     return works("user", f"root without {missing}: only root's own processes")
 
 
-def _yama(place: Confinement, cause: str | None) -> Check:
-    if place.yama is None:
+def _yama(confinement: Confinement, cause: str | None) -> Check:
+    if confinement.yama is None:
         return works("yama", "this kernel has no Yama")
     words = {
         "0": "ptrace_scope 0: own processes may be looked into",
         "1": "ptrace_scope 1: only a process's ancestors may look into it",
         "2": "ptrace_scope 2: only who has CAP_SYS_PTRACE may look into a process",
         "3": "ptrace_scope 3: nobody may look into any process until a reboot",
-    }.get(place.yama, f"ptrace_scope {place.yama}")
+    }.get(confinement.yama, f"ptrace_scope {confinement.yama}")
     if cause == "yama":
-        return fault("yama", words, _remedy(place, "yama"))
-    return works("yama", words + (", but aitop holds CAP_SYS_PTRACE" if place.yama in ("1", "2") else ""))
+        return fault("yama", words, _remedy(confinement, "yama"))
+    return works("yama", words + (", but aitop holds CAP_SYS_PTRACE" if confinement.yama in ("1", "2") else ""))
 
 
-def _capability(place: Confinement, cause: str | None) -> Check:
-    if place.capable:
+def _capability(confinement: Confinement, cause: str | None) -> Check:
+    if confinement.capable:
         return works("capability", "CAP_SYS_PTRACE is held")
     if cause is None:
         return not_needed("capability", "CAP_SYS_PTRACE is not held; your own processes do not need it")
     # Docker's filter lets through what this capability allows; other filters and profiles do not ask for it.
-    of_use = cause in ("yama", "capability") or (cause == "seccomp" and place.own_pids)
-    if place.yama == "3" or not of_use:
+    of_use = cause in ("yama", "capability") or (cause == "seccomp" and confinement.own_pids)
+    if confinement.yama == "3" or not of_use:
         return not_needed("capability", "CAP_SYS_PTRACE is not held, and would not help")
-    return fault("capability", "CAP_SYS_PTRACE is not held, and here it is needed", _remedy(place, "capability"))
+    return fault("capability", "CAP_SYS_PTRACE is not held, and here it is needed", _remedy(confinement, "capability"))
 
 
-def _seccomp(place: Confinement, cause: str | None) -> Check:
-    if not place.seccomp:
+def _seccomp(confinement: Confinement, cause: str | None) -> Check:
+    if not confinement.seccomp:
         return works("seccomp", "no filter around aitop")
     if cause == "seccomp":
-        return fault("seccomp", "a filter around aitop forbids looking into processes", _remedy(place, "seccomp"))
+        return fault("seccomp", "a filter around aitop forbids looking into processes", _remedy(confinement, "seccomp"))
     return works("seccomp", "a filter around aitop, which " + ("lets it work" if cause is None else "is not the cause"))
 
 
-def _container(place: Confinement) -> Check:
-    if place.container is None:
+def _container(confinement: Confinement) -> Check:
+    if confinement.container is None:
         return works("container", "none")
-    if not place.own_pids:
-        return works("container", f"{WORDS[place.container]}, which sees the processes of the machine")
-    return works("container", f"{WORDS[place.container]}: only the processes in it are seen")
+    if not confinement.own_pids:
+        return works("container", f"{WORDS[confinement.container]}, which sees the processes of the machine")
+    return works("container", f"{WORDS[confinement.container]}: only the processes in it are seen")
 
 
-def _remedy(place: Confinement, cause: str) -> str:
+def _remedy(confinement: Confinement, cause: str) -> str:
     """The command that mends this cause here with the fewest rights."""
-    boxed = place.container if place.own_pids else None
-    if place.yama == "3":
+    boxed = confinement.container if confinement.own_pids else None
+    if confinement.yama == "3":
         return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"
     if cause == "security module":
-        return f"run it outside of the profile {place.profile} (docker run --security-opt apparmor=unconfined)"
+        return f"run it outside of the profile {confinement.profile} (docker run --security-opt apparmor=unconfined)"
     # What is added to a container is given to its root alone; Podman gives it to other users as well.
     if boxed == "kubernetes":
-        root = "runAsUser: 0, " if place.uid else ""
+        root = "runAsUser: 0, " if confinement.uid else ""
         return f"in the container's spec: securityContext: {{{root}capabilities: {{add: [SYS_PTRACE]}}}}"
     if boxed in ("docker", "podman"):
-        root = "--user 0 " if place.uid and boxed == "docker" else ""
+        root = "--user 0 " if confinement.uid and boxed == "docker" else ""
         filtered = " --security-opt seccomp=unconfined" * (cause == "seccomp")
         return f"{boxed} run {root}--cap-add SYS_PTRACE …{filtered}"
     if boxed:
         return "give the container CAP_SYS_PTRACE"
-    if cause == "yama" and place.yama == "1":
+    if cause == "yama" and confinement.yama == "1":
         return "sudo sysctl kernel.yama.ptrace_scope=0"
     if cause == "seccomp":
         return f"run aitop outside of the sandbox that filters it, or {WITHOUT}"
-    return _ambient(place)
+    return _ambient(confinement)
 
 
-def _ambient(place: Confinement) -> str:
+def _ambient(confinement: Confinement) -> str:
     """The command that runs aitop as this user with CAP_SYS_PTRACE and no other capability."""
-    if place.uid == 0:
+    if confinement.uid == 0:
         return "start aitop from a root shell that holds CAP_SYS_PTRACE (capsh --print shows what it holds)"
-    who = f"--reuid={place.uid} --regid={os.getegid()} --init-groups"
+    who = f"--reuid={confinement.uid} --regid={os.getegid()} --init-groups"
     return f"sudo setpriv {who} --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace $(command -v aitop) …"

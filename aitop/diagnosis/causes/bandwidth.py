@@ -9,8 +9,8 @@ from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 
-# No kernel gets more than about nine tenths of what memory carries; half of it on average is the mark of those that
-# wait for memory.
+# No kernel gets more than about nine tenths of what memory carries; one that gets half of it on average waits for
+# memory.
 ENTER, LEAVE, SEVERE = 0.5, 0.42, 0.65
 BUSY_TENSOR_CORES = 0.35
 MOST_IDLE = 0.35

@@ -35,7 +35,7 @@ from aitop.model.verdict import Fix, Where
 ENTER, LEAVE = 0.05, 0.03
 # Two or three samples come by chance where each step prints a line.
 LEAST_SAMPLES = 4
-# What may be left of a stall once it is rare, and what is worth calling a size.
+# The share of a step that a stall may still cost once it is made rarer.
 CHEAP = 0.02
 LEAST_BYTES = 1_000_000
 

@@ -20,7 +20,7 @@ ACCUMULATED = 4
 OVERLAPPED = 0.5
 OVERHEAD = 0.05
 MOSTLY = 0.5
-# An exchange of fewer bytes, slower than this, goes by in waiting for answers and not in moving data.
+# An exchange of fewer bytes than LARGE_STEP_BYTES that is slower than this waits for answers rather than moves data.
 FAST_BYTES_PER_SECOND, LARGE_STEP_BYTES = 500e6, 8e6
 MOST_SITES = 3
 
@@ -65,7 +65,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
             *map(_site_words, sites[:MOST_SITES]),
         ),
         fixes=_fixes(snapshot, share, gone, calls / ranks.step, sites, small=small),
-        ranks=tuple(one.rank for one in ranks.ranks if one.rank is not None),
+        ranks=tuple(rank.rank for rank in ranks.ranks if rank.rank is not None),
     )
 
 

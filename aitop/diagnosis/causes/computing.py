@@ -19,9 +19,9 @@ from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.units import operations, percent
 
 MOSTLY = 0.8
-# A device that is busy for more, or less, of the time limits the step, or does not.
+# The device limits the step if it is busy for more than BUSY_DEVICE of the time, and does not below IDLE_DEVICE.
 BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
-# Who waits for requests for so much of the time could serve more.
+# A server that waits for requests for this share of the time could serve more.
 AT_LEISURE = 0.5
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
 NO_STEPS = "no phase of a training step and no model call was seen: whether all of it is needed is not known"

@@ -37,11 +37,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     front = full_front(snapshot, making=False)
     if front is not None:
         return front
-    own = [one for one in (snapshot.stacks.threads if snapshot.stacks else ()) if process and one.pid == process.pid]
-    if process is None or all(one.gil is None for one in own):
+    threads = snapshot.stacks.threads if snapshot.stacks else ()
+    own = [thread for thread in threads if process and thread.pid == process.pid]
+    if process is None or all(thread.gil is None for thread in own):
         return "GIL not sampled yet"
-    others = sorted((one for one in own if one.thread != process.thread and one.gil), key=lambda one: -(one.gil or 0.0))
-    held = min(1.0, sum(one.gil or 0.0 for one in others))
+    holding = (thread for thread in own if thread.thread != process.thread and thread.gil)
+    others = sorted(holding, key=lambda thread: -(thread.gil or 0.0))
+    held = min(1.0, sum(thread.gil or 0.0 for thread in others))
     waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-gil")
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
     share = min(held, waiting.share, host_limit(snapshot), 0.97)
@@ -49,7 +51,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     # Of many threads that hold it alike, each has a small part.
     least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))
-    holders = [one.thread for one in others if (one.gil or 0.0) >= least]
+    holders = [thread.thread for thread in others if (thread.gil or 0.0) >= least]
     where = _working(snapshot, process.pid, holders)
     name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"
     place = f" ({short_place(where[0])})" if where else ""
@@ -67,7 +69,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         claims=waiting.entries,
         evidence=(
             f"other Python threads hold the GIL {percent(held)} of the time: "
-            + ", ".join(f"{one.thread} {percent(one.gil)}" for one in others[:3]),
+            + ", ".join(f"{thread.thread} {percent(thread.gil)}" for thread in others[:3]),
             f"{_named(process)} waits for it {percent(waiting.share)} of the time"
             + (f", and for a core once it has it: {percent(rarely - share)}" if rarely - share >= WORTH_SAYING else ""),
         ),

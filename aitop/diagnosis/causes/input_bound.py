@@ -34,7 +34,7 @@ from aitop.model.verdict import Fix
 IDLE_WORKERS = 0.5
 # A wait that was watched for less (seconds) may not last.
 LEAST_SECONDS = 1.5
-# Windows that must have shown next to nothing of a wait for it to be over, and shown it for it to be told from a start.
+# A wait is over after this number of quiet windows in a row; it is told from a start after SEEN_WINDOWS that show it.
 QUIET_WINDOWS = 2
 SEEN_WINDOWS = 4
 # A window counts as quiet if it holds less than this part of the mean wait, or of its loudest window's: a window of

@@ -14,7 +14,7 @@ from aitop.model.units import count, duration, percent
 from aitop.model.verdict import Fix, Setting
 
 ENTER, LEAVE = 0.2, 0.14
-# Of fewer operations in a step their mean says little.
+# With fewer operations in a step, their mean length says little.
 MANY_OPS = 100
 
 

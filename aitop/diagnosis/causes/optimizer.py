@@ -14,9 +14,9 @@ from aitop.model.verdict import Fix
 
 # Where nobody counted the parameters: what foreach saves of a loop over many small ones.
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
-# The same machine may be so much slower than the one on which those were measured.
+# How much slower this machine may be than the one on which those were measured.
 SLOWER = 1.5
-# An update that still takes such a part of its time is not worth changing for.
+# A change after which the update still takes this share of its time is not worth making.
 SAME = 0.8
 
 

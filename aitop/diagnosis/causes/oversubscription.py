@@ -24,13 +24,14 @@ from aitop.model.units import percent
 from aitop.model.verdict import Fix, Setting
 
 ENTER, LEAVE = 0.12, 0.07
-# So many times more cores wanted than there are is a crowd; threads of one process, whose barriers wait for each
-# other, need not want so much.
+# Cores are crowded if this multiple of them is wanted. Less is enough for the threads of one process, whose barriers
+# wait for each other.
 CROWDED, OWN_CROWD = 1.5, 1.1
-# Cores that a process wants which has more than one thread at work, and one that is at work at all.
+# A process that wants more cores than this has more than one thread at work; more than SOME, any at all.
 MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
-# The main thread waits for a core for so much of the time, and others use such a part of the cores.
+# Others are to blame if the main thread waits for a core for this share of the time, and they use this share of the
+# cores.
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
 # Fewer threads compute less side by side, too: the gain is an estimate.
 SURE = 0.45
@@ -42,19 +43,19 @@ class Crowd(msgspec.Struct, frozen=True):
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the
-    share of the time in which the main thread waits for one; `kept` that of the time in which it has something to do,
-    which a server has not always. `most` threads are those of the rank that has most. One process alone wants at most
-    `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a request
-    each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside of
-    servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores; so
-    do `makers_within` and `making_within` of its own process. What they do has to be done, by however many.
+    share of the time in which the main thread waits for one; `kept_waiting` that of the time in which it has something
+    to do, which a server has not always. `most` threads are those of the rank that has most. One process alone wants at
+    most `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a
+    request each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside
+    of servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores;
+    so do `makers_within` and `making_within` of its own process. What they do has to be done, by however many.
     """
 
     usable: float
     wanted: float
     others: float
     delay: float
-    kept: float
+    kept_waiting: float
     ranks: int
     threads: int
     workers: int
@@ -91,7 +92,7 @@ class Crowd(msgspec.Struct, frozen=True):
     @property
     def held_up(self) -> bool:
         """Whether the run wants no more cores than there are, and does not get them because of somebody else's load."""
-        return not self.own and self.others >= OTHERS_PART * self.usable and self.kept >= OTHERS_DELAY
+        return not self.own and self.others >= OTHERS_PART * self.usable and self.kept_waiting >= OTHERS_DELAY
 
 
 def _look(snapshot: Snapshot) -> Explanation | str | None:
@@ -123,7 +124,7 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         wanted=wanted,
         others=others,
         delay=delay,
-        kept=min(1.0, delay / max(0.01, 1.0 - leisure(snapshot))),
+        kept_waiting=min(1.0, delay / max(0.01, 1.0 - leisure(snapshot))),
         ranks=len(ranks),
         threads=sum(process.wanting or 0 for process in ranks),
         workers=len(workers),
@@ -146,9 +147,9 @@ def _answering(snapshot: Snapshot) -> int:
     if ledger is None or stacks is None or snapshot.kind != "inference":
         return 0
     names = {(entry.pid, entry.thread) for entry in ledger.entries if entry.handler == "thread"}
-    looks = {one.pid: one.samples for one in stacks.threads if one.thread == MAIN}
-    pools = [one for one in stacks.threads if (one.pid, one.thread) in names and looks.get(one.pid)]
-    return sum(round(one.samples / looks[one.pid]) for one in pools)
+    looks = {thread.pid: thread.samples for thread in stacks.threads if thread.thread == MAIN}
+    pools = [thread for thread in stacks.threads if (thread.pid, thread.thread) in names and looks.get(thread.pid)]
+    return sum(round(thread.samples / looks[thread.pid]) for thread in pools)
 
 
 def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
@@ -235,14 +236,14 @@ def _of_others(snapshot: Snapshot, crowd: Crowd) -> Explanation | None:
     if not crowd.held_up:
         return None
     own = [fix(_fewer_threads(snapshot, crowd))] if crowd.most > crowd.usable else []
-    working = " in which it has something to do" if crowd.kept > crowd.delay else ""
+    working = " in which it has something to do" if crowd.kept_waiting > crowd.delay else ""
     return Explanation(
         severity="info",
-        level=crowd.kept,
+        level=crowd.kept_waiting,
         confidence=0.6,
         title=f"other programs use {crowd.others:.1f} of {crowd.usable:g} cores: this run waits for them",
         evidence=(
-            f"the main thread waits for a core {percent(crowd.kept)} of the time{working}",
+            f"the main thread waits for a core {percent(crowd.kept_waiting)} of the time{working}",
             f"this run's own threads want {crowd.wanted:.1f} cores",
         ),
         fixes=(*own, fix("look for stray processes on this machine, or give the run cores of its own (taskset)")),

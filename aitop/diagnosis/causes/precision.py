@@ -19,7 +19,7 @@ from aitop.model.units import percent
 FLOAT64_SAVED, LEAST_SAVED, MOST_SAVED = 0.5, 0.25, 0.65
 # Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
 TENSOR_CORES = 4.0
-# What good matrix products reach of the figure in the data sheet.
+# The share of the data sheet's figure that good matrix products reach.
 REACHED = 0.8
 MOST_IDLE = 0.35
 TENSOR_CORES_IN_USE = 0.1

@@ -37,13 +37,14 @@ from aitop.model.verdict import Fix, Setting, Where
 
 # Workers that use less of a core than this part of the time in which they work are waiting rather than computing.
 BUSY_CORES = 0.5
-# A smaller gain than this is not worth a change; more than half of what the wait costs is, and names the cause.
+# A smaller gain than WORTH_IT is not worth a change; one of this share of what the wait costs names the cause.
 WORTH_IT, MOST_OF_IT = 1.03, 0.5
 # Threads and processes that wait for nearly all of the time are not why the step waits.
 LEAST_MAKING = 0.3
-# A worker is slower than the others when they are busy for less than this part of its time.
+# A worker slows the others down if it is busy for at least SLOW_BUSY of the time, and they for at most MOST_OF_OTHERS
+# as long.
 SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS, SLOW_SECONDS = 3, 0.5, 0.5, 15.0
-# A start of a loader takes longer than this (seconds); such waits are most of all where workers are made anew.
+# Seconds above which the start of a loader counts, and the share of all waits that such starts must make up.
 START, MOSTLY_STARTS = 0.002, 0.6
 BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
 

@@ -33,11 +33,11 @@ from aitop.stacks.libraries import COMPUTES
 # The interpreter's lock is held for at least this part of lines whose operations are called one by one from Python:
 # 21 % and more where those are tiny, 1 to 5 % of an nn.GRU. More is asked for where the operations were not counted.
 LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.1, 0.25
-# Of a smaller part of the time too few looks at the lock are had to judge it without a count.
+# In a smaller share of the time there are too few looks at the lock to judge it without a count of operations.
 LEAST_SEEN = 0.1
-# Python between the phases is not worth naming beside that of the model below this share.
+# Below this share, Python between the phases is not worth naming beside that of the model.
 SOME = 0.05
-# The same work in one operation still takes some of the time.
+# The share of the time that is saved by doing the same work in one operation.
 BATCHED_AWAY = 0.88
 
 

@@ -20,7 +20,7 @@ ENTER, LEAVE = 0.08, 0.05
 MIN_WINDOWS, MIN_STEPS_BESIDE, PART_OF_WINDOW = 3, 6, 0.05
 STILL_SECONDS, SEEN_SECONDS = 5.0, 30.0
 MIN_RISES = 3
-# Of windows without a time of their own so many count as the newest.
+# How many windows count as the newest where windows have no time of their own.
 NEWEST = 2
 
 

@@ -19,21 +19,22 @@ from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Where
 
-# The steps are divided into so many equal parts in time, and a line is laid through their medians.
+# The steps are divided into this number of parts of equal time, and a line is fitted through their medians.
 PARTS = 8
 MIN_STEPS, MIN_SECONDS = 16, 4.0
 # More steps tell no more of a trend, but cost CPU.
 MOST_STEPS = 512
-# The least growth over what was seen, and so many times as much where others take the cores.
+# The least growth over the steps seen; IF_CROWDED times as much where other programs take the cores.
 LEAST_GROWTH, IF_CROWDED = 0.12, 2.5
-# So long (seconds) it has to last: a large rise is no surer than a small one. A wait for others drifts by itself.
+# Seconds for which it has to last: a large rise is no surer than a small one. A wait for others drifts by itself.
 LASTING, LASTING_WAIT = 8.0, 25.0
 FIT, CALM = 0.7, 0.1
-# A rise of this part of a phase is what the phase is long for.
+# From this share of its lines on, what grows explains them.
 EXPLAINS = 0.3
-# Phases of less, or beside less, than this part of a step are no measure.
+# A phase is compared with the rest of the step only if each is at least this share of it.
 LEAST_PART = 0.1
-# Of a line's share of the samples: in so many parts, by so many standard errors, by so much and by this factor.
+# A line grows if its share of the samples rises over SHARE_PARTS parts by at least SURE_ERRORS standard errors, by
+# LEAST_RISE, and by the factor LEAST_RATIO.
 SHARE_PARTS, SURE_ERRORS, LEAST_RISE, LEAST_RATIO = 6, 3.0, 0.08, 1.3
 LEAST_SAMPLES = 200
 # Whoever reads the prediction mends the run later, and how long it was to go on is not known.

@@ -27,9 +27,10 @@ from aitop.model.units import percent, rate, size
 from aitop.model.verdict import Fix, Where
 
 ENTER, LEAVE = 0.08, 0.05
-# A link that carries so much of what it can is the limit, however copies are made.
+# From this share of its capacity on, the link is the limit, however copies are made.
 SATURATED = 0.6
-# Copies of less than this are worth joining, where there are so many; more in a step than that is worth narrowing.
+# Copies smaller than SMALL_COPY are worth joining where a step has MANY_COPIES; more than LARGE_STEP bytes per step
+# are worth a narrower type.
 SMALL_COPY, MANY_COPIES = 256 * 1024, 16.0
 LARGE_STEP = 64 * 2**20
 PAGEABLE = 0.5

@@ -23,7 +23,7 @@ FEW_SAMPLES = 4
 BATCH = 32
 # What one core does with products of matrices, and reads of weights, in a second; more cores share the memory.
 CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
-# What does not depend on the batch has to be so much of a forward pass.
+# The least share of a forward pass that does not depend on the batch.
 LEAST_FIXED = 0.3
 # Weights that would take longer to read than the step takes are not all read: those of embeddings.
 ALL_READ = 3.0

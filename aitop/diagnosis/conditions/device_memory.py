@@ -31,7 +31,8 @@ CONTEXT_BYTES = 1.5 * 2**30
 LEAST_WASTE = 256 * 2**20
 CROWDED = 0.7
 FEW_SIZES = 3
-# More than the others by this part of theirs, and by so many bytes, which libraries and chance do not explain.
+# A rank has more memory than the others if it exceeds them by this share of theirs and by this number of bytes, which
+# libraries and chance do not explain.
 MORE, LEAST_BYTES = 0.25, 1 << 30
 TIGHT = 0.8
 STRANGERS = "`torch.cuda.set_device(local_rank)` before anything else, and `torch.load(..., map_location=...)`"

@@ -283,9 +283,9 @@ def _behind_by_number(still: Standstill) -> tuple[int, ...]:
     """
     notes = still.notes
     # Each group counts for itself.
-    alike = notes is not None and len({one.group for one in notes.flights}) == 1
-    flights = {one.rank: one.sequence for one in notes.flights} if notes and alike else {}
-    called = {one.rank: one.sequence for one in still.ranks if one.rank is not None and one.sequence}
+    alike = notes is not None and len({flight.group for flight in notes.flights}) == 1
+    flights = {flight.rank: flight.sequence for flight in notes.flights} if notes and alike else {}
+    called = {rank.rank: rank.sequence for rank in still.ranks if rank.rank is not None and rank.sequence}
     for numbers in (flights, called):
         if len(numbers) == len(still.ranks) > 1 and len(set(numbers.values())) > 1:
             return tuple(sorted(rank for rank, number in numbers.items() if number == min(numbers.values())))
@@ -294,11 +294,11 @@ def _behind_by_number(still: Standstill) -> tuple[int, ...]:
 
 def noted(still: Standstill, snapshot: Snapshot) -> list[str]:
     """What numbers of collectives, Flight Recorder, NCCL's RAS and the driver say of a hang, in lines of evidence."""
-    lines = _sequences({one.rank: one.sequence for one in still.ranks if one.rank is not None and one.sequence})
+    lines = _sequences({rank.rank: rank.sequence for rank in still.ranks if rank.rank is not None and rank.sequence})
     if still.notes is not None:
         # Those that are behind first.
-        flights = sorted(still.notes.flights, key=lambda one: (one.sequence, one.rank))
-        lines += [_flight(one) for one in flights[:MOST_FLIGHTS]]
+        flights = sorted(still.notes.flights, key=lambda flight: (flight.sequence, flight.rank))
+        lines += [_flight(flight) for flight in flights[:MOST_FLIGHTS]]
         lines += [f"NCCL RAS: {line}" for line in still.notes.ras[:MOST_RAS]]
     for device in snapshot.gpu.devices if snapshot.gpu else ():
         if device.xid:

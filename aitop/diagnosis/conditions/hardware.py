@@ -14,7 +14,8 @@ from aitop.model.verdict import Fix, Severity
 
 SHARED_MEMORY = 0.05
 CONTENDED = 0.8
-# A link is read at every fifth tick, and an idle device takes it down: all of so many readings must show work.
+# An idle device slows its link down, and links are read at every fifth tick only: the device must have worked in all
+# of this number of readings.
 LINK_POINTS = 6
 LEAST_LOAD = 0.1
 # Copies that keep a degraded link busy for less of the time are not what a step waits for.
@@ -83,7 +84,7 @@ def shared(snapshot: Snapshot) -> Explanation | str | None:
 
 def _listed(device: GpuDevice) -> bool:
     """Whether it is known who is on the device, and which of them is the run."""
-    return device.processes is not None and (not device.processes or any(one.mine for one in device.processes))
+    return device.processes is not None and (not device.processes or any(process.mine for process in device.processes))
 
 
 def _uses(process: GpuProcess) -> str:

@@ -15,7 +15,7 @@ from aitop.model.verdict import Fix, Setting, Severity
 
 FULL = 0.93
 NEARLY_GONE = 0.97
-# So much of the time spent waiting for memory, or so many bytes a second read back from swap, is felt.
+# From here on the run feels it: the share of time spent waiting for memory, and bytes per second read from swap.
 STALLED = 0.1
 SWAPPING = 4 * 2**20
 SOON_SECONDS = 900.0

@@ -26,19 +26,19 @@ from aitop.model.phases import MEASURED, SERVED
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, factor, percent
 
-# The moment is the best of hundreds, and is looked for every second: so many times the error, at least.
+# A change counts from this many standard errors on: the moment is the best of hundreds, and is sought every second.
 ERRORS = 2.5
-# Into so many blocks each side is divided. What comes now and then, as checkpoints, needs blocks that are long enough
-# to hold one of them.
+# Each side is divided into this number of blocks. What comes now and then, as checkpoints, needs blocks that are long
+# enough to hold one of them.
 BLOCKS, LONGER_BLOCKS = 12, (12, 8, 6)
 CERTAIN = 0.001
 LEAST_RATIO = 1.15
-# Through the medians of so many parts of each side a line is laid.
+# Each side is divided into this number of parts, and a line is fitted through their medians.
 PARTS_OF_SIDE = 8
-# A cause has to explain so much of the difference to be named before the phase in which it shows.
+# A cause that explains at least this share of the difference is named before the phase in which it shows.
 EXPLAINS = 0.5
 MOST_REASONS = 4
-# Cores, and the part of a figure, by which a change is one.
+# The least change that counts, in cores and as a share of a figure.
 LEAST_CORES, LEAST_CHANGE = 0.25, 0.15
 PARTS = tuple(dict.fromkeys(("queue", *(phase.key for phase in (*MEASURED, *SERVED)), "host")))
 """What a unit consists of: the names of its parts among the sums."""

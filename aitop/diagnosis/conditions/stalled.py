@@ -122,9 +122,9 @@ def _verdict(
             evidence.append(f"the longest so far took {duration(longest)}")
     sampled = snapshot.host.processes if snapshot.host else ()
     evidence += [
-        f"process {one.pid}: [{one.state}{f' {one.channel}' if one.channel else ''}]"
-        for one in sampled
-        if one.pid == first and one.state is not None
+        f"process {thread.pid}: [{thread.state}{f' {thread.channel}' if thread.channel else ''}]"
+        for thread in sampled
+        if thread.pid == first and thread.state is not None
     ]
     return Explanation(
         subtype=subtype,
@@ -150,12 +150,12 @@ def _stopped(snapshot: Snapshot) -> list[ProcessSample]:
     processes = snapshot.host.processes if snapshot.host else ()
     serves = snapshot.serving is not None
     mine = {snapshot.target.pid, *snapshot.working}
-    return [one for one in processes if one.state in ("T", "t") and (serves or one.pid in mine)]
+    return [process for process in processes if process.state in ("T", "t") and (serves or process.pid in mine)]
 
 
 def _longest(serving: Serving) -> float | None:
     """The longest that anything took that ended; None where too little ended to know what is usual."""
-    lengths = [one.seconds for one in serving.iterations] or [one.seconds for one in serving.requests]
+    lengths = [record.seconds for record in serving.iterations or serving.requests]
     return max(lengths) if len(lengths) > 1 else None
 
 
@@ -166,7 +166,7 @@ def _has_engine(serving: Serving) -> bool:
 
 def _computes(snapshot: Snapshot) -> bool:
     processes = snapshot.host.processes if snapshot.host else ()
-    known = [one.cpu for one in processes if one.cpu is not None]
+    known = [process.cpu for process in processes if process.cpu is not None]
     return not known or sum(known) >= COMPUTES or (device_busy(snapshot) or 0.0) >= COMPUTES
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from aitop.engine.history import History, HookHistory
+from aitop.engine.history import LONG_WINDOW_SECONDS, WINDOW_SECONDS, History, HookHistory
 from aitop.engine.snapshot.ranks import ranks_view
 from aitop.engine.snapshot.series import recompiles, series, worker_lanes
 from aitop.engine.snapshot.serving import request_series, serving
@@ -23,17 +23,15 @@ from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import Kind, StepKind, StepRecord
 from aitop.stacks.libraries import Phase
+from aitop.stacks.position import UPDATES
 from aitop.stacks.work import working
 
-WINDOW_SECONDS = 30.0
-LONG_WINDOW_SECONDS = 120.0
 ENOUGH_STEPS = 30
 # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
 ENOUGH_FORWARD_SAMPLES = 5
 SETUP_SLACK_SECONDS = 0.5
-# Phases that neither compute a step nor move its data, and those that a step of training alone has.
+# Phases that neither compute a step nor move its data.
 BESIDE: frozenset[Phase] = frozenset({"data_wait", "outside"})
-UPDATING: frozenset[Phase] = frozenset({"backward", "optimizer"})
 
 
 def aggregate(history: History, tick: Tick) -> Snapshot:
@@ -155,7 +153,7 @@ def _by_windows(
         made["beside"] = history.stacks.phases_over_time(windows, process.pid, process.thread, BESIDE)
     if any(line.activity == "compile" for line in stacks.lines):
         made["compiling"] = history.stacks.state_over_time(windows, process.pid, process.thread, "compile")
-        made["updating"] = history.stacks.phases_over_time(windows, process.pid, process.thread, UPDATING)
+        made["updating"] = history.stacks.phases_over_time(windows, process.pid, process.thread, UPDATES)
     return made
 
 
@@ -206,7 +204,7 @@ def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
 
 
 def _sampled_since(windows: Sequence[StackWindow], seconds: float) -> float:
-    """When the newest windows that are so many seconds long together began; infinity for 0 seconds."""
+    """When the newest windows began that make up this number of seconds; infinity for 0 seconds."""
     since = math.inf
     for window in reversed(windows):
         if seconds <= 0:

@@ -15,7 +15,7 @@ from statistics import fmean, median
 import msgspec
 from msgspec.structs import replace
 
-from aitop.engine.history import History, HookHistory
+from aitop.engine.history import WINDOW_SECONDS, History, HookHistory
 from aitop.engine.snapshot.rank_cores import DELAYS, OnCores, apart, held, on_cores, own_part
 from aitop.engine.snapshot.standstill import rank_number, world_size
 from aitop.engine.snapshot.steps import quantile
@@ -24,7 +24,6 @@ from aitop.model.host import ProcessSample
 from aitop.model.ranks import CollectiveWait, RankPhases, Ranks, RankView
 from aitop.model.steps import StepRecord
 
-WINDOW_SECONDS = 30.0
 MOST_STEPS = 200
 # Steps of all ranks together, and how many of each are compared however many ranks there are.
 MOST_STEPS_TOGETHER, MOST_STEPS_OF_MANY = 3200, 40

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from aitop.engine.history import History
+from aitop.engine.history import LONG_WINDOW_SECONDS, WINDOW_SECONDS, History
 from aitop.engine.served_history import CHART_SECONDS, ServedHistory, ServedSecond
 from aitop.engine.snapshot.metrics import mean_of, of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
@@ -17,10 +17,9 @@ from aitop.model.serving import IterationRecord, Percentiles, RequestRecord, Ser
 from aitop.model.snapshot import Series
 from aitop.model.steps import Kind
 
-WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 ENOUGH_REQUESTS = 30
 SILENT_SECONDS = 3.0
-# Of a request that a process answered so long ago, the one in front of it will tell nothing any more.
+# The process in front reports a request within this time after the one behind it, or never.
 LOST_SECONDS = 10.0
 # Requests that last longer than this part of the time looked at are not represented by those that ended in it.
 BRIEF = 0.25

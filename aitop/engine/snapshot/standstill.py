@@ -21,7 +21,8 @@ from aitop.stacks.standing import waiting_for
 
 # Waits with a time-out of seconds wake a thread now and then, and so does whoever looks at it.
 STILL_SWITCHES, STILL_CORES = 3.0, 0.03
-# Looks are asked for after so long, and a standstill is told after so long where the run has no history.
+# Seconds without movement: after LOOK all stacks are read; a standstill is reported after FIRST where every rank's
+# stack is known, after BLIND where not, and after SLEEPING where a rank sleeps on purpose.
 LOOK_SECONDS, FIRST_SECONDS, BLIND_SECONDS, SLEEPING_SECONDS = 2.0, 4.0, 6.0, 60.0
 OF_LONGEST = 1.5
 

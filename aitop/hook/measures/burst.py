@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ..session import Session
 
 LONGEST_NS = 60_000_000_000
-TRAINING_ENDS_AFTER_NS = 60_000_000_000
+# Without an optimizer step for this long, steps are counted from forward to forward.
+TRAINING_OVER_NS = 60_000_000_000
 # How long a finished trace is there for a monitor to read it.
 HELD_FOR_NS = 60_000_000_000
 # A variable of c10: messages below this level are not printed. Otherwise torch would warn, in the user's output, of
@@ -92,7 +93,7 @@ class Burst(Measure):
             return
         if self._state == at.RUNNING and now > self._begun + LONGEST_NS:
             self._stop()
-        elif now - last_step > TRAINING_ENDS_AFTER_NS:
+        elif now - last_step > TRAINING_OVER_NS:
             if forward:
                 self._step_ended(thread)
         elif last_step not in (now, self._last_step):

@@ -226,10 +226,10 @@ class DdpLog:
     def __init__(self, facts: Any) -> None:
         self._facts = facts
         self._iteration = -1
-        self._said: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
         self._samples: deque[tuple[int, ...]] = deque(maxlen=SAMPLES)
-        # What lies there at the first look may be old: of the first iterations, say.
-        self._old = False
+        # The times of the first look may be of the first iterations: they go when newer ones come.
+        self._first_only = False
 
     def look(self) -> None:
         """Read the times of an iteration that was timed since the last look."""
@@ -237,30 +237,30 @@ class DdpLog:
         if logger is None:
             return
         data = logger._get_ddp_logging_data()
-        whole, words = data.ints_map, data.strs_map
-        if whole.get("iteration", -1) == self._iteration:
+        numbers, texts = data.ints_map, data.strs_map
+        if numbers.get("iteration", -1) == self._iteration:
             return
-        self._iteration = whole.get("iteration", -1)
-        self._said = {
-            "backend": words.get("backend_name"),
-            "world_size": whole.get("world_size"),
-            "bucket_cap_mb": whole["bucket_cap_bytes"] / 2**20 if whole.get("bucket_cap_bytes", -1) > 0 else None,
-            "gradient_bytes": whole.get("total_parameter_size_bytes"),
+        self._iteration = numbers.get("iteration", -1)
+        self._settings = {
+            "backend": texts.get("backend_name"),
+            "world_size": numbers.get("world_size"),
+            "bucket_cap_mb": numbers["bucket_cap_bytes"] / 2**20 if numbers.get("bucket_cap_bytes", -1) > 0 else None,
+            "gradient_bytes": numbers.get("total_parameter_size_bytes"),
         }
-        if whole.get("backward_compute_time", 0) > 0:
-            if self._old:
+        if numbers.get("backward_compute_time", 0) > 0:
+            if self._first_only:
                 self._samples.clear()
-            self._old = not self._samples and not self._old
-            self._samples.append(tuple(whole.get(name, 0) for name in DDP_TIMES.values()))
+            self._first_only = not self._samples and not self._first_only
+            self._samples.append(tuple(numbers.get(name, 0) for name in DDP_TIMES.values()))
 
     def facts(self) -> dict[str, Any] | None:
         """Return the means by the fields of `DdpInfo`; None without DistributedDataParallel."""
-        if not self._said:
+        if not self._settings:
             return None
         if not self._samples:
-            return self._said
+            return self._settings
         means = [sum(values) * NS / len(self._samples) for values in zip(*self._samples, strict=True)]
-        return self._said | dict(zip(DDP_TIMES, means, strict=True))
+        return self._settings | dict(zip(DDP_TIMES, means, strict=True))
 
     def _module(self) -> Any:
         """Return the DistributedDataParallel in the root module, None where there is none."""

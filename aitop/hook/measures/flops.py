@@ -28,7 +28,7 @@ EVERY_NS = 60_000_000_000
 
 # A large model's graph has some thousand nodes, each of which takes a microsecond or two.
 MOST_NODES = 20_000
-# Of CPU time, which is read once in so many nodes: on a crowded machine others may have the core in between.
+# The most CPU time for a count, read every NODES_A_READ nodes: on a crowded machine others may have the core meanwhile.
 MOST_NS, NODES_A_READ = 15_000_000, 64
 # Backwards in a round: divisible by most numbers of backwards that a step may have.
 GRAPHS = 12

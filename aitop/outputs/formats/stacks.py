@@ -53,12 +53,12 @@ def to_speedscope(stacks: Iterable[Sampled], name: str) -> str:
     """One profile for each thread, in seconds; samples stand in the order of the windows that they were taken in."""
     frames: dict[Place, int] = {}
     profiles: dict[tuple[int, str], dict[str, Any]] = {}
-    for one in stacks:
+    for stack in stacks:
         profile = profiles.setdefault(
-            (one.pid, one.thread),
+            (stack.pid, stack.thread),
             {
                 "type": "sampled",
-                "name": f"pid {one.pid} {one.thread}",
+                "name": f"pid {stack.pid} {stack.thread}",
                 "unit": "seconds",
                 "startValue": 0,
                 "endValue": 0.0,
@@ -66,9 +66,9 @@ def to_speedscope(stacks: Iterable[Sampled], name: str) -> str:
                 "weights": [],
             },
         )
-        profile["samples"].append([frames.setdefault(place, len(frames)) for place in one.stack])
-        profile["weights"].append(one.seconds)
-        profile["endValue"] += one.seconds
+        profile["samples"].append([frames.setdefault(place, len(frames)) for place in stack.stack])
+        profile["weights"].append(stack.seconds)
+        profile["endValue"] += stack.seconds
     return json.dumps(
         {
             "$schema": SCHEMA,
@@ -84,8 +84,8 @@ def to_speedscope(stacks: Iterable[Sampled], name: str) -> str:
 def to_collapsed(stacks: Iterable[Sampled]) -> str:
     """A line for each distinct stack: process, thread and frames with `;` between them, then the number of samples."""
     counts: Counter[str] = Counter()
-    for one in stacks:
-        frames = (f"{at.function} ({at.file}:{at.line})" for at in one.stack)
-        path = (f"pid {one.pid}", one.thread, *frames)
-        counts[";".join(name.replace(";", ",") for name in path)] += one.samples
+    for each in stacks:
+        frames = (f"{at.function} ({at.file}:{at.line})" for at in each.stack)
+        path = (f"pid {each.pid}", each.thread, *frames)
+        counts[";".join(name.replace(";", ",") for name in path)] += each.samples
     return "".join(f"{stack} {count}\n" for stack, count in counts.items())

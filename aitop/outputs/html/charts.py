@@ -190,14 +190,14 @@ def _flames(snapshot: Snapshot) -> Iterator[Flame]:
         return
     processes = {process.pid: process for process in snapshot.host.processes} if snapshot.host else {}
     threads: tuple[ProcessStacks | ThreadTree, ...] = (*snapshot.stacks.processes, *snapshot.stacks.trees)
-    for one in threads:
-        if one.tree is not None:
-            name = f"pid {one.pid} · {one.thread}"
-            process = processes.get(one.pid)
+    for thread in threads:
+        if thread.tree is not None:
+            name = f"pid {thread.pid} · {thread.thread}"
+            process = processes.get(thread.pid)
             if process is not None:
                 numbered = process.role == "rank" and process.rank is not None
                 name = f"{process.part or process.role}{f' {process.rank}' if numbered else ''} · {name}"
-            yield Flame(name=name if isinstance(one, ProcessStacks) else f"{name} (beside)", root=_node(one.tree))
+            yield Flame(name=name if isinstance(thread, ProcessStacks) else f"{name} (beside)", root=_node(thread.tree))
 
 
 def _node(node: CallNode) -> list[Any]:

@@ -247,7 +247,7 @@ def _rank_table(ranks: Ranks) -> RankTable:
         known = [value for value in values if value is not None]
         scale = 1.0 / longest if words is duration and longest > 0 else 0.0
         if known:
-            cells = [RankCell(words(one), 0.0 if one is None else (one - min(known)) * scale) for one in values]
+            cells = [RankCell(words(value), 0.0 if value is None else (value - min(known)) * scale) for value in values]
             columns.append((heading, cells))
     names = [f"rank {rank.rank}" if rank.rank is not None else f"pid {rank.pid}" for rank in ranks.ranks]
     rows = [(name, [cells[number] for _, cells in columns]) for number, name in enumerate(names)]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from aitop.diagnosis.evidence import shares_by
 from aitop.model.gpu import GpuDevice
-from aitop.model.ledger import Ledger
 from aitop.model.ranks import RankPhases
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import Phases, Snapshot
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -68,16 +68,10 @@ def phases_of(rank: Rank, snapshot: Snapshot) -> dict[str, float]:
         return _shares(compared)
     ledger = next((ledger for ledger in snapshot.ledgers if ledger.pid == rank.pid), None)
     if ledger is not None and ledger.unit in ("request", "iteration"):
-        return _of_ledger(ledger)
-    steps, stacks = snapshot.steps, snapshot.stacks
-    if steps is not None and steps.pid == rank.pid:
-        phases = steps.phases
-    else:
-        sampled = (process.phases for process in (stacks.processes if stacks else ()) if process.pid == rank.pid)
-        found = next(sampled, None)
-        if found is None:
-            return {}
-        phases = found
+        return shares_by((entry for entry in ledger.entries if entry.lane == "main"), lambda entry: entry.phase)
+    processes = snapshot.stacks.processes if snapshot.stacks else ()
+    sampled = next((process.phases for process in processes if process.pid == rank.pid), Phases())
+    phases = snapshot.steps.phases if snapshot.steps and snapshot.steps.pid == rank.pid else sampled
     return {name: share for name, share in phases.shares().items() if share is not None}
 
 
@@ -87,14 +81,6 @@ def _shares(phases: RankPhases) -> dict[str, float]:
     total = sum(seconds.values())
     names = {"wait": "communication"}
     return {names.get(name, name): value / total for name, value in seconds.items()} if total > 0 else {}
-
-
-def _of_ledger(ledger: Ledger) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for entry in ledger.entries:
-        if entry.lane == "main":
-            shares[entry.phase] = shares.get(entry.phase, 0.0) + entry.share
-    return shares
 
 
 def named(ranks: Sequence[Rank], numbers: Sequence[int]) -> Sequence[Rank]:

@@ -1,13 +1,17 @@
-"""Serves the metrics over HTTP, at an address that was asked for. Nothing else in aitop listens."""
+"""Hands the metrics out: over HTTP, at an address that was asked for (nothing else in aitop listens), or to a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+
+from aitop.output_file import replace_output
 
 LOOPBACK = "127.0.0.1"
+# node_exporter runs as a user of its own.
+READABLE = 0o644
 
 
 class Address(NamedTuple):
@@ -52,3 +56,9 @@ def serve(registry: CollectorRegistry, address: Address, tls: Tls | None = None)
         client_cafile=None if tls.clients is None else str(tls.clients),
         client_auth_required=tls.clients is not None,
     )
+
+
+def write_textfile(registry: CollectorRegistry, path: Path) -> None:
+    """Replace the file for node_exporter's textfile collector, whole or not at all. Raises OSError."""
+    # The collector reads only files that end in .prom: not the one that is replaced by it.
+    replace_output(path, generate_latest(registry), READABLE)

@@ -8,20 +8,17 @@ call may change the object whose method it is, and a call whose result is droppe
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aitop.model.stacks import Flow, Statement
-from aitop.sources.code.syntax import parsed
+from aitop.sources.code.syntax import BUILTINS, FUNCTIONS, parsed
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import COLLECTORS
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
-_PYTHONS_OWN = frozenset(dir(builtins))
 _OF_COLLECTORS = "|".join(sorted({name.partition(".")[0] for name in COLLECTORS}))
 _COLLECTORS = re.compile(rf"\b(?:{_OF_COLLECTORS})\b")
 _RENAMED = re.compile(rf"\bfrom\s+(?:{_OF_COLLECTORS})\s+import\b|\b(?:{_OF_COLLECTORS})\s+as\b")
@@ -105,11 +102,11 @@ def _scopes(node: ast.AST, methods: dict[str, _Method] | None) -> Iterator[tuple
         if isinstance(child, ast.expr):
             continue
         if isinstance(child, ast.ClassDef):
-            yield from _scopes(child, {each.name: each for each in child.body if isinstance(each, _FUNCTIONS)})
+            yield from _scopes(child, {each.name: each for each in child.body if isinstance(each, FUNCTIONS)})
             continue
-        if isinstance(child, _FUNCTIONS):
+        if isinstance(child, FUNCTIONS):
             yield child, methods
-        yield from _scopes(child, None if isinstance(child, _FUNCTIONS) else methods)
+        yield from _scopes(child, None if isinstance(child, FUNCTIONS) else methods)
 
 
 @dataclass
@@ -190,7 +187,7 @@ class _Reading:
         if isinstance(node, ast.Match):
             self._read(node, node.subject, state)
             return _either(state, *(self._block(case.body, state) for case in node.cases))
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)):
             return state
         if isinstance(node, ast.Assign):
             return self._assign(node, node.value, node.targets, state)
@@ -280,7 +277,7 @@ class _Reading:
         uses = _Uses()
         self._collect(value, uses)
         called = value.func if isinstance(value, ast.Call) else None
-        own = isinstance(called, ast.Name) and called.id in _PYTHONS_OWN
+        own = isinstance(called, ast.Name) and called.id in BUILTINS
         if dropped and isinstance(value, ast.Call) and not own:
             for argument in (*value.args, *(keyword.value for keyword in value.keywords)):
                 if (path := self._path(argument)) is not None and path not in self._constants:

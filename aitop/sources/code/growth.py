@@ -7,21 +7,19 @@ order of lines stands for the order of execution, and a call of `update` for eve
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
-from aitop.sources.code.syntax import parsed
+from aitop.sources.code.syntax import BUILTINS, FUNCTIONS, parsed
 
 LONGEST_TEXT = 200
 
 _GROWING_METHODS = {"append": 0, "appendleft": 0, "extend": 0, "insert": 1}
 _SHRINKING_METHODS = frozenset({"clear", "pop", "popleft", "popitem", "remove", "detach_"})
 _JOINING_CALLS = frozenset({"cat", "concat", "concatenate", "append", "vstack", "hstack"})
-_PYTHONS_OWN = frozenset(dir(builtins))
 _DICTIONARIES = frozenset({"dict", "defaultdict", "OrderedDict"})
 _HOOKING = re.compile(r"^register_\w*hook$")
 # Methods that Python or a framework calls at each step; what some of them return goes into a backward.
@@ -36,7 +34,6 @@ _PLAIN_ATTRIBUTES = frozenset({"data", "shape", "dtype", "device", "ndim", "grad
 _WITHOUT_GRAD = re.compile(r"no_grad|inference_mode|set_grad_enabled\(False\)")
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _OF_FLAGS = (
     *(ast.Name, ast.Attribute, ast.Constant, ast.UnaryOp, ast.Not, ast.BoolOp, ast.boolop),
@@ -172,7 +169,7 @@ class _Function:
 
     def _read(self, body: Sequence[ast.stmt], loops: tuple[ast.stmt, ...], *, flagged: bool, no_grad: bool) -> None:
         for statement in body:
-            if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+            if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
                 continue
             within, off = loops, no_grad
             if isinstance(statement, _LOOPS):
@@ -288,7 +285,7 @@ def _named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[Scope, str]]:
     if isinstance(tree, ast.Module):
         yield tree, "<module>"
     for child in ast.iter_child_nodes(tree):
-        if isinstance(child, _FUNCTIONS):
+        if isinstance(child, FUNCTIONS):
             yield child, prefix + child.name
             yield from _named(child, f"{prefix}{child.name}.<locals>.")
         elif isinstance(child, ast.ClassDef):
@@ -307,7 +304,7 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
             waiting.extend(ast.iter_child_nodes(node))
 
 
@@ -473,7 +470,7 @@ def _models(scope: Scope) -> set[str]:
             parts = [value.func]
         elif isinstance(value, ast.Call):
             name, calls = last_name(value.func), calls - 1
-            if name and name not in _PLAIN and name not in _PYTHONS_OWN:
+            if name and name not in _PLAIN and name not in BUILTINS:
                 models.add(name)
             parts = [*value.args, *(keyword.value for keyword in value.keywords)][:1]
         name = name_of(value) or ""

@@ -51,7 +51,7 @@ def own_sockets(pid: int) -> frozenset[int]:
 
 def in_our_network(pid: int) -> bool:
     """Whether our loopback is the process's: in a container's network it is another one."""
-    own, other = (procfs.link(f"{procfs.PROC}/{one}/ns/net") for one in ("self", pid))
+    own, other = (procfs.link(f"{procfs.PROC}/{process}/ns/net") for process in ("self", pid))
     return own is not None and own == other
 
 

@@ -33,17 +33,17 @@ class Cgroup:
     def _find(self, controller: str, membership: str, mounts: str) -> Hierarchy | None:
         """The hierarchy that holds a controller: a v1 one that names it, else v2, whose line names none."""
         groups = [line.split(":", 2) for line in membership.splitlines() if line.count(":") >= 2]
-        paths = {
-            1: next((path for _, names, path in groups if controller in names.split(",")), None),
-            2: next((path for _, names, path in groups if not names), None),
-        }
-        for version, path in paths.items():
+        first = next((path for _, names, path in groups if controller in names.split(",")), None)
+        second = next((path for _, names, path in groups if not names), None)
+        for version, kind, path in ((1, "cgroup", first), (2, "cgroup2", second)):
             for line in mounts.splitlines() if path is not None else ():
+                # See proc(5): …, the folder that is mounted, where it is mounted, … - type, device, options.
                 left, _, right = line.partition(" - ")
-                before, after = left.split(), right.split()
-                kind = after[0] if len(before) >= 5 and len(after) >= 3 else None
-                if kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in after[2].split(","):
-                    return Hierarchy(version, self._levels(path or "", before[3].rstrip("/"), before[4]))
+                place, system = left.split(), right.split()
+                if len(place) < 5 or len(system) < 3 or system[0] != kind:
+                    continue
+                if version == 2 or controller in system[2].split(","):
+                    return Hierarchy(version, self._levels(path or "", place[3].rstrip("/"), place[4]))
         return None
 
     def _levels(self, path: str, mounted: str, point: str) -> tuple[str, ...]:

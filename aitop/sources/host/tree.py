@@ -143,18 +143,17 @@ class ProcessEvidence:
     An answer is remembered: for good if it was yes, for a few seconds if it was no.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, stepping: Stepping = nobody) -> None:
+    def __init__(self, stepping: Stepping = nobody) -> None:
         """`stepping` has the pids that were seen to step."""
-        self._clock = clock
         self._stepping = stepping
         self._members: dict[int, Member] = {}
-        self._found: dict[tuple[str, int, int], tuple[bool, float]] = {}
+        self._answers: dict[tuple[str, int, int], tuple[bool, float]] = {}
 
     def about(self, members: Sequence[Member]) -> ProcessEvidence:
         """Return this object, now about these processes; what was known of others is forgotten."""
         self._members = {member.stat.pid: member for member in members}
         alive = {member.key for member in members}
-        self._found = {key: value for key, value in self._found.items() if key[1:] in alive}
+        self._answers = {key: value for key, value in self._answers.items() if key[1:] in alive}
         return self
 
     def trains(self, pid: int) -> bool:
@@ -174,11 +173,11 @@ class ProcessEvidence:
         if member is None:
             return False
         key = (what, *member.key)
-        found, when = self._found.get(key, (False, float("-inf")))
-        if not found and self._clock() - when >= EVIDENCE_AGE:
-            found = look(member)
-            self._found[key] = (found, self._clock())
-        return found
+        answer, when = self._answers.get(key, (False, float("-inf")))
+        if not answer and time.monotonic() - when >= EVIDENCE_AGE:
+            answer = look(member)
+            self._answers[key] = (answer, time.monotonic())
+        return answer
 
     @staticmethod
     def _look_for_training(member: Member) -> bool:

@@ -141,8 +141,8 @@ def _rows(address: Address, status: int, kind: str, body: bytes) -> list[Row]:
     try:
         answer = _DECODER.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        found = f"HTTP {status}, {kind[:40]}"
-        raise _no_prometheus(address, f"it answers a query with what is no result of one ({found})") from None
+        answered = f"HTTP {status}, {kind[:40]}"
+        raise _no_prometheus(address, f"it answers a query with what is no result of one ({answered})") from None
     if answer.status != "success" or status != 200:
         reason = answer.error[:MOST_WORDS] or f"HTTP {status}"
         raise AitopError(f"Prometheus at {address.shown} cannot answer: {reason}", "a shorter --over asks for less")

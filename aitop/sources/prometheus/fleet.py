@@ -20,7 +20,7 @@ from aitop.sources.prometheus.client import Row, ask
 
 WINDOW_SECONDS = 3600.0
 MOMENTS = 60
-"""So often within the window the loss is looked at."""
+"""At how many points of the window the loss is evaluated."""
 RECENT = "5m"
 """What the length of a step is a mean of."""
 LONGEST_LABEL = 500

@@ -30,7 +30,7 @@ LEASE_SECONDS = 5.0
 MOST_LOST = 10**9
 MOST_COLLECTIVES = 10**15
 MOST_ALIVE = 10**9
-# An event that ends so much later than now makes no sense.
+# An event that ends further in the future than this makes no sense.
 AHEAD_NS = 10**9
 
 _HEADER = struct.Struct(f"={ring.HEADER_WORDS}Q")
@@ -211,7 +211,7 @@ class HookRing:
         return msgspec.structs.replace(sample, facts=facts[0], allocators=facts[1])
 
     def renew(self, seconds: float = LEASE_SECONDS) -> None:
-        """Ask the hook to stay for so many seconds from now."""
+        """Ask the hook to stay for `seconds` from now."""
         now = time.monotonic_ns()
         slots = self._slots()
         mine = os.getpid()
@@ -240,7 +240,7 @@ class HookRing:
         self._pwrite(struct.pack("=Q", ring.CONTROL_LEAVE), ring.WORD * ring.W_CONTROL)
 
     def ask_for_burst(self, serial: int, steps: int) -> None:
-        """Ask for a profile of so many steps (1 to 1000) under a serial number of ours. See burst.py."""
+        """Ask for a profile of `steps` steps (1 to 1000) under a serial number of ours. See burst.py."""
         self._pwrite(struct.pack("=Q", serial << 16 | steps), ring.WORD * ring.W_BURST)
 
     def close(self) -> None:

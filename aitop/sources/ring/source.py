@@ -17,7 +17,7 @@ WAIT_FOR_RING_SECONDS = 1.0
 LONGEST_ENTRY_SECONDS, BRIEF_SECONDS = 4.0, 0.1
 # Above MANY rings they are read seldom.
 OFTEN_SECONDS, SELDOM_SECONDS, MANY = 0.25, 1.0, 8
-FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, PASSING_RETRY_SECONDS = 5.0, 60.0, 1.0
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, TRANSIENT_RETRY_SECONDS = 5.0, 60.0, 1.0
 # Processes that are entered at the same time.
 ENTRIES_AT_ONCE = 4
 
@@ -28,7 +28,7 @@ class _Failure:
     def __init__(self, error: SourceError, now: float, before: _Failure | None) -> None:
         self.error = error
         longer = FIRST_RETRY_SECONDS if before is None else min(2 * before.pause, LONGEST_RETRY_SECONDS)
-        self.pause: float = PASSING_RETRY_SECONDS if error.passing else longer
+        self.pause: float = TRANSIENT_RETRY_SECONDS if error.transient else longer
         self.again_at = now + self.pause
 
 
@@ -172,6 +172,6 @@ class HookSource(Source):
         for failure in self._failures.values():
             raise failure.error
         if self._entering:
-            raise SourceError("absent", "the hook is on its way in", passing=True)
-        # `passing`: processes that come later are entered without a longer pause.
-        raise SourceError("absent", "there is no process to hook: none was seen to make steps", passing=True)
+            raise SourceError("absent", "the hook is on its way in", transient=True)
+        # `transient`: processes that come later are entered without a longer pause.
+        raise SourceError("absent", "there is no process to hook: none was seen to make steps", transient=True)

@@ -19,27 +19,26 @@ from dataclasses import replace
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.steps import StepKind
 from aitop.protocol import events as at
-from aitop.protocol.events import NOT_MEASURED
+from aitop.protocol.events import (
+    FORWARDS_WITHOUT_BACKWARD,
+    GUESSED_TRAINING_ENDS_AFTER_NS,
+    NOT_MEASURED,
+    TRAINING_ENDS_AFTER_NS,
+)
 from aitop.sources.ring.counted import MOST_AT_ONCE, CountedSteps
 from aitop.sources.ring.parts import Closed, Made, Parts, added
 
-# A run that trained counts as inference after this long with only forwards without gradient; after the second time if
-# training was only guessed (gradients were there when the hook came in).
-TRAINING_ENDS_AFTER_NS = 300_000_000_000
-GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
 FORGET_OPTIMIZER_AFTER = 64
 # Above this many backwards without an optimizer step, the script updates its parameters itself.
 BACKWARDS_WITHOUT_OPTIMIZER = 64
-# Above this many forwards with gradient but without a backward, the run is inference without no_grad.
-FORWARDS_WITHOUT_BACKWARD = 8
-# At most so many optimizer steps are joined to one step: with forwards, backwards or batches between them, and without.
+# The most optimizer steps that are joined to one step: with forwards, backwards or batches between them, and without.
 MOST_TOGETHER = 64
 MOST_IN_A_ROW = 4096
 # Only the newest of the events noted while steps were only counted can belong to the step that follows.
 MOST_MEANWHILE = 1024
 # Collectives, and transfers, that are remembered between two phases; further ones count as outside of phases.
 MOST_RECENT = 1024
-# At most so many collectives of a step have their own length; the last one includes all further ones.
+# The most collectives of a step that have a length of their own; the last one includes all further ones.
 MOST_CALLS = 16
 
 # kind, start, end, a, b (see protocol/events.py).

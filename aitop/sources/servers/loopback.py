@@ -26,10 +26,10 @@ def get(address: str, port: int, path: str) -> str:
         answer = _exchange(address, port, request.encode("ascii"))
     except TimeoutError:
         reason = f"port {port} gave no answer to {path} within {PATIENCE_SECONDS:g} s"
-        raise SourceError("failed", reason, passing=True) from None
+        raise SourceError("failed", reason, transient=True) from None
     except OSError as error:
         reason = f"port {port}: {error.strerror or error}"
-        raise SourceError("failed", reason, passing=True) from None
+        raise SourceError("failed", reason, transient=True) from None
     return _body(answer, port, path)
 
 
@@ -68,14 +68,14 @@ def _body(answer: bytes, port: int, path: str) -> str:
     header, separator, body = answer.partition(b"\r\n\r\n")
     words = header.split(b"\r\n", 1)[0].split()
     if not separator or len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise SourceError("failed", f"port {port} does not answer in plain HTTP", passing=True)
+        raise SourceError("failed", f"port {port} does not answer in plain HTTP", transient=True)
     code = int(words[1][:4])
     if code in (401, 403):
         raise SourceError("denied", f"port {port} lets nobody read {path} without a key (HTTP {code})")
     if code == 404:
         raise SourceError("absent", f"port {port} has no {path}")
     if code != 200:
-        raise SourceError("failed", f"port {port} answers {path} with HTTP {code}", passing=True)
+        raise SourceError("failed", f"port {port} answers {path} with HTTP {code}", transient=True)
     if b"transfer-encoding: chunked" in header.lower():
         raise SourceError("failed", f"port {port} answers {path} in chunks, which HTTP 1.0 does not know")
     return body.decode("utf-8", "replace")

@@ -33,7 +33,7 @@ def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
     """
     answering = sorted(pid for pid, part in server.parts.items() if part.answers)
     if not answering:
-        raise SourceError("absent", f"no process of {server.name} that is watched answers HTTP", passing=True)
+        raise SourceError("absent", f"no process of {server.name} that is watched answers HTTP", transient=True)
     named = named_ports(server.commands, metrics)
     found: dict[int, Endpoint] = {}
     for pid in answering:
@@ -43,7 +43,7 @@ def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
     if not found:
         pids = ", ".join(map(str, answering[:4]))
         reason = f"{server.name} (pid {pids}) listens on no TCP port that would be its HTTP port on the loopback"
-        raise SourceError("absent", reason, passing=True)
+        raise SourceError("absent", reason, transient=True)
     return list(found.values())[:MOST_SERVERS]
 
 

@@ -51,10 +51,10 @@ class ServerSource(Source):
         """A sample for each port. Raises SourceError where no server is recognised, or none answers."""
         server = self._server()
         if server is None:
-            raise SourceError("absent", "no serving software was recognised", passing=True)
+            raise SourceError("absent", "no serving software was recognised", transient=True)
         software, metrics = server.software, server.software.metrics
         if metrics is None:
-            raise SourceError("absent", f"{software.name} has no {PATH} of its own", passing=True)
+            raise SourceError("absent", f"{software.name} has no {PATH} of its own", transient=True)
         samples: list[Sample] = []
         failure: SourceError | None = None
         longest = 0.0
@@ -74,7 +74,7 @@ class ServerSource(Source):
                 samples.append(sample)
         if not samples and failure is not None:
             remedy = metrics.absent if failure.state == "absent" else None
-            raise SourceError(failure.state, failure.reason, remedy, passing=failure.passing)
+            raise SourceError(failure.state, failure.reason, remedy, transient=failure.transient)
         usual = SELDOM_SECONDS if self._measured() else EVERY_SECONDS
         self.interval = max(self._least, min(SELDOM_SECONDS, max(usual, longest / MOST_OF_ITS_TIME)))
         return samples

@@ -29,10 +29,10 @@ from aitop.sources.stacks.speedscope import MAIN_NAME
 SECONDS_BETWEEN_LOOKS = 0.05
 # A thread costs some 20 microseconds a look, and waking up for it 60: 3 ms a second for four threads.
 MOST_THREADS = 8
-# With many processes there is still room for so many threads of the first one besides its main thread.
+# Threads of the first process that are always read besides its main thread, however many processes there are.
 LEAST_OTHERS = 3
 BUSY = 0.05
-# Of a pool of native threads a few tell whether it is at work. Which ones worked last is read of so many threads.
+# A few threads of a native pool tell whether it is at work. Which ones worked last is read of MOST_COUNTED threads.
 MOST_NATIVE, MOST_COUNTED = 4, 256
 MOST_DESCRIPTORS = 512
 MOST_CHARACTERS = 300

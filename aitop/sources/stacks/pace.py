@@ -14,20 +14,21 @@ from aitop.sources.stacks.speedscope import ThreadSamples
 
 CORES = 0.015
 CREDIT_SECONDS = 0.6
-# A job that is one of many gets a window so often in its first minute. It may still be setting up in the first of them.
+# In its first minute a job that is one of many gets a window every NEW_EVERY_SECONDS: it may still be setting up in the
+# first of them.
 NEW_SECONDS, NEW_EVERY_SECONDS = 50.0, 10.0
 # With less than this idle, in cores, sampling mostly takes from the run.
 SELDOM = 0.5
 LEAST_PART = 0.25
 LONGEST_INTERVAL = 8.0
-# At first a picture is wanted soon, and a part of few samples is known only so well; so many in all at most.
+# At first sampling is quicker, as few samples say little; at most QUICK_IN_ALL samples a second over all processes.
 QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
 QUICK_IN_ALL = 150
 
-# Once in so many windows both are asked even of a process in which only the main thread was seen to hold the lock.
+# Every this many windows both are asked even of a process in which only the main thread was seen to hold the lock.
 RARELY = 6
 CONTENDED = 0.04
-# It is asked on for so many windows after the last sight: a thread may work in bursts.
+# Windows for which it is asked after a thread was last seen with the lock: a thread may work in bursts.
 GOES_ON = 3
 
 

@@ -19,7 +19,7 @@ from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
-# So many windows at the start are short: whoever watches waits for them.
+# The first windows are short: the user waits for them.
 FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
 # A child that looks at some threads only costs 15 to 20 ms of CPU in a window, most of it to start: 0.07 ms a look at
 # the lock, 0.3 at the cores. How long a line holds the lock takes many looks to tell from a line that lets go of it.
@@ -28,7 +28,7 @@ GRACE_SECONDS = 4.0
 # How long a window that is to end early waits for what py-spy writes.
 FINISH_SECONDS = 1.0
 EMPTY_WINDOWS = 3
-# Before it has watched the cores for so long it sees mostly what our own start takes.
+# Seconds after which the idle cores are known: before, our own start takes most of them.
 IDLE_SECONDS = 0.5
 # How often it is asked during a pause whether the first step was made.
 POLL_SECONDS = 0.5

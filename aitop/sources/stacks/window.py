@@ -150,7 +150,7 @@ class WindowBuilder:
 
     def flows(self) -> tuple[Flow, ...]:
         """The dataflow of the user's functions in the table that call the model, or may call the garbage collector."""
-        found: list[Flow] = []
+        flows: list[Flow] = []
         for file, (code, lines) in self._lines.items():
             text = code.text(file) or ""
             wanted = [
@@ -160,8 +160,8 @@ class WindowBuilder:
                 or ((leaf := self._leaves.get((file, line))) is not None and may_collect(text, leaf))
             ]
             if wanted:
-                found += self._code.flows(code, file, wanted)
-        return tuple(found[:MOST_FLOWS])
+                flows += self._code.flows(code, file, wanted)
+        return tuple(flows[:MOST_FLOWS])
 
     def _index(self, raw: RawFrame, file: str, code: SourceCode, package: str | None) -> int:
         line = raw.line or 0

@@ -217,16 +217,16 @@ def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
 
 def _copying(snapshot: Snapshot) -> list[StepRecord]:
     """The steps of which the copied bytes are known."""
-    return [one for one in snapshot.steps.recent if one.transfer_bytes is not None] if snapshot.steps else []
+    return [step for step in snapshot.steps.recent if step.transfer_bytes is not None] if snapshot.steps else []
 
 
 def _copied(snapshot: Snapshot) -> tuple[float, float, float]:
     """Their seconds, the bytes that they copied, and the seconds that this took."""
     steps = _copying(snapshot)
     return (
-        sum(one.seconds for one in steps),
-        sum(one.transfer_bytes or 0 for one in steps),
-        sum(one.transfer or 0.0 for one in steps),
+        sum(step.seconds for step in steps),
+        sum(step.transfer_bytes or 0 for step in steps),
+        sum(step.transfer or 0.0 for step in steps),
     )
 
 

@@ -173,7 +173,7 @@ def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = ""
 
     def value_of(snapshot: Snapshot) -> float | None:
         devices = snapshot.gpu.devices if snapshot.gpu else ()
-        now = next((figure_of(one) for one in devices if one.index == device.index), None)
+        now = next((figure_of(same) for same in devices if same.index == device.index), None)
         mean = recent(snapshot, f"gpu{device.index}.{series}") if series and now is not None else None
         return now if mean is None else mean / device.power_limit if series == "power" and device.power_limit else mean
 
@@ -245,11 +245,9 @@ def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
         line.add("  not held back", DIM)
     if device.memory_clock is not None:
         line.join_fitting([Line("  memory ", DIM).add(f"{device.memory_clock} MHz", TEXT)], width)
-    return (
-        line
-        if device.fan is None
-        else line.join_fitting([Line("  fan ", DIM).add(share_text(device.fan).strip())], width)
-    )
+    if device.fan is not None:
+        line.join_fitting([Line("  fan ", DIM).add(share_text(device.fan).strip())], width)
+    return line
 
 
 def _others(device: GpuDevice) -> list[Line]:
@@ -270,7 +268,7 @@ def _why_none(view: View, width: int) -> Line:
     reason, remedy = ((text or "").partition(" (")[0] or None for text in (status.reason, status.remedy))
     wordings = ((status.reason, status.remedy), (reason, status.remedy), (reason, remedy), (reason, None))
     ways = [msgspec.structs.replace(status, reason=why, remedy=what) for why, what in wordings]
-    lines = [Line(" ").join(state_line("gpu", one)) for one in ways]
+    lines = [Line(" ").join(state_line("gpu", status)) for status in ways]
     return next((line for line in lines if line.width <= width), lines[-1]).fit(width)
 
 

@@ -30,7 +30,7 @@ class LedgerPane(Pane):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         ledgers, pids = view.snapshot.ledgers if view.snapshot else (), view.pids()
-        ledger = next((one for one in ledgers if pids is None or one.pid in pids), None)
+        ledger = next((ledger for ledger in ledgers if pids is None or ledger.pid in pids), None)
         if ledger is None:
             return Drawing([Line(NOT_SUPPORTED, DIM)], "Time")
         entries = [entry for entry in ledger.entries if entry.share >= LEAST_SHARE and _wanted(entry, view.filter)]

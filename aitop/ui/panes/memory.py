@@ -52,7 +52,7 @@ class MemoryPane(ChartPane):
         if rows < LEAST_ROWS or width < LEAST_WIDTH or not snapshot.series.get("rss", Series()).times:
             lines += _at_once(view, snapshot, width, height - len(lines))
         else:
-            names = ["rss", *(f"alloc{one.device}.allocated" for one in allocators)]
+            names = ["rss", *(f"alloc{allocator.device}.allocated" for allocator in allocators)]
             field = self.field(snapshot, names, width, SCALE)
             lines.append(_job_line(view, snapshot, width))
             for name, word in resident.items():
@@ -94,7 +94,8 @@ def _top(values: Sequence[float | None]) -> float:
 def _processes(view: View, snapshot: Snapshot) -> list[ProcessSample]:
     """The processes that the screen shows and of which the memory is known."""
     pids, host = view.pids(), snapshot.host
-    return [one for one in host.processes if one.rss and (pids is None or one.pid in pids)] if host else []
+    processes = host.processes if host else ()
+    return [process for process in processes if process.rss and (pids is None or process.pid in pids)]
 
 
 def _resident(view: View, snapshot: Snapshot) -> int | None:
@@ -157,8 +158,8 @@ def _allocator_chart(view: View, field: Field, allocator: AllocatorSample, rows:
 
 def _reading(line: Line, field: Field, allocators: Sequence[AllocatorSample]) -> Line:
     names = [("ranks", "rss"), ("workers", "workers_rss")]
-    for one in allocators:
-        names += [(f"cuda {one.device}", f"alloc{one.device}.allocated"), ("of", f"alloc{one.device}.reserved")]
+    for device in (allocator.device for allocator in allocators):
+        names += [(f"cuda {device}", f"alloc{device}.allocated"), ("of", f"alloc{device}.reserved")]
     for word, name in names:
         value = field.at_cursor(name)
         if value is not None:
@@ -203,7 +204,7 @@ def _gauge(view: View, name: str, filled_of: Callable[[HostSample], Filled], wid
 def _capacity(view: View, allocator: AllocatorSample) -> int:
     """Bytes that the allocator can have, at the least what it has."""
     devices = view.snapshot.gpu.devices if view.snapshot and view.snapshot.gpu else ()
-    memory = next((one.memory_total for one in devices if one.index == allocator.device), None)
+    memory = next((device.memory_total for device in devices if device.index == allocator.device), None)
     return allocator.capacity or memory or max(1, allocator.reserved)
 
 
@@ -245,7 +246,7 @@ def _allocator_change(
     view: View, device: int, value_of: Callable[[AllocatorSample], float | None], *, points: bool = False
 ) -> Line:
     def of_device(snapshot: Snapshot) -> float | None:
-        return next((value_of(one) for one in snapshot.allocators if one.device == device), None)
+        return next((value_of(allocator) for allocator in snapshot.allocators if allocator.device == device), None)
 
     return change(view, of_device, points=points)
 

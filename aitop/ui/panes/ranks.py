@@ -87,7 +87,7 @@ def fit(width: int, *, gpu: bool) -> Fit:
     wanted = [column for column in COLUMNS if gpu or not column.heading.startswith("gpu")]
     room = width - MARK - NAME - GAP - LATE
     shown = []
-    for column in sorted(wanted, key=lambda one: one.keep):
+    for column in sorted(wanted, key=lambda column: column.keep):
         if column.keep > 10 and room < GAP + column.cells + GAP + LEAST_SKEW:
             break
         if GAP + column.cells > room:
@@ -190,11 +190,11 @@ class RankPane(RowPane[RankView]):
         if ranks is None or not ranks.ranks:
             return Drawing([Line("one process, no ranks" if view.snapshot else NOT_YET, DIM)], "Ranks")
         shown = self.take(sorted_ranks(ranks), height - 1)
-        shape = fit(width, gpu=any(one.gpu is not None for one in self.rows))
+        shape = fit(width, gpu=any(row.gpu is not None for row in self.rows))
         lines = [heading(shape)]
-        for one, at in shown:
-            chosen = view.rank is not None and one.rank == view.rank
-            lines.append(row_line(one, ranks, shape, width, cursor=at, chosen=chosen))
+        for row, at in shown:
+            chosen = view.rank is not None and row.rank == view.rank
+            lines.append(row_line(row, ranks, shape, width, cursor=at, chosen=chosen))
         title = _title(ranks)
         notes = (note for note in self._notes(ranks) if len(title) + note.width + BESIDE_NOTE <= width)
         return Drawing(lines, title, next(notes, None), view.stale("hook"))
@@ -225,7 +225,7 @@ class RankPane(RowPane[RankView]):
 def _measured(ranks: Ranks) -> list[Line]:
     """What the exchange costs and how well ranks are made use of, the longest first."""
     if not ranks.step or ranks.exchange is None:
-        return [Line("no steps seen yet · ", DIM)] if all(one.phases is None for one in ranks.ranks) else []
+        return [Line("no steps seen yet · ", DIM)] if all(rank.phases is None for rank in ranks.ranks) else []
     share = percent(ranks.exchange / ranks.step)
     exchange = Line(f"exchange {share}", TEXT).add(" of a step · ", DIM)
     short = Line(f"exchange {share}", TEXT).add(" · ", DIM)

@@ -9,11 +9,10 @@ from typing import Literal
 
 from rich.style import Style
 
-from aitop.diagnosis.comparison import Comparison, compare
-from aitop.engine.run_history import moment
+from aitop.diagnosis.mark_comparison import Comparison, compare
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import duration
+from aitop.model.units import duration, moment
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line
@@ -127,7 +126,8 @@ def since_mark(view: View, width: int) -> Line | None:
         more = Line("  ").add(f"{duration(comparison.before)} → {duration(comparison.after)} a step", BRIGHT)
         if line.width + more.width <= width:
             line.join(more)
-    was, now = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (view.mark, view.snapshot))
+    verdicts = (snapshot.diagnosis.verdicts for snapshot in (view.mark, view.snapshot))
+    was, now = (each[0].id if each else None for each in verdicts)
     if was is not None and was != now and line.width + len(was) + 6 <= width:
         line.add("  was ", DIM).add(was, BRIGHT)
     return line
@@ -143,10 +143,10 @@ def _when(mark: Snapshot, now: Snapshot) -> str:
 
 def _served(before: Serving, after: Serving, width: int) -> Line:
     """How rate and latency of a server were and are, as many of them as fit."""
-    rates = (f"{significant(one.requests_per_second).strip()}" for one in (before, after))
+    rates = (f"{significant(serving.requests_per_second).strip()}" for serving in (before, after))
     line = Line(" → ".join(rates), BRIGHT).add(" req/s", DIM)
     for percentile in ("p50", "p99"):
-        values = (getattr(one.latency, percentile) if one.latency else None for one in (before, after))
+        values = (getattr(serving.latency, percentile) if serving.latency else None for serving in (before, after))
         more = Line(f"  {percentile} ", DIM).add(" → ".join(map(duration, values)), BRIGHT)
         if line.width + more.width <= width:
             line.join(more)

@@ -50,13 +50,13 @@ class StandingPlace(msgspec.Struct, frozen=True):
     odd: bool
 
     @property
-    def one(self) -> Standing:
+    def first(self) -> Standing:
         return self.members[0]
 
     @property
     def frames(self) -> tuple[Frame, ...]:
         """The stack of the first one, the outermost frame first."""
-        return self.one.frames
+        return self.first.frames
 
 
 def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
@@ -64,12 +64,13 @@ def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
     groups: dict[tuple[object, ...], list[Standing]] = {}
     busy = [worker for worker in still.workers if worker.doing not in ("unused", None)]
     # Beside the odd ones also stands who shows what they left out.
-    odd_ones = {one.pid for one in odd.standing if not odd.ranks or one.rank in odd.ranks}
-    for one in (*still.ranks, *busy):
-        key = (one.pid in odd_ones, one.role, one.doing, one.call, one.where and (one.where.file, one.where.line))
-        groups.setdefault(key, []).append(one)
-    places_found = [StandingPlace(tuple(members), bool(key[0])) for key, members in groups.items()]
-    return tuple(sorted(places_found, key=lambda place: (not place.odd, place.one.role != "rank", -len(place.members))))
+    odd_pids = {standing.pid for standing in odd.standing if not odd.ranks or standing.rank in odd.ranks}
+    for rank in (*still.ranks, *busy):
+        line = rank.where and (rank.where.file, rank.where.line)
+        key = (rank.pid in odd_pids, rank.role, rank.doing, rank.call, line)
+        groups.setdefault(key, []).append(rank)
+    standing = [StandingPlace(tuple(members), bool(key[0])) for key, members in groups.items()]
+    return tuple(sorted(standing, key=lambda place: (not place.odd, place.first.role != "rank", -len(place.members))))
 
 
 class StandingPane(StackList[StandingPlace]):
@@ -103,7 +104,7 @@ class StandingPane(StackList[StandingPlace]):
                 Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]
             ]
         for standing in self.entries:
-            frames = self.native.get(standing.one.pid)
+            frames = self.native.get(standing.first.pid)
             if frames is not None:
                 names = " ← ".join(one_line(name) for name in frames) or "nothing: it is in Python code"
                 start = Line(f"below Python, {named(standing.members[:1])}: ", DIM)
@@ -130,19 +131,19 @@ def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:
 
 
 def _row(standing: StandingPlace, width: int) -> Line:
-    one = standing.one
+    first = standing.first
     line = Line("▌ " if standing.odd else "  ", LOSS)
     steps = [member.step for member in standing.members if member.step is not None]
     step = "" if not steps else f"step {min(steps):,}" + (f"–{max(steps):,}" if max(steps) > min(steps) else "")
-    where = one.where or (one.frames[-1] if one.frames else None)
+    where = first.where or (first.frames[-1] if first.frames else None)
     at = "" if where is None else place(where)
-    state = " ".join(filter(None, (one.state, one.channel)))
+    state = " ".join(filter(None, (first.state, first.channel)))
     room = width - line.width - WHO - PLACE - 4
-    what = f"{DOINGS[one.doing]} {one_line(one.call)}" if one.call else DOINGS[one.doing]
-    if one.doing == "own" and not one.call:
+    what = f"{DOINGS[first.doing]} {one_line(first.call)}" if first.call else DOINGS[first.doing]
+    if first.doing == "own" and not first.call:
         what = "is in this line"
     cells = [(Line(shorten(_who(standing.members), WHO), LOSS if standing.odd else BRIGHT), WHO)]
-    guard = f" under {one_line(one.where.guard)}" if one.where is not None and one.where.guard else ""
+    guard = f" under {one_line(first.where.guard)}" if first.where is not None and first.where.guard else ""
     spare = room - STATE - STEP - 4
     wide = spare >= 24
     cells_of_what = max(12, spare if wide else room)
@@ -185,14 +186,14 @@ class HangScreen(StackScreen[StandingPlace]):
             self.listing.problem = "; ".join(f"no stack of {pid}: {why}" for pid, why in dump.refused)
 
     def group_of(self, entry: StandingPlace) -> StackGroup | None:
-        members = [ThreadStack(pid=one.pid, thread="MainThread", main=True, frames=()) for one in entry.members]
+        members = [ThreadStack(pid=member.pid, thread="MainThread", main=True, frames=()) for member in entry.members]
         return grouped(entry.frames, members) if entry.frames else None
 
     def action_native(self) -> None:
         """Look below Python at one rank of each place."""
         if not (self.view.live and isinstance(self._feed, LiveRun)) or not self.listing.entries:
             return
-        pids = [place.one.pid for place in self.listing.entries[:MOST_NATIVE]]
+        pids = [place.first.pid for place in self.listing.entries[:MOST_NATIVE]]
         self.listing.doing = "looking below Python…"
         in_background(self, "native", partial(self._feed.native, pids), self._native_seen)
         self.show()

@@ -39,7 +39,7 @@ class HelpPane(Pane):
         self._keys = described(bindings)
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        lines = [Line(keys.ljust(INDENT), BRIGHT).add(one.description, TEXT) for keys, one in self._keys]
+        lines = [Line(keys.ljust(INDENT), BRIGHT).add(binding.description, TEXT) for keys, binding in self._keys]
         lines.append(Line())
         sources = Line("sources".ljust(INDENT), DIM)
         for state, (glyph, style) in STATES.items():
@@ -51,7 +51,7 @@ class HelpPane(Pane):
         cost = "CPU of aitop and the programs it starts, mean of 30 s, in % of one core; the hook's time in a step"
         lines += [sources, phases, Line("values".ljust(INDENT), DIM).add(marks, DIM)]
         lines.append(Line("cost".ljust(INDENT), DIM).add(cost, DIM))
-        return Drawing([one for line in lines for one in _wrapped(line, width)], "Help")
+        return Drawing([part for line in lines for part in _wrapped(line, width)], "Help")
 
 
 class HelpScreen(ModalScreen[None]):
@@ -84,9 +84,9 @@ def our_bindings(screen: Screen[Any]) -> list[Binding]:
     listed: list[Binding] = []
     taken: set[str] = set()
     for kind in kinds:
-        own = [one for one in vars(kind).get("BINDINGS", ()) if isinstance(one, Binding)]
-        listed += [one for one in own if one.description and one.key not in taken]
-        taken.update(key.strip() for one in own for key in one.key.split(","))
+        own = [binding for binding in vars(kind).get("BINDINGS", ()) if isinstance(binding, Binding)]
+        listed += [binding for binding in own if binding.description and binding.key not in taken]
+        taken.update(key.strip() for binding in own for key in binding.key.split(","))
     return listed
 
 
@@ -103,7 +103,7 @@ def described(bindings: Iterable[Binding]) -> list[tuple[str, Binding]]:
     for binding in bindings:
         same.setdefault(binding.description, []).append(binding)
     return [
-        (_key_range([key_name(key.strip()) for one in group for key in one.key.split(",")]), group[0])
+        (_key_range([key_name(key.strip()) for binding in group for key in binding.key.split(",")]), group[0])
         for group in same.values()
     ]
 

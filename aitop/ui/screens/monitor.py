@@ -15,13 +15,13 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from aitop.diagnosis.fix_edit import SourceAround
+from aitop.diagnosis.run_comparison import compared
 from aitop.engine.recorder import Recorder
-from aitop.engine.run_history import compared
 from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.ui.editor import edit, is_lent
-from aitop.ui.feeds import KeepsMark, LiveRun
+from aitop.ui.feeds import LiveRun
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
 from aitop.ui.panes.code.hot_lines import Place
@@ -186,7 +186,7 @@ class MonitorScreen(Screen[int]):
                 self.post_message(Failed(error))
 
     def _take(self, snapshot: Snapshot) -> None:
-        if self.view.snapshot is None and isinstance(self._feed, KeepsMark):
+        if self.view.snapshot is None and isinstance(self._feed, LiveRun):
             self._change(mark=self._feed.marked())
         compared_now = self.view.compared
         if snapshot.time >= self._compared_at + COMPARE_SECONDS:
@@ -315,7 +315,7 @@ class MonitorScreen(Screen[int]):
             self._change(mark=snapshot, notice="marked: every figure now shows its change; M forgets it")
 
     def _keep_mark(self, snapshot: Snapshot | None) -> None:
-        if isinstance(self._feed, KeepsMark):
+        if isinstance(self._feed, LiveRun):
             self._feed.mark(snapshot)
 
     def action_unmark(self) -> None:

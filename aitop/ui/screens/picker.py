@@ -46,7 +46,7 @@ class CandidatesPane(RowPane[Candidate]):
             return Drawing([Line(text, TEXT) for text in wrap(NOTHING, width)], "AI processes")
         shape = fit(COLUMNS if width >= ROOMY else FEW_COLUMNS, width)
         rows = [heading(shape, Order())] if height > 1 else []
-        rows += [row_line(one, shape, width, cursor=at) for one, at in self.take(self.candidates, height - 1)]
+        rows += [row_line(job, shape, width, cursor=at) for job, at in self.take(self.candidates, height - 1)]
         return Drawing(rows, "AI processes", Line(self.in_sight() or str(len(self.candidates)), DIM))
 
     def key_of(self, row: Candidate) -> int:

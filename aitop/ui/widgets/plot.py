@@ -64,7 +64,7 @@ class Curve(NamedTuple):
 
 def span_of(series: Iterable[Series], now: float, cells: int) -> Span:
     """The shortest of a few round spans that holds everything that is known up to `now`."""
-    oldest = min((one.times[0] for one in series if one.times), default=now)
+    oldest = min((curve.times[0] for curve in series if curve.times), default=now)
     length = next((length for length in SPANS if length >= now - oldest), SPANS[-1])
     slot = length / (2 * max(1, cells))
     return Span(math.ceil(now / slot) * slot, slot, max(1, cells))

@@ -46,7 +46,7 @@ def fit(table: Sequence[Column], width: int) -> Fit:
     """The columns for a table of `width` cells; the least useful ones are dropped, the others share what is left."""
     room = width - MARK
     shown: list[Column] = []
-    for column in sorted(table, key=lambda one: one.keep):
+    for column in sorted(table, key=lambda column: column.keep):
         if column.cells + GAP > room + GAP * (not shown):
             break
         room -= column.cells + GAP
@@ -68,7 +68,7 @@ def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list
 
     Rows that are equal there stay in the order in which they came.
     """
-    column = next((one for one in table if one.heading == order.by), None)
+    column = next((column for column in table if column.heading == order.by), None)
     if column is None:
         return list(reversed(rows)) if order.inverted else list(rows)
     known = [row for row in rows if column.value(row) is not None]

@@ -10,7 +10,7 @@ import msgspec
 
 from aitop.model.snapshot import CallNode, ProcessStacks, Snapshot, Stacks, ThreadTree
 from aitop.model.units import percent
-from aitop.stacks.call_tree import merged
+from aitop.stacks.call_tree import MOST_DEPTH, merged
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
 from aitop.ui.state import EVERYBODY, PARTS, Part, View, Who, matches, part_of
@@ -18,7 +18,6 @@ from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS,
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.words import one_line, place, share_text
 
-MOST_DEPTH = 60
 WORKS = 0.1
 Step = tuple[str, str]
 Path = tuple[Step, ...]
@@ -63,19 +62,20 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
 
     Threads beside those that step show only where they work or where they are asked for.
     """
-    shares = {(one.pid, one.thread): one for one in stacks.threads}
+    shares = {(thread.pid, thread.thread): thread for thread in stacks.threads}
     groups: dict[tuple[int, str], list[tuple[int, CallNode, float | None]]] = {}
-    threads: list[tuple[bool, ProcessStacks | ThreadTree]] = [(True, one) for one in stacks.processes]
-    for leads, one in [*threads, *((False, tree) for tree in stacks.trees)]:
-        part, share = part_of(one.role, leads), shares.get((one.pid, one.thread))
-        if one.tree is None or (pids is not None and one.pid not in pids) or not who.wants(one.pid, one.thread, part):
+    threads: list[tuple[bool, ProcessStacks | ThreadTree]] = [(True, process) for process in stacks.processes]
+    for leads, tree in [*threads, *((False, tree) for tree in stacks.trees)]:
+        if tree.tree is None or (pids is not None and tree.pid not in pids):
             continue
-        if who == EVERYBODY and part == "other" and share is not None and (share.active or 0.0) < WORKS:
+        part, share = part_of(tree.role, leads), shares.get((tree.pid, tree.thread))
+        rests = who == EVERYBODY and part == "other" and share is not None and (share.active or 0.0) < WORKS
+        if rests or not who.wants(tree.pid, tree.thread, part):
             continue
-        heading = one.thread if part == "other" and one.thread != "MainThread" else one.role
-        heading = heading if who.pid is None else f"{one.pid} {one.thread}"
+        heading = tree.thread if part == "other" and tree.thread != "MainThread" else tree.role
+        heading = heading if who.pid is None else f"{tree.pid} {tree.thread}"
         runners = groups.setdefault((PARTS.index(part), heading), [])
-        runners.append((one.pid, one.tree, share.gil if share is not None else None))
+        runners.append((tree.pid, tree.tree, share.gil if share is not None else None))
     return [_headed(PARTS[order], heading, groups[order, heading]) for order, heading in sorted(groups)]
 
 
@@ -130,18 +130,18 @@ class Settled:
     ) -> list[Item]:
         """The items of the list `name`, heaviest first, except that small differences do not reorder them."""
         before = self._before.get(name, {})
-        ordered = sorted((one for one in items if key(one) in before), key=lambda one: before[key(one)])
+        ordered = sorted((item for item in items if key(item) in before), key=lambda item: before[key(item)])
         for index in range(1, len(ordered)):
             place = index
             while place > 0 and weight(ordered[place]) > OVERTAKES * weight(ordered[place - 1]):
                 ordered[place - 1], ordered[place] = ordered[place], ordered[place - 1]
                 place -= 1
-        for one in sorted((one for one in items if key(one) not in before), key=weight, reverse=True):
-            place = next((at for at, other in enumerate(ordered) if weight(other) < weight(one)), len(ordered))
-            ordered.insert(place, one)
+        for item in sorted((item for item in items if key(item) not in before), key=weight, reverse=True):
+            place = next((at for at, other in enumerate(ordered) if weight(other) < weight(item)), len(ordered))
+            ordered.insert(place, item)
         if len(self._before) > MOST_LISTS:
             self._before.clear()
-        self._before[name] = {key(one): place for place, one in enumerate(ordered)}
+        self._before[name] = {key(item): place for place, item in enumerate(ordered)}
         return ordered
 
 

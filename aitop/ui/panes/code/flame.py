@@ -89,8 +89,8 @@ def neighbour(rows: Rows, path: Path, across: int, down: int) -> Path | None:
     if down < 0:
         above = at(rows, cell.x, wanted)
         return above.node.path if above else path
-    below = [one for one in rows[wanted] if cell.x <= one.x < cell.x + cell.width]
-    return max(below, key=lambda one: one.node.samples).node.path if below else path
+    below = [row for row in rows[wanted] if cell.x <= row.x < cell.x + cell.width]
+    return max(below, key=lambda row: row.node.samples).node.path if below else path
 
 
 def row_of(rows: Rows, path: Path) -> int:

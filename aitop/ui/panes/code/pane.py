@@ -58,20 +58,20 @@ NAME, LONG_NAME = 14, 26
 def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | None:
     """The share of time that each thread holds the GIL, in the ranks; None where it was not sampled."""
     ranks = {process.pid for process in stacks.processes if process.role == "rank"}
-    shown = [one for one in stacks.threads if one.pid in ranks and (pids is None or one.pid in pids)]
-    asked = sorted((one for one in shown if one.gil is not None), key=lambda one: -(one.gil or 0.0))
+    shown = [thread for thread in stacks.threads if thread.pid in ranks and (pids is None or thread.pid in pids)]
+    asked = sorted((thread for thread in shown if thread.gil is not None), key=lambda thread: -(thread.gil or 0.0))
     if not asked:
         return None
     line = Line("GIL".ljust(5), DIM)
-    for number, one in enumerate(asked):
-        if number and not one.gil:
+    for number, thread in enumerate(asked):
+        if number and not thread.gil:
             return line
-        name = "main" if one.thread == "MainThread" else one_line(one.thread)
+        name = "main" if thread.thread == "MainThread" else one_line(thread.thread)
         cells = NAME if len(name) <= NAME or line.width + LONG_NAME + 7 > width else LONG_NAME
         if number and line.width + cells + 7 > width:
             left = sum(1 for other in asked[number:] if other.gil)
             return line.add(f"  {left} more", FAINT) if line.width + 10 <= width else line
-        line.add(GAP if number else "").add(share_text(one.gil), TEXT).add(" ").join(Line(name, DIM).fit(cells))
+        line.add(GAP if number else "").add(share_text(thread.gil), TEXT).add(" ").join(Line(name, DIM).fit(cells))
     return line
 
 
@@ -120,7 +120,7 @@ class CodePane(Pane):
             line = Line(f"{NOT_YET} waiting for the first stacks", DIM) if waiting else state_line("stacks", status)
             return Drawing([line], title)
         chosen = view.who.pid, view.who.thread
-        gil = next((one.gil for one in stacks.threads if (one.pid, one.thread) == chosen), None)
+        gil = next((thread.gil for thread in stacks.threads if (thread.pid, thread.thread) == chosen), None)
         title += f" · GIL {percent(gil)}" if gil is not None else ""
         note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
         stale = view.stale("stacks")

@@ -27,13 +27,12 @@ from aitop.ui.theme.palette import (
     clickable,
 )
 from aitop.ui.widgets.line import Line, lit, shorten
+from aitop.ui.widgets.table import GAP, MARK
 from aitop.ui.words import one_line, short_command, tight_percent
 
-MARK = 2
 TREE_LEAST, TREE_MOST, TREE_STEP = 16, 40, 6
 COMMAND_LEAST = 14
 NEW_SECONDS = 3.0
-GAP = 2
 STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
 STATE_STYLES = {"R": TEXT, "D": STATE_STALE, "Z": STATE_FAILED, "T": STATE_STALE}
 KINDS: dict[str, Kind] = {"launcher": LAUNCHER, "rank": RANK, "loader-worker": WORKER}
@@ -115,7 +114,7 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = Fals
     bare = Fit(0, (), 0, marked)
     room = width - MARK - TREE_LEAST
     shown: list[Column] = []
-    for column in sorted((one for one in COLUMNS if gpu or not one.gpu), key=lambda one: one.keep):
+    for column in sorted((column for column in COLUMNS if gpu or not column.gpu), key=lambda column: column.keep):
         cells = GAP + bare.cells(column)
         if cells > room:
             break

@@ -54,7 +54,7 @@ class ProcessPane(RowPane[ProcessRow]):
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
         super().__init__(id=id)
-        self._shut: set[int] = set()
+        self._folded: set[int] = set()
         self._order: Order = BY_ROLE
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
@@ -63,7 +63,7 @@ class ProcessPane(RowPane[ProcessRow]):
             return Drawing([state_line("host", view.source("host"))], "Processes")
         processes = snapshot.host.processes
         rows = process_rows(
-            processes, snapshot.gpu, snapshot.wall, folded=self._shut, order=self._order, wanted=view.filter
+            processes, snapshot.gpu, snapshot.wall, folded=self._folded, order=self._order, wanted=view.filter
         )
         title = f"Processes · {len(processes)}"
         if not rows:
@@ -73,7 +73,7 @@ class ProcessPane(RowPane[ProcessRow]):
         foot = self._foot(view, snapshot, width, height)
         gpu, marked = bool(snapshot.gpu and snapshot.gpu.devices), view.mark is not None
         shape = fit(width, gpu=gpu, longest=longest_branch(rows), marked=marked)
-        before = figures_at(view.mark, self._shut)
+        before = figures_at(view.mark, self._folded)
         lines = [heading(shape, self._order)]
         for row, at in self.take(rows, height - 1 - len(foot)):
             then, chosen = before.get(row.process.pid), row.process.pid == view.chosen
@@ -97,7 +97,7 @@ class ProcessPane(RowPane[ProcessRow]):
         return row.process.pid
 
     def action_fold(self, pid: int) -> None:
-        self._shut ^= {pid}
+        self._folded ^= {pid}
         self.redraw()
 
     def action_close(self) -> None:
@@ -107,7 +107,7 @@ class ProcessPane(RowPane[ProcessRow]):
         if row.parent and not row.folded:
             self.action_fold(row.process.pid)
             return
-        parent = next((n for n, one in enumerate(self.rows) if one.process.pid == row.process.ppid), None)
+        parent = next((n for n, above in enumerate(self.rows) if above.process.pid == row.process.ppid), None)
         if parent is not None:
             self.action_move(parent - self.cursor)
 

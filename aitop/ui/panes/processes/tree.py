@@ -123,16 +123,18 @@ def process_rows(
 
 def gpu_use(sample: GpuSample | None) -> dict[int, dict[str, Any]]:
     """By pid, its share of the multiprocessors (the most of its devices) and its memory on all devices together."""
-    uses: dict[int, list[GpuProcess]] = {}
+    by_pid: dict[int, list[GpuProcess]] = {}
     for device in sample.devices if sample else ():
         for process in device.processes or ():
-            uses.setdefault(process.pid, []).append(process)
+            by_pid.setdefault(process.pid, []).append(process)
     return {
         pid: {
-            "gpu": max((one.sm for one in some if one.sm is not None), default=None),
-            "gpu_memory": sum(one.memory or 0 for one in some) if any(one.memory is not None for one in some) else None,
+            "gpu": max((each.sm for each in uses if each.sm is not None), default=None),
+            "gpu_memory": sum(each.memory or 0 for each in uses)
+            if any(each.memory is not None for each in uses)
+            else None,
         }
-        for pid, some in uses.items()
+        for pid, uses in by_pid.items()
     }
 
 
@@ -161,28 +163,28 @@ def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], o
     """By role, rank and age; or by a column, what is not measured last in either direction."""
     by_role = sorted(
         siblings,
-        key=lambda one: (
-            one.part is None,
-            ROLE_ORDER[one.role],
-            one.rank if one.role == "rank" and one.rank is not None else UNNUMBERED,
-            one.started,
-            one.pid,
+        key=lambda process: (
+            process.part is None,
+            ROLE_ORDER[process.role],
+            process.rank if process.role == "rank" and process.rank is not None else UNNUMBERED,
+            process.started,
+            process.pid,
         ),
     )
     if order.by is None:
         return by_role[::-1] if order.inverted else by_role
     by = order.by
-    known = [one for one in by_role if getattr(figures[one.pid], by) is not None]
-    known.sort(key=lambda one: getattr(figures[one.pid], by), reverse=order.inverted == (by == "pid"))
-    return known + [one for one in by_role if getattr(figures[one.pid], by) is None]
+    known = [process for process in by_role if getattr(figures[process.pid], by) is not None]
+    known.sort(key=lambda process: getattr(figures[process.pid], by), reverse=order.inverted == (by == "pid"))
+    return known + [process for process in by_role if getattr(figures[process.pid], by) is None]
 
 
 def _summed(all_figures: Sequence[Figures]) -> Figures:
     """The figures of several processes together: sums, the largest GPU share, and for all else the first one's."""
     if len(all_figures) == 1:
         return all_figures[0]
-    changes: dict[str, Any] = {"on_gpu": any(one.on_gpu for one in all_figures)}
+    changes: dict[str, Any] = {"on_gpu": any(figures.on_gpu for figures in all_figures)}
     for name in (*ADDED, "gpu"):
-        known = [value for one in all_figures if (value := getattr(one, name)) is not None]
+        known = [value for figures in all_figures if (value := getattr(figures, name)) is not None]
         changes[name] = (max if name == "gpu" else sum)(known) if known else None
     return replace(all_figures[0], **changes)

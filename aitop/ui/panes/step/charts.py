@@ -137,7 +137,7 @@ def readout(group: Group, now: float, width: int) -> Line:
         if seconds > 0.002 * column.total and piece.width <= room:
             room -= piece.width
             pieces.append((PHASES.index(phase), piece))
-    for _, piece in sorted(pieces, key=lambda one: one[0]):
+    for _, piece in sorted(pieces, key=lambda piece: piece[0]):
         line.join(piece)
     return line
 

@@ -1,4 +1,4 @@
-"""Are steps faster or slower than they were, and by how much more than noise explains? Pure."""
+"""Are steps faster or slower since the mark that the user set, and by more than noise explains? Pure."""
 
 from __future__ import annotations
 
