@@ -95,11 +95,11 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
         part = sum(old.units.waited) / sum(old.units.seconds)
         old, new = old.with_waits(part), new.with_waits(part)
     slowing = _slowing(old, new)
-    if old.part is not None and new.part is not None:
-        by_others = abs(new.part - old.part) * slowing[1]
-        old, new = old.beside(old.part, slowing[0]), new.beside(old.part, slowing[0])
-    else:
-        by_others = 0.0
+    beside, beside_after = old.part, new.part
+    by_others = 0.0
+    if beside is not None and beside_after is not None:
+        by_others = abs(beside_after - beside) * slowing[1]
+        old, new = old.beside(beside, slowing[0]), new.beside(beside, slowing[0])
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
