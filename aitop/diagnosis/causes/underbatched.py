@@ -56,7 +56,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if len(steps) < MIN_STEPS:
         return "the model's inputs have no first dimension that could be a batch"
     samples = median_high(float(step.samples or 1) for step in steps)
-    if samples > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
+    # A server that has taken more at once takes as many as are there.
+    most = samples if training else max(float(step.samples or 1) for step in steps)
+    if most > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
         return None
     waiting = main_lines(snapshot, takes_request).share
     cost = _cost(snapshot, steps, samples, facts) if waiting <= AT_LEISURE else None
