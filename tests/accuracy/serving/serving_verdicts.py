@@ -115,7 +115,9 @@ class Bench:
                 # What was under way stays so, and no monitor has seen the moment.
                 time.sleep(1.0)
             code, report, until = self._diagnose(case, server, tier)
-            answers = clients.answers(until - (report.get("window_s") or self._args.seconds), until)
+            # Requests are seen from the moment on at which it is known where they are answered.
+            seen = (report.get("serving") or {}).get("window_s") or report.get("window_s") or self._args.seconds
+            answers = clients.answers(until - seen, until)
             row = row_of(case, tier, report, answers, server.model_pid)
             if self._args.keep:
                 self._kept(case, tier, "json").write_text(json.dumps(report, indent=1))
