@@ -24,7 +24,6 @@ class Trend(msgspec.Struct, frozen=True):
     seconds: float
     fit: float
     rising: float
-    points: int
     late_slope: float
     least: float
 
@@ -60,7 +59,7 @@ def trend(series: Series | None, since: float) -> Trend | None:
     half = len(values) // 2
     late_slope, _ = line_through(times[half:], values[half:])
     rising = ups / (len(values) - 1)
-    return Trend(slope, slope * times[-1], times[-1], fit, rising, len(values), late_slope, _least_slope(times, values))
+    return Trend(slope, slope * times[-1], times[-1], fit, rising, late_slope, _least_slope(times, values))
 
 
 def _least_slope(times: Sequence[float], values: Sequence[float]) -> float:
