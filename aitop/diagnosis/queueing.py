@@ -25,9 +25,9 @@ STEADY = 0.25
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What arrived at a server in a time, oldest first: `arrivals` (monotonic), and `services`, the seconds from the
-    end of each one's wait to its answer. `begun` is when the first was begun with: until then there was other work.
-    `waited` is the mean wait, `latency` the mean from arrival to answer.
+    """What arrived at a server in a time, oldest first: `arrivals` (monotonic), and `services`, the seconds that each
+    was worked on. `begun` is when the first was begun with: until then there was other work. `waited` is the mean wait,
+    `latency` the mean from arrival to answer, `back` the mean from the end of the work to the answer's being out.
 
     `clients` send a request as soon as they have an answer; None where requests come by themselves. Of a server that
     takes several requests at once, `slots` are the most that it had in work, or `batch` the most in one batch.
@@ -38,6 +38,7 @@ class Load(msgspec.Struct, frozen=True):
     begun: float
     waited: float
     latency: float
+    back: float
     rate: float
     clients: int | None
     slots: int
@@ -72,21 +73,33 @@ def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost
     arrivals = tuple(one.end - one.seconds for one in known)
     begun = [one.end - one.seconds + (one.queue or 0.0) for one in known]
     ends = [one.end for one in known]
+    services = [_worked(one) for one in known]
+    done = [begin + service for begin, service in zip(begun, services, strict=True)]
     seconds = max(ends) - min(ends)
     if seconds <= 0.0:
         return None
     return Load(
         arrivals=arrivals,
-        services=tuple(max(1e-6, end - begin) for begin, end in zip(begun, ends, strict=True)),
+        services=tuple(services),
         begun=begun[0],
         waited=sum(one.queue or 0.0 for one in known) / len(known),
         latency=sum(one.seconds for one in known) / len(known),
+        back=sum(end - after for end, after in zip(ends, done, strict=True)) / len(known),
         rate=(len(known) - 1) / seconds,
         clients=_clients(arrivals, ends),
-        slots=1 if batch > 1 else _most_at_once(begun, ends),
+        slots=1 if batch > 1 else _most_at_once(begun, done),
         batch=batch,
         cost=cost,
     )
+
+
+def _worked(request: RequestRecord) -> float:
+    """The seconds from the end of a request's wait to its answer, without the way back through other processes.
+
+    The next request is worked on meanwhile.
+    """
+    parts = [part for part in (request.preprocess, request.model, request.postprocess) if part is not None]
+    return max(1e-6, sum(parts) if len(parts) == 3 else request.seconds - (request.queue or 0.0))
 
 
 def _levels(begins: Sequence[float], ends: Sequence[float]) -> list[tuple[float, int]]:
@@ -148,14 +161,15 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Out
         seconds = load.cost.seconds(len(taken)) if load.cost is not None else load.services[answered % count]
         end = start + seconds
         heapq.heappush(free, end)
+        answer = end + load.back
         for arrival in taken:
             waits += start - arrival
-            latencies += end - arrival
+            latencies += answer - arrival
             if clients and sent < count:
-                heapq.heappush(pending, end)
+                heapq.heappush(pending, answer)
                 sent += 1
         answered += len(taken)
-        last = max(last, end)
+        last = max(last, answer)
     seconds = last - first
     return Outcome(answered / seconds if seconds > 0 else 0.0, waits / answered, latencies / answered)
 

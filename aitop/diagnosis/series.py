@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
+from aitop.diagnosis.noise import ONE_SIDED
 from aitop.model.snapshot import Series, Snapshot
 
 
 class Trend(msgspec.Struct, frozen=True):
     """Least-squares line: `slope` per second, `growth` over `seconds`, `fit` the share of variance explained (0..1).
 
-    `rising` is the share of successive differences that go up, `late_slope` the slope of the second half alone.
+    `rising` is the share of successive differences that go up, `late_slope` the slope of the second half alone. `least`
+    is the slope that there is at least, with 95 % certainty, if what was added from reading to reading came by chance.
     """
 
     slope: float
@@ -22,6 +25,7 @@ class Trend(msgspec.Struct, frozen=True):
     fit: float
     rising: float
     late_slope: float
+    least: float
 
 
 def values_since(snapshot: Snapshot, name: str, seconds: float) -> list[tuple[float, float]]:
@@ -54,7 +58,21 @@ def trend(series: Series | None, since: float) -> Trend | None:
     ups = sum(1 for before, after in pairwise(values) if after > before)
     half = len(values) // 2
     late_slope, _ = line_through(times[half:], values[half:])
-    return Trend(slope, slope * times[-1], times[-1], fit, ups / (len(values) - 1), late_slope)
+    rising = ups / (len(values) - 1)
+    return Trend(slope, slope * times[-1], times[-1], fit, rising, late_slope, _least_slope(times, values))
+
+
+def _least_slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """A few jumps in a short time are no slope that goes on: of a random walk with a drift, the least drift."""
+    seconds, count = times[-1] - times[0], len(values) - 1
+    if seconds <= 0:
+        return 0.0
+    drift = (values[-1] - values[0]) / seconds
+    steps = zip(pairwise(times), pairwise(values), strict=True)
+    scatter = sum(
+        (to - at - drift * (end - start)) ** 2 / (end - start) for (start, end), (at, to) in steps if end > start
+    )
+    return drift - ONE_SIDED * math.sqrt(scatter / (count - 1) / seconds)
 
 
 def line_through(times: Sequence[float], values: Sequence[float]) -> tuple[float, float]:

@@ -106,7 +106,8 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What is served in the window, None where it is not measured. `basis` is the best source that figures come from.
 
-    `pid` is the process whose requests or iterations these are. `concurrency` is the mean number of requests under way,
+    The figures are of the last `seconds`: a window may begin before its first request was seen. `pid` is the process
+    whose requests or iterations these are. `concurrency` is the mean number of requests under way,
     `queue` that of those that wait. `first_token` and `inter_token` are what users call TTFT and ITL.
     `requests`, `iterations` and `pauses` are those of the window, the oldest first. `alive` is the number of requests
     under way now, `still` how long no iteration and no request has ended; both are what tells a stalled server from an
@@ -114,6 +115,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     basis: ServingBasis
+    seconds: float | None = None
     pid: int | None = None
     requests_per_second: float | None = None
     tokens_per_second: float | None = None

@@ -96,12 +96,13 @@ class ReportPercentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportServing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served in the window. `basis` is the best source that figures come from: hook, metrics or stacks.
+    """What is served in the last `window_s` seconds. `basis` is the best source of it: hook, metrics or stacks.
 
     `concurrency` is the mean number of requests under way, `queue` that of those that wait; `alive` are under way now,
     and `still_s` is how long none has ended and the engine has made no iteration.
     """
 
+    window_s: float | None = None
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     concurrency: float | None = None
@@ -255,6 +256,7 @@ def _phases(phases: Phases) -> dict[str, float | None]:
 
 def _serving(serving: Serving) -> ReportServing:
     return ReportServing(
+        window_s=serving.seconds,
         requests_per_s=serving.requests_per_second,
         tokens_per_s=serving.tokens_per_second,
         concurrency=serving.concurrency,

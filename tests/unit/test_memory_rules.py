@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import msgspec
 import pytest
 from judgements import fired, level, unjudged
@@ -264,6 +266,17 @@ def test_noise_is_not_a_leak(series):
 def test_growth_that_levels_off_is_warming_up():
     values = tuple(1e9 + 300e6 * (1 - 0.8**index) for index in range(25))
     assert leak(Series(times=tuple(float(976 + index) for index in range(25)), values=values), SITE) is None
+
+
+# What threads of a pool add as they begin, a server's first seconds, in MB.
+JUMPS = (0.0, 0.8, 0.5, 0.25, 1.75, 6.0, 0.5, 0.9, 0.4, 0.25, 0.0, 0.0, 4.1, 0.0, 0.25)
+
+
+@pytest.mark.parametrize(("added", "leaks"), [(JUMPS, False), ((1.3, 0.9) * 7, True), (JUMPS * 4, True)])
+def test_a_few_jumps_are_no_leak_until_they_go_on(added, leaks):
+    values = tuple(1e9 + 2**20 * total for total in accumulate(added))
+    times = tuple(1000.0 - len(values) + index for index in range(len(values)))
+    assert (leak(Series(times=times, values=values)) is not None) is leaks
 
 
 @pytest.mark.parametrize("sites", [(), (SITE,)], ids=["no line", "a line"])

@@ -63,6 +63,18 @@ def test_what_replicas_give_to_clients_that_wait_for_their_answers(clients, repl
     assert changed.latency == pytest.approx(sum(one.seconds for one in then) / len(then), rel=0.15)
 
 
+def test_an_answer_on_its_way_back_keeps_no_other_request_waiting():
+    back = 0.02
+    found = []
+    for one in CROWD:
+        worked = one.seconds - one.queue
+        whole = replace(one, end=one.end + back, seconds=one.seconds + back)
+        found.append(replace(whole, preprocess=0.1 * worked, model=0.8 * worked, postprocess=0.1 * worked))
+    load = load_of(found)
+    assert load.slots == 1 and load.back == pytest.approx(back)
+    assert change(load, replicas=2).length.speedup == pytest.approx(2.0, abs=0.15)
+
+
 def test_requests_that_come_by_themselves_are_answered_sooner_and_not_more_often():
     arrivals = at_random(45.0)
     now, then = Server().answer(arrivals), Server(slots=2).answer(arrivals)

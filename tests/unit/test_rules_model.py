@@ -175,6 +175,21 @@ def test_batches_of_several_sizes_tell_what_does_not_depend_on_them():
     assert level(underbatched.judge(snapshot(grows, kind="inference", facts=DENSE))) < underbatched.judge.band.leave
 
 
+@pytest.mark.parametrize(("under_way", "together"), [(1.2, None), (11.8, 12), (90.0, 32)])
+def test_no_more_requests_can_be_taken_together_than_are_there(under_way, together):
+    engine = Serving(basis="hook", pid=RANK, concurrency=under_way)
+    judged = underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL], serving=engine))
+    assert (judged and fired(judged).fixes[0].setting.to) == together
+
+
+def test_a_server_that_has_taken_many_at_once_takes_single_ones_only_where_no_more_are_there():
+    varied = [step(i, 0.011, kind="infer", forward=0.01, samples=8 if i % 10 == 0 else 1 + i % 2) for i in range(40)]
+    assert underbatched.judge(snapshot(varied, kind="inference", facts=DENSE)) is None
+    packed = [IterationRecord(end=1000.0 - n / 100, seconds=0.008, requests=8 if n % 10 == 0 else 1) for n in range(99)]
+    engine = Serving(basis="hook", pid=RANK, iterations=tuple(packed), queue=3.0)
+    assert underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, serving=engine)) is None
+
+
 def test_training_on_one_sample_at_the_cost_of_calls():
     tiny = steps(seconds=0.0005, forward=0.00008, backward=0.0001, optimizer=0.0002, samples=1)
     verdict = fired(underbatched.judge(snapshot(tiny, facts=facts(ops=10, parameters=6000))))

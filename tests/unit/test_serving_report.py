@@ -18,6 +18,7 @@ from aitop.outputs.text import WIDTH, to_text
 
 SERVED = Serving(
     basis="hook",
+    seconds=11.0,
     pid=10,
     requests_per_second=41.00042,
     tokens_per_second=900.04,
@@ -52,6 +53,7 @@ def snapshot(serving=SERVED, engine="vllm 0.32.0", sources=()):
 def test_the_json_is_the_documented_one():
     said = json.loads(as_json(report_of(snapshot())))
     assert said["serving"] == {
+        "window_s": 11.0,
         "requests_per_s": 41.0,
         "tokens_per_s": 900.0,
         "concurrency": 7.4,

@@ -56,13 +56,18 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if len(steps) < MIN_STEPS:
         return "the model's inputs have no first dimension that could be a batch"
     samples = median_high(float(step.samples or 1) for step in steps)
-    if samples > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
+    # A server that has taken more at once takes as many as are there.
+    most = samples if training else max(float(step.samples or 1) for step in steps)
+    if most > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
+        return None
+    together = BATCH if training else _under_way(snapshot)
+    if together < 2:
         return None
     waiting = main_lines(snapshot, takes_request).share
     cost = _cost(snapshot, steps, samples, facts) if waiting <= AT_LEISURE else None
     if cost is None:
         return None
-    batched = Timeline.with_batch(BATCH, cost.samples, cost.fixed, cost.each, surely=cost.measured)
+    batched = Timeline.with_batch(together, cost.samples, cost.fixed, cost.each, surely=cost.measured)
     part = 1.0 if training else _of_the_model(snapshot, steps)
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
@@ -77,13 +82,19 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # Where batches of several sizes were not seen, the cost of a sample is an estimate.
         most_sure=0.9 if cost.measured else UNPROVEN,
         title=f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time: "
-        f"{percent(share)} of the time could serve {BATCH}",
+        f"{percent(share)} of the time could serve {together}",
         # Where the model is called a batch is put together, however the model is written.
         where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _beside(snapshot).entries,
         evidence=_evidence(snapshot, cost, waiting, gone.speedup),
-        fixes=_fixes(cost, share, training=training),
+        fixes=_fixes(cost, share, together, training=training),
     )
+
+
+def _under_way(snapshot: Snapshot) -> int:
+    """How many requests a batch can have: no more than there are at a time, and no more than BATCH."""
+    there = snapshot.serving.concurrency if snapshot.serving is not None else None
+    return BATCH if there is None else min(BATCH, round(there))
 
 
 def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
@@ -188,11 +199,12 @@ def _above_forward(entry: Entry) -> Entry:
     return msgspec.structs.replace(entry, where=where)
 
 
-def _fixes(cost: Cost, share: float, *, training: bool) -> tuple[Fix, ...]:
+def _fixes(cost: Cost, share: float, together: int, *, training: bool) -> tuple[Fix, ...]:
     if training:
-        text = f"batch {cost.samples:.0f} → {BATCH}: more samples a second (adapt the learning rate)"
-        return (fix(text, share, Setting(name="batch_size", to=BATCH, current=round(cost.samples))),)
+        text = f"batch {cost.samples:.0f} → {together}: more samples a second (adapt the learning rate)"
+        return (fix(text, share, Setting(name="batch_size", to=together, current=round(cost.samples))),)
+    setting = Setting(name="max_batch_size", to=together, current=round(cost.samples))
     return (
-        fix(f"take up to {BATCH} waiting requests at once and stack them into one forward pass", share),
+        fix(f"take up to {together} waiting requests at once and stack them into one forward pass", share, setting),
         fix("a serving layer with dynamic batching does so within a time limit"),
     )

@@ -134,7 +134,7 @@ def steady(line: Trend, processes: int = 1) -> bool:
         and line.growth >= MIN_GROWTH * processes
         and line.fit >= 0.85
         and line.rising >= 0.7
-        and line.late_slope >= 0.5 * line.slope
+        and min(line.late_slope, line.least) >= 0.5 * line.slope
     )
 
 

@@ -32,6 +32,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
     waited = _sum(_spent(span, "queue") for span in spans)
     return Serving(
         basis="metrics",
+        seconds=max((after.time - before.time for before, after in spans), default=None),
         pid=min(samples),
         requests_per_second=_sum(_rate(span, "requests") for span in spans),
         tokens_per_second=_sum(_rate(span, "tokens") for span in spans),

@@ -125,6 +125,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
     iterations = [record for own in turns.values() for record in own]
     return Serving(
         basis="hook",
+        seconds=seconds,
         pid=busiest if engine is None else engine,
         requests_per_second=_rate_of_requests(answered, served, seconds),
         tokens_per_second=_tokens(answered, iterations, seconds),

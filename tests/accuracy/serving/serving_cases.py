@@ -68,10 +68,11 @@ class Case(Scenario):
         absent = [package for package in self.needs if importlib.util.find_spec(package) is None]
         return f"needs {', '.join(absent)}" if absent else None
 
-    def mended_command(self) -> tuple[str, ...]:
-        """The command with its change."""
+    def mended_command(self, to: int | None = None) -> tuple[str, ...]:
+        """The command with its change, its last word `to` where that is given."""
+        changed = self.changed if to is None else (*self.changed[:-1], str(to))
         words = " ".join(self.command)
-        before, after = " ".join(self.change), " ".join(self.changed)
+        before, after = " ".join(self.change), " ".join(changed)
         if before not in words:
             raise ValueError(f"{self.name}: {before!r} is not in its command")
         return tuple(words.replace(before, after).split())
@@ -341,7 +342,7 @@ ALWAYS = (
         clients=16,
         change=("--batch", "1"),
         changed=("--batch", "8"),
-        remedy="batch",
+        remedy="max_batch_size",
     ),
     case(
         "embeddings:single",
@@ -353,7 +354,7 @@ ALWAYS = (
         clients=16,
         change=("--batch", "1"),
         changed=("--batch", "8"),
-        remedy="batch",
+        remedy="max_batch_size",
         needs=LITSERVE,
     ),
     case(

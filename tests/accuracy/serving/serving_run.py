@@ -233,7 +233,9 @@ class Neighbours:
     """Processes that keep as many cores busy as they are. As a context they end with the block."""
 
     def __init__(self, count: int) -> None:
-        self._processes = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(count)]
+        # Programs of other users: those of one session share the cores of one (sched_autogroup).
+        burn = [sys.executable, "-c", BURN]
+        self._processes = [subprocess.Popen(burn, start_new_session=True) for _ in range(count)]
 
     def __enter__(self) -> Neighbours:
         return self

@@ -47,7 +47,8 @@ class Row:
 
     `right_line` and `right_process` are None where none is expected. `latency` has, for each of LATENCIES, what
     aitop said and what the clients measured, in milliseconds; `seen` has the clients' own delays as well. `alarms` are
-    untrue warnings. `gain` is the predicted factor of the change, `real` the measured one; None is not predicted.
+    untrue warnings. `gain` is the predicted factor of the change, `real` the measured one; None is not predicted. `to`
+    is the value that the prediction is for, None where it names none.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Row:
     requests: int = 0
     failed: int = 0
     gain: float | None = None
+    to: int | None = None
     real: float | None = None
     note: str = ""
 
@@ -96,7 +98,7 @@ class Bench:
                 with running(case) as server:
                     rows.append(self._watched(case, server, tier))
             if case.change and rows and not self._args.no_gains:
-                real = real_gain(case)
+                real = real_gain(case, next((row.to for row in rows if row.to is not None), None))
                 for row in rows:
                     row.real = real
         except (RuntimeError, OSError) as failure:
@@ -115,7 +117,9 @@ class Bench:
                 # What was under way stays so, and no monitor has seen the moment.
                 time.sleep(1.0)
             code, report, until = self._diagnose(case, server, tier)
-            answers = clients.answers(until - (report.get("window_s") or self._args.seconds), until)
+            # Requests are seen from the moment on at which it is known where they are answered.
+            seen = (report.get("serving") or {}).get("window_s") or report.get("window_s") or self._args.seconds
+            answers = clients.answers(until - seen, until)
             row = row_of(case, tier, report, answers, server.model_pid)
             if self._args.keep:
                 self._kept(case, tier, "json").write_text(json.dumps(report, indent=1))
@@ -151,11 +155,11 @@ class Bench:
         return file
 
 
-def real_gain(case: Case) -> float:
+def real_gain(case: Case, to: int | None = None) -> float:
     """The factor in requests a second that the change gives: the server as it is and changed, twice in turns."""
     rates: dict[bool, list[float]] = {False: [], True: []}
     for changed in (False, True, True, False):
-        with running(case, changed=changed) as server:
+        with running(case, changed=changed, to=to) as server:
             rates[changed].append(capacity(server, sends_of(case), case.clients or 4, GAIN_SECONDS))
     return sum(rates[True]) / sum(rates[False])
 
@@ -203,7 +207,7 @@ def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answ
         row.where = f"{Path(places[0]['file']).name}:{places[0]['line']}"
         if case.guilty:
             row.right_line = row.where in {f"{case.script.name}:{number}" for number in case.guilty_lines()}
-    row.gain = predicted(case, verdicts)
+    row.gain, row.to = predicted(case, verdicts)
     return row
 
 
@@ -211,19 +215,21 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def predicted(case: Case, verdicts: Sequence[dict[str, Any]]) -> float | None:
-    """What the report expects of the case's change; None where it abstains."""
+def predicted(case: Case, verdicts: Sequence[dict[str, Any]]) -> tuple[float | None, int | None]:
+    """What the report expects of the case's change, and the value it expects it of; None where it abstains."""
     for verdict in verdicts:
         for fix in verdict.get("fixes") or []:
-            if case.change and case.remedy in fix["text"] and fix.get("speedup") is not None:
-                return float(fix["speedup"])
-    return None
+            setting = fix.get("setting") or {}
+            meant = case.change and case.remedy in (setting.get("name") or fix["text"])
+            if meant and fix.get("speedup") is not None:
+                return float(fix["speedup"]), setting.get("to")
+    return None, None
 
 
 @contextlib.contextmanager
-def running(case: Case, *, changed: bool = False) -> Iterator[Server]:
+def running(case: Case, *, changed: bool = False, to: int | None = None) -> Iterator[Server]:
     """The case's server, and the processes beside it."""
-    command = case.mended_command() if changed else case.command
+    command = case.mended_command(to) if changed else case.command
     python = VLLM_PYTHON if case.python == "vllm" else case.python
     env = {"VLLM_CPU_KVCACHE_SPACE": "1"} if case.python == "vllm" else {}
     field_ = case.sends[case.sends.index("--field") + 1] if "--field" in case.sends else "text"

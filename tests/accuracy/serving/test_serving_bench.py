@@ -180,9 +180,13 @@ def test_a_healthy_server_gets_no_warning(severity, quiet):
 
 def test_the_gain_is_that_of_the_fix_which_is_tried():
     case = CASE_BY_NAME["ranking_queue:single"]
-    fixes = [{"text": "one replica more", "speedup": 1.9}, {"text": "a batch of 8", "speedup": 4.0}]
-    assert predicted(case, [{"fixes": fixes}]) == 4.0
-    assert predicted(case, [{"fixes": fixes[:1]}]) is None
+    fixes = [
+        {"text": "one replica more", "speedup": 1.9},
+        {"text": "more at once", "speedup": 4.0, "setting": {"name": "max_batch_size", "to": 16}},
+    ]
+    assert predicted(case, [{"fixes": fixes}]) == (4.0, 16)
+    assert predicted(case, [{"fixes": fixes[:1]}]) == (None, None)
+    assert case.mended_command(16)[-2:] == ("--batch", "16")
 
 
 def test_bars_are_missed_by_what_is_wrong_only():

@@ -65,7 +65,7 @@ def room(serving: Serving, few: float) -> bool | None:
     sizes = [float(one.requests) for one in serving.iterations if one.requests]
     if len(sizes) < MIN_STEPS:
         return None
-    return fmean(sizes) <= few and (serving.queue or 0.0) >= LEAST_WAITING
+    return max(sizes) <= few and (serving.queue or 0.0) >= LEAST_WAITING
 
 
 def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> Explanation | None:
