@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
-    # Imports make many objects and no garbage: to look for it every 700 objects was a fifteenth of a start's CPU.
-    gc.set_threshold(20_000)
     from aitop.cli import catch_signals, run
 
     catch_signals()
