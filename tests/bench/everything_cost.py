@@ -3,10 +3,11 @@
 aitop, on a terminal, is stopped (with its children) and continued, in random order, so that a slow moment of the
 machine affects both; a ratio is of two blocks next to each other. The hook stays in: what it adds to a step is measured
 by hook_cost_steps.py. When it continues, aitop makes up for what it missed, so the figure is rather too high. `py-spy
-record --nonblocking -r 20` is measured in the same way. With --full a process of the run keeps each other core busy.
+record --nonblocking -r 20` is measured in the same way. All of it is measured where a core is free, and again where
+a process of the run keeps each other core busy.
 
     python tests/bench/everything_cost.py --starts 5 --seconds 60
-    python tests/bench/everything_cost.py --full
+    python tests/bench/everything_cost.py --cores full
 """
 
 from __future__ import annotations
@@ -111,9 +112,11 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=5, help="so many starts of aitop")
     parser.add_argument("--seconds", type=float, default=60.0, help="to measure after the start")
     parser.add_argument("--model", choices=tuple(MODELS), default="mlp")
-    parser.add_argument("--full", action="store_true", help="a process of the run on each other core")
+    parser.add_argument("--cores", choices=("free", "full"), help="only where a core is free, or only where none is")
     args = parser.parse_args()
-    return publish(args, list(figures(args.model, args.full, args.starts, args.seconds)))
+    ways = [full for full in BARS if args.cores in (None, "full" if full else "free")]
+    measured = [figure for full in ways for figure in figures(args.model, full, args.starts, args.seconds)]
+    return publish(args, measured, whole=args.cores is None)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ pytestmark = pytest.mark.e2e
 AITOP = [sys.executable, "-m", "aitop"]
 RECORDING = str(Path(__file__).parents[1] / "recordings" / "healthy.jsonl.gz")
 RUN = str(Path(__file__).parents[1] / "robustness" / "rights_run.py")
-# Verbs that connect to, or listen at, the address that the user gives them.
-TO_AN_ADDRESS = {"export", "fleet"}
+# Connects to the address that the user gives it.
+TO_AN_ADDRESS = {"fleet"}
 # Those that need no run, with their arguments.
 WITHOUT_RUN = {
     "explain": ["input-bound"],
     "config": [],
+    "export": ["--print", "alerts"],
     "replay": [RECORDING, "--format", "json"],
     "compare": [RECORDING, RECORDING],
 }
@@ -93,6 +94,43 @@ def quiet(watch, words):
 def test_a_verb_without_a_run(watch, verb):
     done = quiet(watch, [verb, *WITHOUT_RUN[verb]])
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_fleet_goes_to_the_address_that_was_given_and_nowhere_else(watch):
+    words = [*AITOP, "fleet", "--prometheus", "http://127.0.0.1:9", "--once"]
+    done = subprocess.run(watch.command(words), capture_output=True, text=True, check=False)
+    if done.returncode == NOT_POSSIBLE:
+        pytest.skip("this system lets nobody watch system calls so")
+    asked = {note.partition(" by ")[0] for note in sockets(watch)}
+    assert asked == {"socket AF_INET", "connect AF_INET 00097f0000010000000000000000"}, done.stderr
+
+
+@pytest.mark.slow
+def test_the_list_of_runs_to_choose_from(watch, slow_loader):
+    slow_loader.wait_steps(2)
+    with OnTerminal(watch.command(AITOP)) as screen:
+        assert screen.until(str(slow_loader.pid), 60.0), screen.screen.text()
+        screen.press(b"q")
+        assert screen.wait(20.0) is not None
+    assert sockets(watch) == []
+
+
+@pytest.mark.slow
+def test_metrics_that_are_written_to_a_file(watch, slow_loader, tmp_path):
+    slow_loader.wait_steps(2)
+    file = tmp_path / "aitop.prom"
+    words = [*AITOP, "export", "--pid", str(slow_loader.pid), "--textfile", str(file), "--every", "1s"]
+    with subprocess.Popen(watch.command(words), stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 60.0
+            while not (file.exists() and "aitop_units_total" in file.read_text()) and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        finally:
+            process.terminate()
+    if process.returncode == NOT_POSSIBLE:
+        pytest.skip("this system lets nobody watch system calls so")
+    assert sockets(watch) == [] and file.exists()
 
 
 @pytest.mark.slow

@@ -192,6 +192,39 @@ def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
     assert {"hook.session", "hook.measures.collectives", "protocol.ring"} <= set(texts)
 
 
+def test_bytecode_is_kept_for_the_next_attach_and_only_used_for_the_very_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def compiling(files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
+        made.append(files)
+        return compiled(files)
+
+    monkeypatch.setattr(bundle, "compiled", compiling)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    folder = Path(importlib.util.cache_from_source(bundle.__file__)).parent
+    first = pack("install", hook_sources())
+    assert not folder.exists() and len(made) == 1, "without a folder for bytecode nothing is kept"
+    folder.mkdir(parents=True)
+    assert pack("install", hook_sources()) == first and len(made) == 2
+    (kept,) = folder.iterdir()
+    assert pack("install", hook_sources()) == first and len(made) == 2
+    whole = kept.read_bytes()
+    other = marshal.dumps((importlib.util.MAGIC_NUMBER, (("hook.a", "A = 1"),), [b""]))
+    for damaged in (b"", whole[:-1], b"\xff" + whole, marshal.dumps(3), other):
+        kept.write_bytes(damaged)
+        before = len(made)
+        assert pack("install", hook_sources()) == first and len(made) == before + 1
+    assert kept.read_bytes() == whole
+    pack("install", GOOD)
+    assert kept.read_bytes() == whole
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    kept.unlink()
+    assert pack("install", hook_sources()) == first and not any(folder.iterdir())
+
+
 def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_one_of_our_user(tmp_path: Path) -> None:
     program = os.path.realpath(sys.executable)
     made = bytecode.compiled_by(program, (("x.py", "def f(a: int) -> int:\n    'Doc.'\n    return a\n"),))
