@@ -22,6 +22,7 @@ from aitop.engine.run_history import RunHistory
 from aitop.engine.runner import SourceRunner
 from aitop.errors import AitopError
 from aitop.model.event import Event
+from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.run import Run
 from aitop.model.snapshot import Snapshot, Target, Tick
@@ -56,7 +57,8 @@ LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
 # Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
-# make a verdict, and on a busy machine a window may come late.
+# make a verdict, and on a busy machine a window may come late. One also follows each part of a look at a job that
+# stands still, of which there are two: that verdict should not wait for two of the seldom ticks.
 TICKS_AT_WINDOWS = 5
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
@@ -338,16 +340,17 @@ class LiveFeed:
                 except queue.Empty:
                     continue
                 self._take(event, publish)
-                if not (at_windows and isinstance(event, StackWindow)):
+                if at_windows and isinstance(event, StackWindow):
+                    at_windows -= 1
+                elif not (self._shared and isinstance(event, (StackDump, ExchangeNotes))):
                     continue
-                at_windows, next_tick = at_windows - 1, time.monotonic()
+                next_tick = time.monotonic()
             for runner in list(self._runners.values()):
                 runner.check(time.monotonic())
             self._drain(publish)
             self._end_of_target(publish)
             for _ in range(LAST_TICKS if last else 1):
                 self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
-            self._look_if_still()
             if self.target.ended or last:
                 break
             next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
@@ -386,6 +389,8 @@ class LiveFeed:
             self._growth.saw(event)
             self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
+        if isinstance(event, HostSample):
+            self._look_if_still()
         if snapshot is not None and not self._stopping.is_set():
             if self._before is not None:
                 snapshot = msgspec.structs.replace(snapshot, before=self._before)
