@@ -52,13 +52,12 @@ STACKS_SECONDS, CONCLUDE_SECONDS = 2.0, 10.0
 BETWEEN_LOOKS = 2.0
 # How long the hook waits for the first look at the process tree, and for the stacks to tell who steps.
 FIRST_LOOK_SECONDS = 2.0
-# A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes.
-LAST_TICKS = 2
+# A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes, and a look of one of many.
+ENOUGH_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
 # Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
-# make a verdict, and on a busy machine a window may come late. One also follows each part of a look at a job that
-# stands still, of which there are two: that verdict should not wait for two of the seldom ticks.
+# make a verdict, and on a busy machine a window may come late.
 TICKS_AT_WINDOWS = 5
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
@@ -334,6 +333,7 @@ class LiveFeed:
             self._before, self._mark = self._history.last(), self._history.mark()
         while not self._stopping.is_set():
             wait, last = next_tick - time.monotonic(), self._concluding.is_set()
+            ticks = ENOUGH_TICKS if last else 1
             if wait > 0 and not last:
                 try:
                     event = self._events.get(timeout=min(wait, notice))
@@ -342,14 +342,17 @@ class LiveFeed:
                 self._take(event, publish)
                 if at_windows and isinstance(event, StackWindow):
                     at_windows -= 1
-                elif not (self._shared and isinstance(event, (StackDump, ExchangeNotes))):
+                elif self._shared and isinstance(event, ExchangeNotes):
+                    # All that stands still was looked at: that verdict does not wait for two of the seldom ticks.
+                    ticks = ENOUGH_TICKS
+                else:
                     continue
                 next_tick = time.monotonic()
             for runner in list(self._runners.values()):
                 runner.check(time.monotonic())
             self._drain(publish)
             self._end_of_target(publish)
-            for _ in range(LAST_TICKS if last else 1):
+            for _ in range(ticks):
                 self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
             if self.target.ended or last:
                 break

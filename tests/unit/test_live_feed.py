@@ -53,8 +53,7 @@ def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
     assert len(count) == 2
 
 
-def test_one_of_many_ticks_at_each_part_of_a_look(monkeypatch):
-    """What stands still is seen by then, and two ticks make a verdict: it does not wait for two of the seldom ones."""
+def test_one_of_many_does_not_wait_for_its_seldom_ticks_once_it_stands_still(monkeypatch):
     target = Target(time=time.monotonic(), pid=os.getpid(), command="x")
     devices = SharedDevices(60.0)
     shared = live.Shared(SharedBudget(0.01), devices)

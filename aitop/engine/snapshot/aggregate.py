@@ -242,8 +242,7 @@ def _steps_from_stacks(history: History, process: ProcessStacks | None) -> Steps
     """
     if process is None or process.phases == Phases():
         return None
-    began = next((window.time for window in history.windows if history.stacks.steps_in(window, process.pid)), None)
-    return Steps(basis="stacks", pid=process.pid, phases=process.phases, began=began)
+    return Steps(basis="stacks", pid=process.pid, phases=process.phases, began=history.stepped.get(process.pid))
 
 
 def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceName, SourceStatus]:
