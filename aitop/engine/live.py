@@ -57,7 +57,7 @@ ENOUGH_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
 # Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
-# make a verdict, and on a busy machine a window may come late.
+# make a verdict, and on a busy machine a window may come late. Those that show only imports do not count.
 TICKS_AT_WINDOWS = 5
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
@@ -341,7 +341,7 @@ class LiveFeed:
                     continue
                 self._take(event, publish)
                 if at_windows and isinstance(event, StackWindow):
-                    at_windows -= 1
+                    at_windows -= bool(self._snapshot and self._snapshot.working)
                 elif self._shared and isinstance(event, ExchangeNotes):
                     # All that stands still was looked at: that verdict does not wait for two of the seldom ticks.
                     ticks = ENOUGH_TICKS

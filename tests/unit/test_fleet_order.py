@@ -17,12 +17,12 @@ def names(jobs):
 def test_stalled_first_then_by_waste_then_what_is_not_measured():
     jobs = [
         replace(JOB, job="little", wasted=0.1),
-        replace(JOB, job="unmeasured", finding=Finding(verdict="x", share=0.9)),
-        replace(JOB, job="unmeasured-less", finding=Finding(verdict="x", share=0.1)),
+        replace(JOB, job="unmeasured", finding=Finding(verdict="x", severity="warning", share=0.1)),
+        replace(JOB, job="a-little-less", finding=Finding(verdict="x", severity="warning", share=0.05)),
         replace(JOB, job="much", wasted=7.0),
         replace(JOB, job="stalled", wasted=0.0, stalled=1),
     ]
-    wanted = ["stalled", "much", "little", "unmeasured", "unmeasured-less"]
+    wanted = ["stalled", "much", "little", "unmeasured", "a-little-less"]
     assert names(jobs) == names(jobs[::-1]) == wanted
 
 
