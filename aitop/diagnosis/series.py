@@ -21,7 +21,6 @@ class Trend(msgspec.Struct, frozen=True):
     seconds: float
     fit: float
     rising: float
-    points: int
     late_slope: float
 
 
@@ -55,7 +54,7 @@ def trend(series: Series | None, since: float) -> Trend | None:
     ups = sum(1 for before, after in pairwise(values) if after > before)
     half = len(values) // 2
     late_slope, _ = line_through(times[half:], values[half:])
-    return Trend(slope, slope * times[-1], times[-1], fit, ups / (len(values) - 1), len(values), late_slope)
+    return Trend(slope, slope * times[-1], times[-1], fit, ups / (len(values) - 1), late_slope)
 
 
 def line_through(times: Sequence[float], values: Sequence[float]) -> tuple[float, float]:

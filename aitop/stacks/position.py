@@ -22,10 +22,11 @@ Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it. A place is
-# believed only from this share of the phase's samples on; a line also only if it has most samples of the phase, or the
-# phase most of its samples: in steps of a millisecond an eighth of the stacks change while they are read.
-_LEAST_OF_PHASE, _MOST = 0.1, 0.5
+# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it: where steps
+# take a millisecond, an eighth of the stacks do. A place is believed only from this share of the phase's samples on. A
+# line must also have most samples of the phase, or the phase most of its samples; a function most samples of the phase,
+# or the phase more of its samples than change.
+_LEAST_OF_PHASE, _MOST, _CHANGE = 0.1, 0.5, 1 / 8
 
 
 @dataclass
@@ -75,18 +76,18 @@ class StepFunctions:
         self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
 
     def _drop_chance_functions(self) -> None:
-        """Drop phases from functions that have hardly any of the phase's samples."""
+        """Drop phases from functions that have so few of the phase's samples that these may have come by chance."""
         totals: dict[Phase, int] = {}
         for anchors in self._anchors.values():
             for phase, counts in anchors.lines.items():
                 totals[phase] = max(totals.get(phase, 0), sum(counts.values()))
         for anchors in self._anchors.values():
-            for phase in [
-                phase
+            by_chance = _CHANGE * sum(anchors.all.values())
+            anchors.lines = {
+                phase: counts
                 for phase, counts in anchors.lines.items()
-                if sum(counts.values()) < _LEAST_OF_PHASE * totals[phase]
-            ]:
-                del anchors.lines[phase]
+                if sum(counts.values()) >= max(_LEAST_OF_PHASE * totals[phase], min(_MOST * totals[phase], by_chance))
+            }
 
     def phase(self, stack: Seen) -> Phase:
         """The phase of a stack, corrected by the other stacks (a forward pass after the update evaluates, say)."""

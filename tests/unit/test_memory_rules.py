@@ -297,6 +297,12 @@ def test_source_code_names_the_line_and_decides_nothing(sites):
     assert (fired(with_line).severity, with_line.level) == (fired(without_line).severity, without_line.level)
 
 
+def test_a_little_growth_of_each_worker_is_no_leak():
+    of_one = {"workers_rss": rising(100 * 2**20, 115 * 2**20, 15)}
+    assert fired(memory.leak(snapshot(steps(), host=host(20, workers=(1,)), series=of_one))).severity == "warning"
+    assert memory.leak(snapshot(steps(), host=host(20, workers=(1,) * 4), series=of_one)) is None
+
+
 @pytest.mark.parametrize("text", ["losses.append(loss.item())", "self.total += loss.item()", "seen.append(len(batch))"])
 def test_numbers_explain_no_growth(text):
     numbers = GrowthSite(file="/x/train.py", line=40, function="main", text=text)
@@ -306,6 +312,10 @@ def test_numbers_explain_no_growth(text):
 def test_growth_is_critical_only_where_memory_is_full_soon():
     assert fired(leak(growing(50e6))).severity == "critical"
     assert fired(leak(growing(2e6))).severity == "warning"
+
+
+def test_a_short_rise_is_not_drawn_out_to_half_an_hour():
+    assert [fired(leak(growing(6e6, count=count))).severity for count in (14, 50)] == ["warning", "critical"]
 
 
 def held(*memory, **fields):

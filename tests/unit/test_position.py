@@ -120,6 +120,15 @@ def test_samples_read_while_the_stack_changed_move_no_anchor():
     assert position([*LOOP, *torn], at(11)) == "before"
 
 
+def test_a_sample_of_a_rare_phase_makes_no_step_of_a_function_that_waits():
+    """Where few samples show the optimizer, one that was read while the stack changed is a tenth of them."""
+    waiting = {"function": "__next__", "above": (TOP, "user/train.py:10 main")}
+    inner = at(52, "queue.py Queue.get", **waiting)
+    torn = at(52, STEP, **waiting)
+    loop = [(at(12, CALL, MODEL), 30), (at(14, BACK), 60), (at(15, STEP), 5)]
+    assert position([*loop, (inner, 30), (torn, 1)], inner) == "before"
+
+
 # --- phases ---------------------------------------------------------------------------------------------------------
 
 

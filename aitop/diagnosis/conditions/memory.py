@@ -24,9 +24,12 @@ BLIND = "where no step was seen, a leak and the loading of a data set look the s
 # What is compiled stays in memory: a run that spends this share of its time compiling grows by that.
 COMPILES = 0.05
 COMPILING = "the run compiles all the time, and what is compiled stays in memory"
+# What one process has to grow by, and by how much a second: each has a little growth of its own.
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
 SOON_SECONDS = 1800.0
+# A line that was watched for a while is not drawn out to the end of memory for more than this many times as long.
+FORECAST = 60.0
 
 # A number a step makes no growth that is seen here.
 _NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *(?:.*\.item\(\)|len\(.*\))$")
@@ -42,7 +45,9 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
         return starting or "memory was read fewer than four times"
     sites = _sites(snapshot)
     patience = BLIND_SECONDS if blind else PATIENCE_SECONDS
-    rising = [(name, line) for name, line in trends if line.seconds >= patience and steady(line)]
+    rising = [
+        (name, line) for name, line in trends if line.seconds >= patience and steady(line, _processes(snapshot, name))
+    ]
     if not rising:
         return BLIND if blind else None
     name, line = max(rising, key=lambda pair: pair[1].slope)
@@ -54,7 +59,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
         Where(pid=snapshot.target.pid, file=site.file, line=site.line, function=site.function, text=site.text)
         for site in sites[:3]
     )
-    soon = full_in is not None and full_in < SOON_SECONDS and line.points >= 6
+    soon = full_in is not None and full_in < min(SOON_SECONDS, FORECAST * line.seconds)
     severity: Severity = "critical" if soon else "warning"
     sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))
     doubts = [BLIND] if blind else []
@@ -77,7 +82,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
 
 def rises(snapshot: Snapshot) -> bool:
     """Whether memory has begun to rise as it does where something leaks."""
-    return any(steady(line) for _, line in _trends(snapshot))
+    return any(steady(line, _processes(snapshot, name)) for name, line in _trends(snapshot))
 
 
 def _trends(snapshot: Snapshot) -> list[tuple[str, Trend]]:
@@ -110,6 +115,13 @@ def watched(snapshot: Snapshot) -> list[str]:
     return [name for name in ("rss", "workers_rss", *held, *of_driver) if name in snapshot.series]
 
 
+def _processes(snapshot: Snapshot, name: str) -> int:
+    """How many processes a series of memory is the sum of."""
+    roles = {"rss": "rank", "workers_rss": "loader-worker"}
+    processes = snapshot.host.processes if snapshot.host is not None else ()
+    return max(1, sum(process.role == roles.get(name) for process in processes))
+
+
 def what_grows(name: str) -> str:
     """A series of memory in words."""
     if name in ("rss", "workers_rss"):
@@ -117,11 +129,11 @@ def what_grows(name: str) -> str:
     return "allocated GPU memory" if name.startswith("alloc") else "GPU memory"
 
 
-def steady(line: Trend) -> bool:
-    """Whether it is a straight line upwards that has not begun to level off."""
+def steady(line: Trend, processes: int = 1) -> bool:
+    """Whether what this many processes hold is a straight line upwards that has not begun to level off."""
     return (
-        line.slope >= MIN_SLOPE
-        and line.growth >= MIN_GROWTH
+        line.slope >= MIN_SLOPE * processes
+        and line.growth >= MIN_GROWTH * processes
         and line.fit >= 0.85
         and line.rising >= 0.7
         and line.late_slope >= 0.5 * line.slope
