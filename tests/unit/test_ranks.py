@@ -339,7 +339,8 @@ def test_without_the_hook_a_run_that_stepped_and_stands_in_its_own_code_for_a_mi
             found.add(window(900.0, (PIDS[0], "MainThread", True, frames, 40)))
         for second in range(seconds):
             sample = host(1001.0 - seconds + second)
-            found.add(msgspec.structs.replace(sample, processes=sample.processes[:1]))
+            only = msgspec.structs.replace(sample.processes[0], world_size=1, local_world_size=1)
+            found.add(msgspec.structs.replace(sample, processes=(only,)))
         thread = ThreadStack(pid=PIDS[0], thread="MainThread", main=True, frames=(0,))
         found.add(StackDump(time=999.0, frames=(user(5),), threads=(thread,)))
         return standstill(found, 1000.0)
