@@ -177,6 +177,8 @@ class History:
     dump: StackDump | None = None
     exchange_notes: ExchangeNotes | None = None
     rank_numbers: dict[int, int] = field(default_factory=dict)
+    # When stacks first showed a step of a process, by pid: the end of that window.
+    stepped: dict[int, float] = field(default_factory=dict)
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
     tick_count: int = 0
     first_time: float | None = None
@@ -202,6 +204,7 @@ class History:
             self.newest["gpu"] = event.time
         elif isinstance(event, StackWindow):
             self.windows.append(event)
+            self._note_steps(event)
             self.newest["stacks"] = event.time
         elif isinstance(event, HookSample):
             self._add_hook(event)
@@ -248,6 +251,14 @@ class History:
                 self.rank_numbers.pop(process.pid, None)
             elif process.role == "rank" and process.rank is not None and process.state != "Z":
                 self.rank_numbers.setdefault(process.pid, process.rank)
+
+    def _note_steps(self, window: StackWindow) -> None:
+        """Remember the processes of which the window is the first that shows a step."""
+        if len(self.stepped) > MOST_RANKS:
+            self.stepped.clear()
+        for pid in {stack.pid for stack in window.stacks} - self.stepped.keys():
+            if self.stacks.steps_in(window, pid):
+                self.stepped[pid] = window.time
 
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory())

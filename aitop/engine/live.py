@@ -22,6 +22,7 @@ from aitop.engine.run_history import RunHistory
 from aitop.engine.runner import SourceRunner
 from aitop.errors import AitopError
 from aitop.model.event import Event
+from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.run import Run
 from aitop.model.snapshot import Snapshot, Target, Tick
@@ -51,12 +52,12 @@ STACKS_SECONDS, CONCLUDE_SECONDS = 2.0, 10.0
 BETWEEN_LOOKS = 2.0
 # How long the hook waits for the first look at the process tree, and for the stacks to tell who steps.
 FIRST_LOOK_SECONDS = 2.0
-# Ticks made for the last Snapshot: a verdict is shown once two in a row say the same.
-LAST_TICKS = 2
+# A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes, and a look of one of many.
+ENOUGH_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
 # Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
-# make a verdict, and on a busy machine a window may come late.
+# make a verdict, and on a busy machine a window may come late. Those that show only imports do not count.
 TICKS_AT_WINDOWS = 5
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
@@ -332,22 +333,27 @@ class LiveFeed:
             self._before, self._mark = self._history.last(), self._history.mark()
         while not self._stopping.is_set():
             wait, last = next_tick - time.monotonic(), self._concluding.is_set()
+            ticks = ENOUGH_TICKS if last else 1
             if wait > 0 and not last:
                 try:
                     event = self._events.get(timeout=min(wait, notice))
                 except queue.Empty:
                     continue
                 self._take(event, publish)
-                if not (at_windows and isinstance(event, StackWindow)):
+                if at_windows and isinstance(event, StackWindow):
+                    at_windows -= bool(self._snapshot and self._snapshot.working)
+                elif self._shared and isinstance(event, ExchangeNotes):
+                    # All that stands still was looked at: that verdict does not wait for two of the seldom ticks.
+                    ticks = ENOUGH_TICKS
+                else:
                     continue
-                at_windows, next_tick = at_windows - 1, time.monotonic()
+                next_tick = time.monotonic()
             for runner in list(self._runners.values()):
                 runner.check(time.monotonic())
             self._drain(publish)
             self._end_of_target(publish)
-            for _ in range(LAST_TICKS if last else 1):
+            for _ in range(ticks):
                 self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
-            self._look_if_still()
             if self.target.ended or last:
                 break
             next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
@@ -386,6 +392,8 @@ class LiveFeed:
             self._growth.saw(event)
             self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
+        if isinstance(event, HostSample):
+            self._look_if_still()
         if snapshot is not None and not self._stopping.is_set():
             if self._before is not None:
                 snapshot = msgspec.structs.replace(snapshot, before=self._before)

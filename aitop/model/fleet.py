@@ -136,7 +136,9 @@ def by_waste(jobs: Iterable[FleetJob]) -> list[FleetJob]:
     """Stalled jobs first, then those that wasted most; where that is not measured, the largest loss by its verdict."""
 
     def order(job: FleetJob) -> tuple[bool, bool, float, float, str]:
-        share = job.finding.share if job.finding is not None and job.finding.share is not None else 0.0
+        finding = job.finding
+        # The share of a verdict that only informs, as that of a run that computes all the time, is no loss.
+        share = finding.share or 0.0 if finding is not None and finding.severity != "info" else 0.0
         worst = -job.wasted if job.wasted is not None else 0.0
         return not job.stalled, job.wasted is None, worst, -share * job.ranks, job.job
 

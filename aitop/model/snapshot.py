@@ -54,16 +54,17 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of the window. `basis` is where the phases come from; without the hook only `phases` is known.
+    """Steps of the window. `basis` is where the phases come from; without the hook only `phases` and `began` are known.
 
     `flops_per_second` is achieved, `mfu` its share of what the run's devices could do in the dtype it computes in.
     `count` steps were seen since the hook came in, `recent` are those of the window, oldest first.
-    `pid` is the process (rank) whose steps these are.
+    `pid` is the process (rank) whose steps these are; `began` is when stacks had shown a first step of it (monotonic).
     """
 
     basis: str
     phases: Phases
     pid: int | None = None
+    began: float | None = None
     count: int | None = None
     p50: float | None = None
     p95: float | None = None

@@ -57,6 +57,20 @@ def test_a_new_job_is_looked_at_every_ten_seconds_of_its_first_minute_however_ma
     assert old.spend(0.1, 5045.0, 5047.0) <= 2 * 0.1 / CORES + 2.0
 
 
+def test_the_first_minute_of_a_job_begins_once_it_does_more_than_import():
+    shared = SharedBudget(CORES)
+    shared.reserve(100.0, 0.0)
+    new = PartOfBudget(shared)
+    imports = [new.spend(0.1, 10.0 * number, 10.0 * number + 2.0, works=False) for number in range(20)]
+    works = [new.spend(0.1, 200.0 + 10.0 * number, 202.0 + 10.0 * number) for number in range(FIRST_WINDOWS - 2)]
+    assert set(imports + works) == {NEW_EVERY_SECONDS}
+    assert new.spend(0.1, 230.0, 232.0) > 1000.0
+    # One that shows nothing for minutes gets no more than its turn.
+    idle = PartOfBudget(shared)
+    pauses = [idle.spend(0.1, 10.0 * number, 10.0 * number + 2.0, works=False) for number in range(60)]
+    assert pauses[0] == NEW_EVERY_SECONDS < 1000.0 < pauses[-1]
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [

@@ -17,12 +17,12 @@ def names(jobs):
 def test_stalled_first_then_by_waste_then_what_is_not_measured():
     jobs = [
         replace(JOB, job="little", wasted=0.1),
-        replace(JOB, job="unmeasured", finding=Finding(verdict="x", share=0.9)),
-        replace(JOB, job="unmeasured-less", finding=Finding(verdict="x", share=0.1)),
+        replace(JOB, job="unmeasured", finding=Finding(verdict="x", severity="warning", share=0.1)),
+        replace(JOB, job="a-little-less", finding=Finding(verdict="x", severity="warning", share=0.05)),
         replace(JOB, job="much", wasted=7.0),
         replace(JOB, job="stalled", wasted=0.0, stalled=1),
     ]
-    wanted = ["stalled", "much", "little", "unmeasured", "unmeasured-less"]
+    wanted = ["stalled", "much", "little", "unmeasured", "a-little-less"]
     assert names(jobs) == names(jobs[::-1]) == wanted
 
 
@@ -71,3 +71,11 @@ def test_the_command():
 def test_no_label_gets_into_a_shell(node):
     assert command_for(replace(RANK, node=node)) is None
     assert command_for(replace(RANK, pid=None)) is None
+
+
+def test_what_a_verdict_only_informs_of_is_no_loss():
+    computes = FleetJob(job="a", nodes=("n",), ranks=8, finding=Finding(verdict="compute-bound", share=0.99))
+    waits = FleetJob(
+        job="b", nodes=("n",), ranks=1, finding=Finding(verdict="input-bound", severity="warning", share=0.4)
+    )
+    assert [job.job for job in by_waste([computes, waits])] == ["b", "a"]

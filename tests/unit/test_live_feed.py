@@ -16,11 +16,15 @@ from aitop.engine import hook_requests, live
 from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.live import LiveFeed
 from aitop.engine.runner import SourceRunner
+from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
+from aitop.model.stacks import StackDump
+from aitop.sources.devices import SharedDevices
 from aitop.sources.host import source
 from aitop.sources.host.roles import Place
 from aitop.sources.host.source import LivingProcesses
+from aitop.sources.stacks.pace import SharedBudget
 
 
 def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
@@ -47,6 +51,29 @@ def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
     assert begun.acquire(timeout=10)
     feed._look.join(10)
     assert len(count) == 2
+
+
+def test_one_of_many_does_not_wait_for_its_seldom_ticks_once_it_stands_still(monkeypatch):
+    target = Target(time=time.monotonic(), pid=os.getpid(), command="x")
+    devices = SharedDevices(60.0)
+    shared = live.Shared(SharedBudget(0.01), devices)
+    feed = live.LiveFeed([target], live.Options(passive=True, interval=60.0, gpu=False), shared=shared)
+    monkeypatch.setattr(live, "exchange_notes", lambda ranks, *, passive: ExchangeNotes(time=time.monotonic()))
+    monkeypatch.setattr(feed._engine, "wants_look", lambda now: True)
+    monkeypatch.setattr(feed, "dump", lambda: feed._events.put(StackDump(time=time.monotonic(), frames=(), threads=())))
+    ticks, twice = [], threading.Event()
+
+    def publish(snapshot):
+        ticks.append(snapshot)
+        if len(ticks) == 2:
+            twice.set()
+
+    feed.start(publish)
+    try:
+        assert twice.wait(20)
+    finally:
+        feed.stop()
+        devices.close()
 
 
 class Host:

@@ -7,14 +7,18 @@ from itertools import accumulate
 import msgspec
 import pytest
 from judgements import fired, level, unjudged
-from snapshot_builder import WORKER, constant, process, snapshot, steps
+from snapshot_builder import RANK, WORKER, constant, process, snapshot, steps
+from stack_maker import stack, window
 
 from aitop.diagnosis.conditions import device_memory, host_memory, memory
 from aitop.diagnosis.conditions.device_memory import oom_risk
+from aitop.diagnosis.rule import Finding
+from aitop.engine.history import History
+from aitop.engine.snapshot.aggregate import aggregate
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import CgroupSample, HostSample, MachineSample
 from aitop.model.ranks import Ranks, RankView
-from aitop.model.snapshot import GrowthSite, Phases, Series
+from aitop.model.snapshot import GrowthSite, Phases, Series, Target, Tick
 from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo
 from aitop.model.verdict import Abstention, Setting
 
@@ -200,6 +204,26 @@ def test_reading_a_data_set_is_no_leak():
     assert unjudged(memory.leak(setting_up)) == memory.BLIND
     just_stepping = snapshot(steps(seconds=0.05), series=GROWING, seen=40)
     assert isinstance(memory.leak(just_stepping), Abstention), "what was read before the first step does not count"
+
+
+def test_setting_up_is_no_leak_once_stacks_show_steps():
+    sampled = Phases(data_wait=0.1, forward=0.4, backward=0.4, optimizer=0.1, outside=0.0)
+    seen = snapshot(phases=sampled, series=GROWING)
+    late = msgspec.structs.replace(seen, steps=msgspec.structs.replace(seen.steps, began=seen.time - 8.0))
+    assert not isinstance(memory.leak(late), Finding), "what was read before the first step does not count"
+    early = msgspec.structs.replace(seen, steps=msgspec.structs.replace(seen.steps, began=seen.time - 20.0))
+    assert fired(memory.leak(early))
+
+
+def test_stacks_show_when_the_steps_began():
+    history = History(Target(pid=RANK, command="python train.py"))
+    imports = stack(
+        "user/train.py:1 <module>", "<frozen_importlib._bootstrap> _find_and_load", "torch/__init__.py <module>"
+    )
+    backward = stack("user/train.py:9 main | loss.backward()", "torch/autograd/graph.py _engine_run_backward")
+    for seconds, frames in ((970.0, imports), (980.0, imports), (990.0, backward), (1000.0, backward)):
+        history.add(window(seconds, (RANK, "MainThread", True, frames, 40)))
+    assert aggregate(history, Tick(time=1000.0, wall=0.0)).steps.began == 990.0
 
 
 def test_growth_under_way_is_a_leak():

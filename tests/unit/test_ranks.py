@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 from snapshot_builder import line, process, snapshot, stacks
+from stack_maker import window
 
 from aitop.diagnosis.causes.comm_bound import comm_bound
 from aitop.diagnosis.causes.straggler import straggler
@@ -329,6 +330,26 @@ def test_looks_are_asked_for_only_while_nothing_moves():
     assert wants_look(still(), 1000.0)
     assert not wants_look(still(voluntary_switches=20.0), 1000.0)
     assert not wants_look(still((user(9), BACKWARD)), 1000.0), "there is one of this standstill"
+
+
+def test_without_the_hook_a_run_that_stepped_and_stands_in_its_own_code_for_a_minute_hangs():
+    def stands(seconds, *before):
+        found = History(Target(pid=PIDS[0], command="x"))
+        for frames in before:
+            found.add(window(900.0, (PIDS[0], "MainThread", True, frames, 40)))
+        for second in range(seconds):
+            sample = host(1001.0 - seconds + second)
+            only = msgspec.structs.replace(sample.processes[0], world_size=1, local_world_size=1)
+            found.add(msgspec.structs.replace(sample, processes=(only,)))
+        thread = ThreadStack(pid=PIDS[0], thread="MainThread", main=True, frames=(0,))
+        found.add(StackDump(time=999.0, frames=(user(5),), threads=(thread,)))
+        return standstill(found, 1000.0)
+
+    stepping, reading = [user(9), BACKWARD], [user(3)]
+    verdict = hang(snapshot([], standstill=stands(70, stepping))).verdict
+    assert (verdict.subtype, verdict.where[0].line, verdict.confidence) == ("rank-blocked", 5, 0.6)
+    assert stands(30, stepping) is None, "a pause that it may make on its own"
+    assert stands(70, reading) is stands(70) is None, "nothing shows that it has anything to do"
 
 
 def test_a_pause_that_is_usual_for_the_run_is_no_hang():

@@ -100,8 +100,10 @@ def _sites(snapshot: Snapshot) -> tuple[GrowthSite, ...]:
 def _stepping_since(snapshot: Snapshot) -> float:
     """When the steps began: what was read into memory before is no leak. Long ago where it is not known."""
     steps = records(snapshot)
-    if not steps or snapshot.steps is None:
+    if snapshot.steps is None:
         return 0.0
+    if not steps:
+        return snapshot.steps.began or 0.0
     first = steps[0].end - steps[0].seconds
     return first - max(0, (snapshot.steps.count or 0) - len(steps)) * (snapshot.steps.mean or 0.0)
 

@@ -66,7 +66,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         sources=_sources(history, tick.time, steps),
         host=host,
         gpu=gpu,
-        steps=steps or _steps_from_stacks(process),
+        steps=steps or _steps_from_stacks(history, process),
         facts=facts,
         allocators=hook.allocators if hook else (),
         stacks=stacks,
@@ -233,11 +233,14 @@ def _first(stacks: Stacks | None, workers: Sequence[int]) -> ProcessStacks | Non
     return next((processes[pid] for pid in workers if pid in processes), None)
 
 
-def _steps_from_stacks(process: ProcessStacks | None) -> Steps | None:
-    """Without the hook: phase shares of the first process's leading thread, and nothing that stacks cannot tell."""
+def _steps_from_stacks(history: History, process: ProcessStacks | None) -> Steps | None:
+    """Without the hook: phase shares of the first process's leading thread, and nothing that stacks cannot tell.
+
+    Until the end of the first window that shows a step the process may have been setting up.
+    """
     if process is None or process.phases == Phases():
         return None
-    return Steps(basis="stacks", pid=process.pid, phases=process.phases)
+    return Steps(basis="stacks", pid=process.pid, phases=process.phases, began=history.stepped.get(process.pid))
 
 
 def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceName, SourceStatus]:

@@ -59,9 +59,12 @@ def standstill(history: History, now: float) -> Standstill | None:
     limit = FIRST_SECONDS if known else BLIND_SECONDS
     if usual is not None:
         limit = max(limit, OF_LONGEST * usual)
-    if any(standing.doing == "sleeping" for standing in (*ranks, *workers)):
+    stepped = usual is not None or any(standing.pid in history.stepped for standing in ranks)
+    # Without the hook nobody knows how long the pauses are that the run makes on its own.
+    alone = usual is None and bool(ranks) and all(standing.doing == "own" for standing in ranks)
+    if alone or any(standing.doing == "sleeping" for standing in (*ranks, *workers)):
         limit = max(limit, SLEEPING_SECONDS)
-    if seconds < limit or any(standing.doing == "serving" for standing in ranks) or not _waits(ranks, gone, usual):
+    if seconds < limit or any(standing.doing == "serving" for standing in ranks) or not _waits(ranks, gone, stepped):
         return None
     world, notes = world_size(history, host), history.exchange_notes
     elsewhere = max(0, world - len(ranks) - len(gone))
@@ -76,13 +79,16 @@ def standstill(history: History, now: float) -> Standstill | None:
     )
 
 
-def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) -> bool:
-    """Whether the ranks wait for something that should come, rather than having nothing to do."""
+def _waits(ranks: Sequence[Standing], gone: Sequence[int], stepped: bool) -> bool:
+    """Whether the ranks wait for something that should come, rather than having nothing to do.
+
+    `stepped`: they were seen to make steps before.
+    """
     if gone or any(standing.doing in ("collective", "loading") for standing in ranks):
         return True
     if all(standing.doing is None for standing in ranks):
         return len(ranks) > 1
-    return usual is not None
+    return stepped
 
 
 def _still_since(history: History, now: float) -> float | None:

@@ -14,9 +14,9 @@ from aitop.sources.stacks.speedscope import ThreadSamples
 
 CORES = 0.015
 CREDIT_SECONDS = 0.6
-# In its first minute a job that is one of many gets a window every NEW_EVERY_SECONDS: it may still be setting up in the
-# first of them.
-NEW_SECONDS, NEW_EVERY_SECONDS = 50.0, 10.0
+# A job that is one of many gets a window every NEW_EVERY_SECONDS in its first minute, which begins once it does more than
+# import: many that start together may import for a minute. That is waited for SETUP_SECONDS at the most.
+NEW_SECONDS, NEW_EVERY_SECONDS, SETUP_SECONDS = 50.0, 10.0, 300.0
 # With less than this idle, in cores, sampling mostly takes from the run.
 SELDOM = 0.5
 LEAST_PART = 0.25
@@ -76,8 +76,11 @@ class Budget:
         self._part = LEAST_PART if self.seldom else 1.0
         self._left = min(self._left, CREDIT_SECONDS * self._part)
 
-    def spend(self, cpu: float, started: float, now: float) -> float:
-        """Account for `cpu` seconds of a window that began at `started`: seconds from there to the next one's start."""
+    def spend(self, cpu: float, started: float, now: float, *, works: bool = True) -> float:
+        """Account for `cpu` seconds of a window that began at `started`: seconds from there to the next one's start.
+
+        `works`: earlier windows have shown more of the job than imports.
+        """
         cores, credit = CORES * self._part, CREDIT_SECONDS * self._part
         self._left = min(credit, self._left + cores * (now - self._then)) - cpu
         self._then = now
@@ -117,6 +120,7 @@ class PartOfBudget(Budget):
     def __init__(self, shared: SharedBudget) -> None:
         super().__init__(0.0)
         self._shared = shared
+        self._began: float | None = None
         self._old_from: float | None = None
 
     @property
@@ -126,8 +130,9 @@ class PartOfBudget(Budget):
     def found_idle(self, cores: float) -> None:
         """It is cheap anyway."""
 
-    def spend(self, cpu: float, started: float, now: float) -> float:
-        if self._old_from is None:
+    def spend(self, cpu: float, started: float, now: float, *, works: bool = True) -> float:
+        self._began = started if self._began is None else self._began
+        if self._old_from is None or (not works and started < self._began + SETUP_SECONDS):
             self._old_from = started + NEW_SECONDS
         if started + NEW_EVERY_SECONDS < self._old_from:
             return NEW_EVERY_SECONDS

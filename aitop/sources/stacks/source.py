@@ -62,6 +62,7 @@ class StackSource(Source):
         self._script = script
         self._chooser = Chooser(pid_roots, working, stepping)
         self._stepping = stepping
+        self._working = working
         self._steps_seen = False
         self._due = 0.0
         self._code = CodeOfProcesses()
@@ -130,7 +131,7 @@ class StackSource(Source):
             for spy in spies:
                 spy.stop()
         cpu = sum(spy.cpu for spy in spies) + kernel_cpu
-        pause = self._budget.spend(cpu, started, time.monotonic())
+        pause = self._budget.spend(cpu, started, time.monotonic(), works=bool(self._working()))
         self._due, self.interval = started + pause, pause if self._steps_seen else min(pause, POLL_SECONDS)
         if self._closing.is_set():
             return []
