@@ -14,8 +14,8 @@ from aitop.sources.stacks.speedscope import ThreadSamples
 
 CORES = 0.015
 CREDIT_SECONDS = 0.6
-# A job that is one of many gets a window every NEW_EVERY_SECONDS in its first minute, which begins once it does more than
-# import: many that start together may import for a minute. That is waited for SETUP_SECONDS at the most.
+# A job that is one of many gets a window every NEW_EVERY_SECONDS in its first minute. That begins once it does more
+# than import, which may take a minute where many start together, or SETUP_SECONDS after its start.
 NEW_SECONDS, NEW_EVERY_SECONDS, SETUP_SECONDS = 50.0, 10.0, 300.0
 # With less than this idle, in cores, sampling mostly takes from the run.
 SELDOM = 0.5
