@@ -106,34 +106,6 @@ def test_fleet_goes_to_the_address_that_was_given_and_nowhere_else(watch):
 
 
 @pytest.mark.slow
-def test_the_list_of_runs_to_choose_from(watch, slow_loader):
-    slow_loader.wait_steps(2)
-    with OnTerminal(watch.command(AITOP)) as screen:
-        assert screen.until(str(slow_loader.pid), 60.0), screen.screen.text()
-        screen.press(b"q")
-        assert screen.wait(20.0) is not None
-    assert sockets(watch) == []
-
-
-@pytest.mark.slow
-def test_metrics_that_are_written_to_a_file(watch, slow_loader, tmp_path):
-    slow_loader.wait_steps(2)
-    file = tmp_path / "aitop.prom"
-    words = [*AITOP, "export", "--pid", str(slow_loader.pid), "--textfile", str(file), "--every", "1s"]
-    with subprocess.Popen(watch.command(words), stdout=subprocess.DEVNULL) as process:
-        try:
-            deadline = time.monotonic() + 60.0
-            while not (file.exists() and "aitop_units_total" in file.read_text()) and process.poll() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
-        finally:
-            process.terminate()
-    if process.returncode == NOT_POSSIBLE:
-        pytest.skip("this system lets nobody watch system calls so")
-    assert sockets(watch) == [] and file.exists()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", WITH_RUN)
 def test_a_verb_with_a_run(watch, verb, slow_loader, tmp_path):
     slow_loader.wait_steps(2)
