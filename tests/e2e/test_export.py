@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -111,6 +111,7 @@ def prometheus(folder: Path, ports: list[int], rules: str | None = None):
 
     with started("prometheus", *options, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
         until(ready, 20)
+        ask.url = f"http://127.0.0.1:{port}"
         yield ask
 
 
@@ -206,6 +207,52 @@ def test_the_alert_fires_for_the_run_that_waits_for_data_and_for_no_other(tmp_pa
     assert {(alert["labels"]["alertname"], alert["labels"]["node"]) for alert in alerts} == {("AitopInputBound", "n2")}
     assert alerts[0]["labels"]["job"] == f"n2/{slow.pid}"
     assert re.search(r"slow_loader\.py:\d+", alerts[0]["annotations"]["description"])
+
+
+@pytest.mark.slow
+@needs("prometheus")
+def test_two_nodes_with_four_jobs_are_judged_soon_after_their_start(tmp_path):
+    """A slow loader and a hang on one node; on the other, where the hook is allowed, a straggler and a healthy run.
+
+    Only the hook tells a straggler. How soon it is depends on how long four jobs take to import torch here.
+    """
+    rules = re.sub(r"for: \S+", "for: 3s", ALERTS)
+    wanted = {("AitopInputBound", "n1", "slow_loader"), ("AitopJobStalled", "n1", "hang")}
+    wanted.add(("AitopStraggler", "n2", "straggler"))
+    ports = [free_port(), free_port()]
+    with ExitStack() as running:
+        jobs = {name: running.enter_context(workload(name)) for name in ("slow_loader", "hang", "straggler", "healthy")}
+        names = {str(job.pid): name for name, job in jobs.items()}
+        for node, port, watched, hook in (
+            ("n1", ports[0], ("slow_loader", "hang"), "--no-hook"),
+            ("n2", ports[1], ("straggler", "healthy"), "--hook"),
+        ):
+            pids = [str(jobs[name].pid) for name in watched]
+            arguments = ("--pid", *pids, "--prometheus", str(port), "--every", "5s", hook)
+            running.enter_context(exporter(*arguments, node=node))
+        ask = running.enter_context(prometheus(tmp_path, ports, rules))
+
+        def firing():
+            """Alert, node and workload of all that fires."""
+            alerts = [alert["labels"] for alert in ask("alerts")["alerts"] if alert["state"] == "firing"]
+            return {(one["alertname"], one["node"], names[one["job"].rpartition("/")[2]]) for one in alerts}
+
+        def judged():
+            first = ask("query", query="aitop_verdict_order == 1")["result"]
+            return {names[series["metric"]["job"].rpartition("/")[2]]: series["metric"] for series in first}
+
+        until(lambda: wanted <= firing() and judged().keys() == jobs.keys(), 90)
+        assert firing() == wanted
+        assert {name: metric["verdict"] for name, metric in judged().items()} | {"healthy": ""} == {
+            "slow_loader": "input-bound", "hang": "hang", "straggler": "straggler", "healthy": "",
+        }  # fmt: skip
+        assert judged()["healthy"]["severity"] == "info"
+        url = ask.url
+        command = [sys.executable, "-m", "aitop", "fleet", "--prometheus", url, "--format", "json", "--over", "5m"]
+        fleet = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
+        order = [names[job["job"].rpartition("/")[2]] for job in fleet["jobs"]]
+    # What stands still comes first, what is in order last.
+    assert (order[0], order[-1], len(order)) == ("hang", "healthy", 4)
 
 
 @pytest.mark.slow
