@@ -106,6 +106,18 @@ def test_fleet_goes_to_the_address_that_was_given_and_nowhere_else(watch):
 
 
 @pytest.mark.slow
+def test_the_list_of_runs_to_choose_from(watch, slow_loader):
+    slow_loader.wait_steps(2)
+    with OnTerminal(watch.command(AITOP)) as screen:
+        assert screen.until(str(slow_loader.pid), 60.0), screen.screen.text()
+        screen.press(b"q")
+        assert screen.wait(20.0) is not None
+    # The C library asks for the names of users there, where the system has that service.
+    asked = {note.partition(" by ")[0] for note in sockets(watch)}
+    assert asked <= {"socket AF_UNIX", "connect /var/run/nscd/socket"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", WITH_RUN)
 def test_a_verb_with_a_run(watch, verb, slow_loader, tmp_path):
     slow_loader.wait_steps(2)
