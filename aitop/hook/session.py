@@ -19,16 +19,14 @@ from ..protocol.events import (
     BACKWARD,
     FORWARD,
     FORWARD_ALONE,
-    FORWARDS_WITHOUT_BACKWARD,
-    GUESSED_TRAINING_ENDS_AFTER_NS,
     ITERATION,
     OPTIMIZER_ENDS,
     OWNER,
     REQUEST,
     TRAINED,
-    TRAINING_ENDS_AFTER_NS,
 )
 from ..protocol.ring import EVENT_WORDS
+from ..protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from . import phases
 from .compiler import keep_from_compiling
 from .facts import Facts

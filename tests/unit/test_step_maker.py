@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aitop.protocol import events as at
-from aitop.protocol.events import TRAINING_ENDS_AFTER_NS
+from aitop.protocol.training import TRAINING_ENDS_AFTER_NS
 from aitop.sources.ring import step_maker as maker_module
 from aitop.sources.ring.step_maker import StepMaker
 

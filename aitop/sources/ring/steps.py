@@ -20,11 +20,9 @@ from aitop.model.phases import TIMED_ALONE
 from aitop.model.steps import StepKind
 from aitop.protocol import events as at
 from aitop.protocol.events import (
-    FORWARDS_WITHOUT_BACKWARD,
-    GUESSED_TRAINING_ENDS_AFTER_NS,
     NOT_MEASURED,
-    TRAINING_ENDS_AFTER_NS,
 )
+from aitop.protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from aitop.sources.ring.counted import MOST_AT_ONCE, CountedSteps
 from aitop.sources.ring.parts import Closed, Made, Parts, added
 
