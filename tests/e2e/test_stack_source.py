@@ -198,7 +198,8 @@ def test_a_read_that_is_to_finish_gives_what_was_seen_and_leaves_no_child(busy: 
     assert isinstance(window, StackWindow)
     assert 0.0 < window.seconds < 10.0
     main = sum(stack.count for stack in window.stacks if stack.main)
-    assert 0 < main <= window.rate * window.seconds
+    # Where py-spy comes late it makes up for it.
+    assert 0 < main <= 1.5 * window.rate * window.seconds
     assert all(0 < look.asked < 100 * 10 for look in window.looks)
     source.close()
     assert busy.poll() is None
