@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -194,3 +196,38 @@ def test_a_hook_that_leaves_leaves_no_callback_behind(unhooked):
         watched.ring.close()
 
     asyncio.run(run())
+
+
+COLLECTING = """
+import gc, threading
+from aitop.hook.measures.serving.earlier import Earlier
+
+class Cycle:
+    pass
+
+def deeper(levels, call):
+    return deeper(levels - 1, call) if levels else call()
+
+def look():
+    return Earlier(set(), {look.__code__}, lambda: None).number(1)
+
+ended = threading.Event()
+for _ in range(20):
+    threading.Thread(target=deeper, args=(5, ended.wait), daemon=True).start()
+gc.set_threshold(5)
+for _ in range(2000):
+    one = Cycle()
+    one.itself, one.values = one, threading.local()
+    one.values.own = 1
+    deeper(10, look)
+print(gc.isenabled())
+gc.disable()
+look()
+print(gc.isenabled())
+"""
+
+
+def test_a_collection_in_a_look_at_the_threads_does_not_stop_the_process_for_good():
+    """The interpreter locks its threads for the look, and a `threading.local` that is freed waits for that lock."""
+    ended = subprocess.run([sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.split(), ended.returncode) == (["True", "False"], 0), ended.stderr

@@ -6,6 +6,7 @@ says. So as long as such a thread has not left that call, how many requests are 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -30,7 +31,7 @@ class Earlier:
         self.tasks: set[Any] = set()
         self.looked = False
         self.due = 0
-        self.threads = set(sys._current_frames()) if threads_run else set[int]()
+        self.threads = set(_current_frames()) if threads_run else set[int]()
         self._leave_out_idle_threads()
         self.look_at_loop()
 
@@ -68,7 +69,7 @@ class Earlier:
             self.tasks.pop().remove_done_callback(self.ended)
 
     def _leave_out_idle_threads(self) -> None:
-        frames = sys._current_frames()
+        frames = _current_frames()
         self.threads = {ident for ident in self.threads if self._is_busy(frames.get(ident))}
 
     def _is_busy(self, frame: FrameType | None) -> bool:
@@ -79,3 +80,18 @@ class Earlier:
             inner = frame.f_code
             frame = frame.f_back
         return False
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return the frame of each thread, by its identifier.
+
+    The interpreter holds its list of threads locked meanwhile. A garbage collection that begins then, and frees a
+    `threading.local`, waits for that lock for good (python/cpython#106883; seen with 3.11.2 and 3.11.7).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if enabled:
+            gc.enable()
