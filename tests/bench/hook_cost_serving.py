@@ -81,13 +81,14 @@ def of_vllm(measure: vllm.Vllm) -> tuple[Callable[[], object], Callable[[], obje
 
         return once
 
+    wraps = measure.wraps()
     wrapped = turn(
-        vllm.wrap_receive(nothing, measure),
-        vllm.wrap_add(nothing, measure),
-        vllm.wrap_schedule(schedule, measure),
-        vllm.wrap_sample(nothing, measure),
-        vllm.wrap_free(nothing, measure),
-        vllm.wrap_update(nothing, measure),
+        wraps["preprocess_add_request"](nothing),
+        wraps["add_request"](nothing),
+        wraps["schedule"](schedule),
+        wraps["sample_tokens"](nothing),
+        wraps["_free_request"](nothing),
+        wraps["update_from_output"](nothing),
     )
     return turn(nothing, nothing, schedule, nothing, nothing, nothing), wrapped
 
@@ -124,12 +125,13 @@ def of_batching(measure: batching.Batching) -> tuple[Callable[[], object], Calla
         outer = body(inner)
         return lambda: outer(None, processor)
 
+    wraps = measure.wraps()
     wrapped = turn(
-        lambda call: batching.wrap_turn(call, measure),
-        batching.wrap_prepare(nothing, measure),
-        batching.wrap_part(nothing, measure, "prepare"),
-        batching.wrap_part(nothing, measure, "model"),
-        batching.wrap_update(nothing, measure),
+        wraps["_generation_loop_body"],
+        wraps["prepare_next_batch"](nothing),
+        wraps["prepare_batch_tensors"](nothing),
+        wraps["_generation_step"](nothing),
+        wraps["update_batch"](nothing),
     )
     return turn(lambda call: call, nothing, nothing, nothing, nothing), wrapped
 
@@ -155,9 +157,8 @@ def of_litserve(measure: litserve.LitServe) -> tuple[Callable[[], object], Calla
 
         return once
 
-    wrapped = request(
-        litserve.wrap_get(get, measure), litserve.wrap_event(nothing, measure), litserve.wrap_response(nothing, measure)
-    )
+    wraps = measure.wraps()
+    wrapped = request(wraps["_callmethod"](get), wraps["trigger_event"](nothing), wraps["put_response"](nothing))
     return request(get, nothing, nothing), wrapped
 
 
@@ -188,7 +189,8 @@ def of_uvicorn(measure: http.Http) -> tuple[Callable[[], object], Callable[[], o
 
         return once
 
-    wrapped = request(lambda call: http.wrap_run_asgi(call, measure), http.wrap_send(nothing, measure))
+    wraps = measure.wraps()
+    wrapped = request(wraps["run_asgi"], wraps["send"](nothing))
     return request(lambda call: call, nothing), wrapped
 
 
