@@ -204,8 +204,9 @@ def _is_sound(event: Event, line: bytes) -> bool:
 
 
 def _sampled(window: StackWindow) -> bool:
-    counted = all(stack.count > 0 for stack in window.stacks) and window.seconds > 0 and window.rate > 0
-    return counted and _in_range([stack.frames for stack in window.stacks], len(window.frames))
+    stacks = [*window.stacks, *(stack for look in window.looks for stack in look.stacks)]
+    counted = all(stack.count > 0 for stack in stacks) and window.seconds > 0 and window.rate > 0
+    return counted and _in_range([stack.frames for stack in stacks], len(window.frames))
 
 
 def _served(sample: HookSample) -> bool:

@@ -78,7 +78,8 @@ def slots(series: Series, span: Span, hold: float = 0.0, *, mean: bool = False) 
     seen = [0] * count
     for at in range(bisect_right(series.times, start), len(series.times)):
         value = series.values[at]
-        if value is None:
+        # In a damaged recording a clock may run backwards.
+        if value is None or series.times[at] < start:
             continue
         place = min(count - 1, int((series.times[at] - start) / slot))
         known = values[place]
