@@ -3,7 +3,7 @@
     python tests/bench/all.py --quick              rougher figures in less than ten minutes
     python tests/bench/all.py                      all that take minutes
     python tests/bench/all.py faults verdicts      only these, the ones that take hours among them
-    python tests/bench/all.py --resume faults      not again what has a result of this commit
+    python tests/bench/all.py --resume faults      not again what has a result of this commit, and not a quick one
     python tests/bench/all.py --whole --outdated --resume     all whose code has changed since their result, in hours
 
 Each writes its own section of tests/bench/README.md (results.py). Exit code 1 where one failed or missed a bar.
@@ -55,9 +55,11 @@ def main() -> int:
     wanted = [name for name, bench in benches.items() if args.whole or bench.quick is not None]
     for name in args.names or wanted:
         bench = benches[name]
-        if name not in old:
+        record = records.get(name)
+        rough = record is not None and not args.quick and results.was_quick(bench, record)
+        if name not in old and not rough:
             continue
-        if args.resume and records.get(name, {}).get("commit") == now:
+        if args.resume and record is not None and record["commit"] == now and not rough:
             continue
         words = bench.quick if args.quick and bench.quick is not None else bench.usual
         words += " --resume" * (args.resume and bench.resumes)

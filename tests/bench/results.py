@@ -234,6 +234,11 @@ def outdated(bench: Bench, record: dict[str, Any] | None, root: Path = TESTS.par
     return f"of {record['date']}: made on files that were not committed" if record["commit"] != measured else None
 
 
+def was_quick(bench: Bench, record: dict[str, Any]) -> bool:
+    """Whether a result is the rougher one of a quick run."""
+    return bench.quick is not None and bench.quick != bench.usual and record["arguments"] == bench.quick
+
+
 def outdated_results(records: dict[str, Any]) -> dict[str, str]:
     """Why results do not stand for the code as it is, by the name of the bench; those that do are left out."""
     benches = {Path(bench.path).stem: bench for group in BENCHES.values() for bench in group}
@@ -297,8 +302,8 @@ python tests/bench/all.py --whole --outdated --resume
 
 The last line makes every result new that is older than the last change of the code that it is about, in hours.
 `python tests/bench/results.py` names them. With `--resume` a bench that has a result of this commit is not run again,
-and one that takes hours goes on where it was interrupted. Every bench also runs by itself (`--help` explains its
-figures) and exits with 4 where a bar is missed or was not measured.
+and one that takes hours goes on where it was interrupted; a result of `--quick` does not stand for a whole one. Every
+bench also runs by itself (`--help` explains its figures) and exits with 4 where a bar is missed or was not measured.
 Without a GPU, benches that need NVML use the fake one of the tests. The verdicts on committed recordings are tested
 elsewhere: [tests/accuracy](../accuracy/README.md).
 """

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import all as every
 import pytest
 import results
 from results import BENCHES, MISSED_BAR, TESTS, Bench, Figure, outdated, publish
@@ -67,6 +68,27 @@ def test_a_result_is_outdated_by_a_change_of_what_it_is_about(history, tmp_path)
     assert "not committed" in outdated(bench, record, tmp_path)
     assert "not in this history" in outdated(bench, {**record, "commit": "1234567"}, tmp_path)
     assert outdated(bench, None, tmp_path) == "there is no result"
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["--resume", "hook_cost_steps"], True),
+        (["--resume", "--quick", "hook_cost_steps"], False),
+        (["--whole", "--outdated", "hook_cost_steps"], True),
+    ],
+)
+@pytest.mark.parametrize("arguments", ["--seconds 25", "--seconds 60"])
+def test_a_quick_result_is_no_whole_one(monkeypatch, words, again, arguments):
+    record = {"commit": "1234567", "arguments": arguments}
+    monkeypatch.setattr(results, "read", lambda: {"hook_cost_steps": record})
+    monkeypatch.setattr(results, "commit", lambda: "1234567")
+    monkeypatch.setattr(results, "outdated", lambda bench, record: None)
+    run = []
+    monkeypatch.setattr(every, "run_to_end", lambda command: run.append(command) or 0)
+    monkeypatch.setattr(sys, "argv", ["all.py", *words])
+    assert every.main() == 0
+    assert bool(run) == (again and arguments == "--seconds 25")
 
 
 def test_a_bench_that_runs_writes_its_section(tmp_path):
