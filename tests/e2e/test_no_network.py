@@ -6,6 +6,7 @@ What the watched run itself does is its own affair: it does not count.
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,8 @@ WITH_RUN = {
     "profile": ["--pid", "{pid}", "-o", "{folder}/trace.json"],
 }
 ON_TERMINAL = {"run": ["--", sys.executable, RUN], "demo": ["slow-loader"]}
+# Where the system has that service, the C library asks it for the names of users.
+NAMES_OF_USERS = {"socket AF_UNIX", "connect /var/run/nscd/socket"}
 # Of processes of a run that aitop has started.
 RUNS_OWN = re.compile(r"by \S+ (?:-\S+ )*\S*(?:workloads|rights_run\.py)|multiprocessing")
 
@@ -113,9 +116,27 @@ def test_the_list_of_runs_to_choose_from(watch, slow_loader):
         assert screen.until(" torch ", 60.0), screen.screen.text()
         screen.press(b"q")
         assert screen.wait(20.0) is not None
-    # The C library asks for the names of users there, where the system has that service.
-    asked = {note.partition(" by ")[0] for note in sockets(watch)}
-    assert asked <= {"socket AF_UNIX", "connect /var/run/nscd/socket"}
+    assert {note.partition(" by ")[0] for note in sockets(watch)} <= NAMES_OF_USERS
+
+
+@pytest.mark.slow
+def test_an_exporter_into_a_file(watch, slow_loader, tmp_path):
+    slow_loader.wait_steps(2)
+    file = tmp_path / "jobs.prom"
+    words = ["export", "--pid", str(slow_loader.pid), "--textfile", str(file), "--every", "2s"]
+    with subprocess.Popen(watch.command([*AITOP, *words]), stderr=subprocess.PIPE, text=True) as exporter:
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline and exporter.poll() is None:
+            if file.exists() and "aitop_verdict_share" in file.read_text():
+                break
+            time.sleep(0.2)
+        else:
+            exporter.kill()
+            assert exporter.wait() == NOT_POSSIBLE, exporter.stderr.read()
+            pytest.skip("this system lets nobody watch system calls so")
+        exporter.send_signal(signal.SIGINT)
+        exporter.wait(30.0)
+    assert {note.partition(" by ")[0] for note in sockets(watch)} <= NAMES_OF_USERS
 
 
 @pytest.mark.slow
