@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aitop.model.ledger import Unit
@@ -15,15 +15,18 @@ ROWS = 8
 # Smaller parts of a unit are not worth a line of text.
 LEAST_SHOWN = 0.01
 LABEL = 42
+BEYOND_CHANCE = "* changed by more than chance: its own 95 % interval leaves out zero"
 
 
 def comparison_text(compared: RunComparison) -> str:
     """The comparison in some thirty lines. Text of the targets is stripped of control characters."""
     unit: Unit | str = compared.after.unit or "unit"
+    tables = {title: rows(title, parts) for title, parts in parts_of(compared).items()}
     blocks = [
         headline(compared.change, unit),
         [f"  before  {side_words(compared.before)}", f"  after   {side_words(compared.after)}"],
-        *(_table(title, parts) for title, parts in parts_of(compared).items()),
+        *(_table(title, made) for title, made in tables.items()),
+        legend(tables.values()),
         [f"  {name:<7} {words}" for name, words in verdicts_of(compared)],
         ["Settings that differ", *(f"  {words}" for words in settings_of(compared))] if compared.settings else [],
     ]
@@ -80,13 +83,17 @@ def parts_of(compared: RunComparison) -> dict[str, Sequence[Part]]:
 
 
 class Row(NamedTuple):
-    """A part of a unit in words: before, after, and the difference; `grew` is None where there is none."""
+    """A part of a unit in words: before, after, and the difference; `grew` is None where there is none.
+
+    `sure`: chance alone does not make such a difference (95 %).
+    """
 
     label: str
     before: str
     after: str
     change: str
     grew: bool | None
+    sure: bool = False
 
 
 def rows(title: str, parts: Sequence[Part]) -> list[Row]:
@@ -106,15 +113,21 @@ def rows(title: str, parts: Sequence[Part]) -> list[Row]:
 def _row(label: str, parts: Sequence[Part]) -> Row:
     before, after = sum(part.before_ms for part in parts), sum(part.after_ms for part in parts)
     change = f"{'+' if after > before else '−' if after < before else ''}{_time(abs(after - before))}"
-    return Row(label, _time(before), _time(after), change, None if after == before else after > before)
+    bounds = parts[0].range if len(parts) == 1 else None
+    sure = bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
+    return Row(label, _time(before), _time(after), change, None if after == before else after > before, sure)
 
 
-def _table(title: str, parts: Sequence[Part]) -> list[str]:
-    made = rows(title, parts)
+def legend(tables: Iterable[Sequence[Row]]) -> list[str]:
+    """What the star at a row means; nothing where no row has one."""
+    return [BEYOND_CHANCE] if any(row.sure for made in tables for row in made) else []
+
+
+def _table(title: str, made: Sequence[Row]) -> list[str]:
     lines = [Row(f"Change by {title}", "before", "after", "change", None), *made] if made else []
     return [
         f"{_cut(row.label if row is lines[0] else f'  {row.label}'):<{LABEL + 2}}"
-        f"{row.before:>9}{row.after:>9}{row.change:>10}"
+        f"{row.before:>9}{row.after:>9}{row.change:>10}{' *' if row.sure else ''}"
         for row in lines
     ]
 

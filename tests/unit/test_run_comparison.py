@@ -95,6 +95,15 @@ def test_a_slower_line_of_five_percent_is_found():
     assert sum(found) >= 0.8 * SEEDS
 
 
+def test_what_changed_by_more_than_chance_has_a_star():
+    """The answer of the whole may still be open."""
+    said = comparison_text(compare_runs(made(1), made(2, host=0.025)))
+    (line,) = [line for line in said.splitlines() if "train.py:20" in line]
+    assert line.endswith(" *") and "* changed by more than chance" in said
+    same = comparison_text(compare_runs(made(1, spread=0.0), made(2, spread=0.0)))
+    assert "*" not in same
+
+
 def beside(run, often, seed, slows=0.5):
     """The run beside another program that takes half of the machine `often`, for a few stretches each time."""
     chance, units, share = random.Random(seed), run.units, 0.0

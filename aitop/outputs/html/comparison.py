@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from aitop.diagnosis.comparison_words import headline, parts_of, rows, settings_of, side_words, verdicts_of
+from aitop.diagnosis.comparison_words import headline, legend, parts_of, rows, settings_of, side_words, verdicts_of
 from aitop.model.run import ChangedNode, RunComparison
 from aitop.outputs.html.charts import Charts, Flame
 from aitop.outputs.html.page import rendered
@@ -13,13 +13,15 @@ from aitop.outputs.html.page import rendered
 
 def comparison_html(compared: RunComparison) -> str:
     """The page of a comparison."""
+    tables = [(title, made) for title, parts in parts_of(compared).items() if (made := rows(title, parts))]
     return rendered(
         "comparison",
         Charts(flames=tuple(_flames(compared))),
         compared=compared,
         answer=headline(compared.change, compared.after.unit or "unit"),
         sides=[(name, side_words(side)) for name, side in (("before", compared.before), ("after", compared.after))],
-        tables=[(title, made) for title, parts in parts_of(compared).items() if (made := rows(title, parts))],
+        tables=tables,
+        legend=legend(made for _, made in tables),
         verdicts=verdicts_of(compared),
         settings=settings_of(compared),
     )
