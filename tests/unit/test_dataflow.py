@@ -137,6 +137,34 @@ def test_what_is_printed_or_logged_changes_no_number() -> None:
     assert found.feeds(at["decode"]) and not found.answers(at["decode"])
 
 
+def test_what_a_metric_or_a_memory_is_given_stays_as_it_is() -> None:
+    found, at = calls("""
+        def learn(net, opt, loader, scores):
+            for x, y in loader:  # data
+                out = net(x)  # MODEL
+                loss = cost(out, y)  # MODEL
+                loss.backward()  # UPDATE
+                opt.step()
+                scores.update(out.argmax(1), y)  # metric
+        """)
+    assert not found.answers(at["metric"]) and not found.answers(at["data"])
+    found, at = calls("""
+        def learn(policy, opt, world, memory):
+            state = world.reset()
+            while True:
+                action = policy(state).argmax()  # MODEL
+                following, gain = world.step(action)  # environment
+                memory.push(state, action, gain, following)
+                state = following
+                seen, done, gains, after = memory.sample(128)  # sample
+                goal = gains + policy(after).max(1)  # MODEL
+                loss = cost(policy(seen)[done], goal)  # MODEL
+                loss.backward()  # UPDATE
+                opt.step()
+        """)
+    assert found.answers(at["environment"]) and not found.answers(at["sample"])
+
+
 def test_picking_examples_by_their_loss_is_no_environment() -> None:
     found, at = calls("""
         def train(net, opt, pool):

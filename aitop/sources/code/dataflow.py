@@ -2,7 +2,8 @@
 
 What a line is for follows from where its values go. Only the structure of the code is used and only numbers leave this
 module, so no name can matter. It is a reading, not a proof: assignments are followed exactly within one function, a
-call may change the object whose method it is, and a call whose result is dropped may change what it is given.
+call may change the object whose method it is, and a call of no object's whose result is dropped may change what it is
+given.
 """
 
 from __future__ import annotations
@@ -278,7 +279,9 @@ class _Reading:
         self._collect(value, uses)
         called = value.func if isinstance(value, ast.Call) else None
         own = isinstance(called, ast.Name) and called.id in BUILTINS
-        if dropped and isinstance(value, ast.Call) and not own:
+        # A method whose result is dropped is called for what it does to its object.
+        method = isinstance(called, ast.Attribute) and self._path(called.value) is not None
+        if dropped and isinstance(value, ast.Call) and not own and not method:
             for argument in (*value.args, *(keyword.value for keyword in value.keywords)):
                 if (path := self._path(argument)) is not None and path not in self._constants:
                     uses.changes.add(path)
