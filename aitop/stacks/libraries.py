@@ -17,7 +17,7 @@ Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
 # What a library does to its caller's time whatever the kernel says: it waits, starts processes, or compiles.
 State = Literal["wait-queue", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"]
 # What the work below a line is about. "tensor" computes with arrays that gradients may flow through, "array" with
-# others.
+# others; "trace" is a compiler that calls the user's function to see what it does.
 Work = Literal[
     "tensor",
     "array",
@@ -32,6 +32,7 @@ Work = Literal[
     "log",
     "save",
     "read",
+    "trace",
 ]
 COMPUTES: tuple[Work, ...] = ("tensor", "array")
 

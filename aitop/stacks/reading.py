@@ -139,6 +139,9 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
         # A library of the server's works in its event loop, which does not wait then.
         says = [each for each in says if each.handler != "event-loop"]
     state: State | None = "compile" if any(each.state == "compile" for each in says) else None
+    if state is not None and any(frame.user for frame in below):
+        # The compiler calls the user's function to see what it does: so it begins each time anew.
+        return state, "trace"
     for each in says:
         if state is None and (each.state is not None or each.work is not None):
             # What works above a wait is what is waited for: a socket's read below an HTTP client is the network.

@@ -97,7 +97,9 @@ def test_what_a_line_does_is_what_the_libraries_below_it_do(below, state, work):
 def test_a_function_that_a_compiler_traces_is_not_at_work():
     traces = ("jax/_src/pjit.py cache_miss", "jax/_src/interpreters/partial_eval.py trace_to_jaxpr_dynamic")
     seen = read_stack(stack(*MAIN, *traces, "user/model.py:7 loss", "jax/_src/numpy/ufuncs.py tanh"))
-    assert (seen.state, seen.line) == ("compile", frame("user/train.py:50 main"))
+    assert (seen.state, seen.work, seen.line) == ("compile", "trace", frame("user/train.py:50 main"))
+    seen = read_stack(stack(*MAIN, *traces))
+    assert (seen.state, seen.work) == ("compile", "tensor")
 
 
 def test_what_stands_above_the_users_line_does_not_say_what_it_does():

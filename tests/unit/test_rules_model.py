@@ -348,6 +348,33 @@ def test_what_is_compiled_at_the_start_is_not_compiled_again(parts):
     assert "after warm-up" in unjudged(recompile.judge(in_windows(*parts)))
 
 
+def tracing(*parts, traced=0.1, other=100):
+    """A line that compiles in all of every window, and traces the user's function in these parts of them."""
+    found = in_windows(*(1.0 for _ in parts), other=other)
+    whole = next(line for line in found.stacks.lines if line.activity == "compile")
+    counts = tuple(round(part * other) for part in parts)
+    rest = replace(whole, by_window=tuple(other - count for count in counts), share=1.0 - traced)
+    anew = replace(whole, by_window=counts, share=traced, work="trace")
+    return snapshot(
+        phases=Phases(outside=1.0),
+        lines=[rest, anew],
+        kind="unknown",
+        stacks=replace(found.stacks, lines=(rest, anew)),
+    )
+
+
+def test_a_function_that_is_traced_again_and_again_is_compiled_again_though_nothing_else_is_seen():
+    verdict = fired(recompile.judge(tracing(0.2, 0.1, 0.3, 0.1, 0.2)))
+    assert (verdict.id, verdict.where[0].line) == ("recompile", 44)
+
+
+@pytest.mark.parametrize(
+    "parts", [(1.0, 1.0, 0.5, 0.0, 0.0), (0.3, 0.1, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.0, 0.0)]
+)
+def test_a_function_that_is_traced_once_is_compiled_at_the_start(parts):
+    assert "after warm-up" in unjudged(recompile.judge(tracing(*parts)))
+
+
 # whose lines count --------------------------------------------------------------------------------------------------
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, of_unit, records, samples_of, short_place, stepping
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import fix
-from aitop.model.snapshot import Snapshot
+from aitop.model.ledger import Entry
+from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
@@ -93,16 +95,30 @@ def _with_others(share: float) -> tuple[Fix, ...]:
 def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WINDOW) -> bool:
     """Whether one line compiles for at least a part of several windows of stacks, the newest among them, and not all.
 
-    What is compiled at the start fills its windows, or comes once.
+    What is compiled at the start fills its windows, or comes once. Where each step compiles nothing else may be seen,
+    but compiling begins with tracing the user's function: windows with both that and what follows count as well.
     """
     process = main_stacks(snapshot)
     if process is None or not compiling.where:
         return False
     first = compiling.where[0]
-    at_line = [entry.by_window for entry in compiling.lines if entry.at == first.at]
-    parts = [sum(counts) / whole if whole else 0.0 for *counts, whole in zip(*at_line, process.by_window, strict=False)]
-    turns = [number for number, part in enumerate(parts) if least <= part <= 1.0 - PART_OF_WINDOW]
+    at_line = [entry for entry in compiling.lines if entry.at == first.at]
+    parts = _by_window(at_line, process)
+    traced = _by_window([entry for entry in at_line if entry.work == "trace"], process)
+    turns = [
+        number
+        for number, part in enumerate(parts)
+        if part >= least and (part <= 1.0 - PART_OF_WINDOW or PART_OF_WINDOW <= traced[number] <= part - PART_OF_WINDOW)
+    ]
     return len(turns) > MIN_WINDOWS and turns[-1] >= len(parts) - NEWEST
+
+
+def _by_window(entries: Sequence[Entry], process: ProcessStacks) -> list[float]:
+    """The part (0..1) of each window of stacks that these entries of the main lane take, the oldest first."""
+    return [
+        sum(entry.by_window[number] for entry in entries if number < len(entry.by_window)) / whole if whole else 0.0
+        for number, whole in enumerate(process.by_window)
+    ]
 
 
 def _lasting(snapshot: Snapshot) -> bool:
