@@ -96,10 +96,20 @@ def test_waits_for_a_core_end_with_those_for_the_lock_as_far_as_cores_are_left()
     )
     series = {"run_delay": constant(0.1), "cores_wanted": constant(1.8)}
     verdict = fired(gil.judge(changed(threaded(held=0.8, ran=0.3), host=host, series=series)))
-    apart, rarely = verdict.fixes
+    rarely, apart = verdict.fixes
     assert verdict.share == pytest.approx(0.7, abs=0.01)
     assert (verdict.speedup, rarely.speedup) == (pytest.approx(5.0, rel=0.02), pytest.approx(5.0, rel=0.02))
     assert apart.speedup == pytest.approx(1 / 0.3, rel=0.02)
+
+
+@pytest.mark.parametrize(("rests", "most"), [("wait-queue", 1 / 0.9), ("sleep", 1 / 0.3)])
+def test_a_thread_that_makes_something_for_each_step_sets_the_pace_in_a_process_as_well(rests, most):
+    seen = threaded(held=0.8, ran=0.3)
+    lines = (*computes(0.3), of_thread("fill", 0.9), of_thread("fill", 0.1, activity=rests, number=51))
+    verdict = fired(gil.judge(changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))))
+    assert verdict.speedup == pytest.approx(1 / 0.3, rel=0.02)
+    [apart] = [fix for fix in verdict.fixes if "process" in fix.text]
+    assert apart.speedup == pytest.approx(most, rel=0.02)
 
 
 def test_many_threads_that_hold_the_lock_alike_are_counted():

@@ -56,7 +56,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"
     place = f" ({short_place(where[0])})" if where else ""
     rarely = min(0.99, share + _cores_freed(snapshot, share, held))
-    apart = min(0.99, share + _cores_freed(snapshot, share, held - _at_work(snapshot, process.pid, holders)))
+    work = _at_work(snapshot, process.pid, holders)
+    apart = min(0.99, share + _cores_freed(snapshot, share, held - work), _most_apart(snapshot, process.pid, holders))
+    fixes = (
+        fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", apart),
+        fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops", rarely),
+    )
     return Explanation(
         share=share,
         gone=rarely,
@@ -73,10 +78,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             f"{_named(process)} waits for it {percent(waiting.share)} of the time"
             + (f", and for a core once it has it: {percent(rarely - share)}" if rarely - share >= WORTH_SAYING else ""),
         ),
-        fixes=(
-            fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", apart),
-            fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops", rarely),
-        ),
+        fixes=sorted(fixes, key=lambda one: -(one.speedup or 0.0)),
     )
 
 
@@ -94,6 +96,20 @@ def _cores_freed(snapshot: Snapshot, share: float, fewer: float) -> float:
     # Without waits for the lock the main thread wants a core all the time.
     then = waits_for_core(now, running, max(1.0, wanted - fewer) + others, cores)
     return min(share, now - then)
+
+
+def _most_apart(snapshot: Snapshot, pid: int, threads: list[str]) -> float:
+    """The share of the time that can go while these threads do for each step what they do now, be it elsewhere.
+
+    A thread that rests mostly in a queue or a lock does something for each step, and no step is shorter than that.
+    """
+    least = 0.0
+    for thread in threads:
+        own = [entry for entry in beside_lines(snapshot) if (entry.pid, entry.thread) == (pid, thread)]
+        rests = lines_of(entry for entry in own if entry.activity in IDLE and entry.activity != "wait-gil")
+        if rests.part(lambda entry: entry.activity in HANDED_WAITS) > 0.5:
+            least = max(least, _at_work(snapshot, pid, [thread]))
+    return max(0.0, 1.0 - least)
 
 
 def _at_work(snapshot: Snapshot, pid: int, threads: list[str]) -> float:
