@@ -226,6 +226,18 @@ def test_stacks_show_when_the_steps_began():
     assert aggregate(history, Tick(time=1000.0, wall=0.0)).steps.began == 990.0
 
 
+def test_what_stacks_show_before_the_first_step_says_nothing_of_a_step():
+    history = History(Target(pid=RANK, command="python train.py"))
+    reads = stack("user/train.py:3 main", "user/data.py:7 read_all")
+    backward = stack("user/train.py:9 main | loss.backward()", "torch/autograd/graph.py _engine_run_backward")
+    seen = []
+    for seconds, frames in ((994.0, reads), (996.0, reads), (998.0, backward), (1000.0, backward)):
+        history.add(window(seconds, (RANK, "MainThread", True, frames, 40)))
+        stacks = aggregate(history, Tick(time=seconds, wall=0.0)).stacks
+        seen.append({line.line: line.share for line in stacks.lines})
+    assert seen == [{7: 1.0}, {7: 1.0}, {9: 1.0}, {9: 1.0}]
+
+
 def test_growth_under_way_is_a_leak():
     assert fired(memory.leak(snapshot(steps(), series=GROWING))).title.startswith("host memory grows by 53 MB/s")
     sampled = Phases(data_wait=0.1, forward=0.4, backward=0.4, optimizer=0.1, outside=0.0)

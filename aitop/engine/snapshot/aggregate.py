@@ -192,11 +192,15 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
 
 
 def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
-    """Stack windows of the time in which the process stepped: importing and setting up say nothing of a step."""
+    """Stack windows of the time in which the process stepped: importing and setting up say nothing of a step.
+
+    Where no steps were counted, those from the first on that shows one; all of them where none does.
+    """
     hook = history.hooks.get(lead) if lead is not None else None
     windows = list(history.windows)
     if lead is None or hook is None or hook.began is None:
-        return windows
+        first = min(history.stepped.values(), default=0.0)
+        return [window for window in windows if window.time >= first]
     began = hook.began - SETUP_SLACK_SECONDS
     # The hook may have come in long after the first step; a window in which it was made may have begun before it.
     early = next((window.time for window in windows if history.stacks.steps_in(window, lead)), began)
