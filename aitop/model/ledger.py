@@ -45,12 +45,13 @@ Unit = Literal["step", "request", "iteration", "second"]
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the unit that belongs to one phase, one activity and one line.
 
-    `share` (0..1) is of the lane's time; the entries of a lane add up to 1. `seconds` is per unit, None where the
-    length of a unit is not known. `low` and `high` bound the share (95 %). `samples` is how many stack samples stand
-    for it, 0 where it was only measured. `where` is the user's innermost line, None where none was on the stack.
-    `position` says where host code stands in the function that makes steps, `work` what the library below the line
-    does, `via` has the user's frames above it, the outermost first, of which the first `callers` (with the line itself
-    counted last) stand above the library code of its phase; `thread` and `role` say whose time it is.
+    `share` (0..1) is of the time of the lane; in a lane of several threads, of the thread's own. The entries of the
+    main lane add up to 1. `seconds` is per unit, None where the length of a unit is not known. `low` and `high` bound
+    the share (95 %). `samples` is how many stack samples stand for it, 0 where it was only measured. `where` is the
+    user's innermost line, None where none was on the stack. `position` says where host code stands in the function
+    that makes steps, `work` what the library below the line does, `via` has the user's frames above it, the outermost
+    first, of which the first `callers` (with the line itself counted last) stand above the library code of its phase;
+    `thread` and `role` say whose time it is.
     `instead` is what a line that waits for a core would do if it had one.
     `by_window` counts the samples of its line in each window of stacks, the oldest first. `handler` is what calls its
     line for a request, None where nothing is known to.

@@ -129,7 +129,8 @@ class ReportPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger of the working process `pid`. The shares of a lane of a ledger add up to 1.
+    """An entry of the ledger of the working process `pid`. The shares of its main lane add up to 1; one of the
+    producers is of the time of the thread that runs the line.
 
     `seconds` is per unit of work. `where` is None where none of the user's frames was on the stack; its pid is that of
     the process that runs the line, which may be a loader worker.
