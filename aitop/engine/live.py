@@ -38,7 +38,7 @@ from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.dump import native_frames, take_dump
-from aitop.sources.stacks.pace import PartOfBudget, SharedBudget
+from aitop.sources.stacks.pace import SELDOM, IdleCores, PartOfBudget, SharedBudget
 from aitop.stacks.work import step_levels
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ FIRST_TICKS = (0.1, 0.4, 0.8)
 # Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
 # make a verdict, and on a busy machine a window may come late. Those that show only imports do not count.
 TICKS_AT_WINDOWS = 5
+# Where no core is idle, ticks may take this part of a core, and come as late as after so many seconds. With hundreds of
+# requests a second one takes some 30 ms of CPU, in the first seconds less than 10.
+CORES_OF_TICKS, LATEST_TICK = 0.01, 8.0
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
 # Some 200 samples of the thread that leads, as in half a minute of a screen.
@@ -328,7 +331,7 @@ class LiveFeed:
         notice = NOTICE_SECONDS_OF_MANY if self._shared else NOTICE_SECONDS
         due = [started + seconds for seconds in early if seconds < self._options.interval]
         next_tick = due.pop(0) if due else started + self._options.interval
-        cpu = CpuMeter()
+        cpu, idle = CpuMeter(), IdleCores()
         if self._history is not None:
             self._before, self._mark = self._history.last(), self._history.mark()
         while not self._stopping.is_set():
@@ -352,11 +355,16 @@ class LiveFeed:
                 runner.check(time.monotonic())
             self._drain(publish)
             self._end_of_target(publish)
+            seldom, before = idle.last() < SELDOM, time.thread_time()
             for _ in range(ticks):
-                self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
+                tick = Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores(), seldom=seldom)
+                self._take(tick, publish)
             if self.target.ended or last:
                 break
-            next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
+            pause = self._options.interval
+            if seldom:
+                pause = max(pause, min(LATEST_TICK, (time.thread_time() - before) / CORES_OF_TICKS))
+            next_tick = due.pop(0) if due else max(next_tick + pause, time.monotonic())
 
     def _look_if_still(self) -> None:
         """Dump all stacks if the job stands still. Only one dump runs at a time, as some take long."""

@@ -213,19 +213,27 @@ class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step."""
+    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step.
+
+    `seldom`: aitop looks less often than it was asked to, as no core is idle.
+    """
 
     monitor_cpu: float | None = None
     hook_us_per_step: float | None = None
     target_slowdown: float | None = None
+    seldom: bool = False
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
-    """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick."""
+    """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick.
+
+    `seldom`: no core is idle, so the next tick comes later than usual.
+    """
 
     time: float
     wall: float
     monitor_cpu: float | None = None
+    seldom: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -17,6 +17,7 @@ from aitop.model.event import Sample
 from aitop.model.stacks import StackWindow
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import StackSource
+from aitop.sources.stacks.spy import PySpy
 from aitop.stacks.view import StackView
 
 pytestmark = pytest.mark.e2e
@@ -276,3 +277,12 @@ def test_another_users_process_is_denied_with_the_reason(busy: subprocess.Popen[
     assert state == "denied"
     assert "belongs to user root" in reason
     assert "sudo" in remedy
+
+
+def test_py_spy_shares_the_cores_of_our_session_but_gets_no_ctrl_c():
+    spy = PySpy("sleep", ["5"])
+    try:
+        assert os.getpgid(spy._child.pid) == spy._child.pid
+        assert os.getsid(spy._child.pid) == os.getsid(0) or sys.version_info < (3, 11)
+    finally:
+        spy.stop()

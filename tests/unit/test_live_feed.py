@@ -17,7 +17,7 @@ from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.live import LiveFeed
 from aitop.engine.runner import SourceRunner
 from aitop.model.ranks import ExchangeNotes
-from aitop.model.snapshot import Snapshot, Target
+from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.stacks import StackDump
 from aitop.sources.devices import SharedDevices
@@ -335,3 +335,35 @@ def test_the_screen_is_there_without_rules_and_sources():
     )
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert loaded.split() == []
+
+
+@pytest.mark.parametrize(("cores", "seldom"), [(0.0, True), (1.5, False)])
+def test_where_no_core_is_idle_ticks_that_cost_much_come_seldom(monkeypatch, cores, seldom):
+    monkeypatch.setattr(live.IdleCores, "last", lambda self: cores)
+    target = Target(time=time.monotonic(), pid=os.getpid(), command="x")
+    feed = live.LiveFeed([target], live.Options(passive=True, gpu=False, interval=0.05))
+    handle = feed._engine.handle
+
+    def dear(event):
+        if isinstance(event, Tick):
+            until = time.thread_time() + 0.006
+            while time.thread_time() < until:
+                pass
+        return handle(event)
+
+    monkeypatch.setattr(feed._engine, "handle", dear)
+    times: list[float] = []
+    published = threading.Event()
+
+    def publish(snapshot):
+        assert snapshot.cost.seldom == seldom
+        times.append(snapshot.time)
+        if len(times) == 4:
+            published.set()
+
+    feed.start(publish)
+    try:
+        assert published.wait(20)
+    finally:
+        feed.stop()
+    assert (times[3] - times[1] > 2 * 0.5) == seldom

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from aitop.sources import procfs
 from aitop.sources.access import readable, why_denied
@@ -31,6 +31,9 @@ MOST_MEMORY = 2 << 30
 # To name native frames it maps every library of the process, and a torch for CUDA has some 5 GB of them. What it writes
 # of its own memory stays within the bound above.
 MOST_MAPPED = 32 << 30
+# The terminal's Ctrl-C is meant for us. A session would do as well, but the kernel may give all sessions the same part
+# of the cores (sched_autogroup): each child could take as much as the whole run.
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 def find_py_spy() -> str:
@@ -62,14 +65,13 @@ class PySpy:
             raise
         output = ("--output", f"/proc/self/fd/{self._output}") if named else ()
         try:
-            # A session of its own: the terminal's Ctrl-C is meant for us.
             self._child = subprocess.Popen(
                 [program, *arguments, *output],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if named else self._output,
                 stderr=self._errors,
                 pass_fds=(self._output,) if named else (),
-                start_new_session=True,
+                **_OWN_GROUP,
                 env=quiet_environment(),
             )
         except OSError as error:

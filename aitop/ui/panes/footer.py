@@ -70,7 +70,7 @@ def cost_line(view: View, width: int) -> Line:
         line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
         if cost.target_slowdown is not None and width >= ROOM_FOR_SHARE:
             line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
-    return line
+    return line.add(" · no core idle: looks seldom", DIM) if cost.seldom else line
 
 
 def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:

@@ -261,6 +261,7 @@ TAILS = (
     vllm("vllm:long", "latency-tail", ("prefill",), load=0.3,
          sends=("--field", "prompt", "--words", "24", *ITS_TEXT, "--long-every", "5", "--long-words", "300")),
     vllm("vllm:cache", "latency-tail", ("preemption",), "--num-gpu-blocks-override", "40", "--block-size", "16",
+         "--max-model-len", "512",
          clients=24, accepted=("queue-bound",)),
 )  # fmt: skip
 
