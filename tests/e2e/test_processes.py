@@ -24,6 +24,8 @@ pytestmark = pytest.mark.e2e
 
 # Stands for a loader worker: torch gives its workers this name.
 NAME_WORKER = "open('/proc/self/comm', 'w').write('pt_data_worker')"
+BIND_MAIN = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+WAIT = "print('ready', flush=True); threading.Event().wait(60)"
 FORK_TWO = f"""import os, time
 for _ in range(2):
     if os.fork() == 0:
@@ -125,6 +127,15 @@ def test_a_busy_process_and_its_forked_workers(start):
     assert all(0 <= share <= 1 for share in (*machine.core_busy, machine.iowait))
     assert 0 < machine.memory_available < machine.memory_total
     assert 0 < sample.usable_cores <= machine.cores
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_the_cores_of_a_process_are_those_of_all_its_threads(start):
+    """The main thread is bound to one core, as OpenMP binds those that compute."""
+    bound = f"import os, threading\nthreading.Thread(target=threading.Event().wait).start()\n{BIND_MAIN}\n{WAIT}"
+    source = HostSource([start([sys.executable, "-c", bound]).pid])
+    source.open()
+    assert read(source).usable_cores == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -147,6 +147,13 @@ def test_a_handler_that_sleeps_does_not_rest():
     assert "asyncio.to_thread" in verdict.fixes[0].text
 
 
+def test_a_few_samples_between_two_requests_say_nothing_of_the_loop():
+    """A server that waits for requests nearly always: the little that is left is of two samples."""
+    answers = line("answer", 0.02, activity="native", number=31, handler="event-loop")
+    seen = server(lines=[answers, line("run", 0.98, activity="wait-queue", number=99)])
+    assert "stack samples of its work are needed" in host.judge(seen).reason
+
+
 def test_the_loop_of_a_library_tells_what_comes_before_the_model():
     """LitServe calls one method after the other: what those above the model's call do makes its input."""
     top = f"{LITSERVE}:%d SingleLoop.run_single_loop"

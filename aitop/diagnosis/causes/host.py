@@ -11,6 +11,7 @@ from aitop.diagnosis.evidence import (
     RUNNING,
     by_hand,
     each_unit,
+    leisure,
     main_lines,
     of_unit,
     place_of,
@@ -39,8 +40,8 @@ LOST: frozenset[Activity] = frozenset({"sleep", "spawn", "collect", "wait-disk",
 @rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the host's time that no other cause has claimed."""
-    if samples_of(snapshot) < MIN_SAMPLES:
-        return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
+    if samples_of(snapshot) * (1.0 - leisure(snapshot)) < MIN_SAMPLES:
+        return around_model(snapshot) or f"{MIN_SAMPLES} stack samples of its work are needed"
     serving, steps_seen, work = serves(snapshot), stepping(snapshot), by_hand(snapshot).entries
     lines = main_lines(
         snapshot,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -181,7 +182,10 @@ def _line(above: Mapping[int, int], pid: int) -> Iterator[int]:
 
 
 def usable_cores(members: Sequence[Member], places: dict[int, Place], cgroup: CgroupSample | None) -> float | None:
-    """Cores that the ranks and their workers (without any: all processes) may use: affinity masks and quota."""
+    """Cores that the ranks and their workers (without any: all processes) may use: affinity masks and quota.
+
+    Each thread has a mask of its own: vLLM and OpenMP bind those that compute, the main one among them.
+    """
     working = [
         member.stat.pid
         for member in members
@@ -189,10 +193,12 @@ def usable_cores(members: Sequence[Member], places: dict[int, Place], cgroup: Cg
     ]
     cores: set[int] = set()
     for pid in working or [member.stat.pid for member in members]:
-        try:
-            cores |= os.sched_getaffinity(pid)
-        except OSError:  # it ended between two reads
-            continue
+        for thread in (pid, *procfs.numbered(f"{procfs.PROC}/{pid}/task")):
+            if len(cores) >= (os.cpu_count() or 1):
+                break
+            # It may have ended since.
+            with contextlib.suppress(OSError):
+                cores |= os.sched_getaffinity(thread)
     if not cores:
         return None
     quota = cgroup.cpu_quota if cgroup else None
