@@ -121,6 +121,13 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
     assert "requests are taken 1 at a time" in verdict.title
 
 
+def test_requests_that_are_many_because_others_have_the_cores_are_no_fault_of_the_batch(monkeypatch):
+    seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL])
+    for crowded, severity in ((False, "warning"), (True, "info")):
+        monkeypatch.setattr(underbatched, "others_have_cores", lambda _, crowded=crowded: crowded)
+        assert fired(underbatched.judge(seen)).severity == severity
+
+
 def test_an_engine_whose_turns_say_how_many_requests_are_in_them_is_not_judged_by_the_models_input():
     packed = [IterationRecord(end=1000.0 - n / 100, seconds=0.008, requests=2) for n in range(100)]
     for waiting, found in ((0.1, False), (6.0, True)):

@@ -8,6 +8,7 @@ from statistics import median_high
 import msgspec
 
 from aitop.diagnosis import op_cost
+from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.turns import room, small_batches
 from aitop.diagnosis.device import idle_share, on_gpu
 from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, Lines, lines_of, main_lines, records, running, takes_request
@@ -72,8 +73,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
     return Explanation(
-        # How large a batch may be in training is not only a matter of speed.
-        severity="info" if training and cost.samples > 1 else None,
+        # How large a batch may be in training is not only a matter of speed. Where others have the cores, requests may
+        # be many only because of that.
+        severity="info" if (cost.samples > 1 if training else others_have_cores(snapshot)) else None,
         critical=cost.measured,
         share=share,
         gone=gone,

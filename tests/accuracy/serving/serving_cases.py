@@ -259,8 +259,8 @@ TAILS = (
         without_hook=("host-bound/None", "preprocessing-bound"),
     ),
     vllm("vllm:long", "latency-tail", ("prefill",), load=0.3,
-         sends=("--field", "prompt", "--words", "24", *ITS_TEXT, "--long-every", "5", "--long-words", "300")),
-    vllm("vllm:cache", "latency-tail", ("preemption",), "--num-gpu-blocks-override", "40", "--block-size", "16",
+         sends=("--field", "prompt", "--words", "24", *ITS_TEXT, "--long-every", "5", "--long-words", "900")),
+    vllm("vllm:cache", "latency-tail", ("preemption",), "--num-gpu-blocks-override", "24", "--block-size", "32",
          "--max-model-len", "512",
          clients=24, accepted=("queue-bound",)),
 )  # fmt: skip
