@@ -145,6 +145,13 @@ def test_metrics_alone_tell_that_requests_wait():
     assert level(queue.judge(server(basis="metrics", queue=0.0, concurrency=5.0))) == 0.0
 
 
+def test_what_was_preempted_waits_once_more():
+    """Half of all requests wait at any time, most of them not for their first turn."""
+    requests = [replace(one, queue=0.2 * one.seconds) for one in CROWD]
+    verdict = fired(queue.judge(server(requests, concurrency=8.0, queue=5.0)))
+    assert verdict.share == pytest.approx(5 / 8)
+
+
 def test_unmeasured_waits_are_said():
     assert "not measured" in unjudged(queue.judge(server(basis="stacks")))
 

@@ -82,14 +82,16 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
 
 def _waiting(serving: Serving) -> float | None:
     """The part (0..1) of the requests' time that they wait; None where that was not measured."""
+    shares = []
     waited = [one for one in serving.requests if one.queue is not None]
     total = sum(one.seconds for one in waited)
     if waited and total > 0.0:
-        return sum(one.queue or 0.0 for one in waited) / total
+        shares.append(sum(one.queue or 0.0 for one in waited) / total)
     if serving.queue is not None and serving.concurrency:
-        # By Little's law the numbers are in the same proportion as the times.
-        return min(1.0, serving.queue / max(serving.concurrency, serving.queue))
-    return None
+        # By Little's law the numbers are in the same proportion as the times. What was preempted waits once more, which
+        # its time before the first turn does not tell.
+        shares.append(min(1.0, serving.queue / max(serving.concurrency, serving.queue)))
+    return max(shares, default=None)
 
 
 def _queue(serving: Serving, share: float) -> Queue:
