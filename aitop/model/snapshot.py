@@ -221,7 +221,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     monitor_cpu: float | None = None
     hook_us_per_step: float | None = None
     target_slowdown: float | None = None
-    seldom: bool = False
+    seldom: bool | None = None
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
@@ -233,7 +233,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
     time: float
     wall: float
     monitor_cpu: float | None = None
-    seldom: bool = False
+    seldom: bool | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -274,6 +274,15 @@ async def test_only_changed_lines_are_repainted(look_at):
         assert painted == [("footer", 1)]
 
 
+async def test_the_last_line_says_that_it_looks_seldom(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        same = samples.input_bound()
+        assert "looks seldom" not in eyes.text()
+        cost = msgspec.structs.replace(same.cost, seldom=True)
+        await eyes.give(msgspec.structs.replace(same, tick=43, cost=cost))
+        assert "no core idle: looks seldom" in eyes.text()
+
+
 async def test_a_slow_screen_drops_old_snapshots(look_at):
     async with look_at(samples.waiting()) as eyes:
         handled = []

@@ -188,7 +188,7 @@ DOCUMENTED = {
             "full_in": None,
         }
     ],
-    "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},
+    "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001, "seldom": None},
 }
 
 

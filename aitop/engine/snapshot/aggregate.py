@@ -270,7 +270,7 @@ def _cost(history: History, hook: HookHistory | None, steps: Steps | None) -> Co
         monitor_cpu=_recent_cpu(history.ticks),
         hook_us_per_step=cost_us,
         target_slowdown=cost_us / 1e6 / mean if cost_us is not None and mean else None,
-        seldom=bool(history.ticks) and history.ticks[-1].seldom,
+        seldom=history.ticks[-1].seldom if history.ticks else None,
     )
 
 

@@ -17,6 +17,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 
 ROOM_FOR_COST = 50
 ROOM_FOR_WORDS = 140
+ROOM_FOR_REASON = 100
 LEAST_COUNTED = 3.0
 """Seconds before the cost is shown: starting costs more than watching."""
 ROOM_FOR_SHARE = 140
@@ -70,7 +71,9 @@ def cost_line(view: View, width: int) -> Line:
         line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
         if cost.target_slowdown is not None and width >= ROOM_FOR_SHARE:
             line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
-    return line.add(" · no core idle: looks seldom", DIM) if cost.seldom else line
+    if cost.seldom:
+        line.add(" · no core idle: looks seldom" if width >= ROOM_FOR_REASON else " · seldom", DIM)
+    return line
 
 
 def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
