@@ -371,7 +371,7 @@ def tracing(*parts, traced=0.1, other=100):
 
 
 def test_a_function_that_is_traced_again_and_again_is_compiled_again_though_nothing_else_is_seen():
-    verdict = fired(recompile.judge(tracing(0.2, 0.1, 0.3, 0.1, 0.2)))
+    verdict = fired(recompile.judge(tracing(0.02, 0.1, 0.3, 0.01, 0.2)))
     assert (verdict.id, verdict.where[0].line) == ("recompile", 44)
 
 

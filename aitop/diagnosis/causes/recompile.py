@@ -96,7 +96,8 @@ def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WIN
     """Whether one line compiles for at least a part of several windows of stacks, the newest among them, and not all.
 
     What is compiled at the start fills its windows, or comes once. Where each step compiles nothing else may be seen,
-    but compiling begins with tracing the user's function: windows with both that and what follows count as well.
+    but compiling begins with tracing the user's function: windows with both that, however short, and what follows
+    count as well.
     """
     process = main_stacks(snapshot)
     if process is None or not compiling.where:
@@ -108,7 +109,7 @@ def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WIN
     turns = [
         number
         for number, part in enumerate(parts)
-        if part >= least and (part <= 1.0 - PART_OF_WINDOW or PART_OF_WINDOW <= traced[number] <= part - PART_OF_WINDOW)
+        if part >= least and (part <= 1.0 - PART_OF_WINDOW or 0.0 < traced[number] < part)
     ]
     return len(turns) > MIN_WINDOWS and turns[-1] >= len(parts) - NEWEST
 
