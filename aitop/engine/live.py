@@ -61,7 +61,7 @@ FIRST_TICKS = (0.1, 0.4, 0.8)
 TICKS_AT_WINDOWS = 5
 # Where no core is idle, ticks may take this part of a core, and come as late as after so many seconds. With hundreds of
 # requests a second one takes some 30 ms of CPU, in the first seconds less than 10.
-CORES_OF_TICKS, LATEST_TICK = 0.005, 8.0
+CORES_OF_TICKS, LATEST_TICK = 0.01, 8.0
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
 # Some 200 samples of the thread that leads, as in half a minute of a screen.

@@ -181,18 +181,6 @@ def test_as_long_as_nothing_is_known_of_the_cores_few_processes_are_sampled(monk
     assert "no core is idle" in source.note
 
 
-@pytest.mark.parametrize("cores", [0.0, 3.0])
-def test_where_no_core_is_idle_the_first_windows_look_no_more_often_than_others(monkeypatch, cores):
-    source = StackSource([os.getpid()], script=None)
-    asked = []
-    monkeypatch.setattr(source._chooser, "next", lambda few: [])
-    monkeypatch.setattr(source._idle, "last", lambda: cores)
-    monkeypatch.setattr(source, "_looks", lambda pids, first: asked.append(first) or [])
-    source._began -= 10.0
-    source.read()
-    assert asked == [cores > 0]
-
-
 def test_idle_cores_are_those_that_we_may_use(monkeypatch):
     seconds = iter([(0.0, 0.0), (2.0, 3.0), (2.0, 3.0), (4.0, 3.5)])
     monkeypatch.setattr(IdleCores, "_read", staticmethod(lambda: next(seconds)))

@@ -115,8 +115,8 @@ class StackSource(Source):
         started = time.monotonic()
         if started - self._began > IDLE_SECONDS:
             budget.found_idle(self._idle.last())
-        first = budget.quick and not budget.seldom and self._taken < FIRST_WINDOWS
-        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if first else self._seconds))
+        first = budget.quick and self._taken < FIRST_WINDOWS
+        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if first and not budget.seldom else self._seconds))
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:
