@@ -242,13 +242,15 @@ def _collecting(flows: Mapping[str, Sequence[Flow]]) -> Iterator[tuple[str, int]
 
 
 def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
-    """The threads of each process, without samples of imports."""
-    processes: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
+    """The threads of each process, without samples of imports unless it does nothing else in the whole look."""
+    steady: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
+    starting: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
     for key, stacks in merged.items():
-        steady = {seen: count for seen, count in stacks.items() if not seen.importing}
-        if steady:
-            processes.setdefault(key.pid, {})[key] = steady
-    return processes
+        starting.setdefault(key.pid, {})[key] = dict(stacks)
+        rest = {seen: count for seen, count in stacks.items() if not seen.importing}
+        if rest:
+            steady.setdefault(key.pid, {})[key] = rest
+    return starting | steady
 
 
 def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | None:

@@ -127,7 +127,13 @@ def test_imports_are_no_part_of_any_step():
     assert process.samples == 10
     assert process.phases.backward == 1.0
     assert [line.line for line in stacks.lines] == [15]
-    assert StackView().view([window(2.0, *main(RANK, (IMPORT, 9)))], ROLES, 0.0) is None
+
+
+def test_a_process_that_only_imports_is_on_the_line_that_imports():
+    stacks = view(window(2.0, *main(RANK, (IMPORT, 9))))
+    [process] = stacks.processes
+    assert (process.samples, process.phases.outside) == (9, 1.0)
+    assert [(line.file, line.line, line.share) for line in stacks.lines] == [("/home/ada/proj/train.py", 12, 1.0)]
 
 
 def test_code_that_trains_while_it_is_imported_is_seen():
