@@ -35,6 +35,7 @@ class Facts:
         self._foreach: bool | None = None
         self._fused: bool | None = None
         self._root: tuple[str, int, list[str], int] | None = None
+        self._looked_up: int | None = None
         self._updated: tuple[int, list[str], int] = (0, [], 0)
         self.root_module: Callable[[], Any] | None = None
         self.changed = True
@@ -78,9 +79,25 @@ class Facts:
         # If the hook came in within a forward, the first module met is a part of the model, with fewer parameters.
         if self._root is None or count >= self._root[1]:
             inner = _unwrapped(module)
-            self.root_module = weakref.ref(module)
+            if self.root_module is None or self.root_module() is not module:
+                self.root_module = weakref.ref(module)
+                self._looked_up = self._in_embeddings(module)
             self._root = (type(inner).__name__[:LONGEST_NAME], count, names, tensors)
             self.changed = True
+
+    def _in_embeddings(self, module: Any) -> int:
+        """Return the number of parameters that only embeddings have: a step reads some rows of them, not all."""
+        tables = (self._torch.nn.Embedding, self._torch.nn.EmbeddingBag)
+        looked_up: dict[int, int] = {}
+        read: set[int] = set()
+        for child in itertools.islice(module.modules(), MOST_PARAMETERS):
+            for tensor in child.parameters(recurse=False):
+                if isinstance(child, tables):
+                    looked_up[id(tensor)] = tensor.numel()
+                else:
+                    # Its output layer may share the table.
+                    read.add(id(tensor))
+        return sum(count for key, count in looked_up.items() if key not in read)
 
     def text(self, measures: Sequence[Measure]) -> bytes:
         """Return all facts as JSON, with those of the measures."""
@@ -103,6 +120,7 @@ class Facts:
         }
         if self._root is not None:
             facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root
+            facts["looked_up_parameters"] = self._looked_up
         elif self._updated[0]:
             # The model is no module: only what an optimizer updates can be seen of it.
             facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._updated

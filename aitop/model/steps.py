@@ -151,6 +151,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Slow-moving facts from inside the process. `way` is how the hook came in: attach, run or import.
 
     `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
+    `looked_up_parameters` are those of the `parameters` that are in embeddings alone: a step reads some rows of them.
     `calls` are the dearest call sites. `flops` are floating-point operations of one step (forward and backward),
     estimated from shapes; `flops_basis` says in words how. `flops_per_backward` are those of one backward and its
     forward as the hook tells them, `flops_dtype` the dtype that most of them are made in (tf32 where float32 may be
@@ -176,6 +177,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool | None = None
     parameters: int | None = None
     parameter_tensors: int | None = None
+    looked_up_parameters: int | None = None
     parameter_dtypes: tuple[str, ...] = ()
     root: str | None = None
     ops: int | None = None

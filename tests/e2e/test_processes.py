@@ -18,6 +18,8 @@ from aitop.model.host import HostSample
 from aitop.sources.host import HostSource, discovery
 from aitop.sources.host.discovery import candidates
 from aitop.sources.host.target import look, still_there
+from aitop.sources.servers.engines import ENGINES
+from aitop.sources.servers.recognition import Server
 from aitop.sources.source import SourceError
 
 pytestmark = pytest.mark.e2e
@@ -134,6 +136,22 @@ def test_the_cores_of_a_process_are_those_of_all_its_threads(start):
     """The main thread is bound to one core, as OpenMP binds those that compute."""
     bound = f"import os, threading\nthreading.Thread(target=threading.Event().wait).start()\n{BIND_MAIN}\n{WAIT}"
     source = HostSource([start([sys.executable, "-c", bound]).pid])
+    source.open()
+    assert read(source).usable_cores == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_the_cores_of_a_server_are_those_of_all_its_parts(start):
+    """vLLM binds its workers, and the processes around them run anywhere."""
+    child = f"import os, threading\n{BIND_MAIN}\n{WAIT}"
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    above = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], env=os.environ | {rank})"
+    process = start([sys.executable, "-c", above])
+
+    def recognised(members):
+        return Server(ENGINES[0], None, {member.stat.pid: ENGINES[0].parts[0] for member in members}, ())
+
+    source = HostSource([process.pid], recognise=recognised)
     source.open()
     assert read(source).usable_cores == len(os.sched_getaffinity(0))
 

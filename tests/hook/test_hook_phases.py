@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import random
 import threading
 import time
@@ -368,6 +369,20 @@ def test_a_model_that_is_no_module_is_known_by_what_is_updated(watched):
     facts = watched.facts()
     assert (facts.root, facts.parameter_dtypes) == (None, ("float64",))
     assert (facts.parameters, facts.parameter_tensors) == (108, 3)
+
+
+def test_the_parameters_of_embeddings_are_known_unless_the_output_layer_shares_them():
+    class Words(nn.Module):
+        def __init__(self, *, tied):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(100, 4), nn.Linear(4, 100, bias=False)
+            if tied:
+                self.head.weight = self.embed.weight
+
+    for tied, looked_up in ((False, 400), (True, 0)):
+        facts = Facts(torch, "run")
+        facts.met_root(Words(tied=tied))
+        assert json.loads(facts.text(()))["facts"]["looked_up_parameters"] == looked_up
 
 
 def test_a_new_epoch_of_the_same_loader_is_no_news():

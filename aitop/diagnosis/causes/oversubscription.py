@@ -33,6 +33,8 @@ THROTTLED = 0.1
 # Others are to blame if the main thread waits for a core for this share of the time, and they use this share of the
 # cores.
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
+# Why a server's queue and its batches are not judged then.
+BECAUSE_OF_OTHERS = "requests may wait only because other programs have the cores"
 # Fewer threads compute less side by side, too: the gain is an estimate.
 SURE = 0.45
 # Phases in which libraries divide an operation among threads.

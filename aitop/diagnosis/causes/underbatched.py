@@ -8,7 +8,7 @@ from statistics import median_high
 import msgspec
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.causes.oversubscription import others_have_cores
+from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.turns import room, small_batches
 from aitop.diagnosis.device import idle_share, on_gpu
 from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, Lines, lines_of, main_lines, records, running, takes_request
@@ -26,7 +26,7 @@ BATCH = 32
 CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
 # The least share of a forward pass that does not depend on the batch.
 LEAST_FIXED = 0.3
-# Weights that would take longer to read than the step takes are not all read: those of embeddings.
+# Weights that would take longer to read than the step takes are not all read: those of experts.
 ALL_READ = 3.0
 MOSTLY_IDLE = 0.5
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -61,6 +61,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     most = samples if training else max(float(step.samples or 1) for step in steps)
     if most > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
         return None
+    if not training and others_have_cores(snapshot):
+        return BECAUSE_OF_OTHERS
     together = BATCH if training else _under_way(snapshot)
     if together < 2:
         return None
@@ -73,9 +75,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
     return Explanation(
-        # How large a batch may be in training is not only a matter of speed. Where others have the cores, requests may
-        # be many only because of that.
-        severity="info" if (cost.samples > 1 if training else others_have_cores(snapshot)) else None,
+        # How large a batch may be in training is not only a matter of speed.
+        severity="info" if training and cost.samples > 1 else None,
         critical=cost.measured,
         share=share,
         gone=gone,
@@ -161,11 +162,12 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
         return None
     forward = median_high(step.forward for step in steps) * ran
     threads = max(1, facts.threads or 1)
+    weights = facts.parameters - (facts.looked_up_parameters or 0)
     width = ITEM_BYTES.get(facts.parameter_dtypes[0] if facts.parameter_dtypes else "", 4)
-    reading = facts.parameters * width / (CORE_BYTES * min(threads, MOST_READERS))
+    reading = weights * width / (CORE_BYTES * min(threads, MOST_READERS))
     if reading > ALL_READ * forward:
         reading = 0.0
-    products = min(forward, 2.0 * facts.parameters * samples / (CORE_FLOPS * threads) * width / 4) if reading else 0.0
+    products = min(forward, 2.0 * weights * samples / (CORE_FLOPS * threads) * width / 4) if reading else 0.0
     fixed = min(reading + facts.parameter_tensors * op_cost.LAYER, forward - products)
     if fixed < LEAST_FIXED * forward:
         return None
@@ -183,7 +185,9 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float) ->
         else f"about {duration(cost.fixed)} of it is the same for any number of samples ({how})",
     ]
     if facts is not None and facts.parameters:
-        evidence.append(f"{count(facts.parameters)} parameters are read for every one of them")
+        evidence.append(
+            f"{count(facts.parameters - (facts.looked_up_parameters or 0))} parameters are read for every one of them"
+        )
     if not training:
         evidence.append(f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken")
     if not cost.measured:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aitop.model.event import Sample
@@ -141,9 +141,15 @@ class HostSource(Source):
             processes=self._rates.samples(members, places, {pid: part.name for pid, part in parts.items()}),
             machine=self._machine.read(speaker.stat.pid),
             cgroup=cgroup,
-            usable_cores=usable_cores(living, places, cgroup),
+            usable_cores=usable_cores(self._working(living, places, parts), cgroup),
             engine=server.name if server else None,
         )
+
+    @staticmethod
+    def _working(living: Sequence[Member], places: Mapping[int, Place], parts: Collection[int]) -> list[int]:
+        """The ranks, their workers and the parts of a server; without any, all processes."""
+        pids = [member.stat.pid for member in living]
+        return [pid for pid in pids if pid in parts or places[pid].role in ("rank", "loader-worker")] or pids
 
     def _read_cgroup(self, speaker: Member) -> CgroupSample | None:
         """The group of the first rank, which need not be the launcher's."""
@@ -181,18 +187,13 @@ def _line(above: Mapping[int, int], pid: int) -> Iterator[int]:
         yield pid
 
 
-def usable_cores(members: Sequence[Member], places: dict[int, Place], cgroup: CgroupSample | None) -> float | None:
-    """Cores that the ranks and their workers (without any: all processes) may use: affinity masks and quota.
+def usable_cores(working: Iterable[int], cgroup: CgroupSample | None) -> float | None:
+    """Cores that these processes may use: affinity masks and quota.
 
     Each thread has a mask of its own: vLLM and OpenMP bind those that compute, the main one among them.
     """
-    working = [
-        member.stat.pid
-        for member in members
-        if places.get(member.stat.pid, Place("other")).role in ("rank", "loader-worker")
-    ]
     cores: set[int] = set()
-    for pid in working or [member.stat.pid for member in members]:
+    for pid in working:
         for thread in (pid, *procfs.numbered(f"{procfs.PROC}/{pid}/task")):
             if len(cores) >= (os.cpu_count() or 1):
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aitop.diagnosis.causes.oversubscription import others_have_cores
+from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
@@ -25,7 +25,6 @@ LEAST_BUSY = 0.7
 MORE = 2
 # A KV cache that is so full has no room for more requests at once.
 KV_FULL = 0.9
-OTHERS = "other programs have the cores meanwhile: without them it could serve more"
 # A larger batch that gives less than this is not worth its latency.
 WORTH_IT = 1.05
 
@@ -57,24 +56,25 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         return None
     if queue.busy is not None and queue.busy < LEAST_BUSY:
         return None
+    if others_have_cores(snapshot):
+        return BECAUSE_OF_OTHERS
     cost = turn_cost(serving.iterations)
     load = load_of(serving.requests, batch=_batch(serving), cost=cost if _batch(serving) > 1 else None)
     replica = _replica(serving, load, cost)
     batch = _larger_batch(serving, load, cost)
     lengths = [changed.length for changed in (replica, batch) if changed is not None]
     best = max(lengths, key=lambda length: length.speedup, default=None)
-    crowded = others_have_cores(snapshot)
     gains = best is not None and best.speedup >= WORTH_IT
     return Explanation(
         # What makes each request slow is the fault, if anything is; that they queue follows from it.
-        severity="info" if crowded else "warning",
+        severity="warning",
         share=min(0.99, queue.share),
         gone=best if gains else None,
         gains=gains,
         signals=(serving.basis == "hook", (queue.busy or 0.0) >= 0.9, best is not None),
         most_sure=UNPROVEN if queue.busy is None else 0.95,
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
-        evidence=[*_evidence(serving, queue, load, cost), *((OTHERS,) if crowded else ())],
+        evidence=_evidence(serving, queue, load, cost),
         fixes=_fixes(serving, replica, batch, _here(replica, snapshot)),
         where=(),
     )
