@@ -87,17 +87,12 @@ class Facts:
 
     def _in_embeddings(self, module: Any) -> int:
         """Return the number of parameters that only embeddings have: a step reads some rows of them, not all."""
-        tables = (self._torch.nn.Embedding, self._torch.nn.EmbeddingBag)
-        looked_up: dict[int, int] = {}
-        read: set[int] = set()
-        for child in itertools.islice(module.modules(), MOST_PARAMETERS):
-            for tensor in child.parameters(recurse=False):
-                if isinstance(child, tables):
-                    looked_up[id(tensor)] = tensor.numel()
-                else:
-                    # Its output layer may share the table.
-                    read.add(id(tensor))
-        return sum(count for key, count in looked_up.items() if key not in read)
+        nn, read = self._torch.nn, set()
+        for child in module.modules():
+            # An output layer may share the table, and reads it whole.
+            if not isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
+                read.update(map(id, child.parameters(recurse=False)))
+        return _extent(tensor for tensor in module.parameters() if id(tensor) not in read)[0]
 
     def text(self, measures: Sequence[Measure]) -> bytes:
         """Return all facts as JSON, with those of the measures."""
