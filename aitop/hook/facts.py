@@ -87,7 +87,8 @@ class Facts:
 
     def _in_embeddings(self, module: Any) -> int:
         """Return the number of parameters that only embeddings have: a step reads some rows of them, not all."""
-        nn, read = self._torch.nn, set()
+        nn = self._torch.nn
+        read: set[int] = set()
         for child in module.modules():
             # An output layer may share the table, and reads it whole.
             if not isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
