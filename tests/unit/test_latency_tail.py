@@ -43,6 +43,14 @@ def test_what_came_too_rarely_to_tell_how_often_it_comes_is_no_warning(times, se
     assert any("too rarely to tell" in words for words in verdict.evidence) == (severity == "info")
 
 
+def test_all_of_the_window_counts_where_hundreds_of_requests_come_each_second():
+    """Only in the last of thirty seconds nothing stops this server."""
+    quick = Server(service=0.0015, stops=STOPS).answer(at_random(300.0))
+    verdict = fired(tail.judge(server(quick, held=pauses(STOPS))))
+    assert (verdict.subtype, verdict.severity) == ("collector", "warning")
+    assert "5 collections in 30 s" in str(verdict.evidence)
+
+
 @pytest.mark.parametrize("events", [1, 2, 3, 5, 10, 30])
 def test_with_the_least_mean_so_many_events_come_in_one_of_twenty_times(events):
     mean = least_mean(events)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -15,9 +16,10 @@ from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import HANDED_WAITS, HOST, lead_ledger
 from aitop.diagnosis.series import values_since
-from aitop.diagnosis.served import parts_of
+from aitop.diagnosis.served import Span, parts_of
 from aitop.diagnosis.what_if import least_squares
 from aitop.model.ledger import Entry
+from aitop.model.phases import Phase
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
@@ -27,7 +29,7 @@ Kind = Literal[
 # A turn of the engine is felt in a request if it takes longer than a turn without prompts by this part of the usual
 # request: shorter ones are the ordinary grain of the batch.
 FELT = 0.1
-# So many of the other requests tell what is usual.
+# So many requests tell what is usual.
 MOST_OTHERS = 200
 # Known from counters that are read once a second.
 BY_COUNTERS: frozenset[Kind] = frozenset({"quota", "cores"})
@@ -35,6 +37,13 @@ BY_COUNTERS: frozenset[Kind] = frozenset({"quota", "cores"})
 OWN_PROMPT = 0.5
 # The usual size of requests explains their length if it leaves less than half of the variance open.
 LEAST_FIT = 0.5
+# The parts of a request that a server works on; those of them that are not the model's.
+PARTS: Mapping[Phase, Callable[[RequestRecord], float | None]] = {
+    "preprocess": attrgetter("preprocess"),
+    "forward": attrgetter("model"),
+    "postprocess": attrgetter("postprocess"),
+}
+HANDLING: tuple[Phase, ...] = ("preprocess", "postprocess")
 # Less than a nanosecond is the rounding of sums.
 ROUNDING = 1e-9
 
@@ -89,21 +98,21 @@ def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float)
 def _long_handling(requests: Sequence[RequestRecord], paused: Lost, usual: float) -> list[HoldUp]:
     """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes."""
     found = []
-    for request, (begin, until) in _handling(requests):
-        seconds = until - begin
-        if seconds > usual:
+    for phase in HANDLING:
+        for request, (begin, until) in _longer(requests, phase, usual):
             lost = paused.between(begin, until)
-            if lost < seconds:
-                found.append(HoldUp("handler", begin, until, 1.0 - lost / seconds, owner=request))
+            if lost < until - begin:
+                found.append(HoldUp("handler", begin, until, 1.0 - lost / (until - begin), owner=request))
     return found
 
 
-def _handling(requests: Iterable[RequestRecord]) -> Iterator[tuple[RequestRecord, tuple[float, float]]]:
-    """When inputs and outputs were made, each with its request."""
+def _longer(requests: Iterable[RequestRecord], phase: Phase, least: float) -> Iterator[tuple[RequestRecord, Span]]:
+    """The requests of which this part took more than so many seconds, and when it did."""
+    seconds_of = PARTS[phase]
     for request in requests:
-        for part, span in parts_of(request).items():
-            if part in ("preprocess", "postprocess"):
-                yield request, span
+        seconds = seconds_of(request)
+        if seconds is not None and seconds > least:
+            yield request, parts_of(request)[phase]
 
 
 def _as_seen(
@@ -113,7 +122,8 @@ def _as_seen(
     seconds = sum((each.until - each.begin) * each.weight for each in handling)
     if snapshot.stacks is None or seconds <= 0.0:
         return list(handling)
-    short = sum(until - begin for _, (begin, until) in _handling(requests) if until - begin <= usual)
+    known = (made for phase in HANDLING for made in map(PARTS[phase], requests) if made is not None)
+    short = sum(made for made in known if made <= usual)
     seen = sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window - short
     part = min(1.0, max(0.0, seen) / seconds)
     return [replace(each, weight=each.weight * part) for each in handling]
@@ -169,16 +179,12 @@ def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: 
 
 def _longer_parts(requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
     """The parts of requests that took clearly longer than in the usual request; the weight is by how much."""
-    parts = [parts_of(request) for request in requests]
     found = []
-    for key in ("preprocess", "forward", "postprocess"):
-        spans = [each[key] for each in parts if key in each]
-        lengths = sorted(until - begin for begin, until in spans)
+    for phase, seconds_of in PARTS.items():
+        lengths = sorted(seconds for request in _some(requests) if (seconds := seconds_of(request)) is not None)
         middle = lengths[len(lengths) // 2] if lengths else 0.0
-        for begin, until in spans:
-            longer = until - begin - middle
-            if longer >= FELT * usual:
-                found.append(HoldUp("cores", begin, until, longer / (until - begin)))
+        for _, (begin, until) in _longer(requests, phase, middle + FELT * usual):
+            found.append(HoldUp("cores", begin, until, 1.0 - middle / (until - begin)))
     return found
 
 
@@ -272,12 +278,12 @@ class Tail(msgspec.Struct, frozen=True):
 
 def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) -> Tail:
     """Compare the `slow` slowest of the requests with the others."""
-    ordered = sorted(requests, key=lambda request: request.seconds)
+    ordered = sorted(requests, key=attrgetter("seconds"))
     usual = ordered[len(ordered) // 2].seconds
     slowest, others = ordered[-slow:], ordered[: -slow or None]
-    some = others[:: max(1, len(others) // MOST_OTHERS)]
+    some = _some(others)
     expected, rates = _expected(some, usual), _rates(some, held)
-    waits = sorted(request.queue for request in others if request.queue is not None)
+    waits = sorted(request.queue for request in some if request.queue is not None)
     wait = waits[len(waits) // 2] if waits else 0.0
     sums: dict[Kind, float] = {}
     allowed: dict[Kind, float] = {}
@@ -311,6 +317,11 @@ def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) 
     mean = sum(request.seconds for request in slowest) / len(slowest)
     at_most = {kind: seconds / extra for kind, seconds in allowed.items()} if extra > 0.0 else {}
     return Tail(usual, mean, tuple(slowest), extra, kinds, size, queue, at_most)
+
+
+def _some(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
+    """As many of these requests as tell what is usual."""
+    return requests[:: max(1, len(requests) // MOST_OTHERS)]
 
 
 def _rates(requests: Sequence[RequestRecord], held: RequestHoldUps) -> dict[Kind, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -31,8 +32,6 @@ from aitop.model.verdict import Fix, Part, Where
 
 # The slowest 1 % are at least five requests: fewer may have been slow by chance. Of less than fifty, five are no tail.
 PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
-# More requests only cost time: a thousand have ten in their slowest percent.
-MOST_REQUESTS = 1000
 # Random arrivals alone make the slowest requests of a half busy server more than twice as long as the usual one.
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
@@ -85,11 +84,11 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         if stop is not None and stop.share >= FELT * LEAVE / ENTER:
             return _stopped(stop)
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
-    requests = _accounted(snapshot, serving)[-MOST_REQUESTS:]
+    requests = _accounted(snapshot, serving)
     if len(requests) < LEAST_REQUESTS:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
     slow = number_of_slow(len(requests))
-    usual = sorted(one.seconds for one in requests)[len(requests) // 2]
+    usual = sorted(map(attrgetter("seconds"), requests))[len(requests) // 2]
     held = hold_ups(snapshot, serving, requests, usual)
     of_requests = RequestHoldUps(held)
     tail = tail_of(requests, of_requests, slow)
@@ -176,7 +175,9 @@ def _times(
     One pause is a whole tail for the few requests that meet it, and says next to nothing of the next hour.
     """
     own: Kind = "handler" if kind == "event-loop" else kind
-    late = [one for one in requests if of_requests.of(one).get(own, 0.0) >= (LEAST_RATIO - 1.0) * usual]
+    # Only these can have been made so much longer.
+    longer = (one for one in requests if one.seconds >= LEAST_RATIO * usual)
+    late = [one for one in longer if of_requests.of(one).get(own, 0.0) >= (LEAST_RATIO - 1.0) * usual]
     spans = [(one.end - one.seconds, one.end) for one in late]
     count = sum(
         any(each.begin < end and each.until > begin for begin, end in spans) for each in held if each.kind == own
