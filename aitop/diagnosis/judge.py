@@ -64,7 +64,9 @@ class Judge:
                     owned |= claims
             if claims:
                 unclaimed = _without(unclaimed, claims)
-        verdicts = sorted((_weighed(shown.verdict) for shown in self._shown.values()), key=_importance)
+        following = {rule.id for rule in self._rules if rule.follows}
+        shown = [_weighed(each.verdict) for each in self._shown.values()]
+        verdicts = sorted(shown, key=lambda verdict: _importance(verdict, follows=verdict.id in following))
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = [_weighed(verdict) for verdict in what_if.together(verdicts, self._scopes, snapshot)]
         verdicts = sorted(verdicts, key=lambda verdict: SEVERITY_ORDER[verdict.severity])
@@ -157,5 +159,6 @@ def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
     return tuple(process.rank for process in processes if process.pid == pid and process.rank is not None)
 
 
-def _importance(verdict: Verdict) -> tuple[int, float, str]:
-    return SEVERITY_ORDER[verdict.severity], -(verdict.share or 0.0), verdict.id
+def _importance(verdict: Verdict, *, follows: bool) -> tuple[int, bool, bool, float, str]:
+    """What verdicts are sorted by: a consequence comes behind all causes, and what has no share behind both."""
+    return SEVERITY_ORDER[verdict.severity], not verdict.share, follows, -(verdict.share or 0.0), verdict.id

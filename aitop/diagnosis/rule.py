@@ -94,7 +94,8 @@ class Rule(msgspec.Struct, frozen=True):
 
     `ready` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns
     False. With `only_alone` the finding is shown only if no other warning has a share of the time, and then ahead of
-    all others of its severity.
+    all others of its severity. With `follows` it comes behind the others of its severity that have a share: whatever
+    they found is the cause, and this is what follows from it.
     """
 
     id: str
@@ -104,6 +105,7 @@ class Rule(msgspec.Struct, frozen=True):
     ready: Callable[[Snapshot], str | None] | None = None
     applies: Callable[[Snapshot], bool] | None = None
     only_alone: bool = False
+    follows: bool = False
 
     def __call__(self, snapshot: Snapshot) -> Judgement:
         """Judge a Snapshot."""

@@ -8,6 +8,7 @@ next input from the last output is an environment. Names in the user's code are 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,11 @@ Function = tuple[str, str]
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A stack that changed while it was read can show a phase on a line, or in a function, that never runs it: where steps
-# take a millisecond, an eighth of the stacks do. A place is believed only from this share of the phase's samples on. A
-# line must also have most samples of the phase, or the phase most of its samples; a function most samples of the phase,
-# or the phase more of its samples than change.
-_LEAST_OF_PHASE, _MOST, _CHANGE = 0.1, 0.5, 1 / 8
+# take a millisecond, an eighth of the stacks do. A line is sure to run a phase that more of its samples show, by so many
+# standard deviations. Where a function has no such line, one is believed that has this share of the samples of the
+# phase's foremost line, if it has most of them, or the phase most of the line's. A function is believed to run a phase
+# from this share of the phase's samples on, if they are most of the phase's or more of its own than change.
+_LEAST_OF_PHASE, _MOST, _CHANGE, _SURE = 0.1, 0.5, 1 / 8, 3.0
 
 
 @dataclass
@@ -48,12 +50,16 @@ class _Anchors:
         for phase in phases:
             counts = self.lines.get(phase, {})
             most = max(counts.values(), default=0)
-            lines |= {
+            lines |= self.sure(phase) or {
                 line
                 for line, count in counts.items()
                 if count >= _LEAST_OF_PHASE * most and count >= _MOST * min(most, self.all[line])
             }
         return frozenset(lines)
+
+    def sure(self, phase: Phase) -> set[int]:
+        """The lines that have more samples of this phase than stacks that changed while they were read explain."""
+        return {line for line, count in self.lines.get(phase, {}).items() if count > _by_change(self.all[line])}
 
 
 class StepFunctions:
@@ -82,11 +88,12 @@ class StepFunctions:
             for phase, counts in anchors.lines.items():
                 totals[phase] = max(totals.get(phase, 0), sum(counts.values()))
         for anchors in self._anchors.values():
-            by_chance = _CHANGE * sum(anchors.all.values())
+            by_change = _CHANGE * sum(anchors.all.values())
             anchors.lines = {
                 phase: counts
                 for phase, counts in anchors.lines.items()
-                if sum(counts.values()) >= max(_LEAST_OF_PHASE * totals[phase], min(_MOST * totals[phase], by_chance))
+                if sum(counts.values()) >= max(_LEAST_OF_PHASE * totals[phase], min(_MOST * totals[phase], by_change))
+                or sum(counts[line] for line in anchors.sure(phase)) >= _LEAST_OF_PHASE * totals[phase]
             }
 
     def phase(self, stack: Seen) -> Phase:
@@ -200,6 +207,11 @@ class StepFunctions:
         return frozenset(
             function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_PHASE * count
         )
+
+
+def _by_change(samples: int) -> float:
+    """The most samples of so many that show a phase which is not run there."""
+    return _CHANGE * samples + _SURE * math.sqrt(_CHANGE * (1.0 - _CHANGE) * samples) + 0.5
 
 
 def _calls_next(stack: Seen, index: int) -> bool:

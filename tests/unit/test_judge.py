@@ -113,6 +113,15 @@ def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
     assert shown(judge, 3) == ["input-bound"]
 
 
+def test_a_consequence_comes_behind_the_causes_of_its_severity_and_before_what_has_no_share():
+    queue, batch, grave = Level("queue-bound"), Level("underbatched"), Level("gc-stall", "critical")
+    leak = Rule("memory-leak", lambda _: Finding(verdict("memory-leak", "warning", None), 1.0), Band(0.5, 0.5))
+    judge = Judge([leak, Rule("queue-bound", queue.rule, queue.rule.band, follows=True), batch.rule, grave.rule])
+    queue.level, batch.level, grave.level = 0.9, 0.4, 0.3
+    shown(judge, 0)
+    assert shown(judge, 1) == ["gc-stall", "underbatched", "queue-bound", "memory-leak"]
+
+
 def test_information_with_a_share_does_not_hide_computing():
     computing, crowd = Level("compute-bound", "info"), Level("cpu-oversubscription", "info")
     alone = Rule("compute-bound", computing.rule, computing.rule.band, only_alone=True)
@@ -235,7 +244,7 @@ def test_no_entry_is_blamed_twice(data):
                 claimed.extend(map(claim, judgement.claims))
             return judgement
 
-        return Rule(rule.id, judge, rule.band, rule.only_alone)
+        return Rule(rule.id, judge, rule.band, only_alone=rule.only_alone, follows=rule.follows)
 
     kind = data.draw(st.sampled_from(("training", "inference", "unknown")))
     seen = snapshot(phases=Phases(forward=0.5, outside=0.5), lines=lines, kind=kind)

@@ -40,6 +40,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         snapshot,
         lambda entry: (
             entry.activity in WORKING
+            # What a serving library does between the user's calls is its own hand-over.
+            and (entry.where is not None or entry.work is not None)
             and (
                 entry.phase in ("data", "preprocess", "postprocess")
                 or (entry.phase == "host" and entry.position == "before")

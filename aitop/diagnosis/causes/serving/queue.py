@@ -66,7 +66,6 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     best = max(lengths, key=lambda length: length.speedup, default=None)
     gains = best is not None and best.speedup >= WORTH_IT
     return Explanation(
-        # What makes each request slow is the fault, if anything is; that they queue follows from it.
         severity="warning",
         share=min(0.99, queue.share),
         gone=best if gains else None,
@@ -218,5 +217,5 @@ def _latency(changed: Change) -> str:
     return f": a request takes about {duration(changed.latency)} instead of {duration(changed.before)}"
 
 
-# Its evidence is requests, not steps.
-judge = Rule("queue-bound", _look, Band(ENTER, LEAVE), Scope(capacity=True))
+# Its evidence is requests, not steps. What makes each of them slow is the fault, if anything is.
+judge = Rule("queue-bound", _look, Band(ENTER, LEAVE), Scope(capacity=True), follows=True)
