@@ -24,8 +24,8 @@ Function = tuple[str, str]
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A stack that changed while it was read can show a phase on a line, or in a function, that never runs it: where steps
-# take a millisecond, an eighth of the stacks do. A line is sure to run a phase that more of its samples show, by so many
-# standard deviations. Where a function has no such line, one is believed that has this share of the samples of the
+# take a millisecond, an eighth of the stacks do. A line is sure to run a phase that more of its samples show, by this
+# many standard deviations. Where a function has no such line, one is believed that has this share of the samples of the
 # phase's foremost line, if it has most of them, or the phase most of the line's. A function is believed to run a phase
 # from this share of the phase's samples on, if they are most of the phase's or more of its own than change.
 _LEAST_OF_PHASE, _MOST, _CHANGE, _SURE = 0.1, 0.5, 1 / 8, 3.0
