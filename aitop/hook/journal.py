@@ -46,6 +46,7 @@ class Journal:
     due             when `tick` has to be called
     size, tokens    leading dimension and token ids of the forward that was looked at last
     inputs          counts the token ids in the arguments of a forward, -1 for none; None where nobody wants to know
+    called          is told of a forward while it is looked at; None where nobody wants to know
     cpu_reads       steps until the CPU clock of the thread is read again
     ops_due         at this backward from now `count_ops` is called, which counts the graph; 0 for never
     device          the clock of the device (DeviceClock), None without one
@@ -66,6 +67,7 @@ class Journal:
     __slots__ = (
         "begin_counting",
         "busy",
+        "called",
         "collecting",
         "computed",
         "count_ops",
@@ -112,6 +114,7 @@ class Journal:
         self.tick = tick
         self.size = self.tokens = -1
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
+        self.called: Callable[[], None] | None = None
         self.cpu_reads = 2
         self.ops_due = 0
         self.count_ops: Callable[[tuple[Any, ...]], None] = _nothing

@@ -202,6 +202,8 @@ def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
             journal.size = leading(args, kwargs, session.tensor)
             if journal.inputs is not None:
                 journal.tokens = journal.inputs(args, kwargs, now)
+            if journal.called is not None:
+                journal.called()
     except Exception:
         session.failed()
 

@@ -135,6 +135,14 @@ class CallSite(msgspec.Struct, frozen=True, kw_only=True):
     pageable_bytes: int | None = None
 
 
+class Caller(msgspec.Struct, frozen=True):
+    """A line of the user's below which the model was called. `function` is a qualified name (Python 3.11 and later)."""
+
+    file: str
+    line: int
+    function: str
+
+
 class DdpInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What DistributedDataParallel logs of itself: settings, and mean seconds of its sampled iterations."""
 
@@ -152,7 +160,8 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
     `looked_up_parameters` are those of the `parameters` that are in embeddings alone: a step reads some rows of them.
-    `calls` are the dearest call sites. `flops` are floating-point operations of one step (forward and backward),
+    `calls` are the dearest call sites, `callers` the lines that were
+    under way when the model was called. `flops` are floating-point operations of one step (forward and backward),
     estimated from shapes; `flops_basis` says in words how. `flops_per_backward` are those of one backward and its
     forward as the hook tells them, `flops_dtype` the dtype that most of them are made in (tf32 where float32 may be
     rounded to it). `input_dtypes` are those of the tensors the root model gets,
@@ -185,6 +194,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     world_size: int | None = None
     calls: tuple[CallSite, ...] = ()
+    callers: tuple[Caller, ...] = ()
     flops: float | None = None
     flops_basis: str | None = None
     flops_per_backward: float | None = None

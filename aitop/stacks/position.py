@@ -8,13 +8,13 @@ next input from the last output is an environment. Names in the user's code are 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aitop.model.ledger import Position
 from aitop.model.stacks import Flow, Frame
+from aitop.model.steps import Caller
 from aitop.stacks.dataflow import ModelCalls, innermost
 from aitop.stacks.libraries import COMPUTES, Phase, meaning
 from aitop.stacks.reading import Seen
@@ -24,19 +24,19 @@ Function = tuple[str, str]
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A stack that changed while it was read can show a phase on a line, or in a function, that never runs it: where steps
-# take a millisecond, an eighth of the stacks do. A line is sure to run a phase that more of its samples show, by this
-# many standard deviations. Where a function has no such line, one is believed that has this share of the samples of the
-# phase's foremost line, if it has most of them, or the phase most of the line's. A function is believed to run a phase
-# from this share of the phase's samples on, if they are most of the phase's or more of its own than change.
-_LEAST_OF_PHASE, _MOST, _CHANGE, _SURE = 0.1, 0.5, 1 / 8, 3.0
+# take a millisecond, an eighth of the stacks do. A place is believed only from this share of the phase's samples on. A
+# line must also have most samples of the phase, or the phase most of its samples; a function most samples of the phase,
+# or the phase more of its samples than change.
+_LEAST_OF_PHASE, _MOST, _CHANGE = 0.1, 0.5, 1 / 8
 
 
 @dataclass
 class _Anchors:
-    """Lines of one function below which phases were seen, with their samples."""
+    """Lines of one function below which phases were seen, with their samples. `callers` are known to call the model."""
 
     lines: dict[Phase, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     all: dict[int, int] = field(default_factory=dict)
+    callers: set[int] = field(default_factory=set)
 
     def add(self, phase: Phase, line: int, count: int) -> None:
         """Add samples to a line. Samples outside of every phase count only towards the line's total (`all`)."""
@@ -50,22 +50,29 @@ class _Anchors:
         for phase in phases:
             counts = self.lines.get(phase, {})
             most = max(counts.values(), default=0)
-            lines |= self.sure(phase) or {
+            lines |= {
                 line
                 for line, count in counts.items()
                 if count >= _LEAST_OF_PHASE * most and count >= _MOST * min(most, self.all[line])
             }
+            if phase == "forward":
+                lines |= self.callers
         return frozenset(lines)
-
-    def sure(self, phase: Phase) -> set[int]:
-        """The lines that have more samples of this phase than stacks that changed while they were read explain."""
-        return {line for line, count in self.lines.get(phase, {}).items() if count > _by_change(self.all[line])}
 
 
 class StepFunctions:
-    """Which functions and lines of one thread make its steps, learnt from all its stacks."""
+    """Which functions and lines of one thread make its steps, learnt from all its stacks.
 
-    def __init__(self, stacks: Iterable[tuple[Seen, int]], flows: Mapping[str, Sequence[Flow]] | None = None) -> None:
+    `callers` are the lines that call the model, as far as they were measured. Few samples need not show them: where a
+    loop takes less than a millisecond, up to a third of the stacks of a line are torn.
+    """
+
+    def __init__(
+        self,
+        stacks: Iterable[tuple[Seen, int]],
+        flows: Mapping[str, Sequence[Flow]] | None = None,
+        callers: Iterable[Caller] = (),
+    ) -> None:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
         # Where the model is no module, nothing on a stack tells its functions from those of a loss.
         self._models = any(stack.model for stack, _ in seen)
@@ -75,6 +82,9 @@ class StepFunctions:
             for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.add(phase, frame.line, count)
+        for caller in callers:
+            if (function := self._anchors.get((caller.file, caller.function))) is not None:
+                function.callers.add(caller.line)
         self._drop_chance_functions()
         self._flows = flows or {}
         self._model_calls: dict[Function, ModelCalls | None] = {}
@@ -88,12 +98,11 @@ class StepFunctions:
             for phase, counts in anchors.lines.items():
                 totals[phase] = max(totals.get(phase, 0), sum(counts.values()))
         for anchors in self._anchors.values():
-            by_change = _CHANGE * sum(anchors.all.values())
+            by_chance = _CHANGE * sum(anchors.all.values())
             anchors.lines = {
                 phase: counts
                 for phase, counts in anchors.lines.items()
-                if sum(counts.values()) >= max(_LEAST_OF_PHASE * totals[phase], min(_MOST * totals[phase], by_change))
-                or sum(counts[line] for line in anchors.sure(phase)) >= _LEAST_OF_PHASE * totals[phase]
+                if sum(counts.values()) >= max(_LEAST_OF_PHASE * totals[phase], min(_MOST * totals[phase], by_chance))
             }
 
     def phase(self, stack: Seen) -> Phase:
@@ -207,11 +216,6 @@ class StepFunctions:
         return frozenset(
             function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_PHASE * count
         )
-
-
-def _by_change(samples: int) -> float:
-    """The most samples of so many that show a phase which is not run there."""
-    return _CHANGE * samples + _SURE * math.sqrt(_CHANGE * (1.0 - _CHANGE) * samples) + 0.5
 
 
 def _calls_next(stack: Seen, index: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from aitop.model.ledger import Activity, Position
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
+from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
@@ -47,25 +49,37 @@ class Group(NamedTuple):
     work: str | None
 
 
+_Known = tuple[dict[int, Role], dict[int, tuple[Caller, ...]]]
+
+
 class StackView:
     """Merges windows into Stacks, and makes series of them with a value for each window. Thread-safe."""
 
     def __init__(self) -> None:
         self._reader = _Reader()
         self._lock = threading.Lock()
-        self._last: tuple[tuple[StackWindow, ...], dict[int, Role], Stacks] | None = None
+        self._last: tuple[tuple[StackWindow, ...], _Known, Stacks] | None = None
 
-    def view(self, windows: Sequence[StackWindow], roles: Mapping[int, Role], since: float) -> Stacks | None:
-        """Merge the windows taken after `since` (monotonic seconds); None if nothing was sampled."""
+    def view(
+        self,
+        windows: Sequence[StackWindow],
+        roles: Mapping[int, Role],
+        since: float,
+        callers: Mapping[int, tuple[Caller, ...]] = MappingProxyType({}),
+    ) -> Stacks | None:
+        """Merge the windows taken after `since` (monotonic seconds); None if nothing was sampled.
+
+        `callers` are the lines that call the model, by pid, where they were measured.
+        """
         recent = tuple(window for window in windows if window.time > since)
         if not recent:
             return None
-        known = dict(roles)
+        known = dict(roles), dict(callers)
         with self._lock:
             last = self._last
             if last is not None and last[1] == known and _same(last[0], recent):
                 return last[2]
-            stacks = _merged_view([self._reader.read(window) for window in recent], known)
+            stacks = _merged_view([self._reader.read(window) for window in recent], *known)
             if stacks is not None:
                 self._last = recent, known, stacks
             return stacks
@@ -169,7 +183,9 @@ def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
     return len(some) == len(others) and all(mine is other for mine, other in zip(some, others, strict=True))
 
 
-def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | None:
+def _merged_view(
+    reads: Sequence[_Read], roles: Mapping[int, Role], callers: Mapping[int, tuple[Caller, ...]]
+) -> Stacks | None:
     """The Stacks of these windows together; None if no process has a sample that is not of an import."""
     windows, digests = [read.window for read in reads], [read.digest for read in reads]
     short = short_threads(windows, digests)
@@ -196,7 +212,7 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         known[pid] = role
         for key, stacks in threads.items():
-            steps = StepFunctions(stacks.items(), flows)
+            steps = StepFunctions(stacks.items(), flows, callers.get(pid, ()))
             by_window = [digest.get(key, {}) for digest in digests]
             groups = _groups(stacks, steps, collecting)
             of_thread = [(look, digest.get(key, {})) for look, digest in looks if look.pid == pid]

@@ -320,14 +320,14 @@ def test_the_table_of_lines_is_bounded():
     ],
 )
 def test_whose_file_it_is(file, owner):
-    assert callsites.Sites("blocking", torch)._owner(file) == owner
+    assert callsites.Owners(torch).of(file) == owner
 
 
 def test_a_library_of_others_stands_for_a_missing_user():
     sites = callsites.Sites("blocking", torch)
     file = "/x/site-packages/server/loop.py"
     # The test itself is nobody's.
-    sites._own = __file__
+    sites._owners._own = __file__
     exec(compile("add('item', 1)", file, "exec"), {"add": partial(add_from_here, sites)})
     assert [call["file"] for call in sites.facts()] == [file]
 

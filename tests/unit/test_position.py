@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stack_maker import stack
 
+from aitop.model.steps import Caller
+from aitop.sources.code.dataflow import functions
 from aitop.stacks.position import StepFunctions
 from aitop.stacks.reading import read_stack
 
@@ -127,6 +129,32 @@ def test_a_sample_of_a_rare_phase_makes_no_step_of_a_function_that_waits():
     torn = at(52, STEP, **waiting)
     loop = [(at(12, CALL, MODEL), 30), (at(14, BACK), 60), (at(15, STEP), 5)]
     assert position([*loop, (inner, 30), (torn, 1)], inner) == "before"
+
+
+def test_a_line_that_was_measured_to_call_the_model_does_so_however_few_samples_show_it():
+    """Few stacks of a quick loop show the policy's call, and some are torn; without it the environment makes input."""
+    source = "\n".join([
+        "def learn(q, opt, env, s, memory):",
+        "    while True:",
+        "        a = q(s).argmax()",
+        "        s2, r = env(a)",
+        "        memory.append((s, a, r, s2))",
+        "        s = s2",
+        "        loss = q(draw(memory)).mean()",
+        "        loss.backward()",
+        "        opt.step()",
+    ])  # fmt: skip
+    acts = at(3, function="learn")
+    flows = {acts[-1].file: functions(acts[-1].file, source, [3]).flows}
+    env = at(4, "user/env.py:30 play", function="learn")
+    torn = at(3, STEP, function="learn")
+    loop = [(acts, 25), (torn, 9), (at(3, CALL, MODEL, function="learn"), 3), (env, 40)]
+    loop += [(at(7, CALL, MODEL, function="learn"), 30), (at(8, BACK, function="learn"), 60)]
+    loop += [(at(9, STEP, function="learn"), 90)]
+    seen = [(read_stack(frames), count) for frames, count in loop]
+    callers = [Caller(acts[-1].file, line, "learn") for line in (3, 7)]
+    assert StepFunctions(seen, flows).phase(read_stack(env)) == "outside"
+    assert StepFunctions(seen, flows, callers).phase(read_stack(env)) == "environment"
 
 
 # --- phases ---------------------------------------------------------------------------------------------------------

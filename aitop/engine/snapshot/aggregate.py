@@ -48,7 +48,8 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     roles.setdefault(history.target.pid, "rank")
     windows = _stepping_windows(history, lead)
     since = min(since, _sampled_since(windows, history.reach.sampled))
-    stacks = history.stacks.view(windows, roles, since)
+    callers = {pid: hook.facts.callers for pid, hook in history.hooks.items() if hook.facts is not None}
+    stacks = history.stacks.view(windows, roles, since, callers)
     ranks = ranks_view(history, tick.time)
     steps = _with_exchange(steps, ranks)
     workers = working(stacks, _stepping(history, tick.time), history.target.pid)

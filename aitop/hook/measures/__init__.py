@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Module and class of each, in the order in which they are loaded.
 MEASURES = (
     "inputs.Inputs",
+    "callers.Callers",
     "device_calls.DeviceCalls",
     "device.Device",
     "collectives.Collectives",

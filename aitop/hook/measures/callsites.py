@@ -25,13 +25,7 @@ class Sites:
 
     def __init__(self, kind: str, torch: Any) -> None:
         self._kind = kind
-        # The folder of the hook package, by the file name in our code: an attached hook has no files.
-        self._own = os.path.dirname(os.path.dirname(self.facts.__code__.co_filename)) + os.sep
-        self._torch = os.path.dirname(torch.__file__ or "") + os.sep
-        # `sysconfig` knows the folder too, but importing it would hold up the target for most of a millisecond.
-        standard = os.path.dirname(getattr(os, "__file__", None) or "")
-        self._standard = (standard + os.sep,) if standard else ()
-        self._owners: dict[str, int] = {}
+        self._owners = Owners(torch)
         self._sites: dict[tuple[str, str, int], _Site] = {}
         self._every = 1
         self._skip = 0
@@ -96,7 +90,7 @@ class Sites:
         for _ in range(MOST_FRAMES):
             if frame is None:
                 break
-            owner = self._owner(frame.f_code.co_filename)
+            owner = self._owners.of(frame.f_code.co_filename)
             if owner == USER:
                 return frame
             if owner == LIBRARY and library is None:
@@ -104,12 +98,31 @@ class Sites:
             frame = frame.f_back
         return library
 
-    def _owner(self, file: str) -> int:
-        owner = self._owners.get(file)
+    def _drop_cheapest(self) -> None:
+        dearest = sorted(self._sites, key=lambda key: -self._sites[key].length)
+        for key in dearest[MOST_SITES // 2 :]:
+            del self._sites[key]
+
+
+class Owners:
+    """Whose code is in a file: nobody's (torch, the standard library, this hook), a library's or the user's."""
+
+    def __init__(self, torch: Any) -> None:
+        # The folder of the hook package, by the file name in our code: an attached hook has no files.
+        self._own = os.path.dirname(os.path.dirname(self.of.__code__.co_filename)) + os.sep
+        self._torch = os.path.dirname(torch.__file__ or "") + os.sep
+        # `sysconfig` knows the folder too, but importing it would hold up the target for most of a millisecond.
+        standard = os.path.dirname(getattr(os, "__file__", None) or "")
+        self._standard = (standard + os.sep,) if standard else ()
+        self._known: dict[str, int] = {}
+
+    def of(self, file: str) -> int:
+        """Return NOBODYS, LIBRARY or USER."""
+        owner = self._known.get(file)
         if owner is None:
-            if len(self._owners) >= MOST_FILES:
-                self._owners.clear()
-            owner = self._owners[file] = self._judge(file)
+            if len(self._known) >= MOST_FILES:
+                self._known.clear()
+            owner = self._known[file] = self._judge(file)
         return owner
 
     def _judge(self, file: str) -> int:
@@ -120,11 +133,6 @@ class Sites:
         if "/site-packages/" in file or "/dist-packages/" in file:
             return LIBRARY
         return NOBODYS if file.startswith(self._standard) else USER
-
-    def _drop_cheapest(self) -> None:
-        dearest = sorted(self._sites, key=lambda key: -self._sites[key].length)
-        for key in dearest[MOST_SITES // 2 :]:
-            del self._sites[key]
 
 
 class _Site:

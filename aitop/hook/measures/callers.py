@@ -1,0 +1,59 @@
+"""Measures from where the model is called: the user's lines above the calls of a root, which no torn stack can show."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..patches import Patches
+from . import Measure
+from .callsites import LONGEST_FILE, LONGEST_NAME, MOST_FRAMES, USER, Owners
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+# Most programs call their models from a handful of lines.
+MOST_LINES = 64
+# Calls that are looked at between two looks of the session, a few microseconds each.
+AT_ONCE = 4
+
+
+class Callers(Measure):
+    """Looks up the stack at some of the calls of a root, and collects the lines that it stands in."""
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self._journal = session.journal
+        self._owners = Owners(torch)
+        self._lines: dict[tuple[str, int], str] = {}
+        self._left = AT_ONCE
+        self._journal.called = self.saw
+
+    def look(self, now: int) -> None:
+        self._left = AT_ONCE
+        self._journal.called = self.saw
+
+    def saw(self) -> None:
+        """Add the user's lines that are under way in this thread."""
+        self._left -= 1
+        if self._left <= 0 or len(self._lines) >= MOST_LINES:
+            self._journal.called = None
+        frame: Any = sys._getframe(1)
+        for _ in range(MOST_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            if frame.f_lineno and self._owners.of(code.co_filename) == USER:
+                key = code.co_filename, frame.f_lineno
+                if key not in self._lines and len(self._lines) < MOST_LINES:
+                    self._lines[key] = getattr(code, "co_qualname", code.co_name)
+            frame = frame.f_back
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "callers": [
+                # A path need not be text; JSON has to be.
+                {"file": file.encode(errors="replace").decode(), "line": line, "function": function[:LONGEST_NAME]}
+                for (file, line), function in self._lines.items()
+                if len(file) <= LONGEST_FILE
+            ]
+        }
