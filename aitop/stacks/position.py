@@ -55,16 +55,15 @@ class _Anchors:
                 for line, count in counts.items()
                 if count >= _LEAST_OF_PHASE * most and count >= _MOST * min(most, self.all[line])
             }
-            if phase == "forward":
-                lines |= self.callers
         return frozenset(lines)
 
 
 class StepFunctions:
     """Which functions and lines of one thread make its steps, learnt from all its stacks.
 
-    `callers` are the lines that call the model, as far as they were measured. Few samples need not show them: where a
-    loop takes less than a millisecond, up to a third of the stacks of a line are torn.
+    `callers` are the lines that call the model, as far as they were measured. Samples need not show them: where a loop
+    takes less than a millisecond, up to a third of the stacks of a line are torn. They count for the dataflow only: a
+    line that calls the model now and then, to evaluate it, makes no part of the steps.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class StepFunctions:
         if function not in self._model_calls:
             anchors = self._anchors.get(function)
             flow = innermost(self._flows.get(frame.file, ()), frame.line)
-            calls = anchors.of("forward") if anchors is not None else frozenset()
+            calls = anchors.of("forward") | anchors.callers if anchors is not None else frozenset()
             updates = anchors.of("backward", "optimizer") if anchors is not None else frozenset()
             self._model_calls[function] = ModelCalls(flow, calls, updates) if flow is not None and calls else None
         return self._model_calls[function]
