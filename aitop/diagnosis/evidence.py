@@ -312,11 +312,12 @@ def free_cores(snapshot: Snapshot) -> float | None:
 
 
 def others_cores(snapshot: Snapshot) -> float | None:
-    """Cores that processes outside of the run use; None where that is not known."""
+    """Cores that processes outside of the run use, this monitor left out; None where that is not known."""
     host = snapshot.host
     if host is None or host.machine.core_busy is None:
         return None
-    return max(0.0, sum(host.machine.core_busy) - sum(process.cpu or 0.0 for process in host.processes))
+    own = sum(process.cpu or 0.0 for process in host.processes) + (snapshot.cost.monitor_cpu or 0.0)
+    return max(0.0, sum(host.machine.core_busy) - own)
 
 
 def enough(snapshot: Snapshot) -> str | None:

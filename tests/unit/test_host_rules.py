@@ -255,6 +255,12 @@ def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     assert many.severity == "info" and "torch.set_num_threads(1)" in many.fixes[0].text
 
 
+def test_what_this_monitor_takes_is_no_load_of_other_programs():
+    seen = crowded(wanting=2, wanted=1.8, delay=0.5, busy=(1.0, 1.0))
+    ours = msgspec.structs.replace(seen.cost, monitor_cpu=0.9)
+    assert oversubscription.judge(msgspec.structs.replace(seen, cost=ours)) is None
+
+
 def test_a_server_is_held_up_by_others_in_the_part_of_its_time_in_which_it_works():
     rests = line("serve", 0.6, activity="wait-queue", number=9)
     little = {"wanting": 2, "wanted": 0.5, "delay": 0.12, "busy": (1.0, 1.0)}
