@@ -28,6 +28,7 @@ from aitop.model.run import Run
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
+from aitop.model.units import percent
 from aitop.sources.devices import SharedDevices, device_source
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
@@ -62,6 +63,9 @@ TICKS_AT_WINDOWS = 5
 # Where no core is idle, ticks may take this part of a core, and come as late as after so many seconds. With hundreds of
 # requests a second one takes some 30 ms of CPU, in the first seconds less than 10.
 CORES_OF_TICKS, LATEST_TICK = 0.01, 8.0
+# A hook that takes this part of the run's time in so many ticks in a row leaves. It may be five times the budget where
+# a forward pass takes less than a tenth of a millisecond and no optimizer ends steps: each is timed then.
+MOST_SLOWDOWN, SLOW_TICKS = 0.05, 3
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
 # Some 200 samples of the thread that leads, as in half a minute of a screen.
@@ -118,6 +122,7 @@ class LiveFeed:
         self._mark: Snapshot | None = None
         self._growth = GrowthFinder(self.target.pid, self._events.put)
         self._hook_requests = HookRequests()
+        self._slow_ticks = 0
         self._stepping_processes = SteppingProcesses()
         self._recogniser = Recogniser()
         self._host = HostSource(
@@ -191,6 +196,9 @@ class LiveFeed:
 
     def detach(self) -> None:
         """Take the hook out and go on without it."""
+        self._detach("detached on request")
+
+    def _detach(self, reason: str) -> None:
         runner = self._runners.pop("hook", None)
         if runner is None:
             return
@@ -198,9 +206,7 @@ class LiveFeed:
         runner.ask_to_stop()
         runner.join(STOP_SECONDS)
         take_out({*self._hook_requests.hooked, *self._hook_pids()})
-        self._events.put(
-            SourceStatus(time=time.monotonic(), source="hook", state="absent", reason="detached on request")
-        )
+        self._events.put(SourceStatus(time=time.monotonic(), source="hook", state="absent", reason=reason))
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
         """Run torch.profiler for `steps` steps in the process whose steps are shown. Raises AitopError."""
@@ -408,6 +414,7 @@ class LiveFeed:
             self._snapshot = snapshot
             self._growth.consider(snapshot)
             self._learn(snapshot)
+            self._spare_the_run(snapshot)
             publish(snapshot)
 
     def _learn(self, snapshot: Snapshot) -> None:
@@ -415,6 +422,17 @@ class LiveFeed:
         steps = snapshot.steps
         counted = {steps.pid: steps.recent[-1].kind} if steps and steps.pid is not None and steps.recent else {}
         self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.seen.pids)
+
+    def _spare_the_run(self, snapshot: Snapshot) -> None:
+        """Take the hook out where it slows the run by far more than its budget."""
+        slowdown = snapshot.cost.target_slowdown
+        slow = "hook" in self._runners and slowdown is not None and slowdown > MOST_SLOWDOWN
+        self._slow_ticks = self._slow_ticks + 1 if slow else 0
+        if slowdown is not None and self._slow_ticks >= SLOW_TICKS:
+            self._slow_ticks = 0
+            reason = f"taken out: it slowed the run by {percent(slowdown)}, as its steps are so short"
+            # It waits for the runner, and for the processes to let go.
+            threading.Thread(target=self._detach, args=(reason,), name="aitop-detach", daemon=True).start()
 
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)

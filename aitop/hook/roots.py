@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .compiler import keep_from_compiling
-from .journal import Journal
 from .patches import Patches
 from .phases import wrap_forward, wrap_watched
 
@@ -33,7 +32,6 @@ class Roots:
         self._module_class = module_class
         self._patches = patches
         self._session = session
-        self._journal: Journal = session.journal
         self._classes: list[Any] = []
         self._calls = 0
         self._began = 0
@@ -44,10 +42,10 @@ class Roots:
         frames = sys.modules.get("torch._C._dynamo.eval_frame")
         self._tracer: Callable[[], Any] = getattr(frames, "get_eval_frame_callback", lambda: None)
 
-    def watch(self, now: int) -> None:
-        """Wrap the calls of all modules from now on."""
+    def watch(self, now: int, steps: int = 0) -> None:
+        """Wrap the calls of all modules from now on. `steps` were made so far."""
         self._calls = 0
-        self._began = self._journal.steps
+        self._began = steps
         self._since = now
         self._watches += 1
         self.watching = True
@@ -75,23 +73,24 @@ class Roots:
             self._session.failed()
             return True
 
-    def look(self, now: int, blind: bool) -> None:
+    def look(self, now: int, steps: int, blind: bool) -> None:
         """Narrow the watch when enough was seen, and widen it again from time to time.
 
-        That is soon where steps come without forwards (`blind`).
+        That is soon where steps come without forwards (`blind`). `steps` were made so far: those of a run that serves
+        are forwards. A known root's own class is wrapped, so that its calls are not met here again.
         """
         if not self.watching:
             soon = blind and self._watches < MOST_WHEN_BLIND
             pause = AGAIN_WHEN_BLIND_NS if soon else self._again_after
             if self._watches < MOST_WATCHES and now - self._since > pause:
                 self._again_after = min(3 * self._again_after, LONGEST_AGAIN_NS)
-                self.watch(now)
+                self.watch(now, steps)
             return
         if self._patches.lost(self._module_class, "__call__"):
             # An attach came while a tracer (torch.fx, torch.compile) had its own `__call__` in place for a while.
-            self.watch(now)
+            self.watch(now, steps)
             return
-        seen = self._journal.steps - self._began
+        seen = steps - self._began
         if (self._calls and (seen >= STEPS_TO_WATCH or self._calls >= CALLS_TO_WATCH)) or seen >= STEPS_TO_SEARCH:
             self._narrow()
 

@@ -356,7 +356,7 @@ class Session:
         journal = self.journal
         self._look_due = now + LOOK_EVERY_NS
         if self._roots is not None:
-            self._roots.look(now, self._blind)
+            self._roots.look(now, self._steps, self._blind)
             if self._roots.watching:
                 journal.due = self._look_due = 0
                 journal.count_soon = False

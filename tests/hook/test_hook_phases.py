@@ -15,6 +15,7 @@ from hook_runs import Net, Rows, SlowSgd, loader, train
 from torch import nn
 from torch.utils.data import DataLoader
 
+from aitop.hook import roots
 from aitop.hook.facts import Facts
 
 PAUSE = 0.01
@@ -254,6 +255,22 @@ def test_inference_is_a_step_per_forward(watched):
         assert record.data_wait >= PAUSE
         assert record.samples == 4
     shares_add_up(records)
+
+
+def test_the_search_for_further_roots_ends_where_forwards_are_the_steps(watched):
+    """A known root's class is wrapped itself, so none of its calls is met by the search: each would be looked at."""
+    model, session = Net().eval(), watched.session
+    with torch.no_grad():
+        while session._roots.watching:
+            model(torch.randn(3, 8))
+        watches = session._roots._watches
+        session._roots._again_after = session._look_due = session.journal.due = 0
+        model(torch.randn(3, 8))
+        assert session._roots.watching and session._roots._watches == watches + 1
+        session._roots._again_after = roots.LONGEST_AGAIN_NS
+        for _ in range(2 * roots.STEPS_TO_SEARCH):
+            model(torch.randn(3, 8))
+    assert not session._roots.watching
 
 
 def test_inference_that_forgot_no_grad(watched):

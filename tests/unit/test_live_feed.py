@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 
+import msgspec
 import pytest
+from snapshot_builder import snapshot
 
 from aitop.attach import Attachment
 from aitop.engine import hook_requests, live
@@ -17,7 +19,7 @@ from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.live import LiveFeed
 from aitop.engine.runner import SourceRunner
 from aitop.model.ranks import ExchangeNotes
-from aitop.model.snapshot import Snapshot, Target, Tick
+from aitop.model.snapshot import Cost, Snapshot, Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.stacks import StackDump
 from aitop.sources.devices import SharedDevices
@@ -158,6 +160,24 @@ def test_a_hook_is_taken_out_of_what_is_no_rank_any_more(monkeypatch, end):
     feed._runners["hook"] = Idle()
     getattr(feed, end)()
     assert taken_out == [{7, 8, 9}]
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "leaves"), [([0.07] * 3, True), ([0.07, 0.07, 0.02, 0.07], False), ([0.04] * 9, False)]
+)
+def test_a_hook_that_slows_the_run_by_far_more_than_its_budget_leaves(monkeypatch, slowdowns, leaves):
+    feed = feed_of_this_process()
+    monkeypatch.setattr(live, "take_out", lambda pids: None)
+    feed._runners["hook"] = Idle()
+    for slowdown in slowdowns:
+        feed._spare_the_run(msgspec.structs.replace(snapshot(), cost=Cost(target_slowdown=slowdown)))
+    for thread in threading.enumerate():
+        if thread.name == "aitop-detach":
+            thread.join(10)
+    assert ("hook" not in feed._runners) is leaves
+    if leaves:
+        status = feed._events.get_nowait()
+        assert (status.source, status.state) == ("hook", "absent") and "slowed the run by 7 %" in status.reason
 
 
 class InAtOnce:
