@@ -264,6 +264,7 @@ def interrupted(number: int, error: int, **registers: int) -> ThreadState:
         (interrupted(0, 512), 0, 0xFFE),  # read: issued again
         (interrupted(61, 513), 61, 0xFFE),
         (interrupted(7, 516, rdx=0xFFFFFFFF), 7, 0xFFE),  # poll without a limit: the same again
+        (interrupted(7, 516, rdx=0), 7, 0xFFE),  # nor does one that does not wait
         (interrupted(7, 516, rdx=100), (1 << 64) - 4, 0x1000),  # with a limit: EINTR
         (interrupted(202, 512), (1 << 64) - 4, 0x1000),  # a lock: EINTR, so that CPython looks up
         (interrupted(35, 516), (1 << 64) - 4, 0x1000),

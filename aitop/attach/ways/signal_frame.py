@@ -327,8 +327,9 @@ def resumption(state: ThreadState) -> Registers:
         else:
             _issue_again(registers)
     elif -state.result == RESTART_BLOCK:
-        # The kernel forgets how to restart a timed wait when a frame is returned from.
-        if number == SYS_POLL and _signed_int(registers["rdx"]) < 0:
+        # The kernel forgets how to restart a timed wait when a frame is returned from. A `poll` that waits for ever, or
+        # not at all, can be issued again.
+        if number == SYS_POLL and _signed_int(registers["rdx"]) <= 0:
             _issue_again(registers)
         else:
             registers["rax"] = -errno.EINTR & NO_SYSTEM_CALL
