@@ -1,6 +1,6 @@
 """Runs the benches one after the other, each in a process of its own.
 
-    python tests/bench/all.py --quick              rougher figures in less than ten minutes
+    python tests/bench/all.py --quick              rougher figures in twelve minutes
     python tests/bench/all.py                      all that take minutes
     python tests/bench/all.py faults verdicts      only these, the ones that take hours among them
     python tests/bench/all.py --resume faults      not again what has a result of this commit, and not a quick one
