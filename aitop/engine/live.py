@@ -64,7 +64,7 @@ TICKS_AT_WINDOWS = 5
 # requests a second one takes some 30 ms of CPU, in the first seconds less than 10.
 CORES_OF_TICKS, LATEST_TICK = 0.01, 8.0
 # A hook that takes this part of the run's time in so many ticks in a row leaves. Its own estimate is of cold caches:
-# where a forward pass of 16 µs is all that a run does, it says 30 %; 11 % were measured. Of steps of 1 ms it says 1.5 %.
+# where a forward pass of 16 µs is all that a run does, it says 30 %; 11 % were measured. Of 1 ms it says 1.5 %.
 MOST_SLOWDOWN, SLOW_TICKS = 0.15, 3
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
