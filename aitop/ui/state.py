@@ -17,6 +17,7 @@ from aitop.ui.theme.themes import Look
 
 Part = Literal["main", "worker", "other"]
 PARTS: tuple[Part, ...] = ("main", "worker", "other")
+ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
 PART_NAMES: dict[Part, str] = {"main": "main", "worker": "workers", "other": "others"}
 
 
@@ -40,6 +41,8 @@ class Who(msgspec.Struct, frozen=True):
 
 
 EVERYBODY = Who()
+# A thread that is active for less of its time rests.
+WORKS = 0.1
 
 
 def part_of(role: Role, leads: bool) -> Part:
@@ -47,6 +50,11 @@ def part_of(role: Role, leads: bool) -> Part:
     if role == "rank" and leads:
         return "main"
     return "worker" if role == "loader-worker" and leads else "other"
+
+
+def resting_threads(stacks: Stacks) -> frozenset[tuple[int, str]]:
+    """The threads, by pid and name, that wait for nearly all of the time."""
+    return frozenset((thread.pid, thread.thread) for thread in stacks.threads if (thread.active or 0.0) < WORKS)
 
 
 def threads_of(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple[Part, int, str]]:
@@ -103,9 +111,9 @@ def descendants(pid: int, below: Mapping[int, Sequence[ProcessSample]]) -> list[
     return pids
 
 
-def labels_of(processes: Sequence[ProcessSample]) -> dict[int, str]:
+def labels_of(processes: Sequence[ProcessSample], lead: str = "rank") -> dict[int, str]:
     """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), its part in a server
-    (numbered by age where it is one of several), or its name.
+    (numbered by age where it is one of several), or its name. `lead` is what one with the role `rank` is called.
     """
     labels: dict[int, str] = {}
     workers: dict[int, int] = {}
@@ -115,7 +123,7 @@ def labels_of(processes: Sequence[ProcessSample]) -> dict[int, str]:
             labels[process.pid] = f"{process.part} {seen[process.part]}" if several[process.part] > 1 else process.part
             seen[process.part] += 1
         elif process.role == "rank":
-            labels[process.pid] = "rank" if process.rank is None else f"rank {process.rank}"
+            labels[process.pid] = f"rank {process.rank}" if lead == "rank" and process.rank is not None else lead
         elif process.role == "loader-worker":
             number = workers[process.ppid] = workers.get(process.ppid, -1) + 1
             labels[process.pid] = f"worker {number}"
@@ -136,9 +144,9 @@ def process_words(snapshot: Snapshot | None, pid: int) -> str:
     """The process in words: rank 1, worker 2 of rank 0, tensorboard; with what is below it."""
     processes = snapshot.host.processes if snapshot and snapshot.host else ()
     process = next((process for process in processes if process.pid == pid), None)
-    if process is None:
+    if snapshot is None or process is None:
         return f"process {pid}"
-    words = labels_of(processes)[pid]
+    words = labels_of(processes, lead_word(snapshot))[pid]
     if process.role == "loader-worker" and process.rank is not None:
         words += f" of rank {process.rank}"
     below = len(family(processes, pid)) - 1
@@ -171,6 +179,11 @@ def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[G
 def serves(snapshot: Snapshot | None) -> bool:
     """Whether this is a server: requests are answered, and nothing is trained beside that."""
     return snapshot is not None and snapshot.serving is not None and snapshot.kind != "training"
+
+
+def lead_word(snapshot: Snapshot) -> str:
+    """What a process with the role `rank` is called: a server has no ranks."""
+    return "server" if serves(snapshot) else "rank"
 
 
 def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) -> str | None:

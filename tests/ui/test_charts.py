@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from aitop.model.snapshot import CallNode
+from aitop.model.snapshot import CallNode, ThreadShare
 from aitop.model.text import printable
 from aitop.ui.panes.code.call_tree import forest, merged
 from aitop.ui.panes.code.hot_lines import hot_rows
 from aitop.ui.panes.step.charts import groups_of, scale_top, timeline
 from aitop.ui.panes.step.pane import phase_shares
+from aitop.ui.state import Who
 from aitop.ui.theme.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
 from aitop.ui.widgets.bars import Column, bar, layered_bar, nice_ceiling, phase_bar, stacked
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left, spread, wrap
@@ -125,6 +126,21 @@ def test_equal_lines_of_workers_are_one_row():
     assert round(only[0].share, 2) == 0.81
 
 
+def test_equal_lines_of_threads_started_alike_are_one_row_and_threads_that_rest_have_none():
+    handlers = [f"Thread-{number} (answer)" for number in (1, 2, 3)]
+    [line, *_] = [line for line in samples.stacks().lines if line.role == "rank"]
+    stacks = msgspec.structs.replace(
+        samples.stacks(),
+        lines=tuple(msgspec.structs.replace(line, thread=name, samples=30) for name in [*handlers, "watcher"]),
+        threads=tuple(
+            ThreadShare(pid=line.pid, thread=name, samples=100, active=0.01 if name == "watcher" else 0.3)
+            for name in [*handlers, "watcher"]
+        ),
+    )
+    assert [(row.who, round(row.share, 2)) for row in hot_rows(stacks)] == [("answer ×3", 0.3)]
+    assert [row.who for row in hot_rows(stacks, None, Who(thread="watcher"))] == ["watcher"]
+
+
 def test_trees_are_merged_by_function():
     def node(count, line, *below):
         return CallNode(function="f", file="a.py", line=line, samples=count, user=True, children=below)
@@ -143,7 +159,7 @@ def test_a_root_without_a_file_is_not_a_row():
 
 def test_the_forest_has_ranks_first():
     nodes = forest(samples.stacks())
-    assert [node.name for node in nodes] == ["rank", "loader-worker ×4"]
+    assert [node.name for node in nodes] == ["main", "worker ×4"]
     assert nodes[0].children[0].share == 599 / 599
 
 

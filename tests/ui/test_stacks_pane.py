@@ -46,7 +46,7 @@ async def test_the_tree_is_walked_folded_and_unfolded(look_at):
     async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
         await eyes.press("t")
         assert eyes.app.screen.focused.id == "code"
-        assert "rank" in selected(eyes)
+        assert "main" in selected(eyes)
         await eyes.press("down", "down", "down")
         assert "train_epoch" in selected(eyes)
         await eyes.press("left")
@@ -79,7 +79,7 @@ async def test_the_flame_zooms_by_keys_and_back(look_at):
     async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
         await eyes.press("f")
         assert "flame" in eyes.pane("code")
-        assert "loader-worker ×4" in eyes.pane("code")
+        assert "worker ×4" in eyes.pane("code")
         await eyes.press("down", "down", "down")
         assert "train_epoch  train.py:96" in eyes.pane("code")
         await eyes.press("enter")
@@ -89,7 +89,7 @@ async def test_the_flame_zooms_by_keys_and_back(look_at):
         assert "dataloader.py" in eyes.pane("code") or "backward" in eyes.pane("code")
         await eyes.press("backspace")
         await eyes.press("escape", "escape", "escape")
-        assert "loader-worker ×4" in eyes.pane("code")
+        assert "worker ×4" in eyes.pane("code")
         await eyes.press("f")
         assert "hot lines" in eyes.pane("code")
 

@@ -101,11 +101,11 @@ def test_the_insides_of_libraries_are_folded_until_they_are_opened():
     def names(folds):
         return [(row.node.function, row.state) for row in tree_rows(nodes, folds, Settled())]
 
-    assert names({}) == [("rank", "open"), ("main", "open"), ("step", "closed")]
+    assert names({}) == [("main", "open"), ("main", "open"), ("step", "closed")]
     path = nodes[0].children[0].children[0].path
     assert names({path: True})[2:] == [("step", "open"), ("one", "leaf"), ("two", "leaf")]
-    assert names({nodes[0].path: False}) == [("rank", "closed")]
-    assert [row.node.function for row in tree_rows(nodes, {}, Settled(), "two")] == ["rank", "main", "step", "two"]
+    assert names({nodes[0].path: False}) == [("main", "closed")]
+    assert [row.node.function for row in tree_rows(nodes, {}, Settled(), "two")] == ["main", "main", "step", "two"]
 
 
 def test_rows_change_places_only_for_more_than_a_trifle():
@@ -134,7 +134,7 @@ def test_who_goes_round_parts_then_processes_and_their_threads():
         who = next_thread(stacks, None, who)
         threads.append(who.words())
     assert threads == ["process 1", "1 sleeper", "1 spinner", "others"]
-    assert [node.name for node in forest(stacks)] == ["rank", "loader-worker", "spinner"]
+    assert [node.name for node in forest(stacks)] == ["main", "worker", "spinner"]
     assert [node.name for node in forest(stacks, None, Who("other", 1, "sleeper"))] == ["1 sleeper"]
     assert forest(stacks)[2].gil == 0.4
     assert next_part(msgspec.structs.replace(stacks, processes=()), None, Who("main")).words() == "others"

@@ -12,7 +12,7 @@ from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
 from aitop.model.units import count, size
 from aitop.ui.panes.since_mark import change, figure
-from aitop.ui.state import View, labels_of
+from aitop.ui.state import View, labels_of, lead_word, serves
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
 from aitop.ui.widgets.bars import bar, gauge, layered_bar, nice_bytes
 from aitop.ui.widgets.chart_pane import ChartPane
@@ -43,7 +43,7 @@ class MemoryPane(ChartPane):
         if snapshot is None or snapshot.host is None:
             return Drawing([state_line("host", view.source("host"))], "Memory")
         lines, allocators = _gauges(view, snapshot.host, width), snapshot.allocators
-        resident = {"rss": "ranks"}
+        resident = {"rss": "server" if serves(snapshot) else "ranks"}
         if height >= ROOM_FOR_LIST and snapshot.series.get("workers_rss", Series()).times:
             resident["workers_rss"] = "workers"
         listed = _holders(view, snapshot, width, height // 3) if height >= ROOM_FOR_LIST else []
@@ -107,7 +107,7 @@ def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
     resident = figure(view, lambda one: _resident(view, one), lambda held: size(held).rjust(7), BRIGHT)
     line = Line("job     ", DIM).join(resident).add("  ")
     long, short = [], []
-    for role, noun in (("rank", "rank"), ("loader-worker", "worker")):
+    for role, noun in (("rank", lead_word(snapshot)), ("loader-worker", "worker")):
         sizes = [process.rss or 0 for process in _processes(view, snapshot) if process.role == role]
         if sizes:
             mean = size(sum(sizes) / len(sizes))
@@ -123,7 +123,7 @@ def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line
     shown = largest[: most - 2] if len(largest) > most - 1 else largest
     if not shown or snapshot.host is None:
         return []
-    labels, room = labels_of(snapshot.host.processes), max(4, width - NAMED - 19)
+    labels, room = labels_of(snapshot.host.processes, lead_word(snapshot)), max(4, width - NAMED - 19)
     lines = [rule("who has it", width)]
     for process in shown:
         line = Line(shorten(one_line(labels[process.pid]), NAMED - 2).ljust(NAMED), DIM)

@@ -16,9 +16,9 @@ from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
 from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
-from aitop.ui.panes.code.hot_lines import ROLE_NAMES, Place
+from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
-from aitop.ui.state import View
+from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane

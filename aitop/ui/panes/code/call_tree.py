@@ -13,12 +13,11 @@ from aitop.model.units import percent
 from aitop.stacks.call_tree import MOST_DEPTH, merged
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
-from aitop.ui.state import EVERYBODY, PARTS, Part, View, Who, matches, part_of
+from aitop.ui.state import EVERYBODY, PARTS, ROLE_NAMES, Part, View, Who, matches, part_of, resting_threads
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS, RANK, TEXT, WORKER, Kind
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.words import one_line, place, share_text
 
-WORKS = 0.1
 Step = tuple[str, str]
 Path = tuple[Step, ...]
 """Where a node is in its tree: function and file of each node from the top to it."""
@@ -63,16 +62,19 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
     Threads beside those that step show only where they work or where they are asked for.
     """
     shares = {(thread.pid, thread.thread): thread for thread in stacks.threads}
+    resting = resting_threads(stacks)
     groups: dict[tuple[int, str], list[tuple[int, CallNode, float | None]]] = {}
     threads: list[tuple[bool, ProcessStacks | ThreadTree]] = [(True, process) for process in stacks.processes]
     for leads, tree in [*threads, *((False, tree) for tree in stacks.trees)]:
         if tree.tree is None or (pids is not None and tree.pid not in pids):
             continue
         part, share = part_of(tree.role, leads), shares.get((tree.pid, tree.thread))
-        rests = who == EVERYBODY and part == "other" and share is not None and (share.active or 0.0) < WORKS
+        rests = who == EVERYBODY and part == "other" and (tree.pid, tree.thread) in resting
         if rests or not who.wants(tree.pid, tree.thread, part):
             continue
-        heading = tree.thread if part == "other" and tree.thread != "MainThread" else tree.role
+        heading = (
+            tree.thread if part == "other" and tree.thread != "MainThread" else ROLE_NAMES.get(tree.role, tree.role)
+        )
         heading = heading if who.pid is None else f"{tree.pid} {tree.thread}"
         runners = groups.setdefault((PARTS.index(part), heading), [])
         runners.append((tree.pid, tree.tree, share.gil if share is not None else None))

@@ -1,7 +1,8 @@
-"""Hot lines: equal ones of several processes as one row, and how a row is drawn. Pure."""
+"""Hot lines: equal ones of several processes or threads as one row, and how a row is drawn. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -13,20 +14,21 @@ from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Snapshot, Stacks
 from aitop.stacks.origin import Origin
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
-from aitop.ui.state import EVERYBODY, View, Who, part_of
+from aitop.ui.state import EVERYBODY, ROLE_NAMES, View, Who, part_of, resting_threads
 from aitop.ui.theme.palette import BRIGHT, DIM, TEXT, phase_of
 from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left
 from aitop.ui.words import one_line, place, share_text
 
-ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
 HotKey = tuple[str, int, str, str, str]
+# What tells apart threads that were started alike: "Thread-3 (answer)", "ThreadPoolExecutor-0_1".
+_NUMBERED = re.compile(r"^Thread-\d+ \((.*)\)$|[-_]?\d+")
 
 
 class HotRow(msgspec.Struct, frozen=True):
-    """A line with its share (0..1) of the samples of all processes of its role.
+    """A line with its share (0..1) of the samples of all threads that have its `runner`.
 
-    `runner` names the role or the thread that runs it, in `processes` processes; `pid` is one of them.
+    `runner` is the role of processes, or a name that `threads` threads share; `pid` is one of their processes.
     """
 
     file: str
@@ -36,13 +38,21 @@ class HotRow(msgspec.Struct, frozen=True):
     phase: str
     share: float
     runner: str
-    processes: int | None = None
+    threads: int | None = None
     pid: int = 0
 
     @property
     def who(self) -> str:
-        """Who runs it, and in how many processes where that is known."""
-        return self.runner if self.processes is None else f"{self.runner} ×{self.processes}"
+        """Who runs it, and in how many processes or threads where that is known."""
+        return self.runner + self._times
+
+    def who_in(self, cells: int) -> str:
+        """The same, with the name cut to fit."""
+        return shorten(self.runner, cells - len(self._times)) + self._times
+
+    @property
+    def _times(self) -> str:
+        return "" if self.threads is None else f" ×{self.threads}"
 
     @property
     def key(self) -> HotKey:
@@ -50,44 +60,46 @@ class HotRow(msgspec.Struct, frozen=True):
 
 
 def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[HotRow]:
-    """Rows, heaviest first; `pids` and `who` narrow them."""
+    """Rows, heaviest first; `pids` and `who` narrow them.
+
+    As in the call tree, threads beside those that step show only where they work or where they are asked for.
+    """
     leads = {process.pid: process.thread for process in stacks.processes}
+    roles = {process.pid: process.role for process in stacks.processes}
+    resting = resting_threads(stacks) if who == EVERYBODY else frozenset()
     groups: dict[tuple[str, int, str, str, Role, str], list[HotLine]] = {}
     for line in stacks.lines:
         part = part_of(line.role, leads.get(line.pid) == line.thread)
+        if part == "other" and (line.pid, line.thread) in resting:
+            continue
         if (pids is None or line.pid in pids) and who.wants(line.pid, line.thread, part):
-            key = (line.file, line.line, line.function, line.phase, line.role, _thread(line))
+            key = (line.file, line.line, line.function, line.phase, line.role, _name(line.thread))
             groups.setdefault(key, []).append(line)
-    sampled = _samples_of_roles(stacks, pids)
-    rows = [_row(group, sampled) for group in groups.values()]
-    return sorted(rows, key=lambda row: -row.share)
+    samples = {(thread.pid, thread.thread): thread.samples for thread in stacks.threads}
+    # Of a lead thread without its imports.
+    samples |= {(process.pid, process.thread): process.samples for process in stacks.processes}
+    sampled = Counter[tuple[Role | None, str]]()
+    for (pid, thread), count in samples.items():
+        if pids is None or pid in pids:
+            sampled[roles.get(pid), _name(thread)] += count
+    return sorted((_row(group, sampled) for group in groups.values()), key=lambda row: -row.share)
 
 
-def _row(group: list[HotLine], sampled: Counter[Role]) -> HotRow:
-    first = group[0]
-    total = sampled[first.role]
+def _row(group: list[HotLine], sampled: Counter[tuple[Role | None, str]]) -> HotRow:
+    first, name = group[0], _name(group[0].thread)
+    total = sampled[first.role, name]
     share = sum(line.samples for line in group) / total if total else max(line.share for line in group)
-    name = ROLE_NAMES.get(first.role, first.role)
-    if _thread(first):
-        name = _thread(first)
-    count = len({line.pid for line in group})
+    count = len({(line.pid, line.thread) for line in group})
+    alone = count == 1 and (name or first.role == "rank")
     return HotRow(
-        first.file, first.line, first.function, first.text, first.phase, min(1.0, share), name,
-        None if count == 1 and first.role == "rank" else count, first.pid,
+        first.file, first.line, first.function, first.text, first.phase, min(1.0, share),
+        name or ROLE_NAMES.get(first.role, first.role), None if alone else count, first.pid,
     )  # fmt: skip
 
 
-def _thread(line: HotLine) -> str:
-    """The name of a thread that is not the main one, else nothing."""
-    return "" if line.thread == "MainThread" else line.thread
-
-
-def _samples_of_roles(stacks: Stacks, pids: frozenset[int] | None) -> Counter[Role]:
-    sampled = Counter[Role]()
-    for process in stacks.processes:
-        if pids is None or process.pid in pids:
-            sampled[process.role] += process.samples
-    return sampled
+def _name(thread: str) -> str:
+    """The name that a thread shares with others like it, its function's or without numbers; empty for a main thread."""
+    return "" if thread == "MainThread" else _NUMBERED.sub(r"\1", thread)
 
 
 BAR = 8
@@ -122,7 +134,8 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     phase = phase_of(row.phase)
     left = Line(share_text(row.share), BRIGHT).join(by).add(" ").join(bar(row.share, BAR, phase.ink)).add("  ")
     wide = width >= ROOMY
-    right = [(Line(row.who, DIM), 12 if wide else 10)]
+    cells = 12 if wide else 10
+    right = [(Line(row.who_in(cells), DIM), cells)]
     if wide:
         right.insert(0, (Line("▌", phase.ink).add(phase.name, DIM), 11))
     room = width - left.width - sum(cells + 2 for _, cells in right)

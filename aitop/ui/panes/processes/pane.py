@@ -12,7 +12,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.ui.panes.processes.columns import fit, heading, longest_branch, row_line, sort_word, sorted_next
 from aitop.ui.panes.processes.tree import BY_ROLE, Figures, Order, ProcessRow, process_rows
 from aitop.ui.panes.spare_rows import lines_below, room_below
-from aitop.ui.state import View, family, process_words
+from aitop.ui.state import View, family, lead_word, process_words
 from aitop.ui.theme.palette import DIM
 from aitop.ui.widgets.line import Line, key_hints
 from aitop.ui.widgets.pane import Drawing
@@ -63,7 +63,13 @@ class ProcessPane(RowPane[ProcessRow]):
             return Drawing([state_line("host", view.source("host"))], "Processes")
         processes = snapshot.host.processes
         rows = process_rows(
-            processes, snapshot.gpu, snapshot.wall, folded=self._folded, order=self._order, wanted=view.filter
+            processes,
+            snapshot.gpu,
+            snapshot.wall,
+            folded=self._folded,
+            order=self._order,
+            wanted=view.filter,
+            lead=lead_word(snapshot),
         )
         title = f"Processes · {len(processes)}"
         if not rows:

@@ -71,6 +71,7 @@ def process_rows(
     folded: Collection[int] = (),
     order: Order = BY_ROLE,
     wanted: str = "",
+    lead: str = "rank",
 ) -> list[ProcessRow]:
     """Rows from the top down, children below their parents. `wall` (seconds since the epoch) gives the ages.
 
@@ -92,7 +93,7 @@ def process_rows(
         )
         for process in processes
     }
-    below, labels = children(processes), labels_of(processes)
+    below, labels = children(processes), labels_of(processes, lead)
     wanted_pids = _wanted(processes, below, labels, wanted)
     rows: list[ProcessRow] = []
 
