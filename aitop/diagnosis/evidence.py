@@ -216,14 +216,15 @@ def stepping(snapshot: Snapshot) -> bool:
 def storage_lines(entries: Iterable[Entry]) -> Lines:
     """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
 
-    What such a line runs beside its waits belongs to the same call: a write goes through the kernel.
+    What such a line runs beside its waits belongs to the same call: a write goes through the kernel. Code of libraries
+    without a line of the user's is many calls: of that only the waits count.
     """
     entries = tuple(entries)
     on_core = [entry for entry in entries if entry.activity != "wait-core"]
     whole = shares_by(on_core, lambda entry: entry.at)
     of_storage = shares_by(filter(stored, on_core), lambda entry: entry.at)
     chosen = {at for at, share in of_storage.items() if share >= max(LEAST_WAITED, LEAST_STORED * whole[at])}
-    return lines_of(entry for entry in entries if entry.at in chosen)
+    return lines_of(entry for entry in entries if entry.at in chosen and (entry.where is not None or stored(entry)))
 
 
 def within_first(lines: Lines) -> float:
@@ -373,6 +374,17 @@ def of_unit(snapshot: Snapshot, share: float) -> tuple[float, str | None]:
         return min(0.99, share), None
     words = f"{percent(rests)} of the time is waiting for requests: they get faster, not more"
     return min(0.99, share / max(0.01, 1.0 - rests)), words
+
+
+def blocks_loop(entry: Entry) -> bool:
+    """Whether a handler in an event loop waits for a file or a service: it holds up all other requests meanwhile."""
+    return entry.handler == "event-loop" and stored(entry)
+
+
+def stands_in_line(entry: Entry) -> bool:
+    """Whether a thread that has a request to itself waits for another thread: the request stands in line there."""
+    waits = entry.activity in HANDED_WAITS or (entry.activity == "wait-network" and entry.work is None)
+    return waits and entry.handler not in (None, "event-loop")
 
 
 def takes_request(entry: Entry) -> bool:

@@ -201,7 +201,8 @@ TABLE: tuple[Row, ...] = (
          r"|structlog)/", work="log"),
     _row(r"/(?:site|dist)-packages/(?:sqlalchemy|psycopg|psycopg2|pymysql|MySQLdb|pymongo|redis|asyncpg|duckdb)/",
          work="database"),
-    _row(r"/(?:site|dist)-packages/(?:requests|urllib3|httpx|httpcore|aiohttp|boto3|botocore|s3fs|gcsfs|s3transfer"
+    # aiohttp's server, unlike its client, waits for no service
+    _row(r"/(?:site|dist)-packages/(?:requests|urllib3|httpx|httpcore|aiohttp(?!/web)|boto3|botocore|s3fs|gcsfs|s3transfer"
          r"|google|grpc|paramiko|huggingface_hub|azure|minio|smart_open|websocket|websockets)/", work="network"),
     _row(r"/(?:site|dist)-packages/(?:h5py|zarr|lmdb|tables|netCDF4|rasterio|nibabel|pydicom|fsspec)/", work="file"),
     _row(r"/(?:site|dist)-packages/filelock/", state="wait-lock"),

@@ -135,9 +135,13 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     """State and work of the library frames below the user's line: compiling wins, else the outermost that says."""
     says = [meaning(frame.file, frame.function) for frame in below]
     says = [each for index, each in enumerate(says) if not each.rests or index == len(says) - 1]
-    if any(each.handler == "event-loop" for each in says) and any(each.phase for each in says):
-        # A library of the server's works in its event loop, which does not wait then.
-        says = [each for each in says if each.handler != "event-loop"]
+    loop = next((index for index, each in enumerate(says) if each.handler == "event-loop"), None)
+    if loop is not None:
+        # What starts an event loop says nothing of what the loop does.
+        says = says[loop:]
+        if any(each.phase for each in says):
+            # A library of the server's works in it: it does not wait then.
+            says = [each for each in says if each.handler != "event-loop"]
     state: State | None = "compile" if any(each.state == "compile" for each in says) else None
     if state is not None and any(frame.user for frame in below):
         # The compiler calls the user's function to see what it does: so it begins each time anew.

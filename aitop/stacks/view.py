@@ -231,11 +231,14 @@ def _merged_view(
             ]
     if not processes and not lines:
         return None
+    # A server may have hundreds of threads that wait: they leave the lines of those that step.
+    leads = {(process.pid, process.thread) for process in processes}
+    kept = sorted(lines, key=lambda line: ((line.pid, line.thread) not in leads, -line.samples))[:MOST_LINES]
     return Stacks(
         seconds=sum(window.seconds for window in windows),
         samples=sum(sum(stacks.values()) for stacks in merged.values()),
         processes=tuple(sorted(processes, key=lambda process: (ROLES.index(process.role), process.pid))),
-        lines=tuple(sorted(lines, key=lambda line: (-line.samples, line.pid, line.file, line.line))[:MOST_LINES]),
+        lines=tuple(sorted(kept, key=lambda line: (-line.samples, line.pid, line.file, line.line))),
         threads=thread_shares(windows, merged),
         trees=_trees(beside, known),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import importlib
 import json
@@ -152,6 +153,47 @@ def test_a_wsgi_application_is_measured_too(watched):
     made.server_close()
 
 
+def test_each_request_of_a_connection_to_aiohttp_is_measured(watched):
+    web = pytest.importorskip("aiohttp.web")
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+
+    async def answer(request):
+        with torch.no_grad():
+            Handler.model(torch.ones(1, 8))
+        return web.Response(text="ok")
+
+    async def start():
+        app = web.Application()
+        app.router.add_get("/model", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        ready.address = site._server.sockets[0].getsockname()
+        ready.set()
+        return runner
+
+    def serve():
+        runner = loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    watched.session.look(time.monotonic_ns())
+    connection = http.client.HTTPConnection(*ready.address, timeout=10)
+    for _ in range(3):
+        connection.request("GET", "/model")
+        assert connection.getresponse().read() == b"ok"
+    sample = served(watched)
+    connection.close()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    assert len(sample.requests) == 3 and sample.alive == 0
+    assert all(record.model >= 0.02 for record in sample.requests)
+
+
 def test_beside_a_training_run_nothing_counts_as_served(watched, server):
     watched.session.journal.steps = 1
     ask(server, "/model")
@@ -205,7 +247,7 @@ def test_the_parts_of_a_request_follow_one_another(moments, parts):
     assert request.parts(110) == parts
 
 
-@pytest.mark.parametrize("server", ["uvicorn", "gunicorn", "litserve", "transformers", "http"])
+@pytest.mark.parametrize("server", ["uvicorn", "aiohttp", "gunicorn", "litserve", "transformers", "http"])
 def test_the_names_that_are_patched_exist_in_the_release_that_is_installed(server):
     for module, name, attribute in names.TABLE[server]:
         pytest.importorskip(module)

@@ -7,7 +7,8 @@ import statistics
 
 import pytest
 
-from aitop.hook.measures.serving.http import LEARNT_FROM, Loop, Threads
+from aitop.hook.measures.serving import http
+from aitop.hook.measures.serving.http import LEARNT_FROM, Loop, Threads, Ticks
 
 MS = 1_000_000
 TICK = 4 * MS
@@ -91,3 +92,18 @@ def test_waits_for_a_thread_are_right_in_the_mean_and_near_it_in_the_middle(usua
 def test_where_no_tick_passes_nobody_has_waited():
     threads = Threads(TICK)
     assert all(threads.arrival(number * MS, 0, number % TICK) == number * MS for number in range(1000, 1100))
+
+
+@pytest.mark.parametrize("drift", [0.0, 50e-6], ids=["steady", "a clock that is corrected"])
+@pytest.mark.parametrize("behind", [0, 3_650_000])
+def test_the_last_tick_is_known_though_the_coarse_clock_lags_it(monkeypatch, behind, drift):
+    chance, ticks, now, errors = random.Random(3), Ticks(), 1000 * MS, []
+    ticks.length = TICK
+    for _ in range(4000):
+        now += chance.randint(1, 20 * MS)
+        lag = int((behind + drift * now) % TICK)
+        shown = now - now % TICK - lag
+        monkeypatch.setattr(http, "coarse_ns", lambda clock, shown=shown: shown)
+        errors.append(abs(ticks.since(now) - now % TICK))
+    # The lag that drifts goes from a whole tick to none at once.
+    assert statistics.quantiles(errors[200:], n=20)[-1] < 0.2 * MS

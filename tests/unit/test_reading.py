@@ -17,6 +17,7 @@ FIT = ("lightning/pytorch/trainer/trainer.py Trainer.fit", "lightning/pytorch/lo
 HF = ("transformers/trainer.py Trainer.train", "transformers/trainer.py Trainer._inner_training_loop")
 FETCH = "torch/utils/data/_utils/fetch.py _MapDatasetFetcher.fetch"
 BOOT = "std/multiprocessing/process.py BaseProcess._bootstrap"
+LOOP = "std/asyncio/base_events.py BaseEventLoop._run_once"
 WORKER = (
     *MAIN,
     "torch/utils/data/dataloader.py DataLoader.__iter__",
@@ -164,3 +165,20 @@ def test_an_import_below_the_users_line_is_none_of_the_steps():
     assert read_stack(stack(*MAIN, importing, "sympy/core/expr.py <module>")).importing
     assert not read_stack(stack("user/run.py:1 <module>", importing, *MAIN, NEXT)).importing
     assert not read_stack(stack(*MAIN, NEXT)).importing
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "work"),
+    [
+        # what starts an event loop says nothing of what the loop does
+        ((*MAIN, "aiohttp/web.py run_app", LOOP, "std/selectors.py EpollSelector.select"), "wait-queue", None),
+        ((*MAIN, "grpc/aio/_server.py wait", LOOP, "std/selectors.py EpollSelector.select"), "wait-queue", None),
+        # a client that waits without a loop
+        ((*MAIN, "grpc/_channel.py wait", "std/selectors.py EpollSelector.select"), None, "network"),
+        ((*MAIN, LOOP, "user/app.py answer", "requests/api.py get", "std/socket.py readinto"), None, "network"),
+        ((*MAIN, LOOP, "user/app.py answer", "aiohttp/web_response.py json_response"), None, None),
+    ],
+)
+def test_an_event_loop_that_has_nothing_to_do_waits_for_requests(frames, state, work):
+    seen = read_stack(stack(*frames))
+    assert (seen.state, seen.work) == (state, work)

@@ -9,7 +9,7 @@ from served_maker import START, Server, at_random, server, turns
 from snapshot_builder import RANK, accounted, line
 from stack_maker import stack, window
 
-from aitop.diagnosis.causes import computing, gil, host, preprocessing
+from aitop.diagnosis.causes import between_steps, computing, gil, host, input_bound, preprocessing
 from aitop.diagnosis.evidence import takes_request
 from aitop.diagnosis.served import merged, of_iterations, of_requests
 from aitop.model.serving import IterationRecord, RequestRecord
@@ -147,6 +147,24 @@ def test_a_handler_that_sleeps_does_not_rest():
     assert "asyncio.to_thread" in verdict.fixes[0].text
 
 
+def test_a_request_that_stands_in_line_is_no_host_code():
+    """Threads that wait for the model's lock: the one that has it is the limit."""
+    waits = line("do_POST", 0.7, activity="wait-lock", number=17, handler="thread")
+    seen = server(lines=[waits, line("do_POST", 0.3, phase="forward", activity="native", number=18)])
+    assert level(host.judge(seen)) == 0.0
+
+
+def test_a_service_that_a_handler_asks_blocks_the_event_loop():
+    """It is neither data that steps wait for, nor the making of input, nor a matter of some steps only."""
+    asks = line("answer", 0.3, activity="wait-network", work="network", position="before", number=31,
+                handler="event-loop")  # fmt: skip
+    seen = server(lines=[asks, line("answer", 0.7, phase="forward", activity="native", number=33)])
+    for judge in (input_bound.judge, preprocessing.judge, between_steps.host_io):
+        assert level(judge(seen)) == 0.0
+    verdict = fired(host.judge(seen))
+    assert (verdict.subtype, verdict.where[0].line) == ("event-loop", 31)
+
+
 def test_a_few_samples_between_two_requests_say_nothing_of_the_loop():
     """A server that waits for requests nearly always: the little that is left is of two samples."""
     answers = line("answer", 0.02, activity="native", number=31, handler="event-loop")
@@ -232,6 +250,26 @@ def test_a_handler_that_blocks_the_loop_of_another_process():
     verdict = fired(host.judge(seen))
     assert (verdict.subtype, verdict.where[0].line, verdict.where[0].pid) == ("event-loop", 31, FRONT)
     assert verdict.share == pytest.approx(0.4)
+
+
+def test_code_of_libraries_without_a_line_works_for_storage_only_while_it_waits():
+    lineless = (("outside", "native", 0.07), ("outside", "wait-disk", 0.025))
+    process = ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.9), lineless=lineless)
+    works = line("run", 0.9, phase="forward", activity="native", number=12)
+    seen = server(seen={"stacks": Stacks(seconds=5.0, samples=100, processes=(process,), lines=(works,))})
+    assert level(between_steps.host_io(seen)) < between_steps.host_io.band.enter
+
+
+def test_a_thread_for_each_request_is_no_front():
+    """Such a process has no loop that could be full, however long one of its requests sleeps."""
+    from aitop.model.snapshot import HotLine
+
+    sleeps = HotLine(
+        pid=FRONT, role="other", file="/x/app.py", line=31, function="answer", phase="outside", activity="wait",
+        samples=6, share=1.0, handler="thread",
+    )  # fmt: skip
+    seen = behind_front(1.0, making=0.0, lines=[sleeps])
+    assert level(gil.judge(seen)) == level(host.judge(seen)) == 0.0
 
 
 def test_an_engine_beside_the_process_that_runs_the_model_has_a_ledger_of_its_own():

@@ -381,3 +381,13 @@ def test_a_main_thread_that_hands_requests_to_a_pool_does_not_lead(accepts, lead
     pool = [(1, f"pool-{n}", False, *seen) for n in range(4) for seen in ((model, 3 - n // 3), (rests, 37))]
     stacks = StackView().view([window(10.0, *main, *pool)], {1: "rank"}, 0.0)
     assert [one.thread for one in stacks.processes] == [leads]
+
+
+def test_hundreds_of_threads_that_wait_leave_the_lines_of_the_one_that_works():
+    waits = [
+        (RANK, f"Thread-{n}", False, stack(f"user/serve.py:{n} handle", "std/threading.py Event.wait"), 20)
+        for n in range(1, 301)
+    ]
+    stacks = view(window(2.0, *main(WORKER, (FORWARD, 10)), *waits))
+    assert any(one.pid == WORKER for one in stacks.lines)
+    assert [one.samples for one in stacks.lines] == sorted((one.samples for one in stacks.lines), reverse=True)

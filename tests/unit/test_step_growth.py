@@ -11,6 +11,7 @@ from snapshot_builder import changed, constant, line, snapshot, step
 
 from aitop.diagnosis.causes import step_growth
 from aitop.diagnosis.causes.step_growth import rising_share
+from aitop.model.serving import Serving
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Abstention
 
@@ -133,3 +134,10 @@ def test_few_samples_show_no_trend():
     assert rising_share([1, 2, 3], [3, 3, 3]) is None, "fewer windows than parts"
     assert rising_share([0, 1, 0, 1, 1, 2], [4] * 6) is None
     assert rising_share([2, 5, 8, 12, 15, 18], [40] * 6) is not None
+
+
+def test_what_a_server_is_asked_for_is_no_trend():
+    records = slowing(1e-4, count=400)
+    assert fired(step_growth.judge(snapshot(records)))
+    served = snapshot(records, kind="inference", serving=Serving(basis="hook"))
+    assert isinstance(step_growth.judge(served), Abstention)

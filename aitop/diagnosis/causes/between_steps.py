@@ -13,6 +13,7 @@ from aitop.diagnosis.evidence import (
     ONCE,
     STORAGE_WAITS,
     Lines,
+    blocks_loop,
     lines_of,
     main_lines,
     records,
@@ -97,7 +98,10 @@ def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:
 def host_io(snapshot: Snapshot) -> Explanation | None:
     """Files, network and databases touched by the stepping thread outside of loading and saving."""
     serving = serves(snapshot)
-    host = main_lines(snapshot, lambda entry: entry.phase in HOST and not (serving and takes_request(entry)))
+    host = main_lines(
+        snapshot,
+        lambda entry: entry.phase in HOST and not (serving and (blocks_loop(entry) or takes_request(entry))),
+    )
     logging = [entry for entry in host.entries if entry.work == "log"]
     lines = lines_of((*storage_lines(entry for entry in host.entries if entry.work != "log").entries, *logging))
     share = min(lines.share, host_limit(snapshot)) if lines.samples >= LEAST_SAMPLES else 0.0

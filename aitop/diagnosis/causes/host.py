@@ -20,6 +20,7 @@ from aitop.diagnosis.evidence import (
     serves,
     shares_by,
     short_place,
+    stands_in_line,
     stepping,
     takes_request,
     within_first,
@@ -51,7 +52,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             # Array operations between the model's call and its update are the loss.
             and not (entry.position == "within" and entry.work == "tensor")
             and entry not in work
-            and not (serving and takes_request(entry))
+            and not (serving and (takes_request(entry) or stands_in_line(entry)))
         ),
     )
     share = min(lines.share, host_limit(snapshot), 0.99)

@@ -18,6 +18,7 @@ from aitop.diagnosis.evidence import (
     HANDED_WAITS,
     NO_LINES,
     Lines,
+    blocks_loop,
     lines_of,
     loader_workers,
     main_lines,
@@ -148,7 +149,8 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
 def _own_code(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread makes the next batch itself: host code before the model's call.
 
-    In inference only what reads data counts here; computing the model's input is preprocessing.
+    In inference only what reads data counts here: computing the model's input is preprocessing, and what blocks an
+    event loop is host-bound.
     """
     if snapshot.kind == "unknown":
         return NO_LINES
@@ -158,7 +160,8 @@ def _own_code(snapshot: Snapshot) -> Lines:
     )
     if snapshot.kind == "training":
         return before
-    return lines_of(entry for entry in before.entries if entry.activity == "wait-disk" or producers.reads(entry))
+    own = (entry for entry in before.entries if not blocks_loop(entry))
+    return lines_of(entry for entry in own if entry.activity == "wait-disk" or producers.reads(entry))
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:

@@ -6,6 +6,7 @@ from aitop.diagnosis.causes.serving.front import full_front
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     Lines,
+    blocks_loop,
     free_cores,
     main_lines,
     of_unit,
@@ -42,6 +43,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             entry.activity in WORKING
             # What a serving library does between the user's calls is its own hand-over.
             and (entry.where is not None or entry.work is not None)
+            and not blocks_loop(entry)
             and (
                 entry.phase in ("data", "preprocess", "postprocess")
                 or (entry.phase == "host" and entry.position == "before")

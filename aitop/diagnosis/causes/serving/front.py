@@ -21,7 +21,6 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
-from aitop.model.phases import Phase
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 from aitop.stacks.origin import origin_of
@@ -63,7 +62,7 @@ def fronts(snapshot: Snapshot) -> list[Front]:
             entry for entry in beside_lines(snapshot) if (entry.pid, entry.thread) == _key(process) and _works(entry)
         )
         library = sum(share for phase, _, share in process.lineless if phase in MADE)
-        if process.pid == ledger.pid or active is None or not (library or any(e.handler for e in lines.entries)):
+        if process.pid == ledger.pid or active is None or not (library or lines.entries):
             continue
         own = sum(entry.share for entry in lines.entries if entry.phase in MADE or entry.work in OF_INPUT)
         found.append(Front(process, active, min(1.0, own + library), idle, lines))
@@ -75,14 +74,12 @@ def _key(process: ProcessStacks) -> tuple[int, str]:
 
 
 def _works(entry: Entry) -> bool:
-    rests: tuple[Phase, ...] = ("idle",)
-    return entry.handler is not None and entry.phase not in rests
+    return entry.handler == "event-loop" and entry.phase != "idle"
 
 
 def _blocks(entry: Entry) -> bool:
     """Whether an event loop's thread stands in a handler: it waits there, or runs code that is no server's own."""
-    waits = entry.activity not in RUNNING
-    return entry.handler == "event-loop" and (waits or origin_of(entry.file, user=False) != "library")
+    return entry.activity not in RUNNING or origin_of(entry.file, user=False) != "library"
 
 
 def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from aitop.diagnosis.evidence import HANDED_WAITS, HOST, lead_ledger
+from aitop.diagnosis.evidence import HOST, lead_ledger, stands_in_line
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import Span, parts_of
 from aitop.diagnosis.what_if import least_squares
@@ -147,12 +147,7 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
 
 def _stands_in_line(entries: Sequence[Entry]) -> bool:
     """Whether the entries of one line mostly wait for another thread, with a thread of their own to do so."""
-    waits = sum(entry.share for entry in entries if entry.handler != "event-loop" and _for_another(entry))
-    return waits > 0.5 * sum(entry.share for entry in entries)
-
-
-def _for_another(entry: Entry) -> bool:
-    return entry.activity in HANDED_WAITS or (entry.activity == "wait-network" and entry.work is None)
+    return sum(entry.share for entry in entries if stands_in_line(entry)) > 0.5 * sum(entry.share for entry in entries)
 
 
 def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:

@@ -1,4 +1,4 @@
-"""Measures requests of web servers: uvicorn's, gunicorn's, and those of Python's own and of werkzeug (Flask).
+"""Measures requests of web servers: uvicorn's, aiohttp's, gunicorn's, Python's own, and werkzeug's (Flask).
 
 A request arrives when the kernel has received it: where the event loop or a worker is busy it waits in the socket,
 which no server sees. It ends when its answer is with the kernel. Its model's part is what root modules and `generate`
@@ -30,7 +30,7 @@ IPPROTO_TCP, TCP_INFO, LAST_DATA_AT = 6, 11, 52
 _LAST_DATA = struct.Struct("=I")
 MILLISECOND = 1_000_000
 LONGEST_WAIT_NS = 600 * 10**9
-# The kernel counts that time in ticks of this length.
+# The kernel counts that time in ticks; this clock goes on with them.
 CLOCK_MONOTONIC_COARSE = 6
 
 # An event loop that takes a request up so soon after it came back from a handler has not waited for it.
@@ -42,6 +42,24 @@ LEARNT_FROM = 128
 
 _ident = _thread.get_ident
 coarse_ns = time.clock_gettime_ns
+
+
+class Ticks:
+    """The kernel's ticks. Its coarse clock steps with them, but shows a time that lies before the tick by up to a tick
+    more: by how much is learnt, as no more than one tick can have passed since the last.
+    """
+
+    __slots__ = ("behind", "length")
+
+    def __init__(self) -> None:
+        self.length = int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9)
+        self.behind = 0
+
+    def since(self, now: int) -> int:
+        """Return the nanoseconds since the last tick."""
+        shown = now - coarse_ns(CLOCK_MONOTONIC_COARSE)
+        self.behind = min(shown, max(self.behind, shown - self.length))
+        return shown - self.behind
 
 
 class Loop:
@@ -130,14 +148,14 @@ class Http(Server):
     Those in `earlier` began before the hook came: they are counted, and not measured.
     """
 
-    servers = ("uvicorn", "gunicorn", "http")
+    servers = ("uvicorn", "aiohttp", "gunicorn", "http")
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.under_way: set[Request] = set()
         # Threads that are inside of `handle_one_request`.
         self.handling: set[int] = set()
-        tick_ns = int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9)
-        self.loop, self.threads = Loop(tick_ns), Threads(tick_ns)
+        self.ticks = Ticks()
+        self.loop, self.threads = Loop(self.ticks.length), Threads(self.ticks.length)
         # What answers a request in a task or in a thread, as it is without the hook.
         self.in_tasks, self.in_threads = set[CodeType](), set[CodeType]()
         self.earlier = Earlier(set(), set(), self.count)
@@ -149,7 +167,9 @@ class Http(Server):
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            "run_asgi": lambda call: wrap_run_asgi(noted(call, self.in_tasks), self),
+            "run_asgi": lambda call: wrap_in_loop(noted(call, self.in_tasks), self),
+            # Its tasks are connections, which may have no request.
+            "_handle_request": lambda call: wrap_in_loop(call, self),
             "send": lambda call: wrap_send(call, self),
             "handle_request": lambda call: wrap_call(noted(call, self.in_threads), self, gunicorn_socket),
             "handle_one_request": lambda call: wrap_handle(noted(call, self.in_threads), self),
@@ -184,7 +204,7 @@ class Http(Server):
         if loop is not None:
             self.earlier.look_at_loop()
         now, ticks_ns = now_ns(), ticks_since(socket)
-        phase = now - coarse_ns(CLOCK_MONOTONIC_COARSE)
+        phase = self.ticks.since(now)
         if loop is not None:
             connection = descriptor(socket)
             request = Request(loop.arrival(now, ticks_ns, phase, connection))
@@ -236,27 +256,34 @@ def descriptor(socket: Any) -> int:
         return -1
 
 
-def wrap_run_asgi(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
-    """Wrap uvicorn's `RequestResponseCycle.run_asgi`: called when a request's head is there, awaited in a task."""
+def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap a coroutine method that answers a request in an event loop, called when its head is there: uvicorn's
+    `RequestResponseCycle.run_asgi`, aiohttp's `RequestHandler._handle_request`.
+    """
 
-    def run_asgi(self: Any, app: Any) -> Any:
+    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = None
         try:
             request = http.begin(self.transport.get_extra_info("socket"), http.loop)
         except Exception:
             http.failed()
-        return original(self, app) if request is None else run(self, app, request)
+        coroutine = original(self, *args, **kwargs)
+        return coroutine if request is None else within(coroutine, request)
 
-    async def run(self: Any, app: Any, request: Request) -> Any:
+    async def within(coroutine: Any, request: Request) -> Any:
         request.began = now_ns()
-        # The context is the task's own.
+        # The context is the task's own, which may go on to the next request.
         current.set(request)
         try:
-            return await original(self, app)
+            return await coroutine
         finally:
-            http.end(request, now_ns())
+            current.set(None)
+            if not request.ended:
+                now = now_ns()
+                http.end(request, now)
+                http.loop.answered(now, request.connection)
 
-    return run_asgi
+    return answer
 
 
 def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
