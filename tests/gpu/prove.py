@@ -4,10 +4,11 @@
     python tests/gpu/prove.py -o OUT phases mfu     only these, again
 
 OUT gets `prove.md`, a table of every figure with its bar and of what was left out and why; `results/`, a JSON file for
-each check; and `recordings/`, small enough to be committed, of every run that was judged. Nothing else should run.
+each check, with the traceback of one that failed; and `recordings/` of the runs, those with a verdict small enough to
+be committed. Nothing else should run.
 
-Exit code: 0 all bars reached; 1 a check failed; 4 a bar was missed; 75 the time was over before the last check, and the
-same command goes on; 77 there is no device, so that nothing was proved.
+Exit code: 0 all bars reached; 1 a check failed; 4 a bar was missed; 75 the time was over before the last check, so the
+same command goes on, whatever came of the others; 77 there is no device, so that nothing was proved.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +60,7 @@ def limited(seconds: float) -> Iterator[None]:
 def result_of(check: Check, box: Box) -> dict[str, Any]:
     """Run a check; what came of it, as it is kept."""
     figures: Sequence[Figure] = ()
-    begun, why = time.monotonic(), ""
+    begun, why, trace = time.monotonic(), "", ""
     try:
         box.must_have(check.needs)
         with limited(check.seconds):
@@ -67,11 +69,12 @@ def result_of(check: Check, box: Box) -> dict[str, Any]:
     except SkippedError as reason:
         state, why = "skipped", str(reason)
     except (Exception, SystemExit) as error:
-        state, why = "failed", f"{type(error).__name__}: {error}"[-600:]
+        state, why, trace = "failed", f"{type(error).__name__}: {error}"[-600:], traceback.format_exc()
     return {
         "name": check.name,
         "state": state,
         "why": why,
+        "trace": trace,
         "seconds": round(time.monotonic() - begun, 1),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
@@ -88,13 +91,14 @@ def kept(check: Check, out: Path) -> dict[str, Any] | None:
     return result if result["state"] in ("passed", "missed") and result["commit"] == commit() else None
 
 
-def page(results: Sequence[dict[str, Any]], box: Box) -> str:
+def page(results: Sequence[dict[str, Any]], box: Box, not_begun: Sequence[str] = ()) -> str:
     """prove.md: the outcome of every check, then the figures of each."""
     lines = ["# Proved on a device", "", f"{machine()}. {box.words()}", ""]
     lines += ["| check | outcome | seconds | why |", "|---|---|--:|---|"]
     for result in results:
         why = " ".join(result["why"].split()).replace("|", "\\|")
         lines.append(f"| `{result['name']}` | {WORDS[result['state']]} | {result['seconds']:g} | {why} |")
+    lines += [f"| `{name}` | not begun | – | the time was over |" for name in not_begun]
     about = {check.name: check.about for check in CHECKS}
     for result in results:
         if result["figures"]:
@@ -108,11 +112,11 @@ def exit_code(results: Sequence[dict[str, Any]], box: Box, *, unfinished: bool) 
     states = {result["state"] for result in results}
     if box.why_no_cuda:
         return NO_DEVICE
+    if unfinished:
+        return UNFINISHED
     if "failed" in states:
         return FAILED
-    if "missed" in states:
-        return MISSED_BAR
-    return UNFINISHED if unfinished else 0
+    return MISSED_BAR if "missed" in states else 0
 
 
 def parsed() -> argparse.Namespace:
@@ -138,13 +142,13 @@ def main() -> int:
     (out / "recordings").mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     box = Box.found(out, args.device)
-    begun, results, unfinished = time.monotonic(), [], False
+    begun, results, not_begun = time.monotonic(), [], []
     for check in CHECKS:
         result = None if check.name in args.names else kept(check, out)
         if result is None and args.names and check.name not in args.names:
             continue
         if result is None and time.monotonic() - begun > 60.0 * args.minutes:
-            unfinished = True
+            not_begun.append(check.name)
             continue
         if result is None:
             result = result_of(check, box)
@@ -154,9 +158,10 @@ def main() -> int:
     for recording in sorted((out / "recordings").iterdir()):
         if recording.stat().st_size > LARGEST_RECORDING:
             print(f"{recording.name} has {recording.stat().st_size / 1e6:.1f} MB: too large to be committed")
-    (out / "prove.md").write_text(page(results, box))
-    print(f"\n{out / 'prove.md'}" + ("; the time is over: the same command goes on" if unfinished else ""))
-    return exit_code(results, box, unfinished=unfinished)
+    (out / "prove.md").write_text(page(results, box, not_begun))
+    over = f"; the time is over, the same command goes on with {', '.join(not_begun)}" if not_begun else ""
+    print(f"\n{out / 'prove.md'}{over}")
+    return exit_code(results, box, unfinished=bool(not_begun))
 
 
 if __name__ == "__main__":

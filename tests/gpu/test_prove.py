@@ -112,6 +112,14 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["prove.py", "-o", str(tmp_path), "--minutes", "0"])
     monkeypatch.setattr(prove, "commit", lambda: "a third")
     assert prove.main() == prove.UNFINISHED and len(runs) == 2
+    assert "| `one` | not begun | – | the time was over |" in (tmp_path / "prove.md").read_text()
+
+
+def test_a_check_that_failed_leaves_its_traceback_and_does_not_keep_others_from_being_gone_on_with():
+    failed = prove.result_of(check_of(lambda box: raise_(AssertionError("no step"))), BOX)
+    assert "in raise_" in failed["trace"] and "Traceback" not in prove.page([{**failed, "name": CHECKS[0].name}], BOX)
+    assert prove.exit_code([failed], BOX, unfinished=True) == prove.UNFINISHED
+    assert prove.exit_code([failed], BOX, unfinished=False) == prove.FAILED
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
@@ -157,4 +165,5 @@ def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     assert found["input-bound"]["first verdict is right"] == found["input-bound"]["its line is right"] == 1
     assert found["input-bound"]["what its fix gives"] > 2
     assert found["after-profile"]["steps a second after a profile, of those before"] > 0.3
-    assert [path.name for path in (tmp_path / "recordings").iterdir()] == ["gpu_input_bound.t3.jsonl.gz"]
+    kept = {path.name for path in (tmp_path / "recordings").iterdir()}
+    assert kept == {"gpu_input_bound.t3.jsonl.gz", "nccl.jsonl.gz"}
