@@ -330,6 +330,28 @@ def test_the_busiest_native_threads_are_looked_at(thread: Thread) -> None:
     assert main.waits == {"native": 1}
 
 
+def test_no_file_of_a_native_thread_that_ends_meanwhile_is_left_open(
+    thread: Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread(PID, line(202))
+    ends = thread(PID + 1, b"running\n") / "syscall"
+    before, read = os.listdir("/proc/self/fd"), os.pread
+
+    def of_the_dead(file: int, size: int, offset: int) -> bytes:
+        if os.path.samestat(os.fstat(file), ends.stat()):
+            raise ProcessLookupError
+        return read(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", of_the_dead)
+    kernel = KernelWaits("x86_64")
+    for _ in range(2):
+        kernel.begin([PID])
+        kernel.look()
+        kernel.end()
+        kernel.states({PID: {str(PID): "main"}})
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_the_kernel_counts_how_long_a_thread_ran_or_waited_for_a_core(
     thread: Thread, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -396,6 +396,7 @@ class KernelWaits:
             except PermissionError:
                 thread.close()
             except OSError:
+                thread.close()
                 ended.add(thread.number)
         return [thread for thread in threads if thread.number not in ended]
 
