@@ -30,6 +30,10 @@ class Rows(Dataset):
         return torch.full((8,), float(index)), index % 4
 
 
+# What every backward pass goes through; torch 2.2 has no such function, and the hook sees `backward` alone.
+BACKWARD = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
+
+
 class Net(nn.Module):
     """`pause` is how long a forward takes."""
 
@@ -64,7 +68,7 @@ def patched_attributes() -> dict[str, object]:
     return {
         "next": vars(data._BaseDataLoaderIter)["__next__"],
         "iter": vars(DataLoader)["__iter__"],
-        "backward": torch.autograd._engine_run_backward,
+        "backward": getattr(torch.autograd, BACKWARD),
         "save": torch.save,
         "module": vars(nn.Module)["__call__"],
         "net": vars(Net).get("__call__"),

@@ -11,7 +11,7 @@ import hook_runs
 import pytest
 import torch
 from fast_run import Fast, Stalling
-from hook_runs import Net, Rows, loader, train
+from hook_runs import BACKWARD, Net, Rows, loader, train
 from torch import nn
 from torch.optim import optimizer as optim
 from torch.utils.data import DataLoader
@@ -227,23 +227,23 @@ def test_a_child_that_was_forked_while_steps_are_counted_writes_nothing(fast):
 
 def test_somebody_else_wraps_our_wrapper_while_steps_are_counted(fast):
     fast.until_it_counts()
-    ours, called = torch.autograd._engine_run_backward, []
+    ours, called = getattr(torch.autograd, BACKWARD), []
 
     def theirs(*args, **kwargs):
         called.append(1)
         return ours(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = theirs
+    setattr(torch.autograd, BACKWARD, theirs)
     try:
         fast.sampling.over()
         records = fast.after(50)
         assert all(record.backward > 0 for record in records[-5:]) and len(called) == 50
         assert aitop.hook.remove() == "removed"
-        assert torch.autograd._engine_run_backward is theirs
+        assert getattr(torch.autograd, BACKWARD) is theirs
         fast.net(torch.ones(4, 8)).sum().backward()
         assert len(called) == 51
     finally:
-        torch.autograd._engine_run_backward = ours.__wrapped__
+        setattr(torch.autograd, BACKWARD, ours.__wrapped__)
 
 
 def test_counting_replaces_nothing(fast):
