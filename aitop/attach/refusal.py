@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aitop.sources import procfs
 from aitop.sources.source import SourceError
 
 
@@ -22,7 +23,9 @@ class WaitingForTarget(AttachRefused):
 
 
 def ended(pid: int) -> AttachRefused:
-    """The refusal for a process that is gone."""
+    """The refusal for a process that is gone, or that cannot be read: a lack of descriptors looks alike."""
+    if procfs.stat(pid) is None and not procfs.gone(pid):
+        return AttachRefused("failed", f"process {pid} cannot be read just now", "try again", transient=True)
     return AttachRefused("absent", f"process {pid} ended")
 
 

@@ -53,7 +53,8 @@ def disturbance(
     def register(do: Callable[[Scene, OnTerminal], None]) -> None:
         def whole(scene: Scene) -> None:
             monitor = scene.watch()
-            scene.expect(monitor.until(up, 20.0), "no screen")
+            # What "" finds, in anything, is "".
+            scene.expect(monitor.until(up, 20.0) is not None, "no screen")
             if moment:
                 scene.moment(monitor)
             do(scene, monitor)

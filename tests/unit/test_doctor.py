@@ -273,6 +273,8 @@ def test_limits_are_facts_and_no_fault():
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "works", "any number"),
         ((1024, 4096), "works", "1024 may be open"),
         ((24, 24), "works", "few for a job of many"),
+        ((16, 16), "works", "few for a job of many"),
+        ((15, 15), "does-not", "only 15 may be open"),
         ((8, resource.RLIM_INFINITY), "does-not", "ulimit -n 1024"),
         ((8, 512), "does-not", "ulimit -n 512"),
         ((8, 8), "does-not", "--ulimit nofile=1024"),

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from aitop import cli
+from aitop.attach.refusal import ended
 from aitop.engine.runner import SourceRunner
 from aitop.model.snapshot import Target
 from aitop.model.source import SourceStatus
@@ -58,6 +60,21 @@ def test_a_process_that_cannot_be_read_has_not_ended(child, monkeypatch):
     assert not same_process(child.pid, begun)
     with pytest.raises(SourceError, match="has ended"):
         source.read()
+
+
+def test_an_attach_that_cannot_read_a_process_does_not_say_that_it_has_ended(child, monkeypatch):
+    with monkeypatch.context() as shortage:
+        shortage.setattr(os, "open", full)
+        refusal = ended(child.pid)
+    assert (refusal.state, refusal.transient) == ("failed", True) and "cannot be read just now" in refusal.reason
+    child.kill()
+    # A zombie until somebody waits for it.
+    until = time.monotonic() + 10.0
+    while not procfs.stat(child.pid).ended and time.monotonic() < until:
+        time.sleep(0.01)
+    assert ended(child.pid).reason == f"process {child.pid} ended"
+    child.wait()
+    assert ended(child.pid).reason == f"process {child.pid} ended"
 
 
 class Starved(Source):

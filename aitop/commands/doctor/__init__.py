@@ -43,12 +43,14 @@ def examine(pid: int | None) -> list[Check]:
 
     confinement, tried = rights.read_confinement(), try_ptrace()
     checks = [machine.python(), *rights.checks(confinement, tried), rights.attach(), machine.py_spy()]
-    checks += [*machine.terminal_checks(), machine.settings_file(), machine.descriptors()]
+    descriptors = machine.descriptors()
+    checks += [*machine.terminal_checks(), machine.settings_file(), descriptors]
     too_low = [check for check in (machine.file_size(), machine.threads()) if check is not None]
     no_threads = any(check.name == "threads" for check in too_low)
     checks += too_low
     checks += machine.gpu_not_asked("NVML needs a thread of its own") if no_threads else machine.gpu_checks(confinement)
     if pid is None:
         return [*checks, machine.cgroup(os.getpid())]
-    short_of = too_low[-1].name if too_low else None
+    short = [*([descriptors] if descriptors.state == "does-not" else []), *too_low]
+    short_of = short[-1].name if short else None
     return checks + process.checks(pid, rights.refused(tried, confinement), short_of=short_of)

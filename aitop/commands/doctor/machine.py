@@ -35,7 +35,8 @@ LIMITS_REACHED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 REINSTALL = "pip install --force-reinstall py-spy"
 SMALLEST_SCREEN = (80, 24)
 FULL_SCREEN = (120, 36)
-FEWEST_DESCRIPTORS, MANY_DESCRIPTORS = 12, 64
+# With 15, of a run of one process, either the stacks or the hook fails; with 16 neither does.
+FEWEST_DESCRIPTORS, MANY_DESCRIPTORS = 16, 64
 LARGEST_WRITTEN = 16 << 20
 THREADS = 12
 NVML_SECONDS = 5.0
