@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -34,13 +33,6 @@ def keep_from_compiling(*codes: CodeType, inner: bool = False) -> None:
     except (AttributeError, TypeError):
         # Another version of torch: dynamo may count a frame of ours, which does no harm.
         pass
-
-
-def compiling_call(torch: Any) -> Callable[[], bool]:
-    """Return the call of torch that dynamo replaces with True while it traces; before 2.3 it has no public name."""
-    public = (getattr(torch.compiler, name, None) for name in ("is_dynamo_compiling", "is_compiling"))
-    call: Callable[[], bool] = next(filter(None, public), None) or torch._utils.is_compiling
-    return call
 
 
 def compiles() -> bool:

@@ -28,7 +28,7 @@ from ..protocol.events import (
 from ..protocol.ring import EVENT_WORDS
 from ..protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from . import phases
-from .compiler import compiling_call, keep_from_compiling
+from .compiler import keep_from_compiling
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
 from .measures import AT_ONCE, MEASURES, Measure
@@ -91,7 +91,9 @@ class Session:
         self.pid = os.getpid()
         self.stays = way != "attach"
         # While tracing, dynamo replaces this call with True, and so never traces a wrapper.
-        self.compiling = compiling_call(torch)
+        # Torch 2.2 has no public name for it.
+        public = getattr(torch.compiler, "is_dynamo_compiling", None)
+        self.compiling: Callable[[], bool] = public or torch._utils.is_compiling
         # The state of a torch.jit trace that is being recorded, or None.
         self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled

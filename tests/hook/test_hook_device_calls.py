@@ -9,6 +9,7 @@ import threading
 import time
 from functools import partial
 from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hook_runs import Net
 
 import aitop.hook
 from aitop.hook.measures import callsites, device_calls
+from aitop.hook.session import Session
 
 METHODS = tuple(name for name in (*device_calls.COPIES, *device_calls.WAITS) if name != "__repr__")
 
@@ -334,3 +336,10 @@ def test_a_library_of_others_stands_for_a_missing_user():
 
 def add_from_here(sites, name, length):
     sites.add(name, length)
+
+
+@pytest.mark.parametrize(("public", "called"), [({"is_dynamo_compiling": "public"}, "public"), ({}, "private")])
+def test_what_tells_that_dynamo_traces_is_found_in_each_release_of_torch(monkeypatch, public, called):
+    monkeypatch.setattr(torch, "compiler", SimpleNamespace(**public))
+    monkeypatch.setattr(torch._utils, "is_compiling", "private", raising=False)
+    assert Session(torch, "import", None, waits_for_a_step=False).compiling == called

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
-import pytest
-
-from aitop.hook.compiler import compiling_call
 from aitop.hook.journal import GONE, MOST_WORDS, Journal
 from aitop.hook.patches import Patches
 from aitop.hook.phases import gc_callback, leading, wrap_forward
@@ -53,19 +49,6 @@ class TestPatches:
         patches.put(Parent, "__call__", forwarding)
         patches.take_back(Parent, "__call__")
         assert vars(Parent)["__call__"] is original
-
-
-@pytest.mark.parametrize(
-    ("public", "called"),
-    [
-        ({"is_dynamo_compiling": "dynamo", "is_compiling": "any"}, "dynamo"),
-        ({"is_compiling": "any"}, "any"),
-        ({}, "2.2"),
-    ],
-)
-def test_what_tells_that_dynamo_traces_is_found_in_each_release_of_torch(public, called):
-    torch = SimpleNamespace(compiler=SimpleNamespace(**public), _utils=SimpleNamespace(is_compiling="2.2"))
-    assert compiling_call(torch) == called
 
 
 class Tensor:
