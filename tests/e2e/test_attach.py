@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,7 +166,8 @@ def cpu_ticks(pid: int) -> int:
 
 
 def test_a_long_call_is_waited_for_and_the_request_withdrawn() -> None:
-    code = "print('ready', flush=True); pow(3, 7_000_000); import sys; print([m for m in sys.modules if 'aitop' in m])"
+    call = "sum(range(200_000_000))"
+    code = f"print('ready', flush=True); {call}; import sys; print([m for m in sys.modules if 'aitop' in m])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -189,7 +191,8 @@ def test_a_sleeping_main_thread_is_entered_without_waking_the_program(start: Cal
         assert take_out(victim.pid).answer == "removed"
         if "sleeping-call" in ways:
             break
-    assert "sleeping-call" in ways
+    # From 3.14 on the line that a signal frame has queued is run without that.
+    assert "sleeping-call" in ways or (sys.version_info >= (3, 14) and ways == {"signal-frame"})
     unharmed(victim)
 
 
@@ -320,14 +323,13 @@ def test_a_traced_process_is_refused_by_name(start: Callable[..., Victim]) -> No
     victim = start("busy")
 
     def inside() -> AttachRefused:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("a thread")
         with StoppedThread(victim.pid, lambda: True):
             return refusal_of(lambda: install(victim.pid))
 
     refused = in_own_thread(inside)
-    assert (
-        refused.state == "denied"
-        and f"already being traced by {Path('/proc/self/comm').read_text().strip()}" in refused.reason
-    )
+    ours = f"{Path('/proc/self/comm').read_text().strip()} ({os.getpid()})"
+    assert (refused.state, refused.reason) == ("denied", f"process {victim.pid} is already being traced by {ours}")
     unharmed(victim)
 
 

@@ -83,7 +83,7 @@ def test_a_stall_in_the_model(fast):
     took = time.monotonic() - began
     fast.net.pause = 0.0
     slow = max(fast.after(), key=lambda record: record.seconds)
-    assert slow.seconds == pytest.approx(took, abs=0.05) and slow.estimated
+    assert 0.19 < slow.seconds < took + 0.05 and slow.estimated
     assert slow.data_wait + slow.prepare < slow.seconds / 4 and slow.forward and slow.backward and slow.optimizer
 
 
@@ -395,9 +395,11 @@ def test_of_a_slow_batch_in_a_calm_run_only_the_length_of_its_step_is_known_and_
         if known:
             calm.until_it_counts()
         calm.rows.stall = 0.2
+        began = time.monotonic()
         calm.steps(1)
+        took = time.monotonic() - began
         slow = max(calm.after()[-8:], key=lambda record: record.seconds)
-        assert slow.seconds == pytest.approx(0.2, abs=0.05)
+        assert 0.19 < slow.seconds < took + 0.05
         assert (slow.data_wait > 0.19 and not slow.estimated) is known
 
 

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from aitop.output_file import make_folder, open_output, remove_output, replace_o
 from aitop.outputs.recording import RecordingWriter
 from aitop.ui.saving import write_new
 
-OTHER = 12345
+OTHER, GROUP = 12345, 12346
 
 
 def need_root():
@@ -176,6 +177,42 @@ def test_what_replaces_a_file_is_made_and_removed_with_the_rights_of_the_folders
         assert (path.lstat().st_uid, path.lstat().st_mode) == (OTHER, mode)
     remove_output(others / "out")
     assert os.listdir(others / "made") == ["below"] and not (others / "out").exists()
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_the_rights_of_roots_own_groups_are_given_up(others, tmp_path):
+    (tmp_path / "precious").chmod(0o660)
+    os.chown(tmp_path / "precious", 0, GROUP)
+    (others / "target").symlink_to(tmp_path / "precious")
+    child = os.fork()
+    if not child:
+        os.setgroups([GROUP])
+        try:
+            write_output(others / "target", b"overwritten")
+        except PermissionError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_where_the_rights_cannot_be_taken_nothing_is_written(others, monkeypatch):
+    without_effect = SimpleNamespace(syscall=lambda *_: 0, setfsgid=lambda _: 0, setfsuid=lambda _: 0)
+    monkeypatch.setattr(output_file.ctypes, "CDLL", lambda name: without_effect)
+    with pytest.raises(PermissionError, match="cannot take the rights"):
+        write_output(others / "out", b"new")
+    assert not os.listdir(others)
+
+
+def test_what_replaces_a_file_is_written_into_no_link_that_came_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / "precious").write_text("mine")
+
+    def planted(name, *, dir_fd):
+        os.symlink("precious", name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", planted)
+    with pytest.raises(FileExistsError):
+        replace_output(tmp_path / "out", b"new", 0o644)
     assert (tmp_path / "precious").read_text() == "mine"
 
 

@@ -38,8 +38,10 @@ def check_alive(pid: int) -> ProcStatus:
     if status.state in "ZX":
         raise AttachRefused("absent", f"process {pid} has ended and is a zombie")
     if status.tracer:
-        tracer = read_status(status.tracer)
-        by = f"{tracer.name} ({status.tracer})" if tracer else str(status.tracer)
+        # The kernel names the thread that traces, which may have a name of its own: Python 3.14 gives it one.
+        thread = read_status(status.tracer)
+        tracer = read_status(thread.leader) if thread else None
+        by = f"{tracer.name} ({tracer.pid})" if tracer else str(status.tracer)
         reason = f"process {pid} is already being traced by {by}"
         raise AttachRefused("denied", reason, "end the other tracer", transient=True)
     if status.state == "T":
