@@ -23,11 +23,8 @@ Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it: where steps
-# take a millisecond, an eighth of the stacks do. A place is believed only from this share of the phase's samples on. A
-# line must also have most samples of the phase, or the phase most of its samples; a function most samples of the phase,
-# or the phase more of its samples than change.
-_LEAST_OF_PHASE, _MOST, _CHANGE = 0.1, 0.5, 1 / 8
+# A function runs evaluations only if fewer than this share of its samples are of steps.
+_LEAST_OF_PHASE = 0.1
 
 
 @dataclass
@@ -45,25 +42,16 @@ class _Anchors:
             self.lines[phase][line] = self.lines[phase].get(line, 0) + count
 
     def of(self, *phases: Phase) -> frozenset[int]:
-        """The lines below which any of these phases runs, without chance samples."""
-        lines: set[int] = set()
-        for phase in phases:
-            counts = self.lines.get(phase, {})
-            most = max(counts.values(), default=0)
-            lines |= {
-                line
-                for line, count in counts.items()
-                if count >= _LEAST_OF_PHASE * most and count >= _MOST * min(most, self.all[line])
-            }
-        return frozenset(lines)
+        """The lines below which any of these phases runs."""
+        return frozenset(line for phase in phases for line in self.lines.get(phase, ()))
 
 
 class StepFunctions:
     """Which functions and lines of one thread make its steps, learnt from all its stacks.
 
     `callers` are the lines that call the model, as far as they were measured. Samples need not show them: where a loop
-    takes less than a millisecond, up to a third of the stacks of a line are torn. They count for the dataflow only: a
-    line that calls the model now and then, to evaluate it, makes no part of the steps.
+    takes less than a millisecond, stacks as deep as such a call are often lost. They count for the dataflow only: a line
+    that calls the model now and then, to evaluate it, makes no part of the steps.
     """
 
     def __init__(
@@ -84,25 +72,10 @@ class StepFunctions:
         for caller in callers:
             if (function := self._anchors.get((caller.file, caller.function))) is not None:
                 function.callers.add(caller.line)
-        self._drop_chance_functions()
         self._flows = flows or {}
         self._model_calls: dict[Function, ModelCalls | None] = {}
         self.trains = any(stack.phase in UPDATES for stack, _ in seen)
         self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
-
-    def _drop_chance_functions(self) -> None:
-        """Drop phases from functions that have so few of the phase's samples that these may have come by chance."""
-        totals: dict[Phase, int] = {}
-        for anchors in self._anchors.values():
-            for phase, counts in anchors.lines.items():
-                totals[phase] = max(totals.get(phase, 0), sum(counts.values()))
-        for anchors in self._anchors.values():
-            by_chance = _CHANGE * sum(anchors.all.values())
-            anchors.lines = {
-                phase: counts
-                for phase, counts in anchors.lines.items()
-                if sum(counts.values()) >= max(_LEAST_OF_PHASE * totals[phase], min(_MOST * totals[phase], by_chance))
-            }
 
     def phase(self, stack: Seen) -> Phase:
         """The phase of a stack, corrected by the other stacks (a forward pass after the update evaluates, say)."""

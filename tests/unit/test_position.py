@@ -116,23 +116,8 @@ def test_in_inference_what_follows_the_model_is_after_it():
     assert [position(serving, at(line)) for line in (11, 12, 13)] == ["before", "within", "after"]
 
 
-def test_samples_read_while_the_stack_changed_move_no_anchor():
-    torn = [(at(50, CALL), 1), (at(3, STEP), 1), (at(50), 40)]
-    assert position([*LOOP, *torn], at(16)) == "after"
-    assert position([*LOOP, *torn], at(11)) == "before"
-
-
-def test_a_sample_of_a_rare_phase_makes_no_step_of_a_function_that_waits():
-    """Where few samples show the optimizer, one that was read while the stack changed is a tenth of them."""
-    waiting = {"function": "__next__", "above": (TOP, "user/train.py:10 main")}
-    inner = at(52, "queue.py Queue.get", **waiting)
-    torn = at(52, STEP, **waiting)
-    loop = [(at(12, CALL, MODEL), 30), (at(14, BACK), 60), (at(15, STEP), 5)]
-    assert position([*loop, (inner, 30), (torn, 1)], inner) == "before"
-
-
-def test_a_line_that_was_measured_to_call_the_model_does_so_however_few_samples_show_it():
-    """Few stacks of a quick loop show the policy's call, and some are torn; without it the environment makes input."""
+def test_a_line_that_was_measured_to_call_the_model_does_so_though_no_sample_shows_it():
+    """Stacks as deep as a policy's call are often lost in a quick loop; without it the environment makes input."""
     source = "\n".join([
         "def learn(q, opt, env, s, memory):",
         "    while True:",
@@ -147,8 +132,7 @@ def test_a_line_that_was_measured_to_call_the_model_does_so_however_few_samples_
     acts = at(3, function="learn")
     flows = {acts[-1].file: functions(acts[-1].file, source, [3]).flows}
     env = at(4, "user/env.py:30 play", function="learn")
-    torn = at(3, STEP, function="learn")
-    loop = [(acts, 25), (torn, 9), (at(3, CALL, MODEL, function="learn"), 3), (env, 40)]
+    loop = [(acts, 25), (env, 40)]
     loop += [(at(7, CALL, MODEL, function="learn"), 30), (at(8, BACK, function="learn"), 60)]
     loop += [(at(9, STEP, function="learn"), 90)]
     seen = [(read_stack(frames), count) for frames, count in loop]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from aitop.model.host import ProcessId
 from aitop.model.stacks import Flow, Frame, StackCount
 from aitop.sources import procfs
+from aitop.sources.code.calls import Calls
 from aitop.sources.code.dataflow import Span, functions, may_collect
 from aitop.sources.code.lines import SourceCode
 from aitop.sources.foreign_file import user_of
 from aitop.sources.process_status import User
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
+from aitop.sources.stacks.torn import Chains, Seams
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import meaning
 from aitop.stacks.origin import application, is_user
@@ -43,6 +46,8 @@ class CodeOfProcesses:
         # Functions, by file and name, that call the model.
         self.calling: set[tuple[str, str]] = set()
         self._read: dict[str, _Read] = {}
+        self._calls: dict[tuple[_View, str], tuple[str | None, Calls]] = {}
+        self.seams = Seams()
 
     def saw(self, seen: Seen) -> None:
         """Note the functions that call the model: of them it matters which line makes its input."""
@@ -68,6 +73,16 @@ class CodeOfProcesses:
             known = self._read[file] = _Read(text, spans, {**known.flows, **read})
         wanted = dict.fromkeys(innermost(known.spans, line) for line in lines)
         return [flow for span in wanted if (flow := known.flows.get(span)) is not None]
+
+    def calls(self, code: SourceCode, file: str) -> Calls:
+        """The calls in a file, read once, unless its text changes."""
+        text, key = code.text(file), (_view_of(code.process), file)
+        known = self._calls.get(key)
+        if known is None or known[0] != text:
+            if len(self._calls) > 100:
+                self._calls.clear()
+            known = self._calls[key] = text, Calls(text)
+        return known[1]
 
     def of(self, pid: int) -> SourceCode:
         """The code as process `pid` sees it, with its rights: it may claim to run any file."""
@@ -101,6 +116,9 @@ class WindowBuilder:
         self._lines: dict[str, tuple[SourceCode, dict[int, str]]] = {}
         # Those of them below which nothing of Python runs, with their text.
         self._leaves: dict[tuple[str, int], str] = {}
+        # The calls in a file, by process, and from where functions are called, by thread.
+        self._calls: dict[tuple[int, str], Calls] = {}
+        self._chains: dict[tuple[int, str], Chains] = {}
 
     def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
         """Add the threads of one process."""
@@ -111,15 +129,9 @@ class WindowBuilder:
         self._learn_application(pid, raw, threads)
         indices = self.indices(pid, raw)
         made = [
-            StackCount(
-                pid=pid,
-                thread=thread.name,
-                main=thread.main,
-                frames=tuple(indices[index] for index in stack),
-                count=count,
-            )
+            StackCount(pid=pid, thread=thread.name, main=thread.main, frames=frames, count=count)
             for thread in threads
-            for stack, count in thread.stacks.items()
+            for frames, count in self._mended(pid, thread, indices).items()
         ]
         for stack in {each.frames for each in made}:
             seen = read_stack([self._table[index] for index in stack])
@@ -127,6 +139,26 @@ class WindowBuilder:
             if seen.leaf and seen.line is not None:
                 self._leaves[seen.line.file, seen.line.line] = seen.line.text or ""
         return made
+
+    def _mended(self, pid: int, thread: ThreadSamples, indices: Sequence[int]) -> Counter[tuple[int, ...]]:
+        """The samples of a thread, those mended that changed while they were read."""
+        seen = Counter({tuple(indices[index] for index in stack): count for stack, count in thread.stacks.items()})
+        # Of an installed package's processes no loop is so quick, and their files are large.
+        if self._code.applications.get(pid) is not None:
+            return seen
+        code = self._code.of(pid)
+
+        def read(file: str) -> Calls:
+            if (pid, file) not in self._calls:
+                self._calls[pid, file] = self._code.calls(code, file)
+            return self._calls[pid, file]
+
+        chains = self._chains.setdefault((pid, thread.name), Counter())
+        mended: Counter[tuple[int, ...]] = Counter()
+        for stack, whole in self._code.seams.mended(seen, self._table, read, chains).items():
+            if whole is not None:
+                mended[whole] += seen[stack]
+        return mended
 
     def indices(self, pid: int, raw: Sequence[RawFrame]) -> list[int]:
         """Where these frames of a process are in the table; new ones are added to it."""

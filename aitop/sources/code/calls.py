@@ -1,0 +1,144 @@
+"""Says which functions a line can have called: what names its statement mentions, and what else they may stand for.
+
+Names are only used to recognise a function where it is called, so it does not matter what they are. Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from aitop.sources.code.syntax import FUNCTIONS, parsed
+from aitop.stacks.dataflow import innermost
+
+_Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+# Statements that call what they do not name.
+_IMPLICIT = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Raise)
+# Longer than any file.
+_END = 1 << 31
+
+
+@dataclass
+class Mentions:
+    """The names in a statement, of a compound one in its head, and which of them it calls.
+
+    `implicit`: it calls more than it names, as a loop or a `with` does.
+    """
+
+    first: int
+    last: int
+    names: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
+    implicit: bool = False
+
+
+@dataclass
+class _Function:
+    first: int
+    last: int
+    generates: bool
+    statements: list[Mentions] = field(default_factory=list)
+
+
+class Calls:
+    """The calls in one file, of which `text` is None where it cannot be read.
+
+    `loose` are the names in it that may be called by another name: they are passed on, say.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        self.loose: set[str] = set()
+        self._functions: list[_Function] = []
+        tree = parsed(text) if text is not None else None
+        if tree is not None:
+            try:
+                self._read(tree)
+            except RecursionError:
+                self._functions = []
+
+    def at(self, line: int) -> Mentions | None:
+        """What the statements of a line mention together; None where there is none."""
+        function = innermost(self._functions, line)
+        around = [each for each in function.statements if each.first <= line <= each.last] if function else []
+        if not around:
+            return None
+        return Mentions(
+            min(each.first for each in around),
+            max(each.last for each in around),
+            set().union(*(each.names for each in around)),
+            set().union(*(each.called for each in around)),
+            any(each.implicit for each in around),
+        )
+
+    def generates(self, line: int) -> bool:
+        """Whether the function of a line may be a generator or a coroutine: it runs where its values are asked for."""
+        function = innermost(self._functions, line)
+        return function is None or function.generates
+
+    def elsewhere(self, line: int, name: str) -> bool:
+        """Whether the function of a line calls this name."""
+        function = innermost(self._functions, line)
+        return function is not None and any(name in each.called for each in function.statements)
+
+    def _read(self, scope: _Scope) -> None:
+        first, last = (1, _END) if isinstance(scope, ast.Module) else (scope.lineno, scope.end_lineno or _END)
+        function = _Function(first, last, generates=isinstance(scope, ast.AsyncFunctionDef))
+        self._functions.append(function)
+        for statement in _statements(scope):
+            self._of_statement(function, statement)
+            if isinstance(statement, FUNCTIONS):
+                self._read(statement)
+
+    def _of_statement(self, function: _Function, statement: ast.stmt) -> None:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            self.loose |= {alias.name.rpartition(".")[2] for alias in statement.names if alias.asname}
+        if isinstance(statement, (ast.ClassDef, *FUNCTIONS)) and statement.decorator_list:
+            self.loose.add(statement.name)
+        parts = list(_own_expressions(statement))
+        mentions = Mentions(
+            min([statement.lineno, *(part.lineno for part in parts)]),
+            max([statement.lineno, *(part.end_lineno or part.lineno for part in parts)]),
+            implicit=isinstance(statement, _IMPLICIT),
+        )
+        nodes = [node for part in parts for node in ast.walk(part)]
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        for node in nodes:
+            function.generates |= isinstance(node, (ast.Yield, ast.YieldFrom))
+            # The result of a call may be called as well, and a comprehension asks for values.
+            mentions.implicit |= isinstance(node, (ast.Call, ast.Subscript)) and id(node) in called
+            mentions.implicit |= isinstance(node, (ast.comprehension, ast.Await))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.loose.add(node.value)
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+            if name is not None:
+                mentions.names.add(name)
+                if id(node) in called:
+                    mentions.called.add(name)
+                elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+                    self.loose.add(name)
+        if isinstance(statement, ast.ClassDef):
+            mentions.names.add(statement.name)
+        function.statements.append(mentions)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements of a scope, without those in functions of its own."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if not isinstance(child, (ast.expr, *FUNCTIONS)):
+            yield from _statements(child)
+
+
+def _own_expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """The expressions of a statement; of a compound one those of its head. Of a function what surrounds its body."""
+    if isinstance(node, FUNCTIONS):
+        yield from node.decorator_list
+        yield from (default for default in (*node.args.defaults, *node.args.kw_defaults) if default is not None)
+        return
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield child
+        elif not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            yield from _own_expressions(child)

@@ -1,0 +1,134 @@
+"""Mends stacks that changed while they were read.
+
+py-spy reads a stack from the innermost frame outwards and does not stop the thread. In a loop of less than a
+millisecond the thread may have returned by then, and called something else: the inner frames are of one moment and the
+outer ones of a later one. Where the source of an outer frame cannot have called the next one, the stack is torn there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from aitop.model.stacks import Frame
+from aitop.sources.code.calls import Calls
+from aitop.stacks.call_tree import OWN_HOOK
+from aitop.stacks.libraries import meaning
+
+# How many closures of decorators may stand between a call and the function that it names.
+MOST_WRAPPERS = 3
+_WRAPS = "<locals>"
+_OF_WITH = ("__enter__", "__exit__")
+MOST_KNOWN = 10_000
+
+_Function = tuple[str, str]
+# A stack, as indices of a table of frames, the outermost first.
+_Stack = tuple[int, ...]
+# From where a function, by file and name, was called, and how often that was seen.
+Chains = Counter[tuple[_Function, _Stack]]
+
+
+class Seams:
+    """Where stacks of the user's code hold together, learnt from all windows. `read` gives the calls of a file."""
+
+    def __init__(self) -> None:
+        # Functions (and closures around them) that were seen to be called by their name. Of statements, by file and
+        # line, the names by which they were seen to call one, with what was entered first.
+        self._named: set[_Function] = set()
+        self._known: dict[tuple[str, int], dict[str, _Function]] = {}
+
+    def mended(
+        self, stacks: Mapping[_Stack, int], table: Sequence[Frame], read: Callable[[str], Calls], chains: Chains
+    ) -> dict[_Stack, _Stack | None]:
+        """For each of these stacks of one thread what it becomes; None where its outer frames are not known.
+
+        Those that are whole count in `chains`, from which the torn ones get their outer frames.
+        """
+        frames = {stack: [table[index] for index in stack] for stack in stacks}
+        for seen in frames.values():
+            self._learn(seen, read)
+        files = {frame.file for seen in frames.values() for frame in seen if frame.user}
+        loose = {name for file in files for name in read(file).loose}
+        torn: dict[_Stack, int] = {}
+        for stack, seen in frames.items():
+            tears = [place for place in range(len(seen) - 1) if self._is_torn(seen, place, read, loose)]
+            if tears:
+                torn[stack] = next(
+                    place for place in range(tears[-1] + 1, len(seen)) if not seen[place].file.startswith(OWN_HOOK)
+                )
+                continue
+            for place, frame in enumerate(seen):
+                if frame.user or (place and seen[place - 1].user):
+                    chains[(frame.file, frame.function), stack[:place]] += stacks[stack]
+        above: dict[_Function, list[tuple[int, _Stack]]] = {}
+        for (function, chain), count in chains.items():
+            above.setdefault(function, []).append((count, chain))
+        mended: dict[_Stack, _Stack | None] = {stack: stack for stack in stacks}
+        for stack, start in torn.items():
+            inner = table[stack[start]]
+            known = above.get((inner.file, inner.function), [])
+            # A library's function may be called from anywhere.
+            usual = max(known)[1] if inner.user and known else known[0][1] if len(known) == 1 else None
+            mended[stack] = (*usual, *stack[start:]) if usual is not None else None
+        return mended
+
+    def _learn(self, stack: Sequence[Frame], read: Callable[[str], Calls]) -> None:
+        if len(self._named) > MOST_KNOWN or len(self._known) > MOST_KNOWN:
+            self._named.clear()
+            self._known.clear()
+        for place, frame in enumerate(stack[:-1]):
+            statement = read(frame.file).at(frame.line) if frame.user else None
+            below = _candidates(stack[place + 1 :])
+            inner = _named(statement.called, below) if statement is not None else None
+            if statement is not None and inner is not None:
+                self._named |= {(each.file, each.function) for each in (below[0], inner)}
+                self._known.setdefault((frame.file, statement.first), {})[_name(inner)] = (
+                    below[0].file,
+                    below[0].function,
+                )
+
+    def _is_torn(self, stack: Sequence[Frame], place: int, read: Callable[[str], Calls], loose: set[str]) -> bool:
+        """Whether the frame at this place cannot have called the next one."""
+        outer, below = stack[place], _candidates(stack[place + 1 :])
+        calls = read(outer.file) if outer.user else None
+        statement = calls.at(outer.line) if calls is not None else None
+        if calls is None or statement is None or not below or _named(statement.names, below) is not None:
+            return False
+        inner = next((frame for frame in below if calls.elsewhere(outer.line, _name(frame))), below[0])
+        name = _name(inner)
+        if name in _OF_WITH:
+            return not statement.implicit
+        # Operators call methods with two underscores.
+        if name.startswith(("__", "<")) or name in loose:
+            return False
+        known = self._known.get((outer.file, statement.first), {})
+        closed = not statement.implicit and statement.called <= known.keys()
+        function = inner.file, inner.function
+        if _WRAPS in inner.function:
+            return closed and function in self._named and function not in known.values()
+        # A generator runs where its values are asked for. What stands for a phase is none, and in large files.
+        if meaning(inner.file, inner.function).phase is None and read(inner.file).generates(inner.line):
+            return False
+        named = inner.user and function in self._named
+        return closed or named or calls.elsewhere(outer.line, name)
+
+
+def _named(names: Iterable[str], below: Sequence[Frame]) -> Frame | None:
+    """The first of these frames that bears one of the names."""
+    return next((frame for frame in below if _name(frame) in names), None)
+
+
+def _candidates(below: Sequence[Frame]) -> list[Frame]:
+    """The frames that a call may have named: the next one, and after the closures of decorators what these wrap."""
+    candidates = []
+    for frame in below:
+        if frame.file.startswith(OWN_HOOK):
+            continue
+        candidates.append(frame)
+        if _WRAPS not in frame.function or len(candidates) > MOST_WRAPPERS:
+            break
+    return candidates
+
+
+def _name(frame: Frame) -> str:
+    return frame.function.rpartition(".")[2]

@@ -1,0 +1,96 @@
+"""Stacks that changed while they were read: the source tells which frame cannot have called the next one."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
+from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
+
+TORCH = "/lib/python3.11/site-packages/torch"
+MODULE = ("Module._wrapped_call_impl", f"{TORCH}/nn/modules/module.py", 1)
+WRAPPER = ("Optimizer.profile_hook_step.<locals>.wrapper", f"{TORCH}/optim/optimizer.py", 5)
+ADAM = ("Adam.step", f"{TORCH}/optim/adam.py", 7)
+
+LOOP = """\
+def main():
+    for batch in draw(rows):
+        answer = choose(net,
+                        batch)
+        world.move(answer); kept.append(answer)
+        tuned(answer)
+        optimizer.step()
+def choose(net, batch):
+    return net(batch)
+def move(self, answer):
+    self.at += physics(answer)
+def physics(answer):
+    return answer * 2
+def draw(rows):
+    yield from rows
+main()
+"""
+ACTS = (("main", 3), ("choose", 9))
+MOVES = (("main", 5), ("move", 11), ("physics", 13))
+
+
+@pytest.fixture
+def window(tmp_path):
+    """What becomes of stacks of (function, line or file, line), each with how often it was seen."""
+    file = tmp_path / "train.py"
+
+    def seen(stacks, source=LOOP):
+        file.write_text(source)
+        builder = WindowBuilder(str(file), CodeOfProcesses())
+        raw, samples = [], Counter()
+        for stack, count in stacks.items():
+            at = tuple(range(len(raw), len(raw) + len(stack)))
+            raw += [RawFrame(frame[0], frame[1] if len(frame) > 2 else str(file), frame[-1]) for frame in stack]
+            samples[at] = count
+        builder.add(os.getpid(), raw, [ThreadSamples("MainThread", True, samples)])
+        frames, counts = builder.result()
+        return {
+            tuple((frames[index].function, frames[index].line) for index in each.frames): each.count for each in counts
+        }
+
+    return seen
+
+
+def test_a_stack_that_is_torn_gets_the_callers_that_its_inner_frames_have_otherwise(window):
+    whole = {ACTS: 4, MOVES: 8}
+    moved_on = (("main", 5), ("choose", 9))
+    assert window({**whole, moved_on: 2}) == {ACTS: 6, MOVES: 8}, "main calls choose on another line"
+    foreign = (*ACTS, ("physics", 13))
+    assert window({**whole, foreign: 3}) == {ACTS: 4, MOVES: 11}, "choose never calls physics, which move calls"
+    steps = (("main", 7), WRAPPER, ADAM)
+    names = (("main", 7), (WRAPPER[0], 5), (ADAM[0], 7))
+    before = (("main", 6), WRAPPER, ADAM)
+    assert window({steps: 3, before: 1}) == {names: 4}, "a decorator's closure stands for what it calls"
+    no_call = (("main", 5), ("move", 11), ("physics", 13), ("choose", 9))
+    assert window({**whole, no_call: 1}) == {ACTS: 5, MOVES: 8}, "nothing is called there"
+
+
+def test_a_stack_whose_callers_are_not_known_is_left_out(window):
+    torn, twice = (("main", 5), ("move", 11), ("physics", 13), MODULE), (("main", 6), MODULE)
+    assert window({MOVES: 8, torn: 2}) == {MOVES: 8}
+    calls = ((*ACTS, MODULE), twice)
+    assert sum(window({MOVES: 8, **dict.fromkeys(calls, 1), torn: 2}).values()) == 10, (
+        "from where a module was called cannot be told"
+    )
+
+
+def test_what_the_source_does_not_tell_stays_as_it_was_seen(window):
+    def stays(*stack, source=LOOP, **others):
+        named = tuple((frame[0], frame[-1]) for frame in stack)
+        return window({ACTS: 4, MOVES: 8, stack: 1}, source).get(named) == 1
+
+    assert stays(("main", 4), ("choose", 9)), "a line of the same statement"
+    assert stays(("main", 2), ("draw", 15)) and stays(("main", 5), ("draw", 15)), "a generator runs where it is asked"
+    assert stays(("choose", 9), MODULE), "what it calls has no name of its own"
+    assert stays(("main", 6), WRAPPER), "a closure may be any function"
+    passes_on = LOOP.replace("tuned(answer)", "tuned(physics)")
+    assert stays(("choose", 9), ("physics", 13), source=passes_on), "it may be called by another name"
+    assert stays(("main", 5), ("choose", 9), source="def main(:\n" * 20), "no Python that can be read"
