@@ -50,8 +50,8 @@ class StepFunctions:
     """Which functions and lines of one thread make its steps, learnt from all its stacks.
 
     `callers` are the lines that call the model, as far as they were measured. Samples need not show them: where a loop
-    takes less than a millisecond, stacks as deep as such a call are often lost. They count for the dataflow only: a line
-    that calls the model now and then, to evaluate it, makes no part of the steps.
+    takes less than a millisecond, stacks as deep as such a call are often lost. They count for the dataflow only: a
+    line that calls the model now and then, to evaluate it, makes no part of the steps.
     """
 
     def __init__(
