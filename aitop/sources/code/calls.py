@@ -49,6 +49,9 @@ class Calls:
 
     def __init__(self, text: str | None) -> None:
         self.loose: set[str] = set()
+        # Names that stand for functions without an object before them, and those that are read without being called.
+        self._plain: set[str] = set()
+        self._read_names: set[str] = set()
         self._functions: list[_Function] = []
         tree = parsed(text) if text is not None else None
         if tree is not None:
@@ -56,6 +59,7 @@ class Calls:
                 self._read(tree)
             except RecursionError:
                 self._functions = []
+        self.loose |= self._plain & self._read_names
 
     def at(self, line: int) -> Mentions | None:
         """What the statements of a line mention together; None where there is none."""
@@ -85,14 +89,19 @@ class Calls:
         first, last = (1, _END) if isinstance(scope, ast.Module) else (scope.lineno, scope.end_lineno or _END)
         function = _Function(first, last, generates=isinstance(scope, ast.AsyncFunctionDef))
         self._functions.append(function)
+        methods: set[ast.stmt] = set()
         for statement in _statements(scope):
             self._of_statement(function, statement)
+            if isinstance(statement, ast.ClassDef):
+                methods.update(statement.body)
             if isinstance(statement, FUNCTIONS):
+                self._plain |= {statement.name} if statement not in methods else set()
                 self._read(statement)
 
     def _of_statement(self, function: _Function, statement: ast.stmt) -> None:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             self.loose |= {alias.name.rpartition(".")[2] for alias in statement.names if alias.asname}
+            self._plain |= {alias.asname or alias.name for alias in statement.names}
         if isinstance(statement, (ast.ClassDef, *FUNCTIONS)) and statement.decorator_list:
             self.loose.add(statement.name)
         parts = list(_own_expressions(statement))
@@ -116,7 +125,7 @@ class Calls:
                 if id(node) in called:
                     mentions.called.add(name)
                 elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
-                    self.loose.add(name)
+                    (self._read_names if isinstance(node, ast.Name) else self.loose).add(name)
         if isinstance(statement, ast.ClassDef):
             mentions.names.add(statement.name)
         function.statements.append(mentions)

@@ -14,6 +14,7 @@ from aitop.model.stacks import Frame
 from aitop.sources.code.calls import Calls
 from aitop.stacks.call_tree import OWN_HOOK
 from aitop.stacks.libraries import meaning
+from aitop.stacks.position import UPDATES
 
 # How many closures of decorators may stand between a call and the function that it names.
 MOST_WRAPPERS = 3
@@ -32,10 +33,10 @@ class Seams:
     """Where stacks of the user's code hold together, learnt from all windows. `read` gives the calls of a file."""
 
     def __init__(self) -> None:
-        # Functions (and closures around them) that were seen to be called by their name. Of statements, by file and
-        # line, the names by which they were seen to call one, with what was entered first.
-        self._named: set[_Function] = set()
-        self._known: dict[tuple[str, int], dict[str, _Function]] = {}
+        # The names by which functions, and decorators' closures around them, were seen to be called; and those that a
+        # statement, by its file and line, was seen to call one by.
+        self._named: dict[_Function, set[str]] = {}
+        self._known: dict[tuple[str, int], set[str]] = {}
 
     def mended(
         self, stacks: Mapping[_Stack, int], table: Sequence[Frame], read: Callable[[str], Calls], chains: Chains
@@ -81,11 +82,9 @@ class Seams:
             below = _candidates(stack[place + 1 :])
             inner = _named(statement.called, below) if statement is not None else None
             if statement is not None and inner is not None:
-                self._named |= {(each.file, each.function) for each in (below[0], inner)}
-                self._known.setdefault((frame.file, statement.first), {})[_name(inner)] = (
-                    below[0].file,
-                    below[0].function,
-                )
+                for each in (below[0], inner):
+                    self._named.setdefault((each.file, each.function), set()).add(_name(inner))
+                self._known.setdefault((frame.file, statement.first), set()).add(_name(inner))
 
     def _is_torn(self, stack: Sequence[Frame], place: int, read: Callable[[str], Calls], loose: set[str]) -> bool:
         """Whether the frame at this place cannot have called the next one."""
@@ -101,16 +100,16 @@ class Seams:
         # Operators call methods with two underscores.
         if name.startswith(("__", "<")) or name in loose:
             return False
-        known = self._known.get((outer.file, statement.first), {})
-        closed = not statement.implicit and statement.called <= known.keys()
-        function = inner.file, inner.function
+        known = self._known.get((outer.file, statement.first), set())
+        closed = not statement.implicit and statement.called <= known
+        names = self._named.get((inner.file, inner.function), set())
+        phase = meaning(inner.file, inner.function).phase
         if _WRAPS in inner.function:
-            return closed and function in self._named and function not in known.values()
+            return bool(names) and not names & statement.names and (closed or phase in UPDATES)
         # A generator runs where its values are asked for. What stands for a phase is none, and in large files.
-        if meaning(inner.file, inner.function).phase is None and read(inner.file).generates(inner.line):
+        if phase is None and read(inner.file).generates(inner.line):
             return False
-        named = inner.user and function in self._named
-        return closed or named or calls.elsewhere(outer.line, name)
+        return closed or bool(names and (inner.user or phase in UPDATES)) or calls.elsewhere(outer.line, name)
 
 
 def _named(names: Iterable[str], below: Sequence[Frame]) -> Frame | None:
