@@ -58,7 +58,9 @@ class Judge:
                 del self._shown[rule.id]
             # A finding keeps its claims while it is shown, so that no other rule claims them in between.
             claims = self._shown[rule.id].claims if rule.id in self._shown else frozenset()
-            if finding is not None and finding.level >= rule.band.leave:
+            if finding is not None and finding.level >= (
+                rule.band.leave if rule.id in self._shown else rule.band.enter
+            ):
                 claims |= frozenset(map(claim, finding.claims))
                 if rule.id in self._shown:
                     owned |= claims

@@ -29,17 +29,10 @@ _LEAST_OF_PHASE = 0.1
 
 @dataclass
 class _Anchors:
-    """Lines of one function below which phases were seen, with their samples. `callers` are known to call the model."""
+    """Lines of one function below which phases were seen. `callers` are known to call the model."""
 
-    lines: dict[Phase, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    all: dict[int, int] = field(default_factory=dict)
+    lines: dict[Phase, set[int]] = field(default_factory=lambda: defaultdict(set))
     callers: set[int] = field(default_factory=set)
-
-    def add(self, phase: Phase, line: int, count: int) -> None:
-        """Add samples to a line. Samples outside of every phase count only towards the line's total (`all`)."""
-        self.all[line] = self.all.get(line, 0) + count
-        if phase in _ANCHORS:
-            self.lines[phase][line] = self.lines[phase].get(line, 0) + count
 
     def of(self, *phases: Phase) -> frozenset[int]:
         """The lines below which any of these phases runs."""
@@ -64,11 +57,12 @@ class StepFunctions:
         # Where the model is no module, nothing on a stack tells its functions from those of a loss.
         self._models = any(stack.model for stack, _ in seen)
         self._anchors: dict[Function, _Anchors] = {}
-        for stack, count in seen:
+        for stack, _ in seen:
             phase = "outside" if stack.phase == "forward" and not self._models else stack.phase
             for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
-                anchors.add(phase, frame.line, count)
+                if phase in _ANCHORS:
+                    anchors.lines[phase].add(frame.line)
         for caller in callers:
             if (function := self._anchors.get((caller.file, caller.function))) is not None:
                 function.callers.add(caller.line)

@@ -201,6 +201,15 @@ def test_a_finding_below_its_band_claims_nothing():
     assert second.saw == [10, 12, 16]
 
 
+def test_a_finding_between_the_bands_that_is_not_shown_leaves_its_entries_to_others():
+    first, second = Claiming("input-bound", 10), Claiming("host-bound", 10, 16)
+    first.level = 0.15
+    judge = Judge([first.rule, second.rule])
+    judge.judge(at(0))
+    assert [one.id for one in judge.judge(at(1)).verdicts] == ["host-bound"], "else nobody would name them"
+    assert second.saw == [10, 12, 16]
+
+
 def test_a_finding_keeps_its_claims_while_it_is_shown():
     first, second = Claiming("input-bound", 10), Claiming("host-bound", 10)
     judge = Judge([first.rule, second.rule])

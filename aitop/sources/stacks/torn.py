@@ -33,10 +33,10 @@ class Seams:
     """Where stacks of the user's code hold together, learnt from all windows. `read` gives the calls of a file."""
 
     def __init__(self) -> None:
-        # The names by which functions, and decorators' closures around them, were seen to be called; and those that a
-        # statement, by its file and line, was seen to call one by.
+        # The names by which functions, and decorators' closures around them, were seen to be called; and by statement
+        # (its file and line) what was entered there by which name, with samples.
         self._named: dict[_Function, set[str]] = {}
-        self._known: dict[tuple[str, int], set[str]] = {}
+        self._known: dict[tuple[str, int], Counter[tuple[str, _Function]]] = {}
 
     def mended(
         self, stacks: Mapping[_Stack, int], table: Sequence[Frame], read: Callable[[str], Calls], chains: Chains
@@ -46,8 +46,8 @@ class Seams:
         Those that are whole count in `chains`, from which the torn ones get their outer frames.
         """
         frames = {stack: [table[index] for index in stack] for stack in stacks}
-        for seen in frames.values():
-            self._learn(seen, read)
+        for stack, seen in frames.items():
+            self._learn(seen, stacks[stack], read)
         files = {frame.file for seen in frames.values() for frame in seen if frame.user}
         loose = {name for file in files for name in read(file).loose}
         torn: dict[_Stack, int] = {}
@@ -60,20 +60,20 @@ class Seams:
                 continue
             for place, frame in enumerate(seen):
                 if frame.user or (place and seen[place - 1].user):
-                    chains[(frame.file, frame.function), stack[:place]] += stacks[stack]
+                    chains[_function(frame), stack[:place]] += stacks[stack]
         above: dict[_Function, list[tuple[int, _Stack]]] = {}
         for (function, chain), count in chains.items():
             above.setdefault(function, []).append((count, chain))
         mended: dict[_Stack, _Stack | None] = {stack: stack for stack in stacks}
         for stack, start in torn.items():
             inner = table[stack[start]]
-            known = above.get((inner.file, inner.function), [])
+            known = above.get(_function(inner), [])
             # A library's function may be called from anywhere.
             usual = max(known)[1] if inner.user and known else known[0][1] if len(known) == 1 else None
             mended[stack] = (*usual, *stack[start:]) if usual is not None else None
         return mended
 
-    def _learn(self, stack: Sequence[Frame], read: Callable[[str], Calls]) -> None:
+    def _learn(self, stack: Sequence[Frame], count: int, read: Callable[[str], Calls]) -> None:
         if len(self._named) > MOST_KNOWN or len(self._known) > MOST_KNOWN:
             self._named.clear()
             self._known.clear()
@@ -83,16 +83,19 @@ class Seams:
             inner = _named(statement.called, below) if statement is not None else None
             if statement is not None and inner is not None:
                 for each in (below[0], inner):
-                    self._named.setdefault((each.file, each.function), set()).add(_name(inner))
-                self._known.setdefault((frame.file, statement.first), set()).add(_name(inner))
+                    self._named.setdefault(_function(each), set()).add(_name(inner))
+                entered = self._known.setdefault((frame.file, statement.first), Counter())
+                entered[_name(inner), _function(below[0])] += count
 
     def _is_torn(self, stack: Sequence[Frame], place: int, read: Callable[[str], Calls], loose: set[str]) -> bool:
         """Whether the frame at this place cannot have called the next one."""
         outer, below = stack[place], _candidates(stack[place + 1 :])
         calls = read(outer.file) if outer.user else None
         statement = calls.at(outer.line) if calls is not None else None
-        if calls is None or statement is None or not below or _named(statement.names, below) is not None:
+        if calls is None or statement is None or not below:
             return False
+        if (mentioned := _named(statement.names, below)) is not None:
+            return self._is_stranger(outer.file, statement.first, _name(mentioned), _function(below[0]))
         inner = next((frame for frame in below if calls.elsewhere(outer.line, _name(frame))), below[0])
         name = _name(inner)
         if name in _OF_WITH:
@@ -100,16 +103,26 @@ class Seams:
         # Operators call methods with two underscores.
         if name.startswith(("__", "<")) or name in loose:
             return False
-        known = self._known.get((outer.file, statement.first), set())
+        known = {by for by, _ in self._known.get((outer.file, statement.first), ())}
         closed = not statement.implicit and statement.called <= known
-        names = self._named.get((inner.file, inner.function), set())
+        names = self._named.get(_function(inner), set())
         phase = meaning(inner.file, inner.function).phase
         if _WRAPS in inner.function:
-            return bool(names) and not names & statement.names and (closed or phase in UPDATES)
+            if shared := names & statement.names:
+                return any(self._is_stranger(outer.file, statement.first, each, _function(inner)) for each in shared)
+            return bool(names) and (closed or phase in UPDATES)
         # A generator runs where its values are asked for. What stands for a phase is none, and in large files.
         if phase is None and read(inner.file).generates(inner.line):
             return False
         return closed or bool(names and (inner.user or phase in UPDATES)) or calls.elsewhere(outer.line, name)
+
+    def _is_stranger(self, file: str, line: int, name: str, entered: _Function) -> bool:
+        """Whether a statement calls another function by this name, which the file calls in another statement."""
+        here = self._known.get((file, line), Counter())
+        count = here[name, entered]
+        if not any(by == name and others > count for (by, _), others in here.items()):
+            return False
+        return any(at[0] == file and others[name, entered] > count for at, others in self._known.items())
 
 
 def _named(names: Iterable[str], below: Sequence[Frame]) -> Frame | None:
@@ -127,6 +140,10 @@ def _candidates(below: Sequence[Frame]) -> list[Frame]:
         if _WRAPS not in frame.function or len(candidates) > MOST_WRAPPERS:
             break
     return candidates
+
+
+def _function(frame: Frame) -> _Function:
+    return frame.file, frame.function
 
 
 def _name(frame: Frame) -> str:
