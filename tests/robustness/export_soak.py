@@ -1,0 +1,130 @@
+"""Whether memory, files, threads or series of `aitop export --all` grow while jobs come and go for an hour.
+
+Some small training runs stay from beginning to end. Beside them a new one starts every minute and a half, and is killed
+two minutes and a half later. The exporter is scraped every 15 s and looked at every 30 s. "ended jobs" counts those in
+the scrape that ended more than half a minute ago; "series" are the lines of a scrape, which follow the jobs there are.
+
+    python tests/robustness/export_soak.py [--minutes M]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+from results import Figure, options, publish  # isort: split
+
+from export_cost import JOB, SCRAPE_SECONDS, Watched, in_own_namespace
+from soak import Figures
+
+STAYING = 3
+NEW_SECONDS, LIFE_SECONDS, LOOK_SECONDS, FORGET_SECONDS = 90.0, 150.0, 30.0, 30.0
+
+
+class Jobs:
+    """Training runs of which some stay and others come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self._script = folder / "train.py"
+        self._script.write_text(JOB)
+        self._staying = [self._start() for _ in range(STAYING)]
+        self._passing: list[tuple[float, subprocess.Popen[bytes]]] = []
+        self.ended: dict[int, float] = {}
+        self.started = STAYING
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(self._script)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    def update(self, now: float) -> None:
+        """Start and end what is due."""
+        if not self._passing or now - self._passing[-1][0] >= NEW_SECONDS:
+            self._passing.append((now, self._start()))
+            self.started += 1
+        while now - self._passing[0][0] >= LIFE_SECONDS:
+            _, job = self._passing.pop(0)
+            self._kill(job)
+            self.ended[job.pid] = now
+
+    @staticmethod
+    def _kill(job: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(job.pid).children():
+                child.kill()
+        job.kill()
+        job.wait()
+
+    def kill(self) -> None:
+        """End all of them."""
+        for job in [*self._staying, *(job for _, job in self._passing)]:
+            self._kill(job)
+
+
+def jobs_of(text: str) -> set[int]:
+    """The topmost processes of the jobs in a scrape."""
+    return {int(pid) for pid in re.findall(r'[{,]job="[^"]*/(\d+)"', text)}
+
+
+def soak(watched: Watched, jobs: Jobs, minutes: float) -> Figures:
+    """Scrape and look at the exporter for so long."""
+    found, begin = Figures("hour"), time.monotonic()
+    look_at = begin
+    while (now := time.monotonic()) < begin + minutes * 60:
+        jobs.update(now)
+        text = watched.scrape()
+        if now >= look_at:
+            look_at += LOOK_SECONDS
+            ended = {pid for pid, when in jobs.ended.items() if now - when > FORGET_SECONDS}
+            found.add(
+                (now - begin) / 3600,
+                memory_MB=watched.process.memory_info().rss / 1e6,
+                files=float(watched.process.num_fds()),
+                threads=float(watched.process.num_threads()),
+                children=float(len(watched.process.children(recursive=True))),
+                series=float(sum(not line.startswith("#") for line in text.splitlines())),
+                ended_jobs=float(len(jobs_of(text) & ended)),
+            )
+            print({name: round(values[-1], 1) for name, values in found.read.items()}, flush=True)
+        time.sleep(SCRAPE_SECONDS)
+    return found
+
+
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    args = parser.parse_args()
+    if shutil.which("unshare"):
+        in_own_namespace()
+    with tempfile.TemporaryDirectory() as folder:
+        watched, jobs = Watched(), Jobs(Path(folder))
+        try:
+            watched.wait()
+            found = soak(watched, jobs, args.minutes)
+        finally:
+            watched.stop()
+            jobs.kill()
+    growing, memory = found.growing(), max(found.read["memory MB"])
+    print(f"{jobs.started} jobs, {STAYING} of them for the whole time")
+    what = f"figures that grow in {args.minutes:g} min while {jobs.started} jobs come and go"
+    return publish(
+        args,
+        [
+            Figure(what, len(growing), most=0, spread=", ".join(growing)),
+            Figure("most memory", memory, "MB", most=80.0),
+            Figure("ended jobs seen in a scrape, at the most", max(found.read["ended jobs"]), most=0),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
