@@ -47,6 +47,10 @@ class _Entry(msgspec.Struct):
     retired: bool = False
 
 
+# Makes what `convert` needs while the module is imported, as in speedscope.py.
+msgspec.json.Decoder(_Entry)
+
+
 def flight_record(pid: int, rank: int) -> FlightRecord | None:
     """The newest unfinished collective in what process `pid`, rank `rank`, has dumped since it started, else its last
     one; None where there is no such file, or it is none of a Flight Recorder.

@@ -50,6 +50,10 @@ class Thread(msgspec.Struct):
     owns_gil: bool = False
 
 
+# Made while the module is imported, as in speedscope.py.
+_decoder = msgspec.json.Decoder(list[Thread])
+
+
 class LeftStoppedError(SourceError):
     """A process was stopped for a look, and does not run on."""
 
@@ -161,7 +165,7 @@ def parse(data: bytes) -> list[Thread]:
     if len(data) > MOST_BYTES:
         raise ValueError(f"py-spy wrote {len(data)} bytes or more")
     try:
-        threads = msgspec.json.decode(data, type=list[Thread])
+        threads = _decoder.decode(data)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return [thread for thread in threads if all(0 <= (frame.line or 0) <= MOST_LINES for frame in thread.frames)]

@@ -49,6 +49,10 @@ class _File(msgspec.Struct):
     shared: _Shared
 
 
+# Made while the module is imported: msgspec crashes where two threads are the first to decode a type at the same time.
+_decoder = msgspec.json.Decoder(_File)
+
+
 def parse(
     data: bytes, main_threads: frozenset[str], *, every_thread: bool = True
 ) -> tuple[list[RawFrame], list[ThreadSamples]]:
@@ -61,7 +65,7 @@ def parse(
     if len(data) > MOST_BYTES:
         raise ValueError(f"py-spy wrote {len(data)} bytes")
     try:
-        file = msgspec.json.decode(data, type=_File)
+        file = _decoder.decode(data)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
