@@ -93,6 +93,7 @@ BENCHES = {
         Bench("robustness/rights.py", about=(*ATTACH, "aitop/sources", "aitop/commands")),
         Bench("robustness/fuzz.py", "--minutes 5"),
         Bench("robustness/soak.py", "--minutes 30"),
+        Bench("robustness/export_soak.py", about=(*JUDGING, "aitop/outputs", "aitop/commands")),
     ),
     "How right the verdicts are": (
         Bench(
