@@ -1,4 +1,4 @@
-"""Several feeds of one exporter are the first to decode an answer at the same time: msgspec must have its types by then.
+"""Several feeds of one exporter may be the first to decode an answer: msgspec must have its types by then.
 
 msgspec learns a type when it first decodes it, and crashes the whole process if another thread decodes it meanwhile.
 """
