@@ -155,6 +155,8 @@ class Http(Server):
         # Threads that are inside of `handle_one_request`.
         self.handling: set[int] = set()
         self.ticks = Ticks()
+        # When the first data came of what is not begun yet, by connection.
+        self.came: dict[int, int] = {}
         self.loop, self.threads = Loop(self.ticks.length), Threads(self.ticks.length)
         # What answers a request in a task or in a thread, as it is without the hook.
         self.in_tasks, self.in_threads = set[CodeType](), set[CodeType]()
@@ -169,6 +171,7 @@ class Http(Server):
         return {
             "run_asgi": lambda call: wrap_in_loop(noted(call, self.in_tasks), self),
             # Its tasks are connections, which may have no request.
+            "data_received": lambda call: wrap_received(call, self),
             "_handle_request": lambda call: wrap_in_loop(call, self),
             "send": lambda call: wrap_send(call, self),
             "handle_request": lambda call: wrap_call(noted(call, self.in_threads), self, gunicorn_socket),
@@ -203,17 +206,20 @@ class Http(Server):
         self.earlier.threads.discard(_ident())
         if loop is not None:
             self.earlier.look_at_loop()
-        now, ticks_ns = now_ns(), ticks_since(socket)
-        phase = self.ticks.since(now)
-        if loop is not None:
             connection = descriptor(socket)
-            request = Request(loop.arrival(now, ticks_ns, phase, connection))
+            request = Request(self.came.pop(connection, 0) or self.arrival(socket, connection))
             request.connection = connection
         else:
-            request = Request(self.threads.arrival(now, ticks_ns, phase))
+            now, ticks_ns = now_ns(), ticks_since(socket)
+            request = Request(self.threads.arrival(now, ticks_ns, self.ticks.since(now)))
         self.under_way.add(request)
         self.count()
         return request
+
+    def arrival(self, socket: Any, connection: int) -> int:
+        """Return when the data came that the event loop has just read."""
+        now, ticks_ns = now_ns(), ticks_since(socket)
+        return self.loop.arrival(now, ticks_ns, self.ticks.since(now), connection)
 
     def end(self, request: Request, now: int) -> None:
         """Note that a request was answered at `now`."""
@@ -278,12 +284,30 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
             return await coroutine
         finally:
             current.set(None)
+            # The rest of its own data, if it came later.
+            http.came.pop(request.connection, None)
             if not request.ended:
                 now = now_ns()
                 http.end(request, now)
                 http.loop.answered(now, request.connection)
 
     return answer
+
+
+def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap aiohttp's `RequestHandler.data_received`: the handler begins in a later turn of the loop."""
+
+    def data_received(self: Any, data: Any) -> Any:
+        try:
+            socket = self.transport.get_extra_info("socket")
+            connection = descriptor(socket)
+            if http.requests.watched() and connection not in http.came:
+                http.came[connection] = http.arrival(socket, connection)
+        except Exception:
+            http.failed()
+        return original(self, data)
+
+    return data_received
 
 
 def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
