@@ -383,8 +383,9 @@ def blocks_loop(entry: Entry) -> bool:
 
 def stands_in_line(entry: Entry) -> bool:
     """Whether a thread that has a request to itself waits for another thread: the request stands in line there."""
-    waits = entry.activity in HANDED_WAITS or (entry.activity == "wait-network" and entry.work is None)
-    return waits and entry.handler not in (None, "event-loop")
+    if entry.handler in (None, "event-loop") or entry.work is not None:
+        return False
+    return entry.activity in HANDED_WAITS or entry.activity == "wait-network"
 
 
 def takes_request(entry: Entry) -> bool:

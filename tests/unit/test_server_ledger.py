@@ -152,6 +152,9 @@ def test_a_request_that_stands_in_line_is_no_host_code():
     waits = line("do_POST", 0.7, activity="wait-lock", number=17, handler="thread")
     seen = server(lines=[waits, line("do_POST", 0.3, phase="forward", activity="native", number=18)])
     assert level(host.judge(seen)) == 0.0
+    reads = replace(waits, activity="wait", work="decode", text="json.load(file)")
+    works = line("do_POST", 0.3, phase="forward", activity="native", number=18)
+    assert fired(host.judge(server(lines=[reads, works]))).where[0].line == 17, "what a library works for waits for it"
 
 
 def test_a_service_that_a_handler_asks_blocks_the_event_loop():
