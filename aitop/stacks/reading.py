@@ -139,9 +139,10 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     if loop is not None:
         # What starts an event loop says nothing of what the loop does.
         says = says[loop:]
-        if any(each.phase for each in says):
-            # A library of the server's works in it: it does not wait then.
-            says = [each for each in says if each.handler != "event-loop"]
+        if not any(each.phase or each.state == "compile" for each in says):
+            return "wait-queue", None
+        # A library of the server's works in it: it does not wait then.
+        says = [each for each in says if each.handler != "event-loop"]
     state: State | None = "compile" if any(each.state == "compile" for each in says) else None
     if state is not None and any(frame.user for frame in below):
         # The compiler calls the user's function to see what it does: so it begins each time anew.

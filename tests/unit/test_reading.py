@@ -173,6 +173,7 @@ def test_an_import_below_the_users_line_is_none_of_the_steps():
         # what starts an event loop says nothing of what the loop does
         ((*MAIN, "aiohttp/web.py run_app", LOOP, "std/selectors.py EpollSelector.select"), "wait-queue", None),
         ((*MAIN, "grpc/aio/_server.py wait", LOOP, "std/selectors.py EpollSelector.select"), "wait-queue", None),
+        ((*MAIN, "aiohttp/web.py run_app", LOOP, "aiohttp/streams.py StreamReader.read"), "wait-queue", None),
         # a client that waits without a loop
         ((*MAIN, "grpc/_channel.py wait", "std/selectors.py EpollSelector.select"), None, "network"),
         ((*MAIN, LOOP, "user/app.py answer", "requests/api.py get", "std/socket.py readinto"), None, "network"),
