@@ -53,6 +53,7 @@ class Calls:
         self._plain: set[str] = set()
         self._read_names: set[str] = set()
         self._functions: list[_Function] = []
+        self._at: dict[int, Mentions | None] = {}
         tree = parsed(text) if text is not None else None
         if tree is not None:
             try:
@@ -63,6 +64,11 @@ class Calls:
 
     def at(self, line: int) -> Mentions | None:
         """What the statements of a line mention together; None where there is none."""
+        if line not in self._at:
+            self._at[line] = self._together(line)
+        return self._at[line]
+
+    def _together(self, line: int) -> Mentions | None:
         function = innermost(self._functions, line)
         around = [each for each in function.statements if each.first <= line <= each.last] if function else []
         if not around:

@@ -25,8 +25,6 @@ MOST_KNOWN = 10_000
 _Function = tuple[str, str]
 # A stack, as indices of a table of frames, the outermost first.
 _Stack = tuple[int, ...]
-# From where a function, by file and name, was called, and how often that was seen.
-Chains = Counter[tuple[_Function, _Stack]]
 
 
 class Seams:
@@ -39,11 +37,11 @@ class Seams:
         self._known: dict[tuple[str, int], Counter[tuple[str, _Function]]] = {}
 
     def mended(
-        self, stacks: Mapping[_Stack, int], table: Sequence[Frame], read: Callable[[str], Calls], chains: Chains
+        self, stacks: Mapping[_Stack, int], table: Sequence[Frame], read: Callable[[str], Calls], whole: Counter[_Stack]
     ) -> dict[_Stack, _Stack | None]:
         """For each of these stacks of one thread what it becomes; None where its outer frames are not known.
 
-        Those that are whole count in `chains`, from which the torn ones get their outer frames.
+        Those that are whole are added to `whole`, from which the torn ones get their outer frames.
         """
         frames = {stack: [table[index] for index in stack] for stack in stacks}
         for stack, seen in frames.items():
@@ -57,20 +55,12 @@ class Seams:
                 torn[stack] = next(
                     place for place in range(tears[-1] + 1, len(seen)) if not seen[place].file.startswith(OWN_HOOK)
                 )
-                continue
-            for place, frame in enumerate(seen):
-                if frame.user or (place and seen[place - 1].user):
-                    chains[_function(frame), stack[:place]] += stacks[stack]
-        above: dict[_Function, list[tuple[int, _Stack]]] = {}
-        for (function, chain), count in chains.items():
-            above.setdefault(function, []).append((count, chain))
+            else:
+                whole[stack] += stacks[stack]
         mended: dict[_Stack, _Stack | None] = {stack: stack for stack in stacks}
         for stack, start in torn.items():
-            inner = table[stack[start]]
-            known = above.get(_function(inner), [])
-            # A library's function may be called from anywhere.
-            usual = max(known)[1] if inner.user and known else known[0][1] if len(known) == 1 else None
-            mended[stack] = (*usual, *stack[start:]) if usual is not None else None
+            above = _callers(table[stack[start]], table, whole)
+            mended[stack] = (*above, *stack[start:]) if above is not None else None
         return mended
 
     def _learn(self, stack: Sequence[Frame], count: int, read: Callable[[str], Calls]) -> None:
@@ -79,7 +69,7 @@ class Seams:
             self._known.clear()
         for place, frame in enumerate(stack[:-1]):
             statement = read(frame.file).at(frame.line) if frame.user else None
-            below = _candidates(stack[place + 1 :])
+            below = _candidates(stack, place + 1)
             inner = _named(statement.called, below) if statement is not None else None
             if statement is not None and inner is not None:
                 for each in (below[0], inner):
@@ -89,7 +79,7 @@ class Seams:
 
     def _is_torn(self, stack: Sequence[Frame], place: int, read: Callable[[str], Calls], loose: set[str]) -> bool:
         """Whether the frame at this place cannot have called the next one."""
-        outer, below = stack[place], _candidates(stack[place + 1 :])
+        outer, below = stack[place], _candidates(stack, place + 1)
         calls = read(outer.file) if outer.user else None
         statement = calls.at(outer.line) if calls is not None else None
         if calls is None or statement is None or not below:
@@ -125,15 +115,27 @@ class Seams:
         return any(at[0] == file and others[name, entered] > count for at, others in self._known.items())
 
 
+def _callers(inner: Frame, table: Sequence[Frame], whole: Mapping[_Stack, int]) -> _Stack | None:
+    """The frames above a function on most of these stacks; of a library's function only if they are always the same."""
+    chains: Counter[_Stack] = Counter()
+    for stack, count in whole.items():
+        for place, index in enumerate(stack):
+            if _function(table[index]) == _function(inner) and (inner.user or (place and table[stack[place - 1]].user)):
+                chains[stack[:place]] += count
+    # A library's function may be called from anywhere.
+    return max(chains, key=lambda chain: chains[chain]) if chains and (inner.user or len(chains) == 1) else None
+
+
 def _named(names: Iterable[str], below: Sequence[Frame]) -> Frame | None:
     """The first of these frames that bears one of the names."""
     return next((frame for frame in below if _name(frame) in names), None)
 
 
-def _candidates(below: Sequence[Frame]) -> list[Frame]:
+def _candidates(stack: Sequence[Frame], start: int) -> list[Frame]:
     """The frames that a call may have named: the next one, and after the closures of decorators what these wrap."""
     candidates = []
-    for frame in below:
+    for place in range(start, len(stack)):
+        frame = stack[place]
         if frame.file.startswith(OWN_HOOK):
             continue
         candidates.append(frame)

@@ -16,7 +16,7 @@ from aitop.sources.code.lines import SourceCode
 from aitop.sources.foreign_file import user_of
 from aitop.sources.process_status import User
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
-from aitop.sources.stacks.torn import Chains, Seams
+from aitop.sources.stacks.torn import Seams
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import meaning
 from aitop.stacks.origin import application, is_user
@@ -116,9 +116,9 @@ class WindowBuilder:
         self._lines: dict[str, tuple[SourceCode, dict[int, str]]] = {}
         # Those of them below which nothing of Python runs, with their text.
         self._leaves: dict[tuple[str, int], str] = {}
-        # The calls in a file, by process, and from where functions are called, by thread.
+        # The calls in a file, by process, and the stacks that were whole, by thread.
         self._calls: dict[tuple[int, str], Calls] = {}
-        self._chains: dict[tuple[int, str], Chains] = {}
+        self._whole: dict[tuple[int, str], Counter[tuple[int, ...]]] = {}
 
     def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
         """Add the threads of one process."""
@@ -153,9 +153,9 @@ class WindowBuilder:
                 self._calls[pid, file] = self._code.calls(code, file)
             return self._calls[pid, file]
 
-        chains = self._chains.setdefault((pid, thread.name), Counter())
+        known = self._whole.setdefault((pid, thread.name), Counter())
         mended: Counter[tuple[int, ...]] = Counter()
-        for stack, whole in self._code.seams.mended(seen, self._table, read, chains).items():
+        for stack, whole in self._code.seams.mended(seen, self._table, read, known).items():
             if whole is not None:
                 mended[whole] += seen[stack]
         return mended
