@@ -7,6 +7,7 @@ not found, and what is open already cannot be read (ESRCH).
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import os
 import subprocess
@@ -15,10 +16,15 @@ import sys
 import pytest
 
 from aitop.attach.entrance import survey
+from aitop.attach.inspection.process import interpreter_of
+from aitop.sources import procfs
 from aitop.sources.access import why_denied
+from aitop.sources.exchange.flight_recorder import flight_record
+from aitop.sources.foreign_file import readable_path
 from aitop.sources.host.discovery import candidates
 from aitop.sources.host.source import HostSource
 from aitop.sources.process_status import read_status
+from aitop.sources.ring.reader import HookRing, find_ring
 from aitop.sources.servers.recognition import Recogniser
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
@@ -44,8 +50,10 @@ class Vanishing:
         self._handles = set()
         for owner, name in ((os, "open"), (os, "listdir"), (os, "readlink"), (os, "stat"), (builtins, "open")):
             monkeypatch.setattr(owner, name, self._by_name(getattr(owner, name)))
-        monkeypatch.setattr(os, "read", self._by_handle(os.read))
-        monkeypatch.setattr(os, "kill", self._signal(os.kill))
+        for name in ("read", "pread"):
+            monkeypatch.setattr(os, name, self._by_handle(getattr(os, name)))
+        for name in ("kill", "sched_getaffinity"):
+            monkeypatch.setattr(os, name, self._by_pid(getattr(os, name)))
 
     def reset(self, after):
         self.calls, self.after = 0, after
@@ -77,11 +85,11 @@ class Vanishing:
 
         return watched
 
-    def _signal(self, call):
-        def watched(pid, number):
+    def _by_pid(self, call):
+        def watched(pid, *rest):
             if self.place == f"/proc/{pid}" and self.after is not None and self.calls >= self.after:
                 raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-            return call(pid, number)
+            return call(pid, *rest)
 
         return watched
 
@@ -124,6 +132,16 @@ def code(parent, child):
     codes.of(child).place(os.__file__, 3)
 
 
+def named_file(parent, child):
+    readable_path(procfs.process_id(child), os.__file__)
+
+
+def ring(parent, child):
+    with contextlib.suppress(SourceError):
+        HookRing(child)
+    find_ring(child)
+
+
 LOOKS = {
     "host": host,
     "host of two": host_of_two,
@@ -136,6 +154,10 @@ LOOKS = {
     "explain": lambda parent, child: explain(child, "no such process"),
     "runs on": lambda parent, child: RunsOn(child).hindrance(killed=False),
     "survey": lambda parent, child: survey(child),
+    "interpreter": lambda parent, child: (status := read_status(child)) and interpreter_of(status),
+    "file": named_file,
+    "ring": ring,
+    "flight": lambda parent, child: flight_record(child, 0),
 }
 
 
