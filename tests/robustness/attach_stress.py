@@ -8,7 +8,7 @@ how long one turn of the target's own loop took, beside the same of a run withou
 the injector killed at a random moment of each cycle. Where no interpreter is given, ours and one of the other way of
 linking are used, if there is one (tests/interpreters.py); kinds that need torch run in ours only.
 
-    python tests/robustness/attach_stress.py [-n CYCLES] [--python PATH ...] [KIND ...]
+    python tests/robustness/attach_stress.py [-n CYCLES] [--python PATH ...] [--resume] [KIND ...]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-from results import Figure, options, publish  # isort: split
+from results import Figure, Pieces, options, publish  # isort: split
 
 from attach_targets import KINDS, STAND_IN, Victim, leftovers
 from interpreters import interpreters
@@ -181,9 +181,13 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument("-n", "--cycles", type=int, default=200)
     parser.add_argument("--python", nargs="+", help="the interpreters of the targets")
+    parser.add_argument("--resume", action="store_true", help="go on where the last one was interrupted")
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join([*KINDS, 'killed'])}")
     args = parser.parse_args()
-    found = []
+    pieces = Pieces(resume=args.resume)
+    # By interpreter, kind and cycles: whether it was harmed, and how many files were left.
+    found = {tuple(done): (harmed, left) for *done, harmed, left in pieces.read()}
+    wanted = []
     for python in args.python or default_pythons():
         print(f"\n{python}\n{HEAD}", flush=True)
         kinds = [
@@ -191,13 +195,18 @@ def main() -> int:
             for kind in args.kinds or DEFAULT
             if python == sys.executable or "import torch" not in KINDS.get(kind, ("",))[0]
         ]
-        found += [stress(kind, args.cycles, python) for kind in kinds]
-    spread = f"of {len(found)} kinds of target, {args.cycles} cycles each"
+        for kind in kinds:
+            wanted.append((python, kind, args.cycles))
+            if wanted[-1] not in found:
+                found[wanted[-1]] = stress(kind, args.cycles, python)
+                pieces.add([*wanted[-1], *found[wanted[-1]]])
+    outcomes = [found[one] for one in wanted]
+    spread = f"of {len(outcomes)} kinds of target, {args.cycles} cycles each"
     return publish(
         args,
         [
-            Figure("targets harmed", sum(harmed for harmed, _ in found), most=0, spread=spread),
-            Figure("files left behind", sum(left for _, left in found), most=0),
+            Figure("targets harmed", sum(harmed for harmed, _ in outcomes), most=0, spread=spread),
+            Figure("files left behind", sum(left for _, left in outcomes), most=0),
         ],
         whole=not args.kinds,
     )

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -145,9 +145,15 @@ def main() -> int:
     times = [(turn, name) for turn in range(args.n) for name in names]
     left = [(turn, name) for turn, name in times if sum(one.name == name for one in done) <= turn]
     with ThreadPoolExecutor(args.j) as lanes:
-        for result in lanes.map(lambda time: once(time[1], random.Random(f"{args.seed} {time}")), left):
-            done.append(result)
-            pieces.add(asdict(result))
+        try:
+            begun = [lanes.submit(once, time[1], random.Random(f"{args.seed} {time}")) for time in left]
+            for future in as_completed(begun):
+                done.append(future.result())
+                pieces.add(asdict(done[-1]))
+        except KeyboardInterrupt:
+            # Those under way are ended properly, and count no more; the others are not begun.
+            lanes.shutdown(cancel_futures=True)
+            raise
     show(names, done)
     return publish(args, figures(names, done), whole=not args.faults)
 
