@@ -48,8 +48,8 @@ sys.path += [str(TESTS / folder) for folder in SHARED]
 class Bench:
     """A program below tests/ and its arguments; `quick` is None for what takes longer than a few minutes.
 
-    `about` are the folders and files, from the root, that its figures depend on, besides the program itself. One that
-    `resumes` keeps what it has done piece by piece, and goes on from there with --resume.
+    `about` are the folders and files, from the root, that its figures depend on, besides the program itself and what it
+    imports from tests/. One that `resumes` keeps what it has done piece by piece, and goes on from there with --resume.
     """
 
     path: str
@@ -61,7 +61,8 @@ class Bench:
 
 # What benches are about, where it is less than all: the hook; the way in; what watches; what is said of it.
 HOOK = ("aitop/hook", "aitop/protocol")
-ATTACH = ("aitop/attach", *HOOK)
+READING = tuple(f"aitop/sources/{name}.py" for name in ("access", "foreign_file", "process_status", "procfs"))
+ATTACH = ("aitop/attach", *READING, *HOOK)
 WATCHING = ("aitop/sources", "aitop/stacks", "aitop/engine", "aitop/model")
 JUDGING = (*WATCHING, "aitop/diagnosis", *HOOK)
 
@@ -76,8 +77,8 @@ BENCHES = {
     ),
     "Attach and detach": (
         Bench("bench/attach_pause.py", "-n 50", "-n 8", about=ATTACH),
-        Bench("robustness/attach_stress.py", "-n 200", about=ATTACH),
-        Bench("robustness/serving_stress.py", "-n 50", about=ATTACH),
+        Bench("robustness/attach_stress.py", "-n 200", resumes=True, about=ATTACH),
+        Bench("robustness/serving_stress.py", "-n 50", about=(*ATTACH, "aitop/sources")),
     ),
     "What the watcher itself costs": (
         Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
@@ -225,7 +226,7 @@ def outdated(bench: Bench, record: dict[str, Any] | None, root: Path = TESTS.par
         return "there is no result"
     measured = str(record["commit"]).rstrip("+")
     git = ["git", "-C", str(root)]
-    span = [f"{measured}..HEAD", "--", *bench.about, f"tests/{bench.path}"]
+    span = [f"{measured}..HEAD", "--", *bench.about, *own_modules(root / "tests" / bench.path, root)]
     found = subprocess.run([*git, "log", "--oneline", *span], capture_output=True, text=True, check=False)
     if not measured or found.returncode:
         return f"of {record['date']}: its commit, {measured or 'none'}, is not in this history"
@@ -233,6 +234,23 @@ def outdated(bench: Bench, record: dict[str, Any] | None, root: Path = TESTS.par
     if changes:
         return f"of {record['date']}, {measured}: {changes} commits since then change what it is about"
     return f"of {record['date']}: made on files that were not committed" if record["commit"] != measured else None
+
+
+def own_modules(program: Path, root: Path = TESTS.parent) -> set[str]:
+    """The program and the modules of tests/ that it imports, and they, from the root; without this one."""
+    found, todo = set(), [program]
+    while todo:
+        path = todo.pop()
+        found.add(str(path.relative_to(root)))
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())) if path.exists() else ():
+            if isinstance(node, ast.ImportFrom):
+                names.add(node.module)
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+        places = [root / "tests" / folder / f"{name}.py" for name in names - {Path(__file__).stem} for folder in SHARED]
+        todo += [place for place in places if place.exists() and str(place.relative_to(root)) not in found]
+    return found
 
 
 def was_quick(bench: Bench, record: dict[str, Any]) -> bool:

@@ -59,7 +59,21 @@ def test_a_result_is_outdated_by_a_change_of_what_it_is_about(history, tmp_path)
     assert outdated(bench, record, tmp_path) is None
     history("aitop/ui/app.py")
     assert outdated(bench, record, tmp_path) is None
-    for path in ("aitop/ring.py", "aitop/hook/core.py", "tests/bench/hook_cost.py"):
+    (tmp_path / "tests" / "bench").mkdir(parents=True)
+    (tmp_path / "tests" / "bench" / "hook_cost.py").write_text("import results\nfrom peers import figure\n")
+    (tmp_path / "tests" / "bench" / "peers.py").write_text("import terminal as screen\n")
+    for path in ("results", "terminal"):
+        (tmp_path / "tests" / "bench" / f"{path}.py").touch()
+    record["commit"] = history("README.md")
+    history("tests/bench/results.py")
+    assert outdated(bench, record, tmp_path) is None
+    for path in (
+        "aitop/ring.py",
+        "aitop/hook/core.py",
+        "tests/bench/terminal.py",
+        "tests/bench/peers.py",
+        "tests/bench/hook_cost.py",
+    ):
         history(path)
         assert "change what it is about" in outdated(bench, record, tmp_path)
         record["commit"] = history("README.md")
@@ -127,12 +141,3 @@ def test_a_bench_that_measures_nothing_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["serving_cost.py"])
     monkeypatch.setattr(results, "versions", dict)
     assert publish(argparse.Namespace(results=tmp_path / "results.json"), []) == MISSED_BAR
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_bench_has_a_bar_for_something(path):
-    """In its own file or in the one that makes its figures."""
-    text = (TESTS / path).read_text()
-    if "import figures" in text or "figures, rows_in_markdown" in text:
-        text += (TESTS / "accuracy" / "verdict_table.py").read_text()
-    assert "most=" in text or "least=" in text
