@@ -13,7 +13,7 @@ from aitop.sources import procfs
 
 from expected import BY_NAME, SCENARIO_DIR
 
-STEP = re.compile(r"^step (\d+):", re.MULTILINE)
+STEP = re.compile(r"^(?:step|token|request) (\d+)[: ]", re.MULTILINE)
 STOP_SECONDS = 3.0
 
 
@@ -38,7 +38,7 @@ class Training:
         return self.log.read_text(errors="replace")
 
     def steps(self):
-        """The last step that the script told of, 0 before the first."""
+        """The last step (token, request) that the script told of, 0 before the first."""
         told = STEP.findall(self.output())
         return int(told[-1]) if told else 0
 
