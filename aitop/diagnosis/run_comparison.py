@@ -1,10 +1,11 @@
 """Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
 
-A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. That of the
-second run is scaled to what it would be if other programs had kept its main thread from a core for as large a part of
-the time as in the first. As caches and memory are shared, too, how much longer units get where others take more of the
-machine is learnt from the stretches of both runs, and taken out likewise. The 95 % interval comes from how blocks of
-each run scatter without all this, and from how well it could be learnt. The parts add up: phases to the length of a
+A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. Where other
+programs made the main thread wait for a core, both runs are made what they would be if it had waited as long in each
+for each second on a core. As caches and memory are shared, too, how much longer units get where others take more of
+the machine is learnt from the stretches of both runs, and taken out likewise. The 95 % interval comes from how blocks
+of each run scatter without all this, from how well it could be learnt, and from how much of the machine others had at
+all: what they did with it may have differed. The parts add up: phases to the length of a
 unit, lines to their phases, and what no verdict explains is a part of its own.
 """
 
@@ -54,6 +55,9 @@ MOST_WAITS = 0.99
 # By how much units may get longer or shorter, relatively, where others take all of the machine (95 %), for all that is
 # known before stretches with more and with less of that are seen.
 BESIDE_OTHERS = 1.0
+# By how much units may be longer or shorter, relatively, beside others that take all of the machine, for what those do
+# there (95 %). Recordings of the same code beside tests that took 1.8 of 2 cores scattered so.
+KIND_OF_OTHERS = 0.1
 # What goes into a unit counts as unchanged within this.
 EQUAL_LOAD = 0.01
 # Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
@@ -92,13 +96,15 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
     if load is not None:
         old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
     if old.units.waited and new.units.waited and all((*old.units.seconds, *new.units.seconds)):
-        part = sum(old.units.waited) / sum(old.units.seconds)
-        old, new = old.with_waits(part), new.with_waits(part)
+        waits = sum((*old.units.waited, *new.units.waited)) / sum((*old.ran, *new.ran))
+        length = old.mean
+        old, new = old.with_waits(waits), new.with_waits(waits)
+        old, new = (replace(side, scale=side.scale * length / old.mean) for side in (old, new))
     slowing = _slowing(old, new)
     beside, beside_after = old.part, new.part
     by_others = 0.0
     if beside is not None and beside_after is not None:
-        by_others = abs(beside_after - beside) * slowing[1]
+        by_others = math.hypot(abs(beside_after - beside) * slowing[1], old.by_kind, new.by_kind)
         old, new = old.beside(beside, slowing[0]), new.beside(beside, slowing[0])
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
@@ -133,11 +139,23 @@ class _Timed:
         cut = warm_up(units.seconds)
         return cls(run, units, cut, (units.each,) * (len(units.seconds) - cut))
 
-    def with_waits(self, part: float) -> _Timed:
-        """The same as if in each stretch others had kept the thread from a core for this part of the time."""
+    @property
+    def ran(self) -> list[float]:
+        """Seconds that the main thread had a core in each stretch: all that it did not wait, where that is not known.
+
+        Neither can all of the time be waits, nor a thread that waits need no core at all.
+        """
         units = self.units
-        shares = [waited / seconds for waited, seconds in zip(units.waited or (), units.seconds, strict=True)]
-        return self._kept([(1 - min(share, MOST_WAITS)) / (1 - min(part, MOST_WAITS)) for share in shares])
+        waits = units.waited or (0.0,) * len(units.seconds)
+        spans = list(zip(units.seconds, waits, strict=True))
+        most = [max(seconds - waited, (1 - MOST_WAITS) * seconds) for seconds, waited in spans]
+        least = [(1 - MOST_WAITS) * waited for _, waited in spans]
+        return [max(low, min(high, ran)) for low, high, ran in zip(least, most, units.ran or most, strict=True)]
+
+    def with_waits(self, waits: float) -> _Timed:
+        """The same as if others had made the main thread wait for so many seconds for each second on a core."""
+        spans = zip(self.units.seconds, self.units.waited or (), self.ran, strict=True)
+        return self._kept([(seconds - waited + ran * waits) / seconds for seconds, waited, ran in spans])
 
     def _kept(self, keep: Sequence[float]) -> _Timed:
         """The same with each stretch as many times as long."""
@@ -162,6 +180,11 @@ class _Timed:
     def part(self) -> float | None:
         """The part of the machine that other programs had, None where it is not known."""
         return fmean(self.others) if self.others else None
+
+    @property
+    def by_kind(self) -> float:
+        """By how much its units may be longer or shorter, relatively, for what others did with their part."""
+        return KIND_OF_OTHERS * (self.part or 0.0)
 
     def beside(self, part: float, slowing: float) -> _Timed:
         """The same as if others had had this part of the machine all the time; see `_slowing`."""
@@ -229,13 +252,16 @@ class _Timed:
 
     def phases(self) -> dict[str, Spread]:
         """Seconds of each phase. They add up to `mean`; what was not measured is divided as the stack samples say."""
-        measured = {phase: self._spread(seconds) for phase, seconds in self.units.phases.items()}
+        measured = {phase: self._disturbed(*self._spread(seconds)) for phase, seconds in self.units.phases.items()}
         columns = zip(self.units.seconds, *self.units.phases.values(), strict=True)
         outside = tuple(seconds - sum(inside) for seconds, *inside in columns)
         rest, off = self._spread(outside)
         for phase, share in self.run.rest.items():
-            measured[phase] = rest * share, off * share
+            measured[phase] = self._disturbed(rest * share, off * share)
         return measured
+
+    def _disturbed(self, seconds: float, off: float) -> Spread:
+        return seconds, math.hypot(off, seconds * self.by_kind)
 
     def lines(self) -> dict[tuple[str, ...], _Line]:
         """Every line, and what is left of each phase. They add up to `mean`."""
@@ -246,7 +272,8 @@ class _Timed:
                 if line.phase == phase:
                     key = _identity(line.where)
                     elsewhere, off = lines[key].spread if key in lines else NONE
-                    spread = elsewhere + seconds * line.share, math.hypot(off, seconds * line.off)
+                    here, off_here = self._disturbed(seconds * line.share, seconds * line.off)
+                    spread = elsewhere + here, math.hypot(off, off_here)
                     lines[key] = _Line(spread, where=line.where)
                     left -= line.share
             lines[(phase,)] = _Line((seconds * max(0.0, left), 0.0), phase)
@@ -309,7 +336,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
     elif low > 1 - SAME and high < 1 + SAME:
         outcome = "same"
     elif by_others > by_noise:
-        reason = "other programs took more cores in one run than in the other: compare them while as much else runs"
+        reason = "other programs kept the machine busy, or more so in one run: compare them while less else runs"
     else:
         reason = "the difference is within the noise of these runs"
         enough = max(SAME, abs(math.log(ratio))) ** 2 - by_others**2
@@ -416,7 +443,7 @@ def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
 
 def _stacks(old: _Timed, new: _Timed) -> dict[str, ChangedNode]:
     """The call trees of both runs in one, by role, as milliseconds of a unit."""
-    lengths = [(side.mean, side.noise) for side in (old, new)]
+    lengths = [(side.mean, math.hypot(side.noise, side.by_kind)) for side in (old, new)]
 
     def spread(node: StackNode | None, samples: int, length: float, noise: float) -> Spread:
         share = node.samples / samples if node else 0.0

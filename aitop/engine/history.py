@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from aitop.engine.past import PastHistory
 from aitop.engine.served_history import ServedHistory
-from aitop.engine.totals import CoreTotals, UnitTotals, cores_of_others, waits_for_others
+from aitop.engine.totals import CoreTotals, UnitTotals, shares_of_time
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -225,11 +225,9 @@ class History:
 
     def _add_host(self, event: HostSample) -> None:
         self.cores.take(event)
-        others = cores_of_others(event)
-        for pid, share in waits_for_others(event).items():
+        for pid, shares in shares_of_time(event).items():
             if pid in self.hooks:
-                totals = self.hooks[pid].totals
-                totals.waits, totals.others = share, None if others is None else others / event.machine.cores
+                self.hooks[pid].totals.shares = shares
         self._number(event)
 
     def _add_finding(self, event: GrowthSites | StackDump | ExchangeNotes) -> None:

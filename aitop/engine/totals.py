@@ -16,6 +16,8 @@ from aitop.model.steps import HookSample, StepRecord
 # At this number, stretches are joined in pairs: enough to tell a change from noise, few enough to write down.
 MOST_STRETCHES = 64
 LOADS = ("samples", "tokens")
+SHARES = ("waited", "ran", "others")
+NO_SHARES: Mapping[str, float | None] = {}
 # By name: a sum, and of how many values it is. What was not measured is not in it.
 Sums = dict[str, tuple[float, float]]
 Records = Sequence[StepRecord] | Sequence[IterationRecord] | Sequence[RequestRecord]
@@ -76,14 +78,12 @@ class UnitSeries:
     _open: Sums = field(default_factory=dict)
     _missing: int = 1
 
-    def add(self, records: Records, waits: float | None = None, others: float | None = None) -> None:
-        """Take the next units; `waits` is the part of their time in which other programs had the core, `others` the
-        part of the machine's cores that these had.
-        """
+    def add(self, records: Records, shares: Mapping[str, float | None] = NO_SHARES) -> None:
+        """Take the next units; `shares` are parts of their time, by the name of the field of `Units`."""
         while records:
             part, records = records[: self._missing], records[self._missing :]
             sums = summed(part, FIELDS[self.kind])
-            for name, share in (("waited", waits), ("others", others)):
+            for name, share in shares.items():
                 if share is not None:
                     sums[name] = sums["seconds"][0] * share, len(part)
             self._open = joined(self._open, sums)
@@ -118,9 +118,8 @@ class UnitSeries:
             kind=self.kind,
             each=self.each,
             seconds=totals.pop("seconds", ()),
-            waited=_measured(columns["waited"], columns["seconds"]) if "waited" in columns else None,
-            others=_measured(columns["others"], columns["seconds"]) if "others" in columns else None,
-            phases={name: column for name, column in totals.items() if name not in ("waited", "others", *LOADS)},
+            phases={name: column for name, column in totals.items() if name not in (*SHARES, *LOADS)},
+            **{name: _measured(columns[name], columns["seconds"]) for name in SHARES if name in columns},
             **known,
         )
 
@@ -137,8 +136,7 @@ def _measured(parts: Sequence[tuple[float, float]], seconds: Sequence[tuple[floa
 class UnitTotals:
     """All units of one process. `began` and `ended` are the times of its first and its last request.
 
-    `waits` is the part of the time in which its main thread waits for a core that another program has, `others` the
-    part of the machine's cores that other programs have; None where that is not known.
+    `shares` are the parts of the time by which `waited`, `ran` and `others` of its units grow.
     """
 
     steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
@@ -146,13 +144,12 @@ class UnitTotals:
     requests: UnitSeries = field(default_factory=lambda: UnitSeries("request"))
     began: float | None = None
     ended: float = 0.0
-    waits: float | None = None
-    others: float | None = None
+    shares: Mapping[str, float | None] = field(default_factory=dict)
 
     def take(self, sample: HookSample) -> None:
         """Add the units of a sample."""
-        self.steps.add(sample.steps, self.waits, self.others)
-        self.iterations.add(sample.iterations, self.waits, self.others)
+        self.steps.add(sample.steps, self.shares)
+        self.iterations.add(sample.iterations, self.shares)
         self.requests.add(sample.requests)
         if sample.requests:
             self.began = sample.requests[0].end if self.began is None else self.began
@@ -197,21 +194,26 @@ def cores_of_others(host: HostSample) -> float | None:
     return None if busy is None or not used or len(used) < len(host.processes) else max(0.0, sum(busy) - sum(used))
 
 
-def waits_for_others(host: HostSample) -> dict[int, float | None]:
-    """By process, the share of the time in which its main thread waits for a core that another program has.
+def shares_of_time(host: HostSample) -> dict[int, Mapping[str, float | None]]:
+    """By process, the share of the time in which its main thread waits for a core that another program has, and that in
+    which it has one itself; with the part of the machine's cores that other programs have.
 
     What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
     or others of the run itself.
     """
     others = cores_of_others(host)
-    if others is None:
-        return {process.pid: None for process in host.processes}
     used = sum(process.cpu or 0.0 for process in host.processes)
 
-    def share(process: ProcessSample) -> float | None:
+    def waited(process: ProcessSample, others: float) -> float | None:
         if process.run_delay is None:
             return None
         beside = max(0.0, used - (process.main_cpu or 0.0))
         return min(1.0, process.run_delay) * others / (others + beside) if others else 0.0
 
-    return {process.pid: share(process) for process in host.processes}
+    if others is None:
+        return {process.pid: NO_SHARES for process in host.processes}
+    part = others / host.machine.cores
+    return {
+        process.pid: {"waited": waited(process, others), "ran": process.main_cpu, "others": part}
+        for process in host.processes
+    }

@@ -13,7 +13,7 @@ from aitop.diagnosis.comparison_words import comparison_text
 from aitop.diagnosis.noise import half_width, student, warm_up
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
-from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries, waits_for_others
+from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries, shares_of_time
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
 from aitop.model.run import Cores, LineShare, Run, StackNode
@@ -267,7 +267,7 @@ def kept_waiting(seed, others, *, seconds=0.1, count=300):
     for off in noise_of(count, seed, spread=0.01):
         waits = others * chance.uniform(0.5, 1.5)
         length = seconds * off / (1 - waits)
-        units.add([StepRecord(index=0, end=0.0, seconds=length, backward=0.8 * length)], waits)
+        units.add([StepRecord(index=0, end=0.0, seconds=length, backward=0.8 * length)], {"waited": waits})
     return made(seed, units=units.units())
 
 
@@ -283,11 +283,38 @@ def test_the_time_that_others_took_is_not_blamed_on_the_code():
     assert slower.verdict == "slower" and slower.ratio == pytest.approx(1 / 1.05, abs=0.01)
 
 
+def sleeping(seed, seconds):
+    """A run that sleeps for so long, and then computes for 2 ms and waits for a core for twice as long."""
+    units = UnitSeries("step")
+    for off in noise_of(300, seed, spread=0.01):
+        length = (seconds + 0.006) * off
+        units.add(
+            [StepRecord(index=0, end=0.0, seconds=length)],
+            {"waited": 0.004 * off / length, "ran": 0.002 * off / length},
+        )
+    return made(seed, units=units.units(), lines=())
+
+
+def test_a_thread_that_sleeps_does_not_wait_for_a_core_meanwhile():
+    change = compare_runs(sleeping(1, 0.02), sleeping(2, 0.002)).change
+    assert change.ratio == pytest.approx(26 / 8, rel=0.02)
+    assert compare_runs(sleeping(1, 0.002), sleeping(2, 0.02)).change.ratio == pytest.approx(8 / 26, rel=0.02)
+
+
+@pytest.mark.parametrize(("others", "verdict"), [(0.5, "slower"), (7.5, "cannot-tell")])
+def test_beside_busy_neighbours_a_tenth_may_be_theirs(others, verdict):
+    cores = replace(CORES, others=others)
+    compared = compare_runs(made(1, cores=cores), made(2, cores=cores, compute=0.09))
+    assert compared.change.verdict == verdict
+    (backward,) = [part for part in compared.phases if part.phase == "backward"]
+    assert (backward.range[0] > 0) == (verdict == "slower")
+
+
 def test_what_else_others_take_of_the_machine_widens_the_interval():
     few, many = (replace(CORES, others=others) for others in (0.0, 4.0))
     change = compare_runs(made(1, cores=few), made(2, cores=many, host=0.03)).change
     assert change.verdict == "cannot-tell"
-    assert "other programs took more cores in one run" in change.reason
+    assert "other programs kept the machine busy" in change.reason
     # Disturbed alike, a difference counts.
     assert compare_runs(made(1, cores=many), made(2, host=0.04, cores=many)).change.verdict == "slower"
 
@@ -312,13 +339,13 @@ def host(cpu, busy, *, run_delay=None, beside=()):
     ids=["others", "others and workers", "its own workers", "not counted", "cores not known"],
 )
 def test_waits_for_a_core_are_those_of_whoever_has_it(sample, share):
-    assert waits_for_others(sample)[1] == (None if share is None else pytest.approx(share))
+    assert shares_of_time(sample)[1].get("waited") == (None if share is None else pytest.approx(share))
 
 
 def test_waits_that_were_not_measured_at_first_are_as_those_later():
     units, unit = UnitSeries("step"), StepRecord(index=0, end=0.0, seconds=2.0)
     units.add([unit] * 50)
-    units.add([unit] * 150, 0.25)
+    units.add([unit] * 150, {"waited": 0.25})
     seen = units.units()
     assert [waited / seconds for waited, seconds in zip(seen.waited, seen.seconds, strict=True)] == pytest.approx(
         [0.25] * len(seen.seconds)
@@ -327,7 +354,7 @@ def test_waits_that_were_not_measured_at_first_are_as_those_later():
 
 def test_units_that_take_no_time_wait_for_nothing():
     units = UnitSeries("step")
-    units.add([StepRecord(index=0, end=0.0, seconds=0.0)] * 30, 0.25)
+    units.add([StepRecord(index=0, end=0.0, seconds=0.0)] * 30, {"waited": 0.25})
     assert set(units.units().waited) == {0.0}
 
 
