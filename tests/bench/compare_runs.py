@@ -52,8 +52,8 @@ DEMOS = {name: demo for name, demo in BY_NAME.items() if demo.script.parent.name
 STEPS_IN_ONE = {"comm": 8}
 NO_RATIO = ("hang", "serve")
 REPEATED = ("healthy_mlp", "slow-transform", "host_io", "healthy_transformer")
-# Five runs make ten pairs of the same code; four as they were and four slower ones make sixteen.
-RUNS, RUNS_OF_EACH = 5, 4
+# Five runs make ten pairs of the same code; seven as they were and seven slower ones make 49.
+RUNS, RUNS_OF_EACH = 5, 7
 SLOWED = Path(__file__).with_name("slowed_function.py")
 # Milliseconds that its function takes, and by which part of a step it takes longer.
 USUAL_MS, LONGER = 4.0, 0.05
@@ -120,15 +120,13 @@ def repeated(scenario: Scenario, seconds: float, folder: Path) -> list[dict[str,
     return [_outcome(compared(before, after)) for before, after in combinations(runs, 2)]
 
 
-def slowed(seconds: float, folder: Path) -> list[dict[str, Any]]:
+def slowed(count: int, seconds: float, folder: Path) -> list[dict[str, Any]]:
     """What is said of runs of which one function takes longer, each beside each one without that."""
-    usual, slower = (
-        [folder / f"{kind}-{number}.jsonl.gz" for number in range(RUNS_OF_EACH)] for kind in ("usual", "slower")
-    )
+    usual, slower = ([folder / f"{kind}-{number}.jsonl.gz" for number in range(count)] for kind in ("usual", "slower"))
     first = record(SLOWED, (str(USUAL_MS),), seconds, usual[0])
     # What the script says of its own steps: CPU time, which no other program makes longer.
     step_ms = float(first.with_suffix(".log").read_text().splitlines()[-1].split()[2])
-    for file in random.sample(usual + slower, k=2 * RUNS_OF_EACH):
+    for file in random.sample(usual + slower, k=2 * count):
         record(SLOWED, (str(USUAL_MS + LONGER * step_ms * (file in slower)),), seconds, file)
     return [_outcome(compared(before, after)) for before, after in product(usual, slower)]
 
@@ -148,7 +146,7 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios and demos (default: ten and all)")
     parser.add_argument("--same", type=int, default=len(REPEATED), help="programs that run several times unchanged")
-    parser.add_argument("--slower", type=int, default=4, help="groups of runs of which half have a slower function")
+    parser.add_argument("--slower", type=int, default=RUNS_OF_EACH, help="runs as they are, and with a slower function")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a recording")
     parser.add_argument("--turns", type=int, default=4, help="turns of each that the real ratio is measured in")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted run of this commit ended")
@@ -164,11 +162,7 @@ def main() -> int:
 
     scenarios = BY_NAME | DEMOS
     names = args.names or (*SCENARIOS, *DEMOS)
-    slower = [
-        said
-        for number in range(args.slower)
-        for said in told(f"slower {number}", slowed(args.seconds, folder / f"slower-{number}"))
-    ]
+    slower = told("slower", slowed(args.slower, args.seconds, folder / "slower")) if args.slower else []
     rows = [told(name, judged(scenarios[name], args.seconds, args.turns, folder / name)) for name in names]
     pairs = [
         said
