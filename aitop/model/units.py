@@ -34,6 +34,11 @@ def count(number: float | None) -> str:
     return _scaled(number, 1000.0, "", NOT_SUPPORTED)
 
 
+def pace(number: float) -> str:
+    """How many in a second, three digits or all whole ones: 0.42, 4.2, 31, 32,700."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def percent(share: float | None, digits: int = 0) -> str:
     """A share (0..1) as a percentage: 64 %."""
     return NOT_SUPPORTED if share is None else f"{share * 100:.{digits}f} %"

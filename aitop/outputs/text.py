@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aitop.diagnosis.comparison_words import headline, in_a_sentence
 from aitop.model.text import printable
-from aitop.model.units import duration, factor, factor_range, percent
+from aitop.model.units import duration, factor, factor_range, pace, percent
 from aitop.model.verdict import Fix, Verdict, Where, by_reason, share_of
 from aitop.outputs.ledger_table import Row, Table, tables
 from aitop.outputs.report import Report
@@ -60,9 +60,9 @@ def step_figures(report: Report) -> list[str]:
     """What is known about the pace: step/s, tokens/s or else samples/s, MFU, p50, p95, number of steps."""
     step = report.step
     return _known(
-        (step.per_s, "{:.3g} step/s".format),
+        (step.per_s, lambda per_s: f"{pace(per_s)} step/s"),
         (step.tokens_per_s, "{:,.0f} tokens/s".format),
-        (step.samples_per_s if step.tokens_per_s is None else None, "{:.3g} samples/s".format),
+        (step.samples_per_s if step.tokens_per_s is None else None, lambda per_s: f"{pace(per_s)} samples/s"),
         (step.mfu, lambda share: f"{percent(share)} MFU"),
         (step.p50_ms, lambda length: f"{duration(length / 1e3)} p50"),
         (step.p95_ms, lambda length: f"{duration(length / 1e3)} p95"),
@@ -81,7 +81,7 @@ def serving_figures(report: Report) -> list[str]:
     if serving is None:
         return []
     return _known(
-        (serving.requests_per_s, "{:.3g} requests/s".format),
+        (serving.requests_per_s, lambda per_s: f"{pace(per_s)} requests/s"),
         (serving.tokens_per_s, "{:,.0f} tokens/s".format),
         (serving.concurrency, "{:.3g} under way".format),
         (serving.queue, "{:.3g} waiting".format),
