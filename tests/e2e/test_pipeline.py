@@ -1,0 +1,41 @@
+"""A pipeline that compares a training run with a baseline: it passes on noise and fails on a planted regression."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SLOWED = Path(__file__).parents[1] / "bench" / "slowed_function.py"
+# What a CI job would have in its script: start the run, watch it, end it, and leave with what aitop said.
+PIPELINE = """
+"$PYTHON" "$SCRIPT" "$MILLISECONDS" > "$LOG" & run=$!
+until grep -q "step 100:" "$LOG"; do kill -0 $run; sleep 0.2; done
+code=0
+"$PYTHON" -m aitop diagnose --pid $run --for 20s --no-history --format json -o "$REPORT" $OPTIONS || code=$?
+kill $run
+exit $code
+"""
+
+
+def pipeline(folder: Path, name: str, milliseconds: float, options: str = "") -> int:
+    """The exit code of the pipeline; its report is NAME.json in the folder."""
+    named = {"LOG": f"{folder}/{name}.log", "REPORT": f"{folder}/{name}.json", "OPTIONS": options}
+    known = {
+        "PYTHON": sys.executable,
+        "SCRIPT": str(SLOWED),
+        "MILLISECONDS": str(milliseconds),
+        "PATH": "/usr/bin:/bin",
+    }
+    return subprocess.run(["sh", "-eu", "-c", PIPELINE], env={**known, **named}, timeout=180, check=False).returncode
+
+
+def test_a_pipeline_fails_on_a_planted_regression_and_passes_on_noise(tmp_path):
+    assert pipeline(tmp_path, "baseline", 4) == 0
+    compared = f"--baseline {tmp_path}/baseline.json --fail-on regression"
+    assert pipeline(tmp_path, "same", 4, compared) == 0
+    assert pipeline(tmp_path, "slower", 30, compared) == 1
