@@ -32,7 +32,7 @@ from aitop.commands.options import settle
 from aitop.errors import INTERRUPTED, AitopError
 from aitop.model.text import printable
 
-DESCRIPTION = "See why a running PyTorch process is not faster, and what would make it so."
+DESCRIPTION = "See why a training run or a model server is not faster, and what would make it so."
 EXAMPLES = """\
 examples:
   aitop                                        choose one of the AI processes found here
