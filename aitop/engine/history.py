@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from aitop.engine.past import PastHistory
 from aitop.engine.served_history import ServedHistory
@@ -36,6 +36,7 @@ ENDING_SECONDS = 3.0
 
 
 SampleType = TypeVar("SampleType", HostSample, GpuSample)
+Row = TypeVar("Row")
 
 
 @dataclass
@@ -48,6 +49,8 @@ class RecentSamples(Generic[SampleType]):
 
     _older: deque[SampleType] = field(default_factory=deque)
     _newest: deque[SampleType] = field(default_factory=deque)
+    # A cache: by the id of a sample, the sample and what `rows` read of it.
+    _rows: dict[int, tuple[SampleType, Any]] = field(default_factory=dict, compare=False)
 
     def append(self, sample: SampleType) -> None:
         """Add a sample, which must be newer than all others."""
@@ -67,6 +70,16 @@ class RecentSamples(Generic[SampleType]):
         """The newest sample, None where there is none."""
         samples = self._newest or self._older
         return samples[-1] if samples else None
+
+    def rows(self, read: Callable[[SampleType], Row]) -> list[Row]:
+        """`read` of each sample, oldest first. Each is read once, so `read` must always be the same function."""
+        before, self._rows = self._rows, {}
+        for sample in self:
+            known = before.get(id(sample))
+            # The row holds its sample, so that the id cannot be reused for another one.
+            row = known[1] if known is not None and known[0] is sample else read(sample)
+            self._rows[id(sample)] = sample, row
+        return [row for _, row in self._rows.values()]
 
     def __len__(self) -> int:
         return len(self._older) + len(self._newest)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aitop.engine.history import History
-from aitop.model.gpu import GpuDevice
+from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, ProcessSample, Role
 from aitop.model.snapshot import Series
 from aitop.model.stacks import StackWindow
@@ -20,6 +20,8 @@ COMPUTING: tuple[Role, ...] = ("rank",)
 LOADING: tuple[Role, ...] = ("loader-worker",)
 
 Thing = TypeVar("Thing")
+_Row = tuple[Any, ...]
+"""A time, and each value of a sample at it."""
 Values = dict[str, Callable[[Thing], float | None]]
 
 OF_STEPS: Values[StepRecord] = {
@@ -67,23 +69,21 @@ OF_ALLOCATORS: Values[AllocatorSample] = {
 def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
     """Every series that has at least one value; names as documented at Snapshot."""
     last = history.gpus.last
-    devices: dict[int, list[tuple[float, GpuDevice]]] = {device.index: [] for device in last.devices} if last else {}
-    for sample in history.gpus if devices else ():
-        for device in sample.devices:
-            if device.index in devices:
-                devices[device.index].append((sample.time, device))
+    devices: dict[int, list[_Row]] = {device.index: [] for device in last.devices} if last else {}
+    for sample in history.gpus.rows(_of_devices) if devices else ():
+        for index, row in sample.items():
+            if index in devices:
+                devices[index].append(row)
     allocators: dict[int, list[tuple[float, AllocatorSample]]] = {}
     for time, samples in history.allocators:
         for allocator in samples:
             allocators.setdefault(allocator.device, []).append((time, allocator))
-    made = {
-        **_made("", OF_STEPS, [(step.end, step) for step in steps[-CHART_STEPS:] if step.seconds > 0]),
-        **_made("", OF_HOSTS, [(host.time, host) for host in history.hosts]),
-    }
+    of_steps = [_row(OF_STEPS, step.end, step) for step in steps[-CHART_STEPS:] if step.seconds > 0]
+    made = _made("", OF_STEPS, of_steps) | _made("", OF_HOSTS, history.hosts.rows(_of_host))
     for index, of_device in devices.items():
         made |= _made(f"gpu{index}.", OF_DEVICES, of_device)
-    for index, of_allocator in sorted(allocators.items()):
-        made |= _made(f"alloc{index}.", OF_ALLOCATORS, of_allocator)
+    for index, taken in sorted(allocators.items()):
+        made |= _made(f"alloc{index}.", OF_ALLOCATORS, [_row(OF_ALLOCATORS, time, each) for time, each in taken])
     return {name: points for name, points in made.items() if any(value is not None for value in points.values)}
 
 
@@ -111,13 +111,24 @@ def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], st
     return lanes
 
 
-def _made(prefix: str, values: Values[Thing], points: Sequence[tuple[float, Thing]]) -> dict[str, Series]:
-    """A series of each of the values, over the times of the points."""
-    times = tuple(time for time, _ in points)
-    return {
-        prefix + name: Series(times=times, values=tuple(value(thing) for _, thing in points))
-        for name, value in values.items()
-    }
+def _row(values: Values[Thing], time: float, thing: Thing) -> _Row:
+    return (time, *(value(thing) for value in values.values()))
+
+
+def _of_host(host: HostSample) -> _Row:
+    return _row(OF_HOSTS, host.time, host)
+
+
+def _of_devices(sample: GpuSample) -> dict[int, _Row]:
+    return {device.index: _row(OF_DEVICES, sample.time, device) for device in sample.devices}
+
+
+def _made(prefix: str, names: Iterable[str], rows: Sequence[_Row]) -> dict[str, Series]:
+    """A series of each name, from rows of a time and a value for each of them."""
+    if not rows:
+        return {}
+    times, *columns = zip(*rows, strict=True)
+    return {prefix + name: Series(times=times, values=values) for name, values in zip(names, columns, strict=True)}
 
 
 def _most(host: HostSample, value: Callable[[ProcessSample], float | None]) -> float | None:
