@@ -5,8 +5,8 @@ that ratio (a tenth to either side, as the turns are measured themselves), the v
 gone, and its line carry the change where there is one. Runs of the same code must not be called faster or slower. Runs
 of which one function takes 5 % of a step longer must be called slower, with a line of that function in front.
 
-Of some runs of the same program all pairs are compared, and so is each run as it was with each slower one: a run is
-part of several pairs.
+Of some runs of the same program all pairs are compared, those with the slower function among them, and so is each run
+as it was with each slower one: a run is part of several pairs.
 
     python tests/bench/compare_runs.py                              all of it, nearly two hours
     python tests/bench/compare_runs.py --resume                     go on where this was interrupted
@@ -22,8 +22,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from results import Figure, commit, options, publish  # isort: split
@@ -32,6 +35,10 @@ from expected import BY_NAME, HEALTHY, Scenario
 from launch import Training
 from scenario import workload
 from verdict_gains import gain
+
+from aitop.commands.compare import read_run
+from aitop.diagnosis.run_comparison import compare_runs
+from aitop.outputs.report import as_json
 
 SCENARIOS = (
     "tutorial_loader", "custom_loop", "collate_slow", "respawn", "climate_grid", "fingerprints", "news_stream",
@@ -51,8 +58,8 @@ DEMOS = {name: demo for name, demo in BY_NAME.items() if demo.script.parent.name
 # clients who wait between two requests answers hardly more of them when it is faster.
 STEPS_IN_ONE = {"comm": 8}
 NO_RATIO = ("hang", "serve")
-REPEATED = ("healthy_mlp", "slow-transform", "host_io", "healthy_transformer")
-# Five runs make ten pairs of the same code; seven as they were and seven slower ones make 49.
+REPEATED = ("healthy_mlp", "slow-transform")
+# Five runs make ten pairs of the same code; seven as they were and seven slower ones 42, and 49 of which one is slower.
 RUNS, RUNS_OF_EACH = 5, 7
 SLOWED = Path(__file__).with_name("slowed_function.py")
 # Milliseconds that its function takes, and by which part of a step it takes longer.
@@ -79,10 +86,13 @@ def record(script: str | Path, arguments: tuple[str, ...], seconds: float, to: P
     return begun.rename(to)
 
 
+# Each recording is part of several pairs, and read once.
+run_in = cache(read_run)
+
+
 def compared(before: Path, after: Path) -> dict[str, Any]:
-    """What `aitop compare` says of two recordings."""
-    command = [*AITOP, "compare", str(before), str(after), "--format", "json"]
-    said: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=False, timeout=120).stdout)
+    """What `aitop compare --format json` says of two recordings."""
+    said: dict[str, Any] = json.loads(as_json(compare_runs(run_in(before), run_in(after))))
     return said
 
 
@@ -117,18 +127,26 @@ def repeated(scenario: Scenario, seconds: float, folder: Path) -> list[dict[str,
     """What is said of each pair of some runs of the same code."""
     files = [folder / f"{number}.jsonl.gz" for number in range(RUNS)]
     runs = [record(scenario.script, scenario.args, seconds, file) for file in files]
+    return pairs_of(runs)
+
+
+def pairs_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """What is said of each pair of runs of the same code."""
     return [_outcome(compared(before, after)) for before, after in combinations(runs, 2)]
 
 
-def slowed(count: int, seconds: float, folder: Path) -> list[dict[str, Any]]:
-    """What is said of runs of which one function takes longer, each beside each one without that."""
+def slowed(count: int, seconds: float, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What is said of runs of which one function takes longer, each beside each one without that; and of the same."""
     usual, slower = ([folder / f"{kind}-{number}.jsonl.gz" for number in range(count)] for kind in ("usual", "slower"))
     first = record(SLOWED, (str(USUAL_MS),), seconds, usual[0])
     # What the script says of its own steps: CPU time, which no other program makes longer.
     step_ms = float(first.with_suffix(".log").read_text().splitlines()[-1].split()[2])
     for file in random.sample(usual + slower, k=2 * count):
         record(SLOWED, (str(USUAL_MS + LONGER * step_ms * (file in slower)),), seconds, file)
-    return [_outcome(compared(before, after)) for before, after in product(usual, slower)]
+    return {
+        "slower": [_outcome(compared(before, after)) for before, after in product(usual, slower)],
+        "same": pairs_of(usual) + pairs_of(slower),
+    }
 
 
 def _outcome(said: dict[str, Any]) -> dict[str, Any]:
@@ -162,28 +180,32 @@ def main() -> int:
 
     scenarios = BY_NAME | DEMOS
     names = args.names or (*SCENARIOS, *DEMOS)
-    slower = told("slower", slowed(args.slower, args.seconds, folder / "slower")) if args.slower else []
+    longer: dict[str, Any] = {"slower": [], "same": []}
+    if args.slower:
+        longer = told("slower", slowed(args.slower, args.seconds, folder / "slower"))
     rows = [told(name, judged(scenarios[name], args.seconds, args.turns, folder / name)) for name in names]
-    pairs = [
+    pairs = longer["same"] + [
         said
         for name in REPEATED[: args.same]
         for said in told(f"runs of {name}", repeated(BY_NAME[name], args.seconds, folder / f"same-{name}"))
     ]
     same = [said["verdict"] in ("same", "cannot-tell") for said in pairs]
-    right = [said["verdict"] == "slower" and said["function"] == "rank" for said in slower]
+    right = [said["verdict"] == "slower" and said["function"] == "rank" for said in longer["slower"]]
 
     def of_rows(part: str, what: str) -> Figure:
         marks = [row[part] for row in rows if row[part] is not None]
         return Figure(what, share(marks), "%", least=90, spread=f"{len(marks)} programs")
 
+    beside = [cores for said in longer["slower"] + pairs for cores in said["other_cores"] or ()]
     figures = [
+        Figure("cores that other programs had beside the pairs", median(beside) if beside else None),
         of_rows("range", "ratio within its interval"),
         of_rows("gone", "verdict gone"),
         of_rows("line", "line carries the change"),
         Figure("same code: same or cannot tell", share(same), "%", least=95, spread=f"{len(pairs)} pairs"),
-        Figure("a function 5 % of a step slower: found", share(right), "%", least=80, spread=f"{len(slower)} pairs"),
+        Figure("a function 5 % of a step slower: found", share(right), "%", least=80, spread=f"{len(right)} pairs"),
     ]
-    return publish(args, figures, whole=not args.names and len(pairs) >= 40 and len(slower) >= 40)
+    return publish(args, figures, whole=not args.names and len(pairs) >= 40 and len(right) >= 40)
 
 
 if __name__ == "__main__":
