@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from statistics import fmean
 from urllib.parse import parse_qs, urlsplit
 
-from aitop.model.fleet import Attempt, Fleet, JobRanks
+from aitop.model.fleet import LEAST_LEAD, Attempt, Fleet, JobRanks
 from aitop.sources.prometheus.client import Row
 from aitop.sources.prometheus.fleet import WEIGHTS, detail, jobs_of, page, ranks_of
 
@@ -120,7 +120,21 @@ def answers_of(
         "wasted": [(labels, value * covered) for labels, value in wasted],
         "verdict": first,
         "speedup": speedup,
+        "late": _late(known["verdict_order"], known["phase_ratio"]),
     }
+
+
+def _late(orders, waits):
+    """The first verdict of the rank of each job that waits least, by how much less it waits than the mean."""
+    least = {}
+    for job in {labels["exported_job"] for labels, _ in waits}:
+        each = [(wait, _named(labels)[:3]) for labels, wait in waits if labels["exported_job"] == job]
+        wait, rank = min(each)
+        if fmean(wait for wait, _ in each) - wait >= LEAST_LEAD:
+            least[rank] = fmean(wait for wait, _ in each) - wait
+    return [
+        (labels, least[_named(labels)[:3]]) for labels, order in orders if order == 1 and _named(labels)[:3] in least
+    ]
 
 
 def _named(labels: dict[str, str]) -> tuple[str | None, ...]:

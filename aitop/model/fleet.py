@@ -8,14 +8,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from statistics import median
+from operator import itemgetter
+from statistics import fmean
 
 import msgspec
 
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
 LEAST_LEAD = 0.1
-"""A rank is the straggler if the others wait for at least this much more of a step than it does."""
+"""A rank is the straggler if all ranks wait for at least this much more of a step, in the mean, than it does."""
 SORTED_BY = 0.05
 """Ranks change places only when one waits for about this much more of a step than another."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
@@ -147,11 +148,11 @@ def by_waste(jobs: Iterable[FleetJob]) -> list[FleetJob]:
 
 def straggler_of(ranks: Sequence[FleetRank]) -> FleetRank | None:
     """The rank that the others wait for: it waits clearly less than they do. None where no rank stands out."""
-    known = sorted((rank for rank in ranks if rank.wait is not None), key=lambda rank: rank.wait or 0.0)
-    if len(known) < 2:
+    known = [(rank.wait, rank) for rank in ranks if rank.wait is not None]
+    if not known:
         return None
-    first, others = known[0], [rank.wait or 0.0 for rank in known[1:]]
-    return first if median(others) - (first.wait or 0.0) >= LEAST_LEAD else None
+    least, first = min(known, key=itemgetter(0))
+    return first if fmean(wait for wait, _ in known) - least >= LEAST_LEAD else None
 
 
 def by_lateness(ranks: Sequence[FleetRank]) -> list[FleetRank]:

@@ -26,8 +26,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from test_export_metrics import JOB, RECORDINGS, recorded
 
 from aitop import cli
+from aitop.model.fleet import straggler_of
 from aitop.outputs.prometheus.families import JobsCollector
 from aitop.outputs.prometheus.server import Address, serve
+from aitop.sources.prometheus.address import parse
+from aitop.sources.prometheus.fleet import FleetReader
 
 pytestmark = [pytest.mark.e2e]
 DEPLOYMENTS = files("aitop.commands").joinpath("deployments")
@@ -84,12 +87,12 @@ def exporter(*arguments: str, node: str = "n1"):
 
 
 @contextmanager
-def prometheus(folder: Path, ports: list[int], rules: str | None = None):
-    """A Prometheus that scrapes these ports of this machine every second; gives a function for its API."""
+def prometheus(folder: Path, targets: list[str], rules: str | None = None):
+    """A Prometheus that scrapes these addresses every second; gives a function for its API."""
     job = {
         "job_name": "aitop",
         "honor_labels": True,
-        "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}],
+        "static_configs": [{"targets": targets}],
     }
     config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [job]}
     if rules is not None:
@@ -195,7 +198,7 @@ def test_the_alert_fires_for_the_run_that_waits_for_data_and_for_no_other(tmp_pa
         time.sleep(4)
         one = exporter("--pid", str(healthy.pid), "--prometheus", str(ports[0]), "--every", "2s", node="n1")
         other = exporter("--pid", str(slow.pid), "--prometheus", str(ports[1]), "--every", "2s", node="n2")
-        with one, other, prometheus(tmp_path, ports, rules) as ask:
+        with one, other, prometheus(tmp_path, [f"127.0.0.1:{port}" for port in ports], rules) as ask:
 
             def firing():
                 return [alert for alert in ask("alerts")["alerts"] if alert["state"] == "firing"]
@@ -209,50 +212,110 @@ def test_the_alert_fires_for_the_run_that_waits_for_data_and_for_no_other(tmp_pa
     assert re.search(r"slow_loader\.py:\d+", alerts[0]["annotations"]["description"])
 
 
+NODE = """
+import json, os, signal, socket, subprocess, sys
+socket.sethostname(sys.argv[1])
+for words, variables in json.loads(sys.argv[2]):
+    subprocess.Popen(words, env=os.environ | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        signal.pause()
+"""
+"""What the first process of a node does: it starts jobs and an exporter, and waits for them."""
+
+
+def as_root(*words: str) -> bool:
+    try:
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@contextmanager
+def network(*nodes: str):
+    """A network namespace for each of these names, all on one bridge, and the address of each."""
+    bridge, part = f"aitop{os.getpid() % 10_000}", f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    spaces = {node: f"{bridge}-{node}" for node in nodes}
+    addresses = {node: f"{part}.{number}" for number, node in enumerate(nodes, start=1)}
+    steps = [f"link add {bridge} type bridge", f"addr add {part}.254/24 dev {bridge}", f"link set {bridge} up"]
+    for node, space in spaces.items():
+        steps += [f"netns add {space}", f"link add {bridge}{node} type veth peer name eth0 netns {space}"]
+        steps += [f"link set {bridge}{node} master {bridge}", f"link set {bridge}{node} up"]
+        steps += [f"-n {space} addr add {addresses[node]}/24 dev eth0", f"-n {space} link set eth0 up"]
+        steps += [f"-n {space} link set lo up"]
+    try:
+        for step in steps:
+            if not as_root("ip", *step.split()):
+                pytest.skip(f"not permitted here: ip {step}")
+        if not as_root("unshare", "--pid", "--uts", "--fork", "--mount-proc", "true"):
+            pytest.skip("not permitted here: unshare --pid")
+        yield spaces, addresses
+    finally:
+        for space in spaces.values():
+            as_root("ip", "netns", "del", space)
+        as_root("ip", "link", "del", bridge)
+
+
 @pytest.mark.slow
 @needs("prometheus")
 def test_two_nodes_with_four_jobs_are_judged_soon_after_their_start(tmp_path):
-    """A slow loader and a hang on one node; on the other, where the hook is allowed, a straggler and a healthy run.
+    """A slow loader, a hang, a healthy run, and a job with one rank on each of two machines, of which one is late.
 
-    Only the hook tells a straggler. How soon it is depends on how long four jobs take to import torch here.
+    The machines are namespaces: network, processes and host name are of their own. Only the hook tells a straggler. How
+    soon all is judged depends on how long four jobs take to import torch here.
     """
     rules = re.sub(r"for: \S+", "for: 3s", ALERTS)
-    wanted = {("AitopInputBound", "n1", "slow_loader"), ("AitopJobStalled", "n1", "hang")}
-    wanted.add(("AitopStraggler", "n2", "straggler"))
-    ports = [free_port(), free_port()]
+    names = {"1": "slow_loader", "2": "hang", "3": "healthy", "4": "straggler"}
+    python, ranks = sys.executable, str(Path(__file__).with_name("ranks") / "job.py")
     with ExitStack() as running:
-        jobs = {name: running.enter_context(workload(name)) for name in ("slow_loader", "hang", "straggler", "healthy")}
-        names = {str(job.pid): name for name, job in jobs.items()}
-        for node, port, watched, hook in (
-            ("n1", ports[0], ("slow_loader", "hang"), "--no-hook"),
-            ("n2", ports[1], ("straggler", "healthy"), "--hook"),
-        ):
-            pids = [str(jobs[name].pid) for name in watched]
-            arguments = ("--pid", *pids, "--prometheus", str(port), "--every", "5s", hook)
-            running.enter_context(exporter(*arguments, node=node))
-        ask = running.enter_context(prometheus(tmp_path, ports, rules))
+        spaces, addresses = running.enter_context(network("n1", "n2"))
+        export = [python, "-m", "aitop", "export", "--all", "--hook", "--prometheus", "0.0.0.0:9464", "--every", "5s"]
+        for rank, (node, jobs) in enumerate((("n1", ("1", "2")), ("n2", ("3",)))):
+            there = [([python, "-m", f"aitop.workloads.{names[job]}"], {"SLURM_JOB_ID": job}) for job in jobs]
+            meeting = {"MASTER_ADDR": addresses["n1"], "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+            numbers = {"SLURM_JOB_ID": "4", "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+            there += [([python, ranks, "input"], numbers | meeting), (export, {})]
+            alone = ["unshare", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
+            words = ["ip", "netns", "exec", spaces[node], *alone, python, "-c", NODE, node, json.dumps(there)]
+            running.enter_context(started(*words, env=ONE_THREAD))
+        ask = running.enter_context(prometheus(tmp_path, [f"{one}:9464" for one in addresses.values()], rules))
 
         def firing():
             """Alert, node and workload of all that fires."""
             alerts = [alert["labels"] for alert in ask("alerts")["alerts"] if alert["state"] == "firing"]
-            return {(one["alertname"], one["node"], names[one["job"].rpartition("/")[2]]) for one in alerts}
+            return {(one["alertname"], one["node"], names[one["job"]]) for one in alerts}
 
         def judged():
-            first = ask("query", query="aitop_verdict_order == 1")["result"]
-            return {names[series["metric"]["job"].rpartition("/")[2]]: series["metric"] for series in first}
+            """The first verdict by node and workload."""
+            first = [series["metric"] for series in ask("query", query="aitop_verdict_order == 1")["result"]]
+            return {(one["node"], names[one["job"]]): (one["verdict"], one["severity"]) for one in first}
 
-        until(lambda: wanted <= firing() and judged().keys() == jobs.keys(), 90)
+        wanted = {("AitopInputBound", "n1", "slow_loader"), ("AitopJobStalled", "n1", "hang")}
+        # The late rank waits for its data.
+        wanted |= {("AitopStraggler", "n2", "straggler"), ("AitopInputBound", "n2", "straggler")}
+        until(lambda: wanted <= firing() and len(judged()) == 5, 90)
         assert firing() == wanted
-        assert {name: metric["verdict"] for name, metric in judged().items()} | {"healthy": ""} == {
-            "slow_loader": "input-bound", "hang": "hang", "straggler": "straggler", "healthy": "",
-        }  # fmt: skip
-        assert judged()["healthy"]["severity"] == "info"
-        url = ask.url
-        command = [sys.executable, "-m", "aitop", "fleet", "--prometheus", url, "--format", "json", "--over", "5m"]
+        verdicts = judged()
+        assert verdicts.pop(("n2", "healthy"))[1] == "info"
+        assert verdicts == {
+            ("n1", "slow_loader"): ("input-bound", "critical"),
+            ("n1", "hang"): ("hang", "critical"),
+            ("n1", "straggler"): ("comm-bound", "warning"),
+            ("n2", "straggler"): ("input-bound", "critical"),
+        }
+        command = [python, "-m", "aitop", "fleet", "--prometheus", ask.url, "--format", "json", "--over", "5m"]
         fleet = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
-        order = [names[job["job"].rpartition("/")[2]] for job in fleet["jobs"]]
+        late = straggler_of(FleetReader(parse(ask.url)).ranks("4").ranks)
+    order = {names[job["job"]]: job for job in fleet["jobs"]}
     # What stands still comes first, what is in order last.
-    assert (order[0], order[-1], len(order)) == ("hang", "healthy", 4)
+    assert (next(iter(order)), list(order)[-1], len(order)) == ("hang", "healthy", 4)
+    assert (order["straggler"]["nodes"], order["straggler"]["ranks"]) == (["n1", "n2"], 2)
+    verdict = order["straggler"]["verdict"]
+    assert (verdict["id"], verdict["subtype"], verdict["where"]["file"]) == ("straggler", "input-bound", ranks)
+    assert late is not None
+    assert (late.node, late.rank) == ("n2", 1)
 
 
 @pytest.mark.slow
@@ -280,7 +343,7 @@ def test_every_query_of_the_dashboard_returns_data(tmp_path):
     dashboard = json.loads(DEPLOYMENTS.joinpath("grafana.json").read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(queries) > 12
-    with prometheus(tmp_path, [port]) as ask:
+    with prometheus(tmp_path, [f"127.0.0.1:{port}"]) as ask:
         player.join()
         time.sleep(1)
         for query in queries:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from fake_prometheus import COMPUTE, HANG, INPUT, Rank, served, vector
@@ -57,6 +58,19 @@ def test_a_hang_has_no_share_and_is_still_the_verdict():
     ) as fake:
         (job,) = reader(fake).jobs().jobs
     assert (job.finding.name, job.finding.share, job.finding.speedup) == ("hang", None, None)
+
+
+def test_all_ranks_wait_for_one_on_another_machine():
+    elsewhere = ("comm-bound", "elsewhere", "critical", "/x/train.py", 9, 0.7, 3.0)
+    ranks = [Rank("j", f"n{at}", at, 10 + at, wait=0.02 if at == 2 else 0.7) for at in range(4)]
+    ranks = [replace(rank, verdicts=(INPUT if rank.rank == 2 else elsewhere,)) for rank in ranks]
+    with served(*ranks) as fake:
+        (job,) = reader(fake).jobs().jobs
+    assert (job.finding.name, job.finding.place) == ("straggler/input-bound", "decode.py:41")
+    assert (job.finding.share, job.finding.speedup) == (pytest.approx(0.51), None)
+    with served(*(replace(rank, wait=0.7) for rank in ranks)) as fake:
+        (job,) = reader(fake).jobs().jobs
+    assert job.finding.name == "comm-bound/elsewhere", "they wait alike: for the exchange"
 
 
 def test_who_the_job_belongs_to():
@@ -189,6 +203,7 @@ def test_no_number_that_cannot_be_gets_in():
         "wasted": [],
         "verdict": [({"job": "j", "severity": "fatal", "verdict": "x"}, 3.0), ({"job": "j", "severity": "info"}, 1.0)],
         "speedup": [],
+            "late": [({"job": "j", "verdict": "x"}, -3.0)],
     }  # fmt: skip
     (job,) = jobs_of({name: [client.Row(*row) for row in each] for name, each in rows.items()})
     assert (job.job, job.ranks, job.stalled, job.lost, job.finding) == ("j", 2, 2, None, None)

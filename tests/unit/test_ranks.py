@@ -156,6 +156,23 @@ def test_phases_and_single_steps_say_the_same_of_what_a_rank_waits_for_in_its_ba
     assert sum(step.communication_apart for step in records) / total == pytest.approx(phases.communication)
 
 
+def test_a_rank_whose_others_are_all_elsewhere_waits_for_them_or_for_the_exchange():
+    alone = msgspec.structs.replace(host(1000.0), processes=host(1000.0).processes[:1])
+
+    def seen(*steps):
+        found = history(steps)
+        found.add(alone)
+        return aggregate(found, Tick(time=1000.0, wall=0.0))
+
+    waits = seen(0.0, 0.07, 0.08)
+    assert waits.steps.phases.communication == pytest.approx(0.05 / 0.08)
+    verdict = comm_bound(waits).verdict
+    assert (verdict.subtype, verdict.severity, verdict.share) == ("elsewhere", "warning", pytest.approx(0.625))
+    assert "1 of 2 ranks are on other machines" in verdict.evidence[0]
+    assert isinstance(straggler(waits), Abstention)
+    assert comm_bound(seen(0.05, 0.02, 0.08)).level < 0.05
+
+
 def with_calls(*rank_calls, estimated=False):
     """Ranks whose steps of 0.1 s have collectives of these lengths, and no other waits."""
     found = history((0.0, 0.02, 0.1), (0.0, 0.02, 0.1))

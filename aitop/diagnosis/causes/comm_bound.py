@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from aitop.diagnosis.device import calls_of
-from aitop.diagnosis.evidence import main_lines
+from aitop.diagnosis.evidence import main_lines, records
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.ranks import Ranks
@@ -33,13 +35,48 @@ def too_few_steps(snapshot: Snapshot) -> str | None:
     return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
 
 
-def _look(snapshot: Snapshot) -> Explanation | str | None:
-    """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late."""
-    ranks, facts = snapshot.ranks, snapshot.facts
-    if ranks is None or not ranks.step:
+def _ready(snapshot: Snapshot) -> str | None:
+    return None if _waits_alone(snapshot) is not None else too_few_steps(snapshot)
+
+
+def _waits_alone(snapshot: Snapshot) -> float | None:
+    """The share of a step (0..1) that the only rank of this machine waits for others; None where it is not that."""
+    ranks = snapshot.ranks
+    if ranks is None or len(ranks.ranks) != 1 or (ranks.world_size or 1) < 2:
         return None
-    if ranks.exchange is None:
-        return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
+    phases = ranks.ranks[0].phases
+    if phases is None or phases.wait is None or len(records(snapshot)) < MIN_STEPS:
+        return None
+    length = sum(seconds for seconds in msgspec.structs.astuple(phases) if seconds is not None)
+    return phases.wait / length if length > 0.0 else None
+
+
+def _elsewhere(ranks: Ranks) -> list[str]:
+    """How many ranks are on other machines, in words; empty where none is."""
+    number = (ranks.world_size or 0) - len(ranks.ranks)
+    told = f"{number} of {ranks.world_size} ranks are on other machines, and one of them may be late"
+    return [f"{told}: `aitop fleet` compares all ranks, where `aitop export --hook` watches them"] if number > 0 else []
+
+
+def _look(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late.
+
+    When the last one comes is not known of ranks on other machines.
+    """
+    ranks, facts = snapshot.ranks, snapshot.facts
+    alone = _waits_alone(snapshot)
+    if ranks is not None and alone is not None:
+        return Explanation(
+            subtype="elsewhere",
+            share=alone,
+            critical=False,
+            title=f"{percent(alone)} of each step waits for ranks on other machines, or for the exchange with them",
+            where=_where(snapshot, ()),
+            evidence=_elsewhere(ranks),
+            ranks=tuple(rank.rank for rank in ranks.ranks if rank.rank is not None),
+        )
+    if ranks is None or not ranks.step or ranks.exchange is None:
+        return None
     share = min(0.95, ranks.exchange / ranks.step)
     gone = share if ranks.apart is None else max(share, 1.0 - ranks.apart / ranks.step)
     ddp = facts.ddp if facts else None
@@ -62,6 +99,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
             *_evidence(1e3 * ranks.exchange, ddp),
             *_beside(ranks, gone - share),
             *scaling(ranks),
+            *_elsewhere(ranks),
             *map(_site_words, sites[:MOST_SITES]),
         ),
         fixes=_fixes(snapshot, share, gone, calls / ranks.step, sites, small=small),
@@ -151,4 +189,4 @@ def _fixes(
     return fixes
 
 
-comm_bound = Rule("comm-bound", _look, Band(enter=0.2, leave=0.12), ready=too_few_steps)
+comm_bound = Rule("comm-bound", _look, Band(enter=0.2, leave=0.12), ready=_ready)

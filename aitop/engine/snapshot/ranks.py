@@ -52,15 +52,18 @@ def ranks_view(history: History, now: float) -> Ranks | None:
         pid: _recent(history.hooks.get(pid), since, len(records), timed=True) if _any_estimated(records) else records
         for pid, records in recent.items()
     }
-    aligned = _aligned({pid: records for pid, records in timed.items() if len(records) >= LEAST_STEPS})
-    own = _own_backward(history, aligned)
-    waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
+    enough = {pid: records for pid, records in timed.items() if len(records) >= LEAST_STEPS}
+    aligned = _aligned(enough)
+    # Beside ranks elsewhere one by itself waits for others, too.
+    measured = aligned or (enough if world > len(processes) else {})
+    own = _own_backward(history, measured)
+    waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in measured.items()}
     work = {
         pid: [record.seconds - wait for record, wait in zip(records, waits[pid], strict=True)]
         for pid, records in aligned.items()
     }
     together = list(zip(*work.values(), strict=True))
-    compared = _Compared(aligned, waits, work, [(min(step), max(step)) for step in together])
+    compared = _Compared(measured, waits, work, [(min(step), max(step)) for step in together])
     cores = on_cores(history)
     views = [_rank_view(history, process, recent[process.pid], compared, cores) for process in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
@@ -211,8 +214,8 @@ def _collectives(
 
 
 class _Compared(msgspec.Struct, frozen=True):
-    """The steps that several ranks made together; by pid, each list as long as the others. `bounds` are the least and
-    the most that any of them worked in a step.
+    """The steps that several ranks made together, by pid, and how long each waited in them. `work` and `bounds`, the
+    least and the most that any of them worked in a step, are empty for a rank that all others are elsewhere for.
     """
 
     records: Mapping[int, Sequence[StepRecord]]
@@ -246,9 +249,9 @@ def _rank_view(
         gpu_clock=_clock(history, device),
         phases=_phases(mine, compared.waits[pid]) if mine else _phases(recent, None),
     )
-    if not mine:
+    own = compared.work.get(pid)
+    if own is None:
         return view
-    own = compared.work[pid]
     skew = tuple(seconds - least for seconds, (least, _) in zip(own, compared.bounds, strict=True))
     last = [seconds >= most for seconds, (_, most) in zip(own, compared.bounds, strict=True)]
     samples = [record.samples for record in mine if record.samples is not None]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from aitop.errors import AitopError, NotEnoughEvidenceError
-from aitop.model.fleet import Attempt, CodeLine, Finding, Fleet, FleetJob, FleetRank, JobRanks
+from aitop.model.fleet import LEAST_LEAD, Attempt, CodeLine, Finding, Fleet, FleetJob, FleetRank, JobRanks
 from aitop.model.verdict import Severity
 from aitop.sources.host.identity import node_name
 from aitop.sources.prometheus.address import Address
@@ -101,6 +101,7 @@ def page(window: float) -> dict[str, str]:
         "wasted": f"sum by ({job}) ({seen}) * {step} / 3600",
         "verdict": _first(job, ""),
         "speedup": _speedup(job, ""),
+        "late": _late(job),
     }
 
 
@@ -154,6 +155,17 @@ def _speedup(by: str, selector: str) -> str:
     return f"max by ({by}, verdict) ({first})"
 
 
+def _late(job: str) -> str:
+    """The query for what holds up the rank of each job that waits least: its first verdict, by how much less it waits.
+
+    The exporter of a machine knows only of the ranks there. All of them wait for one on another machine.
+    """
+    rank = _labels("job", "node", "rank")
+    waits = f'max by ({rank}) (aitop_phase_ratio{{phase="communication"}})'
+    least = f"topk by ({job}) (1, avg by ({job}) ({waits}) - on ({job}) group_right () {waits})"
+    return f"(aitop_verdict_order == 1) * on ({rank}) group_left () ({least} >= {LEAST_LEAD})"
+
+
 def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
     """The jobs that the answers to the queries of `page` tell of."""
     nodes: dict[str, dict[str, float]] = {}
@@ -162,6 +174,9 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
             nodes.setdefault(job, {})[node] = ranks
     figures = {name: _values(answers[name], "job") for name in ("stalled", "lost", "wasted")}
     findings = _findings(answers, {(job,): sum(on.values()) for job, on in nodes.items()}, "job")
+    for key, straggler in _stragglers(answers).items():
+        if key in findings and findings[key].verdict not in ("straggler", "hang"):
+            findings[key] = straggler
     users: dict[str, set[str]] = {}
     for job, user in _values(answers["user"], "job", "user"):
         users.setdefault(job, set()).add(user)
@@ -225,6 +240,20 @@ def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dic
             where=CodeLine(file, _whole(line) or 0) if file else None,
         )
     return findings
+
+
+def _stragglers(answers: Answers) -> dict[Key, Finding]:
+    """Of each job that waits for one rank, that it does, with the verdict on this rank as the subtype."""
+    found = {}
+    for row in answers["late"]:
+        if row.value <= 0.0:
+            continue
+        verdict, file, line = _key(row, ("verdict", "file", "line"))
+        where = CodeLine(file, _whole(line) or 0) if file else None
+        found[_key(row, ("job",))] = Finding(
+            verdict="straggler", subtype=verdict or None, severity="warning", share=_ratio(row.value), where=where
+        )
+    return found
 
 
 def _values(rows: Sequence[Row], *labels: str) -> dict[Key, float]:
