@@ -87,12 +87,13 @@ def exporter(*arguments: str, node: str = "n1"):
 
 
 @contextmanager
-def prometheus(folder: Path, targets: list[str], rules: str | None = None):
-    """A Prometheus that scrapes these addresses every second; gives a function for its API."""
+def prometheus(folder: Path, targets: list[str], rules: str | None = None, **settings: object):
+    """A Prometheus that scrapes these addresses every second, with these settings; gives a function for its API."""
     job = {
         "job_name": "aitop",
         "honor_labels": True,
         "static_configs": [{"targets": targets}],
+        **settings,
     }
     config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [job]}
     if rules is not None:
@@ -166,6 +167,16 @@ def test_the_daemon_set_has_what_reading_other_pods_takes():
     assert cli.parse(container["command"][1:]).prometheus.endswith(f":{container['ports'][0]['containerPort']}")
 
 
+def test_kubernetes_takes_the_daemon_set():
+    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    documents = list(yaml.safe_load_all(DEPLOYMENTS.joinpath("kubernetes.yaml").read_text(encoding="utf-8")))
+    for document in documents:
+        schemas.validate(document, "1.28", strict=True)
+    documents[-1]["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate(documents[-1], "1.28", strict=True)
+
+
 @pytest.mark.slow
 def test_a_real_run_is_scraped_and_its_series_end_with_it(tmp_path):
     port, file = free_port(), tmp_path / "aitop.prom"
@@ -187,6 +198,76 @@ def test_a_real_run_is_scraped_and_its_series_end_with_it(tmp_path):
             # The processes named have ended, so there is nothing left to export.
             assert export.wait(20) == 0
     assert not file.exists()
+
+
+def certificate(folder: Path, name: str) -> dict[str, str]:
+    """A key and a certificate that it signed itself, for 127.0.0.1."""
+    files = {"key_file": str(folder / f"{name}.key"), "cert_file": str(folder / f"{name}.crt")}
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    words += ["-keyout", files["key_file"], "-out", files["cert_file"]]
+    subprocess.run(words, check=True, capture_output=True)
+    return files
+
+
+@pytest.mark.slow
+@needs("prometheus")
+@needs("openssl")
+def test_prometheus_scrapes_over_https_with_a_certificate_of_its_own_and_not_without(tmp_path):
+    server, client, port = certificate(tmp_path, "server"), certificate(tmp_path, "client"), free_port()
+    arguments = ["--tls-cert", server["cert_file"], "--tls-key", server["key_file"]]
+    arguments += ["--tls-clients", client["cert_file"]]
+    with started(sys.executable, "-c", "import time; time.sleep(300)") as target, ExitStack() as running:
+        running.enter_context(exporter("--pid", str(target.pid), "--prometheus", str(port), *arguments))
+        trusted = {"ca_file": server["cert_file"]}
+        ups = {}
+        for name, settings in (
+            ("with", {"scheme": "https", "tls_config": trusted | client}),
+            ("without", {"scheme": "https", "tls_config": trusted}),
+            ("plain", {}),
+        ):
+            (tmp_path / name).mkdir()
+            asking = prometheus(tmp_path / name, [f"127.0.0.1:{port}"], **settings)
+            ups[name] = running.enter_context(asking)
+        until(lambda: ups["with"]("query", query="aitop_jobs")["result"], 60)
+        for name in ("without", "plain"):
+            (up,) = until(lambda name=name: ups[name]("query", query="up")["result"], 20)
+            assert up["value"][1] == "0"
+            assert not ups[name]("query", query="aitop_jobs")["result"]
+
+
+NODE_EXPORTER = "prometheus-node-exporter"
+
+
+@pytest.mark.slow
+@needs(NODE_EXPORTER)
+def test_node_exporter_reads_the_text_file_whole_while_it_is_replaced(tmp_path):
+    port, file = free_port(), tmp_path / "aitop.prom"
+    options = ["--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={tmp_path}"]
+    options.append(f"--web.listen-address=127.0.0.1:{port}")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with started(sys.executable, "-c", "import time; time.sleep(300)") as target, ExitStack() as running:
+        running.enter_context(started(NODE_EXPORTER, *options, **quiet))
+        export = running.enter_context(exporter("--pid", str(target.pid), "--textfile", str(file), "--every", "1s"))
+        until(file.exists, 60)
+        written, seen = set(), 0
+        while len(written) < 4:
+            written.add(file.stat().st_mtime_ns)
+            text = until(lambda: answer_of(f"http://127.0.0.1:{port}/metrics"), 10)
+            assert "node_textfile_scrape_error 0" in text
+            assert 'aitop_jobs{node="n1"}' in text
+            seen += 1
+        export.terminate()
+        export.wait(20)
+        assert "aitop_jobs" not in until(lambda: answer_of(f"http://127.0.0.1:{port}/metrics"), 10)
+    assert seen >= 4
+
+
+def answer_of(url: str) -> str | None:
+    try:
+        return get(url)
+    except OSError:
+        return None
 
 
 @pytest.mark.slow
