@@ -249,7 +249,7 @@ def test_no_entry_is_blamed_twice(data):
     def watched(rule):
         def judge(seen):
             judgement = rule(seen)
-            if isinstance(judgement, Finding) and judgement.level >= rule.band.leave:
+            if isinstance(judgement, Finding) and judgement.level >= rule.band.enter:
                 claimed.extend(map(claim, judgement.claims))
             return judgement
 
