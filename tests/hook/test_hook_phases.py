@@ -442,6 +442,19 @@ def test_what_a_step_costs_is_not_known_where_nothing_makes_steps(watched):
     assert watched.cost._timed and watched.facts().cost_us is None
 
 
+def test_where_no_optimizer_steps_only_a_forward_is_taken_for_a_unit(watched):
+    cost = watched.cost
+    called = []
+    calls = [(called.append, (name,)) for name in ("next", "forward", "backward", "before", "after")]
+    cost._step(calls)
+    assert called == ["forward"]
+    model = Net()
+    train(model, loader(count=4), torch.optim.SGD(model.parameters(), lr=0.1))
+    called.clear()
+    cost._step(calls)
+    assert called == ["next", "forward", "backward", "before", "after"]
+
+
 def test_workers_of_a_loader_write_nothing(watched):
     class Predicting(Rows):
         def __getitem__(self, index):

@@ -40,7 +40,7 @@ class Cost(Measure):
     """
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
-        self._ticks = session.ticks
+        self._ticks, self._run = session.ticks, session.journal
         self._timed: deque[int] = deque(maxlen=SAMPLES)
         self._counted: deque[int] = deque(maxlen=SAMPLES)
         self._due = _now() + FIRST_AFTER_NS
@@ -114,9 +114,12 @@ class Cost(Measure):
         return length
 
     def _step(self, calls: list[_Call]) -> int:
-        """Return how long it took to get into each of these calls and out again, each after the caches were filled."""
+        """Return how long it took to get into each of these calls and out again, each after the caches were filled.
+
+        Where no optimizer steps, the unit is a forward: that is the only call of a step's that the run makes.
+        """
         length = 0
-        for call, args in calls:
+        for call, args in calls if self._run.steps else calls[1:2]:
             self._began = self._ended = 0
             self._cold.find(0)
             start = _now()
