@@ -48,10 +48,12 @@ def _hook_before(session: Session) -> Callable[..., None]:
     compiling = session.compiling
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if compiling() or journal.counting:
+        if compiling() or journal.passes:
             return
         if ident() != journal.owner and session.not_owner(training=True):
             return
+        if journal.counting:
+            journal.stop_counting(clock())
         if journal.stepping:
             if within_step(2):
                 # An optimizer inside another one, or a subclass that calls its base.
@@ -86,7 +88,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
         if compiling():
             return
         key = identity(optimizer)
-        if journal.counting:
+        if journal.counting == kind:
             now = clock()
             if now - journal.last_step < journal.longest and now < journal.count_until and journal.optimizer == key:
                 journal.last_step = now
@@ -118,7 +120,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
             journal.skip -= 1
         else:
             look_after(journal, now)
-            if journal.count_soon:
+            if journal.count_soon == kind:
                 journal.begin_counting(now, key)
 
     return after_step
@@ -135,7 +137,7 @@ def _end_counting(journal: Journal, key: int, now: int) -> None:
     """End the counting at the end of a step that was long or another optimizer's, or when its time is over."""
     usual = now - journal.last_step < journal.longest and journal.optimizer == key
     if not usual:
-        journal.stop_counting(now, True)
+        journal.stop_counting(now)
         journal.note(OPTIMIZER_ENDS, now, now, key, -1)
     journal.last_step = now
     journal.steps += 1

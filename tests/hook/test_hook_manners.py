@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import aitop.hook
 from aitop.hook import session as session_module
+from aitop.protocol.events import OPTIMIZER_ENDS
 
 
 def run_a_little(model=None):
@@ -52,7 +53,8 @@ def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):
     assert traced() == before
     watched.session.journal.skip = 100
     assert traced() == before, "in a fast run too"
-    watched.session.sampling.begin(time.monotonic_ns(), 0)
+    watched.session.journal.count_soon = OPTIMIZER_ENDS
+    watched.session.sampling.begin(time.monotonic_ns(), 1)
     assert traced() == before and watched.session.journal.counting
     watched.ring.close()
 
