@@ -15,8 +15,7 @@ from typing import Any
 NAME = "_aitop_hook"
 
 _session: Any = None
-# A TorchWatch while torch is awaited.
-_torch_watch: Any = None
+_torch_watch: TorchWatch | None = None
 
 
 def install(way: str, load: Callable[[str], Any] | None = None, *, imported: bool = False) -> str:
@@ -49,9 +48,6 @@ def install_when_torch_is_there(way: str) -> str:
         if "torch" in sys.modules:
             return install(way)
         if _torch_watch is None:
-            # An attach does without it: there torch is imported.
-            from .torch_watch import TorchWatch
-
             _torch_watch = TorchWatch(lambda: install(way, imported=True))
             sys.meta_path.insert(0, _torch_watch)
     except Exception as error:
@@ -122,6 +118,58 @@ def _is_multiprocessing_child() -> bool:
         return False
     # While a spawned child is still unpickling what it is to do, it is only marked as inheriting.
     return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)
+
+
+class TorchWatch:
+    """Calls `imported`, which must not raise, right after torch was imported.
+
+    It is a finder of modules that finds none itself: it lets the other finders find torch, and then waits for the end
+    of its import. Until then it costs one string comparison per import, afterwards nothing.
+    """
+
+    def __init__(self, imported: Callable[[], object]) -> None:
+        self._imported = imported
+        self._asking = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec that another finder has for torch, None for other modules."""
+        if name != "torch" or self._asking:
+            return None
+        self._asking = True
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if find is not None and finder is not self else None
+                if spec is not None:
+                    self._arrange(spec)
+                    return spec
+        finally:
+            self._asking = False
+        return None
+
+    def stop(self) -> None:
+        """Take this finder out."""
+        # A new list: a thread that imports at this moment iterates the old one, and would miss a finder in it.
+        if self in sys.meta_path:
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
+    def _arrange(self, spec: Any) -> None:
+        loader = spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            self.stop()
+            self._imported()
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            # A loader with slots: torch is imported without the hook.
+            self.stop()
 
 
 if __name__ == "aitop.hook":

@@ -39,8 +39,6 @@ class Journal:
     nests           an optimizer was seen that calls another one, or its base class
     steps           optimizer steps so far
     last_step       when the last one ended
-    last_forward    while forwards are counted, when the last one ended
-    forwards        how many were counted since the counting began
 
     How much is looked at:
     fast            steps are short, so measuring has to be brief
@@ -54,12 +52,14 @@ class Journal:
     device          the clock of the device (DeviceClock), None without one
     computed        is told when a model began and ended to compute; None where no requests are measured
 
-    While units are only counted (see sampling.py):
-    counting        the kind of event that ends such a unit, 0 where each is timed
+    While steps are only counted (see sampling.py):
+    counting        steps are not timed
     count_until     when counting ends at the latest
-    count_soon      the kind of event with which counting begins at the end of the unit under way, 0 for none
-    longest         a longer unit ends the counting (nanoseconds)
-    passes          calls that are still passed on without a look while steps are counted
+    count_soon      counting begins at the end of the step under way
+    longest         a longer step, or wait for a batch, ends the counting (nanoseconds)
+    forward_began   when the first forward of the step under way began
+    passes          batches and forwards that are still passed on without a look
+    has_teacher     most steps have forwards without gradient, so that such a forward does not end the counting
     begin_counting, stop_counting   see Sampling
     """
 
@@ -79,9 +79,9 @@ class Journal:
         "due",
         "extend",
         "fast",
-        "forwards",
+        "forward_began",
+        "has_teacher",
         "inputs",
-        "last_forward",
         "last_step",
         "longest",
         "nested",
@@ -108,7 +108,6 @@ class Journal:
         self.busy = False
         self.collecting = 0
         self.optimizer = self.stepping = self.nested = self.steps = self.last_step = 0
-        self.last_forward = self.forwards = 0
         self.nests = False
         self.fast = False
         self.skip = self.due = 0
@@ -121,9 +120,10 @@ class Journal:
         self.count_ops: Callable[[tuple[Any, ...]], None] = _nothing
         self.device: Any = None
         self.computed: Callable[..., None] | None = None
-        self.counting = self.count_soon = self.count_until = self.longest = self.passes = 0
+        self.counting = self.count_soon = self.has_teacher = False
+        self.count_until = self.longest = self.forward_began = self.passes = 0
         self.begin_counting: Callable[[int, int], None] = _nothing
-        self.stop_counting: Callable[[int], None] = _nothing
+        self.stop_counting: Callable[..., None] = _nothing
 
     def note(self, kind: int, start: int, end: int, a: int = 0, b: int = 0) -> None:
         """Add an event. Events beyond `MOST_WORDS` are dropped."""

@@ -48,12 +48,10 @@ def _hook_before(session: Session) -> Callable[..., None]:
     compiling = session.compiling
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if compiling() or journal.passes:
+        if compiling() or journal.counting:
             return
         if ident() != journal.owner and session.not_owner(training=True):
             return
-        if journal.counting:
-            journal.stop_counting(clock())
         if journal.stepping:
             if within_step(2):
                 # An optimizer inside another one, or a subclass that calls its base.
@@ -88,7 +86,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
         if compiling():
             return
         key = identity(optimizer)
-        if journal.counting == kind:
+        if journal.counting:
             now = clock()
             if now - journal.last_step < journal.longest and now < journal.count_until and journal.optimizer == key:
                 journal.last_step = now
@@ -120,7 +118,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
             journal.skip -= 1
         else:
             look_after(journal, now)
-            if journal.count_soon == kind:
+            if journal.count_soon:
                 journal.begin_counting(now, key)
 
     return after_step
@@ -137,7 +135,7 @@ def _end_counting(journal: Journal, key: int, now: int) -> None:
     """End the counting at the end of a step that was long or another optimizer's, or when its time is over."""
     usual = now - journal.last_step < journal.longest and journal.optimizer == key
     if not usual:
-        journal.stop_counting(now)
+        journal.stop_counting(now, True)
         journal.note(OPTIMIZER_ENDS, now, now, key, -1)
     journal.last_step = now
     journal.steps += 1

@@ -102,9 +102,7 @@ def wrap_iter(original: Callable[..., Any], session: Session) -> Callable[..., A
     return __iter__
 
 
-def wrap_forward(  # noqa: PLR0915
-    original: Callable[..., Any], session: Session, holder: Any = None
-) -> Callable[..., Any]:
+def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = None) -> Callable[..., Any]:
     """Wrap `__call__` of a root's class.
 
     If `__call__` was inherited from the class `holder`, look it up there at each call: others may patch it later,
@@ -121,53 +119,43 @@ def wrap_forward(  # noqa: PLR0915
         if compiling():
             return call(*args, **kwargs)
         if journal.passes:
-            journal.passes -= 1
-            return call(*args, **kwargs)
+            if grad_enabled():
+                journal.passes -= 1
+                return call(*args, **kwargs)
+            # An evaluation, or a part of a forward that was passed on: this step is the last that is counted.
+            journal.passes = journal.longest = 0
         if ident() == journal.owner:
             if journal.busy:
                 return call(*args, **kwargs)
         elif session.not_owner():
             return session.aside(call, args, kwargs)
-        start = clock()
-        if journal.counting:
-            kind = with_gradient if grad_enabled() else alone
-            if journal.counting == kind:
-                try:
-                    journal.busy = True
-                    return call(*args, **kwargs)
-                finally:
-                    journal.busy = False
-                    end = clock()
-                    if end - journal.last_forward < journal.longest and end < journal.count_until:
-                        journal.last_forward = end
-                        journal.forwards += 1
-                    elif journal.counting:
-                        journal.stop_counting(start)
-                        extend((kind, start, end, journal.size, journal.tokens))
-            journal.stop_counting(start)
         device = journal.device
         span = None if device is None else device.begin(0)
+        start = clock()
         try:
             journal.busy = True
             return call(*args, **kwargs)
         finally:
             journal.busy = False
-            end = clock()
-            grad = grad_enabled()
-            if span is not None:
-                device.end(span, grad)
-            if not journal.skip:
-                look_at(args[1:], kwargs, end, session)
-            kind = with_gradient if grad else alone
-            extend((kind, start, end, journal.size, journal.tokens))
-            if journal.computed is not None:
-                journal.computed(start, end)
-            if journal.skip and end - journal.due < late:
-                journal.skip -= 1
-            else:
-                look_after(journal, end)
-                if journal.count_soon == kind:
-                    journal.begin_counting(end, 0)
+            if journal.counting:
+                if start > journal.count_until or (journal.longest and not (grad_enabled() or journal.has_teacher)):
+                    journal.stop_counting(start)
+                elif journal.forward_began < journal.last_step:
+                    journal.forward_began = start
+            if not journal.counting:
+                end = clock()
+                grad = grad_enabled()
+                if span is not None:
+                    device.end(span, grad)
+                if not journal.skip:
+                    look_at(args[1:], kwargs, end, session)
+                extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
+                if journal.computed is not None:
+                    journal.computed(start, end)
+                if journal.skip and end - journal.due < late:
+                    journal.skip -= 1
+                else:
+                    look_after(journal, end)
 
     return __call__
 
@@ -256,12 +244,10 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
     kind, late = BACKWARD, LATE_NS
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if journal.passes:
+        if journal.counting:
             return original(*args, **kwargs)
         if journal.busy if ident() == journal.owner else session.not_owner():
             return original(*args, **kwargs)
-        if journal.counting:
-            journal.stop_counting(clock())
         if journal.ops_due:
             journal.count_ops(args)
         device = journal.device

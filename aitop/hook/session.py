@@ -123,8 +123,8 @@ class Session:
         self._errors = 0
         self._leaving = self._gone = False
         self._steps = 0
-        # Steps, and forwards, that were only counted up to the last tick.
-        self._counted = (0, 0)
+        # How many of `_steps` were only counted.
+        self._counted = 0
         self._trains_until = 0
         # Whether no forward was seen before the last optimizer step; the forwards since then.
         self._blind = False
@@ -332,12 +332,13 @@ class Session:
             return
         try:
             self._ticking = True
-            newest = self.journal.newest
-            timed, counted = self._send(now)
+            newest, steps, counted = self.journal.newest, self._steps, self._counted
+            self._send(now)
             if now > self._look_due:
                 self.look(now)
-            if timed or counted:
-                self.ticks.append((timed, counted, time.monotonic_ns() - now))
+            counted = self._counted - counted
+            if self._steps > steps:
+                self.ticks.append((self._steps - steps - counted, counted, time.monotonic_ns() - now))
             if self._load is not None:
                 self._load_some(self._load)
             if self.burst is not None and self.burst.active:
@@ -345,7 +346,8 @@ class Session:
                     newest == FORWARD and self._unused > FORWARDS_WITHOUT_BACKWARD
                 )
                 self.burst.tick(now, self.journal.last_step, served)
-                self.journal.due = self.journal.count_soon = 0
+                self.journal.due = 0
+                self.journal.count_soon = False
         except Exception:
             self.failed()
         finally:
@@ -358,7 +360,8 @@ class Session:
         if self._roots is not None:
             self._roots.look(now, self._steps, self._blind)
             if self._roots.watching:
-                journal.due = self._look_due = journal.count_soon = 0
+                journal.due = self._look_due = 0
+                journal.count_soon = False
         self._optimizers.look()
         for measure in list(self.measures):
             try:
@@ -380,42 +383,34 @@ class Session:
             self.facts.changed = False
             self.ring.write_facts(self.facts.text(self.measures))
 
-    def _send(self, now: int) -> tuple[int, int]:
-        """Write the noted events to the ring, and update from them whether the run trains and how fast it steps.
-
-        Returns how many units were timed, and how many were only counted.
-        """
+    def _send(self, now: int) -> None:
+        """Write the noted events to the ring, and update from them whether the run trains and how fast it steps."""
         journal = self.journal
         if journal.device is not None:
             journal.device.drain()
         if self.ring is None and not self._open_ring():
-            return 0, 0
+            return
         if _thread.get_ident() == journal.owner:
             self.sampling.over()
         words = journal.take()
         kinds = bytes(words[::EVENT_WORDS])
         steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)
-        self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         served = kinds.count(FORWARD_ALONE) + kinds.count(ASIDE)
-        if self._unused > FORWARDS_WITHOUT_BACKWARD:
-            # Inference without `no_grad`.
-            served += forwards
         if steps or BACKWARD in kinds:
             self._trains_until = now + TRAINING_ENDS_AFTER_NS
         trains = now < self._trains_until
-        before, self._counted = self._counted, (self.sampling.counted, self.sampling.forwards)
-        timed, counted = steps if trains else served, self._counted[not trains] - before[not trains]
-        self._steps += timed + counted
+        counted, self._counted = self._counted, self.sampling.counted
+        self._steps += steps + self._counted - counted if trains else served
         self._forwards += forwards
         if steps:
             # Counted over several ticks: in a slow run each phase has its own tick.
             self._blind, self._forwards = not self._forwards, 0
+        self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         journal.fast = steps + served > FAST_STEPS_IN_A_TICK
-        self.sampling.consider(words, kinds, now)
+        self.sampling.consider(words, kinds)
         if words and self.ring is not None:
             self.ring.write(words)
             self.ring.write_progress(self._steps, self._trains_until)
-        return timed, counted
 
     def _open_ring(self) -> bool:
         """Open the ring at the first step or request, but not in a loader worker. Returns whether it is open."""

@@ -212,8 +212,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
-    """What came out of one process's ring since the last read. `lost` counts records overwritten before being read,
-    and units so short that only some of those that were counted have a record.
+    """What came out of one process's ring since the last read. `lost` counts records overwritten before being read.
 
     `sequence` numbers the collective of the whole job's group that was called last; None where none was seen.
     A process that serves has `requests`, `iterations` of its engine and `pauses` as well as steps, or instead of them;

@@ -34,11 +34,10 @@ TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
 #   DEVICE              number, forward, backward, optimizer
 #   DEVICE_REST         number, idle
 OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
-# Where units (steps, or forwards where nothing trains) are short, most of them are only counted. `b` is the kind of the
-# events that end them:
-#   COUNTING_BEGINS     a unit has ended; those that follow are only counted, each no longer than `a` nanoseconds
-#   COUNTED             `a` units went by between `start`, where counting began, and `end`; events that follow are timed
-#   UNSEEN              nothing is known of the step under way, between its `start` and `end`
+# Where steps are short, most of them are only counted:
+#   COUNTING_BEGINS     a step has ended; steps that follow are only counted, each no longer than `a` nanoseconds
+#   COUNTED             `a` steps went by between `start`, where counting began, and `end`; events that follow are timed
+#   UNSEEN              nothing is known of the step under way between `start` and `end`
 COUNTING_BEGINS, COUNTED, UNSEEN = range(21, 24)
 # Servers. What does not fit into one event stands in those before it; all of one request, or turn, are noted at once:
 #   REQUEST             a request was answered; `start` is its arrival: tokens that came out, tokens of the prompt
@@ -57,8 +56,6 @@ KINDS = 32
 
 # The events above that end a phase: what happened within the phase was noted before.
 PHASES = (LOADER, NEXT, NO_NEXT, FORWARD, FORWARD_ALONE, BACKWARD, OPTIMIZER_ENDS, SAVE)
-# Of these, those that may be the units of a run in which nothing trains.
-FORWARDS = (FORWARD, FORWARD_ALONE)
 # What a server does: it belongs to no step.
 SERVING = (*range(REQUEST_PARTS, REQUEST + 1), *range(ITERATION_PARTS, ITERATION + 1), COMPILE)
 # In these, the second and third word are no moments.

@@ -10,7 +10,7 @@ MEMFD_NAME = "aitop-hook"
 # What a descriptor of that memory is called under /proc/PID/fd.
 MEMFD_LINK = f"/memfd:{MEMFD_NAME} (deleted)"
 MAGIC = int.from_bytes(b"AITOPRNG", "little")
-VERSION = 3
+VERSION = 2
 
 WORD = 8
 # Words of the header, by index.

@@ -1,4 +1,4 @@
-"""CPU time that the hook adds to one step, or forward: two equal runs in one process, and the hook watches one of them.
+"""CPU time that the hook adds to one step: two equal runs in one process, and the hook watches one of them.
 
 The runs take turns step by step, so that whatever else the machine does affects both alike. This resolves single
 microseconds, where rounds of a second (hook_cost.py) resolve tens of them. Times are CPU times of the thread, which is
@@ -9,8 +9,7 @@ never idle here. Each step finds the caches filled by the other run.
             either adds is printed apart, with the mean of both; what is done a few times a second comes on top
   timed     each step timed, as where steps are not short
   counted   each step only counted
-
-Then the same of two runs that only call their model, without gradient, as a server or an evaluation does.
+  passed    each step only counted, batches and forwards passed on without a look
 
     python tests/bench/hook_cost_steps.py --seconds 45
 """
@@ -35,7 +34,6 @@ from torch.utils.data import dataloader as data
 import aitop.hook
 from aitop.hook import phases, sampling
 from aitop.hook.optimizer import optimizer_hooks
-from aitop.protocol.events import FORWARD_ALONE, OPTIMIZER_ENDS
 
 # Steps of a block; those of `run` are enough for several turns, and all is held against `nothing`.
 WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
@@ -96,21 +94,22 @@ class Switch:
         journal, now = self.journal, time.monotonic_ns()
         self.session.sampling.over()
         self.session.ticks.clear()
-        journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, 0
-        # Nothing rare has happened for long.
-        self.session.sampling._timed_until = 0
-        if not self.optimizer:
-            self.session._trains_until = 0
+        journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
+        # A block of `counted` leaves one that never comes.
+        journal.count_until = journal.passes = 0
+        # A run in which nothing rare has happened for long.
+        self.session.sampling._look_until = 1
         sampling.FAST_TICKS = 2 if variant == "run" else LONG_NS
         for owner, name, wrapper in self.classes:
             if variant != "nothing":
                 setattr(owner, name, wrapper)
             elif name in vars(owner):
                 delattr(owner, name)
-        if variant == "counted":
-            journal.longest, journal.count_soon = LONG_NS, OPTIMIZER_ENDS if self.optimizer else FORWARD_ALONE
+        if variant in ("counted", "passed"):
+            journal.longest = LONG_NS
             self.session.sampling.begin(now, self.optimizer)
-            journal.count_until, journal.passes = LONG_NS, LONG_NS if self.optimizer else 0
+            journal.count_until = LONG_NS
+            journal.passes = LONG_NS if variant == "passed" else 0
 
     @contextlib.contextmanager
     def on(self, variant: str) -> Iterator[None]:
@@ -142,11 +141,11 @@ def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator
         start = clock()
         next(plain)
         without = clock() - start
-        counted = bool(journal.counting)
+        counted = journal.counting
         with switch.on(variant):
             start = clock()
             next(watched)
-            steps.append((without, clock() - start, counted and bool(journal.counting)))
+            steps.append((without, clock() - start, counted and journal.counting))
     if variant == "run":
         switch.at_it += sum(pair[1] for pair in steps)
         switch.in_all += clock() - began
@@ -175,9 +174,8 @@ def _quick(times: list[int]) -> float:
     return statistics.fmean(ordered[len(ordered) // 20 : len(ordered) // 3])
 
 
-def figures(times: dict[str, list[Pair]], switch: Switch, unit: str) -> Iterator[Figure]:
-    """What each variant adds to a unit (a step, a forward) beyond the order of the two runs."""
-    step_us = statistics.median(pair[0] for pair in times["nothing"]) / 1000
+def figures(times: dict[str, list[Pair]], switch: Switch, step_us: float) -> Iterator[Figure]:
+    """What each variant adds beyond the order of the two runs."""
     base, base_error = added(times["nothing"])
 
     def line(what: str, taken: list[Pair], most: float | None = None) -> Figure:
@@ -187,14 +185,12 @@ def figures(times: dict[str, list[Pair]], switch: Switch, unit: str) -> Iterator
         spread = f"± {(error**2 + base_error**2) ** 0.5:.1f}, {len(taken)} steps"
         return Figure(what, microseconds - base, "µs", most=most, spread=spread)
 
-    yield line(f"added where each {unit} is only counted", times["counted"])
-    yield line(f"added where each {unit} is timed", times["timed"])
+    yield line("added where each step is only counted", times["counted"])
+    yield line("added where batches and forwards are passed on without a look", times["passed"])
+    yield line("added where each step is timed", times["timed"])
     counted, timed = ([pair for pair in times["run"] if pair[2] is only_counted] for only_counted in (True, False))
     share = len(counted) / max(1, len(times["run"]))
-    each = [
-        line(f"added to a counted {unit} of a run", counted, 10),
-        line(f"added to a timed {unit} of a run", timed, 30),
-    ]
+    each = [line("added to a counted step of a run", counted, 10), line("added to a timed step of a run", timed, 30)]
     yield from each
     parts = zip(each, (len(counted), len(timed)), strict=True)
     known = [(figure.value, count) for figure, count in parts if figure.value is not None]
@@ -202,9 +198,9 @@ def figures(times: dict[str, list[Pair]], switch: Switch, unit: str) -> Iterator
         return
     ticks = _ticks(switch)
     mean = sum(value * count for value, count in known) / sum(count for _, count in known) + ticks
-    spread = f"{share:.0%} of them only counted, {ticks:.1f} µs for what is done a few times a second"
-    yield Figure(f"added to a {unit} in the mean", mean, "µs", spread=spread)
-    yield Figure(f"the same, of a {unit} of {step_us / 1000:.2f} ms", mean / step_us * 100, "%", most=1)
+    spread = f"{share:.0%} of the steps only counted, {ticks:.1f} µs for what is done a few times a second"
+    yield Figure("added to a step in the mean", mean, "µs", spread=spread)
+    yield Figure(f"the same, of a step of {step_us / 1000:.2f} ms", mean / step_us * 100, "%", most=1)
 
 
 def _ticks(switch: Switch) -> float:
@@ -216,50 +212,29 @@ def _ticks(switch: Switch) -> float:
     return usual / sum(timed + counted for timed, counted, _ in ticks) * switch.at_it / switch.in_all
 
 
-def forwards_of(model: torch.nn.Module) -> Iterator[None]:
-    """An endless run of forwards; each `next` makes one."""
-    rows = torch.ones(512, 64)
-    while True:
-        with torch.no_grad():
-            model(rows)
-        yield
-
-
-def measure(switch: Switch, plain: Iterator[None], watched: Iterator[None], seconds: float) -> dict[str, list[Pair]]:
-    """The steps of each variant, in blocks of random order."""
-    for _ in range(100):
-        next(plain)
-        next(watched)
-    variants = ["nothing", "run", "timed", "counted"]
-    times: dict[str, list[Pair]] = {name: [] for name in variants}
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        random.shuffle(variants)
-        for name in variants:
-            times[name] += pairs(switch, name, plain, watched)
-    switch.begin("nothing")
-    return times
-
-
 def main() -> int:
     parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=45.0)
     args = parser.parse_args()
+    variants = ["nothing", "run", "timed", "counted", "passed"]
     torch.set_num_threads(1)
     aitop.hook.remove()
     assert aitop.hook.install("run") == "installed"
     switch = Switch(aitop.hook._session)
-    # First those without an optimizer: for minutes after a training step, forwards are an evaluation.
-    served = measure(switch, forwards_of(Mlp()), forwards_of(WatchedMlp()), args.seconds / 2)
-    of_forwards = list(figures(served, switch, "forward"))
-    switch.ticks, switch.at_it, switch.in_all = [], 0, 0
     plain = steps_of(Mlp(), loader=DataLoader(Endless(3200, 64), batch_size=16))
     watched = steps_of(WatchedMlp(), loader=WatchedLoader(Endless(3200, 64), batch_size=16))
-    for _ in range(3):
+    for _ in range(100):
+        next(plain)
         next(watched)
     switch.meet(watched)
-    trained = measure(switch, plain, watched, args.seconds)
-    code = publish(args, [*figures(trained, switch, "step"), *of_forwards])
+    times: dict[str, list[Pair]] = {name: [] for name in variants}
+    until = time.monotonic() + args.seconds
+    while time.monotonic() < until:
+        random.shuffle(variants)
+        for name in variants:
+            times[name] += pairs(switch, name, plain, watched)
+    step_us = statistics.median(pair[0] for pair in times["nothing"]) / 1000
+    code = publish(args, list(figures(times, switch, step_us)))
     aitop.hook.remove()
     return code
 

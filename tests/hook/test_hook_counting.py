@@ -11,7 +11,7 @@ import hook_runs
 import pytest
 import torch
 from fast_run import Fast, Stalling
-from hook_runs import Net, Rows, loader, train
+from hook_runs import BACKWARD, Net, Rows, loader, train
 from torch import nn
 from torch.optim import optimizer as optim
 from torch.utils.data import DataLoader
@@ -21,9 +21,7 @@ from aitop.hook import optimizer as optimizer_module
 from aitop.hook import sampling as sampling_module
 from aitop.hook import session as session_module
 from aitop.hook.phases import wrap_forward
-from aitop.protocol import events as at
 from aitop.protocol import ring
-from aitop.protocol.training import FORWARDS_WITHOUT_BACKWARD
 
 
 def test_every_step_is_there_once_and_most_are_not_timed(fast):
@@ -55,47 +53,38 @@ def test_a_run_that_has_just_begun_is_timed(watched):
     assert watched.session.sampling.counted == 0
 
 
-def stall_batch(fast):
-    fast.rows.stall = 0.2
-    fast.steps(1)
-
-
-def stall_model(fast):
-    fast.net.pause = 0.2
-    fast.steps(1)
-    fast.net.pause = 0.0
-
-
-def stall_outside(fast):
-    time.sleep(0.2)
-    fast.steps(1)
-
-
-def evaluate(fast):
-    with torch.no_grad():
-        for _ in range(40):
-            fast.net.pause = 0.005
-            fast.net(torch.ones(4, 8))
-        fast.net.pause = 0.0
-    fast.steps(1)
-
-
-@pytest.mark.parametrize(
-    "stall, phase",
-    [(stall_batch, "data_wait"), (stall_model, "forward"), (stall_outside, "prepare"), (evaluate, "evaluation")],
-)
-def test_of_the_first_long_step_among_counted_ones_the_length_is_known_and_of_the_next_the_phase(fast, stall, phase):
+def test_a_stall_outside_of_every_phase(fast):
     fast.until_it_counts()
     began = time.monotonic()
-    stall(fast)
+    time.sleep(0.2)
+    fast.steps(1)
     took = time.monotonic() - began
-    first = max(fast.after(), key=lambda record: record.seconds)
-    assert first.seconds == pytest.approx(took, abs=0.05) and first.estimated and first.index == fast.made - 6
-    fast.steps(50)
-    assert not fast.journal.counting, "steps are timed for a while after it"
-    stall(fast)
-    second = fast.after()[-6]
-    assert second.seconds > 0.19 and not second.estimated and getattr(second, phase) > 0.19
+    stalled = max(fast.after(), key=lambda record: record.seconds)
+    assert stalled.seconds == pytest.approx(took, abs=0.05) and stalled.index == fast.made - 6
+    assert stalled.prepare > 0.19 and stalled.data_wait + stalled.forward + stalled.backward < stalled.prepare
+
+
+def test_a_slow_batch(fast):
+    fast.until_it_counts()
+    fast.rows.stall = 0.2
+    began = time.monotonic()
+    fast.steps(1)
+    took = time.monotonic() - began
+    slow = max(fast.after(), key=lambda record: record.seconds)
+    assert slow.seconds == pytest.approx(took, abs=0.05) and slow.data_wait > 0.19 and not slow.estimated
+    assert slow.seconds - slow.data_wait < slow.data_wait and slow.index == fast.made - 6
+
+
+def test_a_stall_in_the_model(fast):
+    fast.until_it_counts()
+    fast.net.pause = 0.2
+    began = time.monotonic()
+    fast.steps(1)
+    took = time.monotonic() - began
+    fast.net.pause = 0.0
+    slow = max(fast.after(), key=lambda record: record.seconds)
+    assert 0.19 < slow.seconds < took + 0.05 and slow.estimated
+    assert slow.data_wait + slow.prepare < slow.seconds / 4 and slow.forward and slow.backward and slow.optimizer
 
 
 def test_a_save(fast, tmp_path):
@@ -103,32 +92,51 @@ def test_a_save(fast, tmp_path):
     torch.save([torch.zeros(500_000)], tmp_path / "model.pt")
     fast.steps(1)
     [saved] = [record for record in fast.after() if record.save]
-    assert saved.index == fast.made - 6 and saved.estimated, "what came before it in its step was not seen"
+    assert saved.index == fast.made - 6 and not saved.estimated
 
 
-def test_an_evaluation_of_a_loader(fast):
+@pytest.mark.parametrize("batches", [None, [torch.ones(4, 8)] * 40])
+def test_an_evaluation(fast, batches):
     fast.until_it_counts()
     fast.net.pause = 0.005
     with torch.no_grad():
-        for rows, _ in loader(160):
+        for rows in batches or (rows for rows, _ in loader(160)):
             fast.net(rows)
     fast.net.pause = 0.0
     fast.steps(1)
     [evaluated] = [record for record in fast.after() if record.evaluation]
-    assert evaluated.index == fast.made - 6
+    assert evaluated.index == fast.made - 6 and not evaluated.estimated
     assert evaluated.evaluation >= 40 * 0.005 > evaluated.forward, "forty forwards, and one"
+
+
+def test_evaluations_of_many_batches_make_no_teacher(fast):
+    fast.until_it_counts()
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        with torch.no_grad():
+            for _ in range(10):
+                fast.net(torch.ones(4, 8))
+        fast.steps(5)
+        assert not fast.journal.has_teacher
+    assert len([record for record in fast.after() if record.evaluation]) > 5
 
 
 def test_a_teacher_without_gradient_ends_no_counting(fast):
     teacher = Net()
+    plain = fast.net.forward
+
+    def taught(rows):
+        return plain(rows)
+
+    fast.net.forward = taught
     for _ in range(20000):
         rows, labels = next(fast.batches)
         with torch.no_grad():
             teacher(rows)
         fast.step(rows, labels)
-        if fast.sampling.counted > 500:
+        if fast.sampling.counted > 50:
             break
-    assert fast.sampling.counted > 500
+    assert fast.sampling.counted > 50 and fast.journal.has_teacher
 
 
 def test_several_optimizers_are_never_left_alone(watched, monkeypatch):
@@ -163,7 +171,7 @@ def test_leaving_while_steps_are_counted_takes_everything_back_and_tells_the_cou
     assert aitop.hook.remove() == "removed"
     fast.read()
     assert fast.records[-1].index + 1 == fast.made
-    assert not fast.watched.session.journal.counting
+    assert fast.watched.session.journal.counting is False
     left = hook_runs.patched_attributes()
     assert all(getattr(left[name], "__module__", "").split(".")[0] != "aitop" for name in ("next", "backward", "save"))
     assert left["net"] is None and left != with_hook and not left["pre"] and not left["post"]
@@ -219,23 +227,23 @@ def test_a_child_that_was_forked_while_steps_are_counted_writes_nothing(fast):
 
 def test_somebody_else_wraps_our_wrapper_while_steps_are_counted(fast):
     fast.until_it_counts()
-    ours, called = torch.autograd._engine_run_backward, []
+    ours, called = getattr(torch.autograd, BACKWARD), []
 
     def theirs(*args, **kwargs):
         called.append(1)
         return ours(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = theirs
+    setattr(torch.autograd, BACKWARD, theirs)
     try:
         fast.sampling.over()
         records = fast.after(50)
         assert all(record.backward > 0 for record in records[-5:]) and len(called) == 50
         assert aitop.hook.remove() == "removed"
-        assert torch.autograd._engine_run_backward is theirs
+        assert getattr(torch.autograd, BACKWARD) is theirs
         fast.net(torch.ones(4, 8)).sum().backward()
         assert len(called) == 51
     finally:
-        torch.autograd._engine_run_backward = ours.__wrapped__
+        setattr(torch.autograd, BACKWARD, ours.__wrapped__)
 
 
 def test_counting_replaces_nothing(fast):
@@ -362,23 +370,85 @@ def test_a_batch_or_a_forward_of_another_thread_leaves_no_mark(fast):
     fast.watched.session.sampling.over()
 
 
-def test_another_threads_last_batch_does_not_end_it(fast):
-    fast.until_it_counts()
-    fast.journal.count_until += 10**12
+@pytest.fixture
+def calm(fast):
+    """A fast run in which nothing rare has happened for long: batches and forwards are passed on without a look."""
+    for _ in range(50):
+        fast.sampling._look_until = 1
+        fast.until_it_counts()
+        if fast.journal.passes:
+            return fast
+        # A step that the machine made long has it look again.
+        fast.sampling.over()
+    raise AssertionError("it is never calm")
+
+
+def test_every_step_of_a_calm_run_is_there_once(calm):
+    calm.steps(3000)
+    records = calm.after()
+    assert [record.index for record in records] == list(range(records[0].index, calm.made))
+    assert all(abs(one.end - (two.end - two.seconds)) < 1e-8 for one, two in pairwise(records))
+
+
+def test_of_a_slow_batch_in_a_calm_run_only_the_length_of_its_step_is_known_and_the_next_one_is_seen(calm):
+    for known in (False, True):
+        if known:
+            calm.until_it_counts()
+        calm.rows.stall = 0.2
+        began = time.monotonic()
+        calm.steps(1)
+        took = time.monotonic() - began
+        slow = max(calm.after()[-8:], key=lambda record: record.seconds)
+        assert 0.19 < slow.seconds < took + 0.05
+        assert (slow.data_wait > 0.19 and not slow.estimated) is known
+
+
+def test_the_second_evaluation_of_a_calm_run_is_seen(calm):
+    for known in (False, True):
+        if known:
+            calm.until_it_counts()
+        with torch.no_grad():
+            for rows, _ in loader(160):
+                calm.net(rows)
+        calm.steps(1)
+        assert any(record.evaluation for record in calm.after()[-8:]) or not known
+
+
+def test_the_last_batch_ends_the_counting_of_a_calm_run(calm):
+    batches = iter(DataLoader(Stalling(8), batch_size=4))
+    calm.until_it_counts()
+    with pytest.raises(StopIteration):
+        for _ in range(3):
+            next(batches)
+    assert not calm.journal.counting and not calm.journal.passes
+
+
+def test_another_threads_last_batch_does_not_end_it(calm):
+    calm.journal.count_until += 10**12
     thread = threading.Thread(target=lambda: list(DataLoader(Stalling(4), batch_size=4)))
     thread.start()
     thread.join()
-    assert fast.journal.counting
-    fast.sampling.over()
+    assert calm.journal.counting
+    calm.sampling.over()
 
 
-def test_a_run_that_takes_no_step_any_more_is_looked_at_again(fast):
-    fast.until_it_counts()
+def test_a_frozen_part_ends_the_calm_and_is_no_evaluation(calm):
+    frozen = Frozen(calm.journal)
+    calm.net = nn.Sequential(frozen, nn.Linear(8, 4))
+    calm.optimizer = torch.optim.SGD(calm.net.parameters(), 1e-3)
+    calm.until_it_counts()
+    calm.steps(20)
+    assert not calm.journal.passes
+    records = calm.after()
+    assert not any(record.evaluation for record in records)
+    assert records[-1].index + 1 == calm.made
+
+
+def test_a_calm_run_that_takes_no_step_any_more_is_looked_at_again(calm):
     until = time.monotonic() + 60
-    with torch.no_grad():
-        while fast.journal.counting and time.monotonic() < until:
-            fast.net(torch.ones(4, 8))
-    assert not fast.journal.counting
+    while calm.journal.counting and time.monotonic() < until:
+        next(calm.batches)
+    assert not calm.journal.counting
 
 
 def test_a_run_that_becomes_slow_is_looked_after_at_once(fast):
@@ -388,138 +458,3 @@ def test_a_run_that_becomes_slow_is_looked_after_at_once(fast):
     fast.net.pause = 0.15
     fast.steps(4)
     assert fast.watched.session.gone, "the first ends the counting, and the time that follows is over after the third"
-
-
-class Serving:
-    """A run of forwards only, with gradient or without; `records` are all of them so far."""
-
-    def __init__(self, watched, monkeypatch, grad=False) -> None:
-        monkeypatch.setattr(sampling_module, "FAST_TICKS", 2)
-        self.watched, self.grad = watched, grad
-        self.journal, self.sampling = watched.session.journal, watched.session.sampling
-        self.net, self.rows = Net(), torch.ones(4, 8)
-        self.made = 0
-        self.records: list = []
-
-    def forwards(self, count: int) -> None:
-        with torch.set_grad_enabled(self.grad):
-            for _ in range(count):
-                self.net(self.rows)
-                self.made += 1
-                if self.made % 10000 == 1:
-                    self.records += self.watched.ring.read(time.monotonic()).steps
-
-    def until_it_counts(self) -> None:
-        for _ in range(200_000):
-            self.forwards(1)
-            if self.journal.counting and self.journal.count_until - time.monotonic_ns() > 30_000_000:
-                return
-        raise AssertionError("it never counts")
-
-    def after(self):
-        self.records += self.watched.records()
-        return self.records
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_short_forwards_of_a_run_that_trains_nothing_are_mostly_counted_and_each_is_there(watched, monkeypatch, grad):
-    serving = Serving(watched, monkeypatch, grad)
-    serving.until_it_counts()
-    assert serving.journal.counting == (at.FORWARD if grad else at.FORWARD_ALONE)
-    # On a full machine a forward is often long, which ends the counting.
-    until = time.monotonic() + 60
-    while serving.sampling.forwards < 2000 and time.monotonic() < until:
-        serving.forwards(100)
-    serving.sampling.over()
-    records = serving.after()
-    unseen_first = FORWARDS_WITHOUT_BACKWARD + 1 if grad else 1
-    assert records[-1].index == serving.made - unseen_first and {record.kind for record in records} == {"infer"}
-    assert serving.sampling.forwards >= 2000
-    counted = [record for record in records if record.estimated]
-    assert counted and {record.samples for record in records[3:]} == {4} and all(record.forward for record in counted)
-    assert watched.ring._header().steps == pytest.approx(serving.made, abs=20)
-
-
-def test_a_long_forward_among_counted_ones_is_timed(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    serving.until_it_counts()
-    serving.net.pause = 0.2
-    serving.forwards(1)
-    serving.net.pause = 0.0
-    assert not serving.journal.counting
-    serving.forwards(20)
-    long = max(serving.after(), key=lambda record: record.seconds)
-    assert long.forward > 0.19 and not long.estimated
-
-
-def test_a_long_wait_between_counted_forwards_is_none_of_theirs(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    serving.until_it_counts()
-    time.sleep(0.2)
-    serving.forwards(20)
-    long = max(serving.after(), key=lambda record: record.seconds)
-    assert long.prepare > 0.19 and long.forward < 0.19 and not long.estimated
-
-
-def test_a_batch_that_counted_forwards_wait_for_is_seen(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    serving.until_it_counts()
-    list(DataLoader(Rows(4, pause=0.05), batch_size=4))
-    serving.forwards(20)
-    long = max(serving.after(), key=lambda record: record.seconds)
-    assert long.data_wait > 0.19 and long.forward < 0.19 and not long.estimated
-
-
-def test_a_training_step_ends_the_counting_of_forwards(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    serving.until_it_counts()
-    optimizer = torch.optim.SGD(serving.net.parameters(), 1e-3)
-    for _ in range(5):
-        serving.net(serving.rows).sum().backward()
-        optimizer.step()
-        assert not serving.journal.counting
-    trained = [record for record in serving.after() if record.kind == "train"]
-    assert len(trained) == 4 and all(record.forward and record.backward and record.optimizer for record in trained)
-
-
-def test_forwards_within_a_counted_one_are_none(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    inner = serving.net
-
-    class Outer(Net):
-        def forward(self, rows):
-            return super().forward(inner(rows)[:, :1].expand(4, 8))
-
-    serving.net = Outer()
-    serving.until_it_counts()
-    before = serving.journal.forwards
-    serving.forwards(10)
-    assert not serving.journal.counting or serving.journal.forwards == before + 10
-
-
-def test_forwards_whose_requests_are_measured_are_all_timed(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    watched.session.journal.computed = lambda *args: None
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        serving.forwards(100)
-    assert serving.journal.fast and not serving.sampling.forwards
-
-
-def test_a_hook_that_nobody_wants_leaves_while_forwards_are_counted(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    serving.until_it_counts()
-    watched.ring.ask_to_leave()
-    until = time.monotonic() + 60
-    with torch.no_grad():
-        while not watched.session.gone and time.monotonic() < until:
-            serving.net(serving.rows)
-    assert watched.session.gone and hook_runs.patched_attributes()["net"] is None
-
-
-def test_counting_changes_no_result_of_a_forward(watched, monkeypatch):
-    serving = Serving(watched, monkeypatch)
-    with torch.no_grad():
-        before = serving.net(serving.rows)
-        serving.until_it_counts()
-        assert torch.equal(serving.net(serving.rows), before)

@@ -36,17 +36,8 @@ class Run:
             self.phase(at.OPTIMIZER_ENDS, 100, 1, -1)
 
     def count(self, steps: int, length: int = 700) -> None:
-        self.phase(at.COUNTING_BEGINS, 0, LONGEST, at.OPTIMIZER_ENDS)
-        self.phase(at.COUNTED, steps * length, steps, at.OPTIMIZER_ENDS)
-
-    def forward(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.phase(at.NEXT, 20, 5, -1)
-            self.phase(at.FORWARD_ALONE, 80, 16, -1)
-
-    def count_forwards(self, forwards: int, length: int = 100) -> None:
-        self.phase(at.COUNTING_BEGINS, 0, LONGEST, at.FORWARD_ALONE)
-        self.phase(at.COUNTED, forwards * length, forwards, at.FORWARD_ALONE)
+        self.phase(at.COUNTING_BEGINS, 0, LONGEST)
+        self.phase(at.COUNTED, steps * length, steps)
 
     def steps(self):
         events, self.events = self.events, []
@@ -102,60 +93,21 @@ def test_what_would_have_ended_the_counting_is_in_no_counted_step(run, kind):
     assert all(step.save == step.loader_start == 0 and step.seconds < 0.001 for step in counted)
 
 
-def test_of_a_long_step_while_counting_the_length_is_known_and_the_phases_of_an_ordinary_one(run):
+def test_a_long_step_while_counting_has_its_length_and_the_phases_that_were_seen(run):
     run.train(10)
     run.count(50)
     began = run.now
-    run.phase(at.UNSEEN, 200_400)
+    run.now += 400 * US
+    run.phase(at.UNSEEN, 200_000)
     run.phase(at.OPTIMIZER_ENDS, 0, 1, -1)
     run.train()
     *_, long, after = run.steps()
     assert (long.index, long.estimated, after.index, after.estimated) == (60, True, 61, False)
     assert long.seconds == pytest.approx(0.2004) and long.end == pytest.approx((began + 200_400 * US) * 1e-9)
-    assert (long.data_wait, long.forward, long.backward) == pytest.approx((100e-6, 200e-6, 300e-6))
+    assert long.prepare == pytest.approx(0.0004), "from the step's start to its forward"
+    assert long.forward + long.backward + long.optimizer == pytest.approx(0.2, rel=1e-3)
+    assert long.forward / long.backward == pytest.approx(2 / 3, rel=1e-3)
     assert (long.forwards, long.backwards, long.samples, long.tokens) == (1, 1, 8, 40)
-
-
-def test_a_long_step_while_counting_is_taken_for_one_like_those_of_its_length_that_were_timed(run):
-    run.train(10)
-    run.phase(at.NEXT, 99_400, 5, -1)
-    run.train(10)
-    run.count(50)
-    run.phase(at.UNSEEN, 90_000)
-    run.phase(at.OPTIMIZER_ENDS, 0, 1, -1)
-    long = run.steps()[-1]
-    assert long.seconds == pytest.approx(0.09) and long.data_wait == pytest.approx(0.0995 * 0.9, rel=1e-2)
-
-
-def test_counted_forwards_are_told_and_numbered_and_of_very_many_only_some(run, monkeypatch):
-    monkeypatch.setattr(counted_module, "MOST_FORWARDS", 60)
-    run.forward(11)
-    run.count_forwards(50, length=110)
-    run.forward(2)
-    run.count_forwards(600)
-    ended = run.now
-    run.forward(3)
-    steps = run.steps()
-    assert [step.index for step in steps] == [*range(1, 63), *range(603, 666)]
-    assert {step.kind for step in steps} == {"infer"} and {step.samples for step in steps} == {16}
-    counted = [step for step in steps if step.estimated]
-    assert len(counted) == 50 + 60 and run.maker.take_unlisted() == 540 and not run.maker.take_unlisted()
-    assert [step.seconds for step in counted[:50]] == pytest.approx([110e-6] * 50)
-    assert [step.seconds for step in counted[50:]] == pytest.approx([100e-6] * 60)
-    assert counted[-1].end == pytest.approx(ended * 1e-9, abs=1e-9)
-    assert all(one.end == pytest.approx(two.end - two.seconds, abs=1e-9) for one, two in pairwise(steps[-63:]))
-    assert sum(step.data_wait for step in counted) / sum(step.seconds for step in counted) == pytest.approx(0.2)
-
-
-def test_forwards_that_are_counted_while_the_run_trains_are_an_evaluation(run):
-    run.train(5)
-    run.forward(20)
-    run.count_forwards(300)
-    run.forward(2)
-    run.train(2)
-    steps = run.steps()
-    assert [step.index for step in steps] == [1, 2, 3, 4, 5, 6] and {step.kind for step in steps} == {"train"}
-    assert steps[4].evaluation == pytest.approx(0.0322) and not steps[4].estimated
 
 
 def test_a_slow_batch_while_counting_is_the_wait_that_it_was(run):

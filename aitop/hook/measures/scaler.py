@@ -50,7 +50,7 @@ class Scaler(Measure):
                 self.skips += 1
                 now = time.monotonic_ns()
                 if journal.counting:
-                    journal.stop_counting(now)
+                    journal.stop_counting(now, True)
                 journal.note(SKIPPED, start, now, id(optimizer))
         except Exception:
             self.session.failed()

@@ -1,4 +1,4 @@
-"""Fills in units that the hook only counted, by units that were timed shortly before.
+"""Fills in steps that the hook only counted, by steps that were timed shortly before.
 
 Those are repeated, and scaled to the time that all counted steps took together. So the number of steps and the sum of
 their lengths are exact; single lengths and phases are estimates.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate, cycle, islice
 
-from aitop.model.steps import StepKind
 from aitop.sources.ring.parts import Made, Parts
 
 MOST_MODELS = 64
 # Counting lasts a fraction of a second: more steps between two reads cannot be what a hook has seen.
 MOST_AT_ONCE = 65536
-# Forwards may be far shorter than steps. So many of a count are reported; the others only have numbers.
-MOST_FORWARDS = 256
 
 
 class CountedSteps:
@@ -32,25 +30,17 @@ class CountedSteps:
         """Remember a timed step, unless it contains what would have ended the counting, such as saving."""
         parts = made.parts
         if not (made.estimated or made.skipped or parts.save or parts.loader_start or parts.evaluation):
-            if self._timed and self._timed[-1].kind != made.kind:
-                self._timed.clear()
             self._timed.append(made)
 
     def begin(self, longest: int) -> None:
         """Choose the steps that stand for counted ones, none of which is longer than `longest`."""
         self._models = [made for made in self._timed if 0 < made.length <= longest] or self._models
 
-    def stand_ins(self, kind: StepKind, number: int, start: int, end: int, count: int) -> Iterator[Made]:
-        """Yield `count` steps from `start` to `end`, numbered after `number`; none if there is no model for them.
-
-        Of many forwards only the last ones.
-        """
-        models = [made for made in self._models if made.kind == kind][:count]
+    def stand_ins(self, number: int, start: int, end: int, count: int) -> Iterator[Made]:
+        """Yield `count` steps from `start` to `end`, numbered after `number`; none if there is no model for them."""
+        models = self._models[:count]
         if not models or count > self.room or end - start < count:
             return
-        most = min(count, MOST_FORWARDS) if kind == "infer" else count
-        start += (end - start) * (count - most) // count
-        number, count = number + count - most, most
         self.room -= count
         rounds, rest = divmod(count, len(models))
         whole = rounds * sum(made.length for made in models) + sum(made.length for made in models[:rest])
@@ -61,14 +51,19 @@ class CountedSteps:
             number += 1
             # Not beyond the end, by rounding.
             now = min(end, start + round(passed * scale))
-            yield Made(number, kind, now, now - before, next(parts), estimated=True)
+            yield Made(number, "train", now, now - before, next(parts), estimated=True)
             before = now
 
-    def unseen(self, length: int) -> Parts | None:
-        """Estimate where `length` ns from the start of a step went, by the timed step whose length is nearest."""
-        timed = [made for made in self._timed if made.kind == "train" and made.length > 0]
-        if not timed:
+    def unseen(self, length: int, whole: bool) -> Parts | None:
+        """Estimate where `length` ns of a step went: of the `whole` step, or of its part from the first forward on."""
+        model = self._models[-1] if self._models else None
+        if model is None:
             return None
-        model = min(timed, key=lambda made: abs(made.length - length))
+        parts = model.parts
+        span = model.length if whole else model.length - parts.data_wait - parts.prepare
+        if span <= 0:
+            return None
+        if not whole:
+            return replace(parts, data_wait=0, prepare=0).scaled(length / span)
         # Not scaled up: why the step was longer than others is not known.
-        return model.parts.scaled(min(1.0, length / model.length))
+        return parts.scaled(min(1.0, length / span))

@@ -199,7 +199,7 @@ class HookRing:
             time=now,
             pid=self.pid,
             steps=tuple(steps),
-            lost=min(lost + self._maker.take_unlisted(), MOST_LOST),
+            lost=min(lost, MOST_LOST),
             sequence=_number(header.sequence),
             requests=served.requests,
             iterations=served.iterations,

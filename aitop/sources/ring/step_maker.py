@@ -38,11 +38,6 @@ class StepMaker:
         self._until_now = steps
         self._steps.training = trains
 
-    def take_unlisted(self) -> int:
-        """Return how many steps were only counted and have no record, since this was called last."""
-        unlisted, self._steps.unlisted = self._steps.unlisted, 0
-        return unlisted
-
     def gap(self) -> None:
         """Note that events are missing here: the step they belong to is not reported."""
         self._steps.begin(0)

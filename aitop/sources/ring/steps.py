@@ -82,8 +82,6 @@ class EventReader:
         # The loaders of the last round of several optimizers.
         self.last_feeds: set[int] = set()
         self.counted = CountedSteps()
-        # Units that were counted, but not made a step of.
-        self.unlisted = 0
         # Events noted while steps were only counted.
         self.meanwhile: deque[Event] | None = None
         self.begin(0)
@@ -146,7 +144,7 @@ class EventReader:
         """Take events in order."""
         self.counted.room = MOST_AT_ONCE
         for event in events:
-            if self.meanwhile is not None and event[0] in (at.COUNTING_BEGINS, at.OPTIMIZER_ENDS, *at.FORWARDS):
+            if self.meanwhile is not None and event[0] in (at.COUNTING_BEGINS, at.OPTIMIZER_ENDS):
                 # The event with the number of counted steps (COUNTED) was lost.
                 self.begin(0)
             if self.meanwhile is None or event[0] == at.COUNTED:
@@ -175,7 +173,7 @@ class EventReader:
             case at.ASIDE:
                 self.infer_aside(start, end, a, b)
             case at.COUNTED:
-                self.counting_ended(start, end, a, b)
+                self.counting_ended(start, end, a)
             case at.UNSEEN:
                 self.was_unseen(start, end)
             case at.TRANSFER | at.BLOCKING | at.COLLECTIVE | at.COLLECT | at.SAVE | at.LOADER:
@@ -246,53 +244,31 @@ class EventReader:
         self.recent.clear()
         self.copies.clear()
 
-    # Units that were only counted.
+    # Steps that were only counted.
 
-    def counting_ended(self, start: int, end: int, count: int, kind: int) -> None:
-        """Make as many units as were counted. Of the events noted meanwhile, only those after the last one are used."""
-        noted, self.meanwhile = self.meanwhile or (), None
-        count = min(max(0, count), MOST_AT_ONCE)
-        if kind in at.FORWARDS:
-            self._forwards_counted(start, end, count)
-        else:
-            if start == self.start and not self.several:
-                self.optimizer_steps += self._stand_in("train", start, end, count)
-            self.index += count
-            self.begin(end)
-            self.trains(end)
+    def counting_ended(self, start: int, end: int, count: int) -> None:
+        """Make as many steps as were counted. Of the events noted meanwhile, only those after the last one are used."""
+        noted, count = self.meanwhile or (), min(max(0, count), MOST_AT_ONCE)
+        if start == self.start and not self.several:
+            made = list(self.counted.stand_ins(self.index, start, end, count))
+            self.made += made
+            self.optimizer_steps += len(made)
+        self.index += count
+        self.begin(end)
+        self.trains(end)
         for event in noted:
             if event[1] >= end:
                 self.take(event)
 
-    def _stand_in(self, kind: StepKind, start: int, end: int, count: int) -> int:
-        """Make steps of the units that were counted from `start` to `end`. Returns how many could be made."""
-        made = list(self.counted.stand_ins(kind, self.index, start, end, count))
-        self.made += made
-        self.unlisted += count - len(made)
-        return len(made)
-
-    def _forwards_counted(self, start: int, end: int, count: int) -> None:
-        """Make steps of these forwards, unless the run trains: then they are an evaluation."""
-        if self._trains_at(end):
-            self.held_forward += end - start
-            self.held_forwards += count
-            self.known += end - start
-            return
-        if start == self.infer_end:
-            self._stand_in("infer", start, end, count)
-        self.index += count
-        self.infer_end = end
-        self.drop_held()
-        self.clear(end)
-
     def was_unseen(self, start: int, end: int) -> None:
         """Fill in the time from `start` to `end`, in which the hook saw nothing of the current step."""
-        self.guessed = guess = self.counted.unseen(end - start)
+        whole = start <= self.mark
+        self.guessed = guess = self.counted.unseen(end - start, whole)
         if guess is None:
             return
         sums = self.sums
         sums.data_wait += guess.data_wait
-        sums.prepare = guess.prepare
+        sums.prepare = guess.prepare if whole else start - self.mark
         sums.forward += guess.forward
         sums.backward += guess.backward
         sums.optimizer += guess.optimizer
@@ -475,10 +451,7 @@ class EventReader:
         )
         if began:
             self.index += 1
-            made = Made(self.index, kind, end, end - began, parts, first_token=first_token)
-            self.made.append(made)
-            if kind == "infer":
-                self.counted.met(made)
+            self.made.append(Made(self.index, kind, end, end - began, parts, first_token=first_token))
         self.cpu_then = NOT_MEASURED
         self.drop_held()
         self.clear(end)
