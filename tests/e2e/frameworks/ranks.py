@@ -16,8 +16,12 @@ def start() -> int:
         subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(WORLD)})
         for rank in range(WORLD)
     ]
+    folder = Path(sys.argv[1])
     for rank, process in enumerate(ranks):
-        (Path(sys.argv[1]) / f"pid{rank}").write_text(str(process.pid))
+        begun = folder / f"begun-pid{rank}"
+        begun.write_text(str(process.pid))
+        # Whoever waits for the file reads a whole number, never an empty file.
+        begun.rename(folder / f"pid{rank}")
     return max(process.wait() for process in ranks)
 
 
