@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from pictures import ScreenName, fleet_svg, picker_svg, svg
+
 from aitop.engine.core import Engine
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
@@ -23,7 +25,6 @@ from aitop.model.snapshot import Snapshot
 from aitop.outputs.html.page import to_html
 from aitop.outputs.report import report_of
 from aitop.sources.replay import read_recording
-from aitop.ui.picture import ScreenName, fleet_svg, picker_svg, svg
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent / "tests"

@@ -14,13 +14,13 @@ import pytest
 import sample_serving as servers
 import sample_snapshots as samples
 from fake_prometheus import Still
+from pictures import fleet_svg, picker_svg, svg
 
 from aitop.engine.core import Engine
 from aitop.engine.replay import ReplayFeed
 from aitop.model.settings import Settings
 from aitop.sources.replay import Recording
 from aitop.ui.app import MonitorApp
-from aitop.ui.picture import fleet_svg, picker_svg, svg
 
 FOLDER = Path(__file__).parent / "snapshots"
 RECORDINGS = Path(__file__).parents[1] / "recordings"

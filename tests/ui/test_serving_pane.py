@@ -8,6 +8,7 @@ import sample_serving as servers
 import sample_snapshots as samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pictures import StillFeed
 from rich.cells import cell_len
 
 from aitop.model.serving import IterationRecord, RequestRecord
@@ -23,7 +24,6 @@ from aitop.ui.panes.serving.figures import figure_lines
 from aitop.ui.panes.serving.histogram import Cause, axis_for, histogram, tail_causes
 from aitop.ui.panes.serving.pane import ServingPane
 from aitop.ui.panes.since_mark import since_mark
-from aitop.ui.picture import StillFeed
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE
 from aitop.ui.widgets.plot import Field, span_of

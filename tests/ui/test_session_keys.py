@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import sample_snapshots as samples
+from pictures import StillFeed
 from sample_parts import records, steps
 
 from aitop.engine.recorder import Recorder
@@ -16,7 +17,6 @@ from aitop.model.source import SourceStatus
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import read_recording
 from aitop.ui.app import MonitorApp
-from aitop.ui.picture import StillFeed
 from aitop.ui.theme.themes import THEMES
 
 
