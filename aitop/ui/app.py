@@ -29,6 +29,8 @@ from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
 from aitop.ui.screens.help import described, our_bindings
 from aitop.ui.screens.monitor import PANES, MonitorScreen
+from aitop.ui.screens.picker import PickerScreen
+from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, believe_the_terminal, signals_as_input, sparing
 from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from aitop.engine.recorder import Recorder
     from aitop.ui.screens.fleet.jobs import FleetScreen
     from aitop.ui.screens.fleet.table import Cluster
-    from aitop.ui.screens.picker import PickerScreen
 
 
 ResultType = TypeVar("ResultType")
@@ -97,7 +98,7 @@ class AitopApp(App[ResultType]):
                 yield SystemCommand(plain(binding.description), plain(f"key {keys}"), partial(self.run_action, action))
         if isinstance(screen, MonitorScreen):
             for name in screen.panes():
-                words = PANES.get(name, name)
+                words = PANES[name][1] if name in PANES else name
                 yield SystemCommand(f"show {words}", f"pane: {name}", partial(screen.show_pane, name))
         for theme in THEMES.values():
             yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.wear, theme))
@@ -222,8 +223,6 @@ class MonitorApp(AitopApp[None]):
         view = View(look=self.settled_look(), title=self._run_title)
         details = view, self._source_around, self._recorder, self.settings.folded
         if isinstance(self._feed, Seekable):
-            from aitop.ui.screens.replay import ReplayScreen  # noqa: PLC0415 - a live run does without
-
             return ReplayScreen(self._feed, *details)
         return MonitorScreen(self._feed, *details, cluster=self._cluster)
 
@@ -247,8 +246,6 @@ class PickerApp(AitopApp[int]):
         self._find = find
 
     def get_default_screen(self) -> PickerScreen:
-        from aitop.ui.screens.picker import PickerScreen  # noqa: PLC0415 - not where a process is named
-
         return PickerScreen(self._find, View(look=self.settled_look()))
 
     def choose(self) -> int | None:
@@ -270,7 +267,7 @@ class FleetApp(AitopApp[None]):
         self._every = every
 
     def get_default_screen(self) -> FleetScreen:
-        from aitop.ui.screens.fleet.jobs import FleetScreen  # noqa: PLC0415 - only here
+        from aitop.ui.screens.fleet.jobs import FleetScreen  # noqa: PLC0415 - loads for 7 ms
 
         return FleetScreen(self._cluster, self._every, View(look=self.settled_look()))
 

@@ -39,8 +39,11 @@ from aitop.ui.panes.step.pane import StepPane
 from aitop.ui.panes.verdict import VerdictPane, shown_verdicts
 from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
 from aitop.ui.screens.code_line import LineScreen
+from aitop.ui.screens.comparison import ComparisonScreen
 from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.help import HelpScreen, our_bindings
+from aitop.ui.screens.stacks import StacksScreen
+from aitop.ui.screens.torch_profile import ProfileScreen
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import Pane
@@ -49,19 +52,19 @@ if TYPE_CHECKING:
     from aitop.engine.feed import Feed
     from aitop.ui.screens.fleet.table import Cluster
 
-PANES = {
-    "verdict": "the verdict",
-    "step": "the step",
-    "serving": "what is served",
-    "gpu": "the GPUs",
-    "data": "the way of the data",
-    "memory": "memory",
-    "ledger": "where the time goes",
-    "ranks": "the ranks",
-    "code": "the code",
-    "processes": "the processes",
+PANES: dict[str, tuple[type[Pane], str]] = {
+    "verdict": (VerdictPane, "the verdict"),
+    "step": (StepPane, "the step"),
+    "serving": (ServingPane, "what is served"),
+    "gpu": (GpuPane, "the GPUs"),
+    "data": (DataPane, "the way of the data"),
+    "memory": (MemoryPane, "memory"),
+    "ledger": (LedgerPane, "where the time goes"),
+    "ranks": (RankPane, "the ranks"),
+    "code": (CodePane, "the code"),
+    "processes": (ProcessPane, "the processes"),
 }
-"""The panes that tab goes through, in order, and what each is about."""
+"""The panes that tab goes through, in order, by name; and what each is about."""
 CATCH_UP_SECONDS = 0.5
 NOTICE_TICKS = 6
 """Snapshots for which a notice stays."""
@@ -140,16 +143,7 @@ class MonitorScreen(Screen[int]):
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
         yield Banner(id="banner", focusable=False)
-        yield VerdictPane(id="verdict")
-        yield StepPane(id="step")
-        yield ServingPane(id="serving")
-        yield GpuPane(id="gpu")
-        yield DataPane(id="data")
-        yield MemoryPane(id="memory")
-        yield LedgerPane(id="ledger")
-        yield RankPane(id="ranks")
-        yield CodePane(id="code")
-        yield ProcessPane(id="processes")
+        yield from (pane(id=name) for name, (pane, _) in PANES.items())
         yield Footer(id="footer", focusable=False)
         yield FilterLine(id="filter")
 
@@ -240,7 +234,7 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(EvidenceScreen(self.view, self._source_around))
 
     def action_hang(self) -> None:
-        from aitop.ui.screens.hang import HangScreen  # noqa: PLC0415 - few runs open it
+        from aitop.ui.screens.hang import HangScreen  # noqa: PLC0415 - loads for 40 ms
 
         self.app.push_screen(HangScreen(self._feed, self.view))
 
@@ -260,7 +254,7 @@ class MonitorScreen(Screen[int]):
         elif isinstance(answer, Exception):
             self.post_message(Failed(answer))
         elif self._cluster is not None:
-            from aitop.ui.screens.fleet.ranks import RanksScreen  # noqa: PLC0415 - few runs open it
+            from aitop.ui.screens.fleet.ranks import RanksScreen  # noqa: PLC0415 - loads for 7 ms
 
             self._change(notice=None)
             self.app.push_screen(RanksScreen(self._cluster, self.view, answer))
@@ -268,14 +262,10 @@ class MonitorScreen(Screen[int]):
     def action_compare(self) -> None:
         if self.view.compared is None:
             self._change(notice="no earlier run of this script is known here")
-            return
-        from aitop.ui.screens.comparison import ComparisonScreen  # noqa: PLC0415 - few runs open it
-
-        self.app.push_screen(ComparisonScreen(self.view))
+        else:
+            self.app.push_screen(ComparisonScreen(self.view))
 
     def action_stacks(self) -> None:
-        from aitop.ui.screens.stacks import StacksScreen  # noqa: PLC0415 - few runs open it
-
         self.app.push_screen(StacksScreen(self._feed, self.view))
 
     def on_line_wanted(self, message: LineWanted) -> None:
@@ -283,8 +273,6 @@ class MonitorScreen(Screen[int]):
 
     def action_profile(self) -> None:
         if self.view.live and isinstance(self._feed, LiveRun):
-            from aitop.ui.screens.torch_profile import ProfileScreen  # noqa: PLC0415 - few runs open it
-
             self.app.push_screen(ProfileScreen(self._feed, self.view))
         else:
             self._change(notice="only a live run can be profiled")
