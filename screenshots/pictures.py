@@ -13,9 +13,10 @@ from aitop.engine.feed import Publish
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
+from aitop.sources.prometheus.fleet import FleetReader
 from aitop.ui.app import AitopApp, FleetApp, MonitorApp, PickerApp
 from aitop.ui.screens.evidence import EvidenceScreen
-from aitop.ui.screens.fleet.table import Cluster, TableScreen
+from aitop.ui.screens.fleet import TableScreen
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.picker import CandidatesPane, PickerScreen
 from aitop.ui.widgets.pane import Pane
@@ -74,7 +75,7 @@ def picker_svg(candidates: list[Candidate], size: tuple[int, int], settings: Set
 
 
 def fleet_svg(
-    cluster: Cluster, size: tuple[int, int], settings: Settings | None = None, keys: tuple[str, ...] = ()
+    cluster: FleetReader, size: tuple[int, int], settings: Settings | None = None, keys: tuple[str, ...] = ()
 ) -> str:
     """The screen of a cluster's jobs, as SVG, after these keys."""
     return asyncio.run(_draw(FleetApp(cluster, NEVER_SECONDS, settings), size, keys))

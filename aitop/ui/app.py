@@ -40,8 +40,8 @@ from aitop.ui.widgets.pane import Pane
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
     from aitop.engine.recorder import Recorder
-    from aitop.ui.screens.fleet.jobs import FleetScreen
-    from aitop.ui.screens.fleet.table import Cluster
+    from aitop.sources.prometheus.fleet import FleetReader
+    from aitop.ui.screens.fleet import FleetScreen
 
 
 ResultType = TypeVar("ResultType")
@@ -210,7 +210,7 @@ class MonitorApp(AitopApp[None]):
         settings: Settings | None = None,
         recorder: Recorder | None = None,
         *,
-        cluster: Cluster | None = None,
+        cluster: FleetReader | None = None,
     ) -> None:
         super().__init__(settings, feed.stop)
         self._cluster = cluster
@@ -261,13 +261,13 @@ class PickerApp(AitopApp[int]):
 class FleetApp(AitopApp[None]):
     """Shows the jobs of a cluster, asked for again every `every` seconds."""
 
-    def __init__(self, cluster: Cluster, every: float, settings: Settings | None = None) -> None:
+    def __init__(self, cluster: FleetReader, every: float, settings: Settings | None = None) -> None:
         super().__init__(settings)
         self._cluster = cluster
         self._every = every
 
     def get_default_screen(self) -> FleetScreen:
-        from aitop.ui.screens.fleet.jobs import FleetScreen  # noqa: PLC0415 - loads for 7 ms
+        from aitop.ui.screens.fleet import FleetScreen  # noqa: PLC0415 - loads for 7 ms
 
         return FleetScreen(self._cluster, self._every, View(look=self.settled_look()))
 

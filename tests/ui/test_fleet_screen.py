@@ -18,8 +18,7 @@ from aitop.model.fleet import FleetRank
 from aitop.sources.prometheus.address import parse
 from aitop.sources.prometheus.fleet import FleetReader
 from aitop.ui.app import FleetApp
-from aitop.ui.screens.fleet.jobs import JOBS
-from aitop.ui.screens.fleet.ranks import RANKS
+from aitop.ui.screens.fleet import JOBS, RANKS
 from aitop.ui.widgets.table import Column, Order, fit, in_order, next_order
 
 NEVER = 1e6

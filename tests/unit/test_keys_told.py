@@ -9,7 +9,7 @@ from aitop.ui.app import AitopApp
 from aitop.ui.panes.footer import KEYS
 from aitop.ui.panes.processes.pane import ProcessPane
 from aitop.ui.screens.code_line import LineScreen
-from aitop.ui.screens.fleet.jobs import FleetScreen
+from aitop.ui.screens.fleet import FleetScreen
 from aitop.ui.screens.hang import HangScreen
 from aitop.ui.screens.help import key_name
 from aitop.ui.screens.monitor import MonitorScreen

@@ -50,7 +50,7 @@ from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
-    from aitop.ui.screens.fleet.table import Cluster
+    from aitop.sources.prometheus.fleet import FleetReader
 
 PANES: dict[str, tuple[type[Pane], str]] = {
     "verdict": (VerdictPane, "the verdict"),
@@ -120,7 +120,7 @@ class MonitorScreen(Screen[int]):
         recorder: Recorder | None = None,
         folded: Iterable[str] = (),
         *,
-        cluster: Cluster | None = None,
+        cluster: FleetReader | None = None,
     ) -> None:
         super().__init__()
         self._cluster = cluster
@@ -254,7 +254,7 @@ class MonitorScreen(Screen[int]):
         elif isinstance(answer, Exception):
             self.post_message(Failed(answer))
         elif self._cluster is not None:
-            from aitop.ui.screens.fleet.ranks import RanksScreen  # noqa: PLC0415 - loads for 7 ms
+            from aitop.ui.screens.fleet import RanksScreen  # noqa: PLC0415 - loads for 7 ms
 
             self._change(notice=None)
             self.app.push_screen(RanksScreen(self._cluster, self.view, answer))

@@ -1,0 +1,481 @@
+"""The jobs of a cluster by what they waste, and the ranks of one of them: tables that are asked for again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from msgspec.structs import replace
+from rich.style import Style
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+
+from aitop.model.fleet import (
+    Attempt,
+    Fleet,
+    FleetJob,
+    FleetRank,
+    JobRanks,
+    by_lateness,
+    by_waste,
+    command_for,
+    straggler_of,
+    worst_of,
+)
+from aitop.model.units import duration, factor, percent, period
+from aitop.ui.messages import Failed, in_background
+from aitop.ui.panes.footer import Filtered, FilterLine
+from aitop.ui.screens.help import HelpScreen, our_bindings
+from aitop.ui.state import View, matches
+from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, GAIN, LOSS, TEXT
+from aitop.ui.widgets.line import Line, key_hints, wrap
+from aitop.ui.widgets.pane import Drawing, OneLine, Pane
+from aitop.ui.widgets.row_pane import RowPane
+from aitop.ui.widgets.table import Column, Order, fit, heading, in_order, next_order, row_line
+from aitop.ui.words import one_line, plural, tight_percent
+
+if TYPE_CHECKING:
+    from aitop.sources.prometheus.fleet import FleetReader
+
+ASK_SECONDS = 15.0
+"""The usual time between two questions."""
+ROOM_FOR_FOOT = 8
+Row = TypeVar("Row")
+
+
+@dataclass
+class RowChosen(Message):
+    """The user wants to see more of this row."""
+
+    row: Any
+
+
+class TablePane(RowPane[Row]):
+    """A heading, and a row for each entry that the filter lets through, in the order that was asked for.
+
+    `entries` is None before the first answer. `problem` says why the newest one is missing, `age` how old in seconds
+    what is shown was then.
+    """
+
+    name_of_rows = "rows"
+    none = "none"
+    table: Sequence[Column] = ()
+    default_order = ""
+    entries: Sequence[Row] | None = None
+    problem = ""
+    age = 0.0
+    order = Order()
+
+    def texts(self, row: Row) -> Sequence[str | None]:
+        """What the filter looks at."""
+        raise NotImplementedError
+
+    def action_choose(self, stay: bool = False) -> None:
+        row = self.row()
+        if row is not None:
+            self.post_message(RowChosen(row))
+
+    def foot(self, row: Row, width: int) -> list[Line]:
+        """More about the row at the cursor."""
+        return []
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        if self.entries is None:
+            waiting = Line("asking Prometheus…", DIM)
+            lines = [Line(text, LOSS) for text in wrap(self.problem, width)] if self.problem else [waiting]
+            return Drawing(lines, self.name_of_rows)
+        rows = [row for row in self.entries if matches(view.filter, *self.texts(row))] if view.filter else self.entries
+        title = f"{self.name_of_rows} · {len(self.entries)}"
+        if view.filter:
+            title += f" · /{view.filter} {len(rows)} match"
+        if not rows:
+            self.rows = ()
+            return Drawing([Line(self.none if not view.filter else "no row matches", DIM)], title)
+        rows = in_order(rows, self.table, self.order)
+        self.take(rows, height - 1)
+        chosen = self.row()
+        foot = self.foot(chosen, width) if chosen is not None and height >= ROOM_FOR_FOOT else []
+        shape = fit(self.table, width)
+        lines = [heading(shape, self.order)]
+        lines += [row_line(row, shape, width, cursor=at) for row, at in self.take(rows, height - 1 - len(foot))]
+        sorted_by = f"by {self.order.by}" if self.order.by else self.default_order
+        note = " · ".join(filter(None, (sorted_by, self.in_sight())))
+        stale = f"{duration(self.age)} old · {self.problem}" if self.problem else None
+        return Drawing(lines, title, Line(note, DIM), stale, foot)
+
+
+class TableScreen(Screen[None]):
+    """Asks again every `every` seconds. What it shows stays when an answer is missing, with its age.
+
+    `job` is the one whose ranks are shown, None for all jobs.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "none", "previous row"),
+        Binding("down,j", "none", "next row"),
+        Binding("c", "command", "the command that opens aitop on this job or rank; it is copied as well"),
+        Binding("slash,f4", "filter", "show only rows that hold this text"),
+        Binding("less_than_sign,comma", "sort_by(-1)", "sort by the column to the left"),
+        Binding("greater_than_sign,full_stop", "sort_by(1)", "sort by the column to the right"),
+        Binding("I", "invert", "turn that order round"),
+        Binding("r", "ask", "ask again now"),
+        Binding("question_mark,f1", "help", "this help"),
+    ]
+    keys: Sequence[tuple[str, str]] = ()
+    job: str | None = None
+
+    def __init__(self, cluster: FleetReader, every: float, view: View, listing: TablePane[Any]) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.every = every
+        self.view = view
+        self.listing: TablePane[Any] = listing
+        self.answer: Fleet | JobRanks | None = None
+        self._asking = False
+
+    def compose(self) -> ComposeResult:
+        yield OneLine(lambda _, width: self.summary(width), id="header")
+        yield self.listing
+        yield OneLine(self._hint, id="hint")
+        line = FilterLine(id="filter")
+        line.display = False
+        yield line
+
+    def on_mount(self) -> None:
+        self.listing.focus()
+        self.change()
+        self.action_ask()
+        self.set_interval(self.every, self.action_ask)
+
+    def on_screen_resume(self) -> None:
+        self.change()
+
+    def summary(self, width: int) -> Line:
+        """The first line."""
+        raise NotImplementedError
+
+    def _hint(self, view: View, _width: int) -> Line:
+        """The newest notice, else the keys."""
+        line = Line(" ")
+        return line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys))
+
+    def took(self, answer: Fleet | JobRanks) -> None:
+        """Hand a new answer to the panes."""
+        raise NotImplementedError
+
+    def action_ask(self) -> None:
+        if not self._asking:
+            self._asking = True
+            in_background(self, "fleet", partial(self.cluster.attempt, self.job), self._answered)
+
+    def _answered(self, attempt: Attempt | Exception) -> None:
+        self._asking = False
+        if isinstance(attempt, Exception):
+            self.post_message(Failed(attempt))
+            return
+        self.listing.problem = attempt.problem
+        if attempt.answer is not None:
+            self.answer = attempt.answer
+            self.took(attempt.answer)
+        elif self.answer is not None:
+            self.listing.age = attempt.time - self.answer.time
+        self.change()
+
+    def change(self, **changes: object) -> None:
+        """Show the view with these changes."""
+        self.view = replace(self.view, **changes)
+        for pane in self.query(Pane):
+            pane.show(self.view)
+
+    def show_command(self, rank: FleetRank | None) -> None:
+        """Show the command for a rank, and copy it as far as the terminal lets us."""
+        command = command_for(rank) if rank is not None else None
+        if command is None:
+            self.change(notice="there is no rank with a node and a pid that a command could name")
+        else:
+            self.app.copy_to_clipboard(command)
+            self.change(notice=f"{command}   (copied, if the terminal allows it)")
+
+    def action_none(self) -> None:
+        """The table obeys these keys itself; here they are only described."""
+
+    def action_sort_by(self, steps: int) -> None:
+        self.listing.order = next_order(self.listing.table, self.listing.order, steps)
+        self.listing.redraw()
+
+    def action_invert(self) -> None:
+        self.listing.order = self.listing.order._replace(inverted=not self.listing.order.inverted)
+        self.listing.redraw()
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen(our_bindings(self), self.view))
+
+    def action_filter(self) -> None:
+        line = self.query_one(FilterLine)
+        line.typed = self.view.filter
+        self._type(True)
+        self.set_focus(line)
+
+    def on_filtered(self, message: Filtered) -> None:
+        self.change(filter=message.text.strip() if message.done else message.text)
+        if message.done and self.query_one(FilterLine).display:
+            self._type(False)
+            self.set_focus(self.listing)
+
+    def _type(self, typing: bool) -> None:
+        self.query_one(FilterLine).display = typing
+        self.query_one("#hint").display = not typing
+        self.change(notice=None)
+
+
+SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": TEXT, "info": DIM}
+
+
+def hours(device_hours: float) -> str:
+    """Device-hours: 0.42, 4.2, 420, 1,234."""
+    return f"{device_hours:,.{2 if device_hours < 1 else 1 if device_hours < 100 else 0}f}"
+
+
+def nodes_text(job: FleetJob) -> str | None:
+    """The first node, and how many there are besides it; None where no node is known."""
+    more = len(job.nodes) - 1
+    return one_line(job.nodes[0]) + (f" +{more}" if more else "") if job.nodes else None
+
+
+def finding_text(row: FleetJob | FleetRank) -> str | None:
+    """That it is stalled, or the first verdict with its subtype."""
+    if row.stalled:
+        return f"STALLED {row.stalled} of {row.ranks}" if isinstance(row, FleetJob) else "STALLED"
+    if isinstance(row, FleetRank) and not row.watched:
+        return "not permitted"
+    return one_line(row.finding.name) if row.finding is not None else None
+
+
+def finding_style(row: FleetJob | FleetRank) -> Style:
+    """Red for what stands still and for critical verdicts."""
+    if row.stalled:
+        return LOSS
+    return SEVERITIES[row.finding.severity] if row.finding is not None else FAINT
+
+
+def place_text(row: FleetJob | FleetRank) -> str | None:
+    """The line of the user's that the first verdict points to, None where it points to none."""
+    return one_line(row.finding.place) or None if row.finding is not None else None
+
+
+def gain_of(row: FleetJob | FleetRank) -> float | None:
+    """The factor in units per second without the cause of the first verdict."""
+    return row.finding.speedup if row.finding is not None else None
+
+
+def gain_style(row: FleetJob | FleetRank) -> Style:
+    """Green for what is gained."""
+    return GAIN if (gain_of(row) or 0.0) > 1.0 else FAINT
+
+
+FINDING = (
+    Column("verdict", 18, 0, finding_text, style=finding_style, right=False, most=34),
+    Column("line", 14, 3, place_text, right=False, most=32),
+    Column("gain", 5, 4, gain_of, factor, gain_style),
+)
+"""What the first verdict says, of a job as of a rank."""
+JOBS = (
+    Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=40),
+    Column("user", 8, 8, lambda job: one_line(job.user or "") or None, style=lambda _: DIM, right=False, most=16),
+    Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=32),
+    Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
+    Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),
+    Column("now", 4, 6, lambda job: job.lost, tight_percent),
+    *FINDING,
+)
+
+
+class JobsPane(TablePane[FleetJob]):
+    """A row a job: stalled ones first, then those that wasted most."""
+
+    name_of_rows = "Jobs"
+    table = JOBS
+
+    def key_of(self, row: FleetJob) -> Hashable:
+        return row.job
+
+    def texts(self, row: FleetJob) -> Sequence[str | None]:
+        return (
+            row.job,
+            row.user,
+            finding_text(row),
+            row.finding.name if row.finding else None,
+            place_text(row),
+            *row.nodes,
+        )
+
+
+class FleetScreen(TableScreen):
+    """All jobs that Prometheus knows of."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "choose", "the job's ranks over all its nodes, with the straggler"),
+        Binding("escape", "back", "back: out of the filter"),
+        Binding("q,f10", "leave", "quit"),
+    ]
+    keys = (
+        ("⏎", "ranks"),
+        ("c", "ssh command"),
+        ("/", "filter"),
+        ("< >", "sort"),
+        ("r", "ask again"),
+        ("?", "help"),
+        ("q", "quit"),
+    )
+    listing: JobsPane
+
+    def __init__(self, cluster: FleetReader, every: float, view: View) -> None:
+        super().__init__(cluster, every, view, JobsPane(id="jobs"))
+
+    def took(self, answer: Fleet | JobRanks) -> None:
+        if isinstance(answer, Fleet):
+            self.listing.entries = by_waste(answer.jobs)
+            self.listing.none = f"no AI job runs on {plural(answer.watching, 'node')} that aitop watches"
+            measured = answer.wasted is not None
+            then = "device-hours wasted" if measured else "the share of the first verdict"
+            self.listing.default_order = f"stalled first, then by {then}"
+
+    def summary(self, width: int) -> Line:
+        line = Line(" aitop ", BRAND).add("  ")
+        fleet = self.answer
+        parts = []
+        if isinstance(fleet, Fleet):
+            stalled = sum(1 for job in fleet.jobs if job.stalled)
+            if stalled:
+                parts.append(Line(f"{plural(stalled, 'job')} stalled", LOSS))
+            if fleet.wasted is not None:
+                within = f" device-hours wasted in {period(fleet.window)}"
+                parts.append(Line(hours(fleet.wasted), BRIGHT).add(within, DIM))
+            parts.append(Line(f"{plural(fleet.ranks, 'rank')} on {plural(fleet.nodes, 'node')}", TEXT))
+        return line.join_fitting([*parts, Line(self.cluster.shown, DIM)], width, " · ")
+
+    def action_choose(self) -> None:
+        self.listing.action_choose()
+
+    def on_row_chosen(self, message: RowChosen) -> None:
+        job: FleetJob = message.row
+        self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every, finding_text(job)))
+
+    def action_command(self) -> None:
+        """The command for the job's worst rank: its ranks are asked for first."""
+        job = self.listing.row()
+        if job is not None:
+            self.change(notice=f"asking for the ranks of {one_line(job.job)}…")
+            in_background(self, "ranks", partial(self.cluster.attempt, job.job), self._ranks_came)
+
+    def _ranks_came(self, attempt: Attempt | Exception) -> None:
+        if isinstance(attempt, Exception):
+            self.post_message(Failed(attempt))
+        elif isinstance(attempt.answer, JobRanks):
+            self.show_command(worst_of(attempt.answer.ranks))
+        else:
+            self.change(notice=attempt.problem)
+
+    def action_back(self) -> None:
+        self.change(filter="", notice=None)
+
+    def action_leave(self) -> None:
+        self.app.exit()
+
+
+RANKS = (
+    Column("rank", 5, 0, lambda rank: rank.rank, style=lambda _: BRIGHT),
+    Column("node", 12, 2, lambda rank: one_line(rank.node) or None, right=False, most=40),
+    Column("pid", 7, 6, lambda rank: rank.pid, style=lambda _: DIM),
+    Column("step", 7, 5, lambda rank: rank.step, duration),
+    Column("waits", 5, 1, lambda rank: rank.wait, tight_percent, lambda _: COMMUNICATION.ink),
+    Column("lost", 4, 7, lambda rank: rank.lost, tight_percent),
+    *FINDING,
+)
+
+
+def waited_for(ranks: Sequence[FleetRank]) -> Line:
+    """Who keeps the others waiting, in a sentence."""
+    stalled, late = [rank for rank in ranks if rank.stalled], straggler_of(ranks)
+    if stalled:
+        return Line(f"{plural(len(stalled), 'rank')} of {len(ranks)} stalled", LOSS)
+    if late is not None:
+        waits = median(rank.wait for rank in ranks if rank is not late and rank.wait is not None)
+        return Line(f"The others wait {percent(waits)} of a step for {rank_words(late)}", LOSS)
+    if any(rank.wait is not None for rank in ranks):
+        return Line("no rank keeps the others waiting", DIM)
+    return Line("whether a rank keeps the others waiting is not measured" if len(ranks) > 1 else "", DIM)
+
+
+def rank_words(rank: FleetRank) -> str:
+    """rank 3 on node017, as far as both are known."""
+    number = "a rank" if rank.rank is None else f"rank {rank.rank}"
+    return f"{number} on {one_line(rank.node)}" if rank.node else number
+
+
+class RanksPane(TablePane[FleetRank]):
+    """A row a rank: stalled ones first, then the one that waits least for the others."""
+
+    name_of_rows = "Ranks"
+    none = "Prometheus knows of no rank of this job any more"
+    table = RANKS
+    default_order = "who waits least comes first"
+
+    def key_of(self, row: FleetRank) -> Hashable:
+        return row.node, row.rank, row.pid
+
+    def texts(self, row: FleetRank) -> Sequence[str | None]:
+        return (row.node, str(row.rank), finding_text(row), place_text(row))
+
+    def foot(self, row: FleetRank, width: int) -> list[Line]:
+        command = command_for(row)
+        line = (
+            Line(command, BRIGHT).add("   c copies it", DIM) if command else Line("its node or pid is not known", FAINT)
+        )
+        return [line]
+
+
+class RanksScreen(TableScreen):
+    """One job: its verdict, who its ranks wait for, and a row a rank."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "command", "the command that opens aitop on this job or rank; it is copied as well"),
+        Binding("escape,q", "back", "back: out of the filter, then out of this job"),
+    ]
+    keys = (("c", "ssh command"), ("/", "filter"), ("< >", "sort"), ("r", "ask again"), ("?", "help"), ("esc", "back"))
+    listing: RanksPane
+
+    def __init__(
+        self, cluster: FleetReader, view: View, job: str, every: float = ASK_SECONDS, finding: str | None = None
+    ) -> None:
+        super().__init__(cluster, every, View(look=view.look), RanksPane(id="ranks"))
+        self.job = job
+        self._finding = finding
+
+    def took(self, answer: Fleet | JobRanks) -> None:
+        if isinstance(answer, JobRanks):
+            self.listing.entries = by_lateness(answer.ranks)
+
+    def summary(self, width: int) -> Line:
+        line = Line(" aitop ", BRAND).add("  ")
+        job = Line(f"job {one_line(self.job or '')}", BRIGHT)
+        ranks = self.answer.ranks if isinstance(self.answer, JobRanks) else ()
+        parts = [job, waited_for(ranks), Line(self._finding or "", DIM)]
+        return line.join_fitting([part for part in parts if part.width], width, " · ")
+
+    def on_row_chosen(self) -> None:
+        self.action_command()
+
+    def action_command(self) -> None:
+        self.show_command(self.listing.row())
+
+    def action_back(self) -> None:
+        if self.view.filter:
+            self.change(filter="")
+        else:
+            self.app.pop_screen()

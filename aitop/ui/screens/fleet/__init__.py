@@ -1,1 +1,0 @@
-"""The jobs of a cluster, and the ranks of one of them."""
