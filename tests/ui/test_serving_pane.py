@@ -18,11 +18,8 @@ from aitop.model.verdict import Diagnosis
 from aitop.ui.app import MonitorApp
 from aitop.ui.layout import plan
 from aitop.ui.panes.header import header_line
-from aitop.ui.panes.serving.charts import over_time
-from aitop.ui.panes.serving.composition import kinds_line, request_of, turn_of
-from aitop.ui.panes.serving.figures import figure_lines
-from aitop.ui.panes.serving.histogram import Cause, axis_for, histogram, tail_causes
-from aitop.ui.panes.serving.pane import ServingPane
+from aitop.ui.panes.latency_histogram import Cause, axis_for, histogram, tail_causes
+from aitop.ui.panes.serving import ServingPane, figure_lines, kinds_line, over_time, request_of, turn_of
 from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE

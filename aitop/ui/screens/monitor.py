@@ -34,7 +34,7 @@ from aitop.ui.panes.ledger import LedgerPane
 from aitop.ui.panes.memory import MemoryPane
 from aitop.ui.panes.processes.pane import ProcessChosen, ProcessPane
 from aitop.ui.panes.ranks import RankChosen, RankPane
-from aitop.ui.panes.serving.pane import ServingPane
+from aitop.ui.panes.serving import ServingPane
 from aitop.ui.panes.step.pane import StepPane
 from aitop.ui.panes.verdict import VerdictPane, shown_verdicts
 from aitop.ui.saving import recording_state, save_screen, start_or_end_recording

@@ -1,0 +1,376 @@
+"""What a server does: its figures, where its turns and requests spend their time, and its latencies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.style import Style
+
+from aitop.model.serving import IterationRecord, RequestRecord, Serving, ServingBasis
+from aitop.model.snapshot import Series, Snapshot
+from aitop.model.source import SourceName
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
+from aitop.ui.panes.latency_histogram import LEAST_ROWS, LEAST_WIDTH, histogram, tail_causes
+from aitop.ui.panes.since_mark import figure, serving_change
+from aitop.ui.state import View
+from aitop.ui.theme.palette import (
+    BRIGHT,
+    DEVICE_CHART,
+    DIM,
+    FAINT,
+    HOST_CHART,
+    HOST_SOFT,
+    REQUEST_PARTS,
+    REST,
+    TEXT,
+    TURN_PARTS,
+    TURNS,
+    WAITING,
+    Kind,
+)
+from aitop.ui.widgets.bars import nice_ceiling, phase_bar
+from aitop.ui.widgets.chart_pane import ChartPane
+from aitop.ui.widgets.line import Line, columns, wrap
+from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.plot import Curve, Field
+from aitop.ui.words import share_text, significant, state_line, waits_for_target
+
+BASES: dict[ServingBasis, tuple[str, SourceName | None]] = {
+    "hook": ("timed in the process", "hook"),
+    "metrics": ("from the server's /metrics", None),
+    "stacks": ("estimated from stacks", "stacks"),
+}
+"""Where figures come from in words, and the source that may be stale."""
+LEAST_CHART = 2
+ROOM_FOR_LEGEND = 10
+ROOM_FOR_MORE = 14
+"""Rows from which on the parts of turns have a legend, and requests and kinds of turns a bar of their own."""
+LABEL, GAP = 8, 2
+BETWEEN = 3
+"""Cells between two things that stand side by side."""
+
+
+class ServingPane(ChartPane):
+    """Figures on top, the parts of turns and requests, and below them the charts beside the histogram."""
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.moments = ()
+        snapshot = view.snapshot
+        serving = snapshot.serving if snapshot else None
+        if snapshot is None or serving is None:
+            return Drawing([Line(NOT_YET if snapshot is None else "nothing is served here", DIM)], "Serving")
+        bars = _bars(view, serving, width, height)
+        lines = figure_lines(view, serving, width, max(1, min(6, height - len(bars) - LEAST_CHART, (height + 1) // 2)))
+        lines += bars
+        lines += self._charts(view, snapshot, serving, width, height - len(lines))
+        words, source = BASES[serving.basis]
+        note = Line("hook waiting for the target", TEXT) if waits_for_target(view.source("hook")) else Line(words, DIM)
+        return Drawing(lines, _title(serving), note, view.stale(source) if source else None)
+
+    def _charts(self, view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
+        """Charts over time and the histogram, beside each other where there is room; else why there are none."""
+        if height < LEAST_CHART:
+            return []
+        timed = any(snapshot.series.get(name, Series()).times for name in SERIES)
+        latencies = [request.seconds for request in serving.requests]
+        causes, letters = tail_causes(snapshot.diagnosis), view.look.mono
+        mark = view.mark.time if view.mark else None
+        if not timed:
+            drawn = histogram(latencies, causes, width, height, letters=letters)
+            return drawn or _why_no_charts(view, snapshot, serving, width)[:height]
+        beside = latencies and height >= LEAST_ROWS and (width - BETWEEN) // 2 >= LEAST_WIDTH
+        left = (width - BETWEEN) * 3 // 5 if beside else width
+        if beside and width - BETWEEN - left < LEAST_WIDTH:
+            left = width - BETWEEN - LEAST_WIDTH
+        below = height * 2 // 5 if latencies and not beside and height >= 2 * LEAST_ROWS + 1 else 0
+        field = self.field(snapshot, SERIES, left, SCALE)
+        lines = over_time(field, height - below, mark)
+        if not beside:
+            return lines + histogram(latencies, causes, width, below, letters=letters)
+        right = histogram(latencies, causes, width - BETWEEN - left, height, letters=letters)
+        return [line.fit(left).to(left + BETWEEN).join(other) for line, other in zip(lines, right, strict=True)]
+
+
+def _bars(view: View, serving: Serving, width: int, height: int) -> list[Line]:
+    """Bars of what turns and requests consist of: as many as there is room for."""
+    letters = view.look.mono
+    turn, request = turn_of(serving.iterations), request_of(serving.requests)
+    first = turn or request
+    lines = [first.bar(width, letters=letters)] if first and height > LEAST_CHART else []
+    if first and height >= ROOM_FOR_LEGEND:
+        lines += first.legend(width, 1 if height < ROOM_FOR_MORE else 2, letters=letters)
+    kinds = kinds_line(serving.iterations, width, letters=letters)
+    if kinds is not None and height >= ROOM_FOR_LEGEND:
+        lines.append(kinds)
+    if turn and request and height >= ROOM_FOR_MORE:
+        lines += [request.bar(width, letters=letters), *request.legend(width, 1, letters=letters)]
+    return lines
+
+
+def _title(serving: Serving) -> str:
+    latency = serving.latency
+    return f"Serving · {duration(latency.p50)} p50 · {duration(latency.p99)} p99" if latency else "Serving"
+
+
+def _why_no_charts(view: View, snapshot: Snapshot, serving: Serving, width: int) -> list[Line]:
+    """What the charts wait for."""
+    if serving.basis == "hook":
+        texts = [f"{NOT_YET} no request was answered in the last {duration(round(snapshot.window))}"]
+    else:
+        texts = ["single requests are seen with the hook only"]
+        status = view.source("hook")
+        texts += [state_line("hook", status).text] if status is not None and status.state != "ok" else []
+    return [Line(line, DIM) for text in texts for line in wrap(text, width)]
+
+
+LATENCIES = (("latency", "latency"), ("TTFT", "first_token"), ("ITL", "inter_token"))
+"""The name of a row, and the field of Serving that it shows."""
+
+
+class Row(NamedTuple):
+    """Figures of one subject, the most important first. `measured`: at least one of them is known."""
+
+    name: str
+    parts: tuple[Line, ...]
+    measured: bool
+
+    @property
+    def width(self) -> int:
+        return LABEL + sum(part.width for part in self.parts) + GAP * (len(self.parts) - 1)
+
+    def line(self, width: int) -> Line:
+        return Line(self.name.ljust(LABEL), DIM).join_fitting(self.parts, width, " " * GAP)
+
+
+def figure_lines(view: View, serving: Serving, width: int, most: int) -> list[Line]:
+    """The rows in at most `most` lines: side by side where there is room; what is not measured goes first."""
+    left = [_traffic(view, serving), _engine(view, serving), _now(serving)]
+    right = [_percentiles(view, serving, name, field) for name, field in LATENCIES]
+    first, second = (max(row.width for row in rows) for rows in (left, right))
+    if first + BETWEEN + second <= width:
+        pairs = _most_important(list(zip(left, right, strict=True)), most)
+        at = max(first, (width - second) // 2)
+        return [one.line(first).to(at + BETWEEN).join(other.line(second)) for one, other in pairs]
+    single = [(row,) for row in (left[0], right[0], left[1], *right[1:], left[2])]
+    return [row.line(width) for (row,) in _most_important(single, most)]
+
+
+def _most_important(lines: Sequence[tuple[Row, ...]], most: int) -> list[tuple[Row, ...]]:
+    """At most so many of the lines, in their order."""
+    ranked = sorted(range(len(lines)), key=lambda at: (not any(row.measured for row in lines[at]), at))
+    return [lines[at] for at in sorted(ranked[: max(0, most)])]
+
+
+def _traffic(view: View, serving: Serving) -> Row:
+    return _row(
+        serving,
+        "traffic",
+        requests_per_second=_amount(view, "requests_per_second", " req/s", style=BRIGHT),
+        tokens_per_second=_amount(view, "tokens_per_second", " tokens/s", cells=5),
+        concurrency=_amount(view, "concurrency", " active"),
+        queue=_amount(view, "queue", " queued"),
+    )
+
+
+def _engine(view: View, serving: Serving) -> Row:
+    return _row(
+        serving,
+        "engine",
+        batch_mean=_amount(view, "batch_mean", " a batch"),
+        kv_used=_amount(view, "kv_used", " KV used", points=True),
+        preemptions_per_second=_amount(view, "preemptions_per_second", " preempted/s"),
+    )
+
+
+def _row(serving: Serving, name: str, **parts: Line) -> Row:
+    return Row(name, tuple(parts.values()), any(getattr(serving, field) is not None for field in parts))
+
+
+def _now(serving: Serving) -> Row:
+    alive = NOT_SUPPORTED if serving.alive is None else str(serving.alive)
+    parts = (
+        Line(alive.rjust(4), TEXT).add(" under way", DIM),
+        Line("last ended ", DIM).add(duration(serving.still).rjust(7), TEXT).add(" ago", DIM),
+    )
+    return Row("now", parts, serving.alive is not None or serving.still is not None)
+
+
+def _percentiles(view: View, serving: Serving, name: str, field: str) -> Row:
+    """Seconds below which half, 95 % and 99 % of the values lie."""
+
+    def part(percentile: str) -> Line:
+        def value_of(snapshot: Snapshot) -> float | None:
+            values = getattr(snapshot.serving, field) if snapshot.serving else None
+            return getattr(values, percentile) if values else None
+
+        return Line(f"{percentile} ", DIM).join(figure(view, value_of, lambda seconds: duration(seconds).rjust(7)))
+
+    measured = getattr(serving, field) is not None
+    return Row(name, tuple(part(percentile) for percentile in ("p50", "p95", "p99")), measured)
+
+
+def _amount(view: View, field: str, unit: str, *, cells: int = 4, style: Style = TEXT, points: bool = False) -> Line:
+    """A figure with its unit and its change; `points`: it is a share."""
+    value = getattr(view.snapshot.serving, field) if view.snapshot else None
+    text = share_text(value) if points else significant(value, cells)
+    return Line(text, style).add(unit, DIM).join(serving_change(view, field, points=points))
+
+
+SHARE_AND_TIME = 11
+ROOM_FOR_TOKENS = 24
+LEAST_REST = 0.005
+"""A smaller part (0..1) of the whole is none."""
+
+
+class Composition(NamedTuple):
+    """Mean seconds of each part of one unit, None for a part that was not measured; `shares` of them all."""
+
+    name: str
+    parts: tuple[tuple[Kind, float | None], ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds or 0.0 for _, seconds in self.parts)
+
+    def bar(self, width: int, *, letters: bool) -> Line:
+        """The parts side by side, each with its name and share where they fit."""
+        shares = [(kind, None if part is None else part / self.seconds) for kind, part in self.parts]
+        return Line(self.name.ljust(LABEL), DIM).join(phase_bar(shares, width - LABEL, letters=letters))
+
+    def legend(self, width: int, most: int, *, letters: bool) -> list[Line]:
+        """Each part with its share and its time, in at most `most` lines; the smallest go first."""
+        known = [
+            (kind, seconds) for kind, seconds in self.parts if seconds is not None and (seconds or kind is not REST)
+        ]
+        name = max(len(kind.name) for kind, _ in known)
+        cell = min(2 + name + SHARE_AND_TIME, width - LABEL)
+        per_row = max(1, (width - LABEL + GAP) // (cell + GAP))
+        largest = sorted(known, key=lambda part: -part[1])[: per_row * most]
+        cells = [(self._entry(*part, name, letters), cell) for part in known if part in largest]
+        rows = [cells[at : at + per_row] for at in range(0, len(cells), per_row)]
+        return [Line().to(LABEL).join(columns(row, GAP)) for row in rows]
+
+    def _entry(self, kind: Kind, seconds: float, name: int, letters: bool) -> Line:
+        line = Line(f"{kind.letter if letters else '■'} ", kind.ink).add(kind.name.ljust(name), DIM)
+        return line.add(share_text(seconds / self.seconds), TEXT).add(duration(seconds).rjust(7), DIM)
+
+
+def turn_of(iterations: Sequence[IterationRecord]) -> Composition | None:
+    """The mean turn with the wait for requests before it; None where no part of it was measured."""
+    return _composition("turn", iterations, TURN_PARTS, before="idle")
+
+
+def request_of(requests: Sequence[RequestRecord]) -> Composition | None:
+    """The mean request; None where no part of it was measured."""
+    return _composition("request", requests, REQUEST_PARTS)
+
+
+def _composition(
+    name: str, records: Sequence[IterationRecord | RequestRecord], kinds: Sequence[Kind], before: str | None = None
+) -> Composition | None:
+    """The mean of each part over the records in which it was measured.
+
+    What is left of their length is REST; the part `before` does not belong to that length.
+    """
+    means: dict[Kind, float | None] = {}
+    for kind in kinds:
+        known = [] if kind is REST else [value for one in records if (value := getattr(one, kind.key)) is not None]
+        means[kind] = sum(known) / len(known) if known else None
+    if all(mean is None for mean in means.values()):
+        return None
+    length = sum(one.seconds for one in records) / len(records)
+    inside = sum(mean or 0.0 for kind, mean in means.items() if kind.key != before)
+    rest = length - inside
+    means[REST] = rest if rest > LEAST_REST * length else 0.0
+    return Composition(name, tuple(means.items())) if sum(mean or 0.0 for mean in means.values()) > 0 else None
+
+
+def kinds_line(iterations: Sequence[IterationRecord], width: int, *, letters: bool) -> Line | None:
+    """Which turns read prompts, decode, or do both, by their time; the tokens of each. None where that is not known."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for one in iterations:
+        if one.kind is not None:
+            seconds[one.kind] += one.seconds
+    total = sum(seconds.values())
+    if total <= 0:
+        return None
+    words = Line()
+    for name, field in (("prompt", "prefill_tokens"), ("new", "decode_tokens")):
+        known = [value for one in iterations if (value := getattr(one, field)) is not None]
+        if known:
+            words.add("  ").add(count(sum(known) / len(known)).rjust(6), TEXT).add(f" {name}", DIM)
+    if words.width:
+        words.add(" tokens a turn", DIM)
+    room = width - LABEL - words.width
+    if room < ROOM_FOR_TOKENS:
+        words, room = Line(), width - LABEL
+    shares = [(kind, seconds[kind.key] / total) for kind in TURNS]
+    return Line("turns", DIM).to(LABEL).join(phase_bar(shares, room, letters=letters)).join(words)
+
+
+SCALE = 9
+"""Cells at the left of the charts."""
+SERIES = ("request_p50", "request_p99", "request_rate", "request_queue")
+LEAST_WITH_HEAD = 4
+ROOM_FOR_RATE, ROOM_FOR_QUEUE = 6, 11
+"""Rows from which on there is a second and a third chart."""
+
+
+def over_time(field: Field, height: int, mark: float | None) -> list[Line]:
+    """The charts that `height` (two rows at least) has room for, latency first, with one axis below them.
+
+    An arrow points to the mark.
+    """
+    known = [
+        name
+        for name in ("request_rate", "request_queue")
+        if any(value is not None for value in field.series.get(name, Series()).values)
+    ][: (height >= ROOM_FOR_RATE) + (height >= ROOM_FOR_QUEUE)]
+    lines = [_head(field, mark, rated="request_rate" in known)] if height >= LEAST_WITH_HEAD else []
+    rows = height - len(lines) - 1
+    lower = rows // (2 + len(known)) if known else 0
+    lines += _latency_chart(field, rows - lower * len(known))
+    for name in known:
+        ink, words = (DEVICE_CHART, "/s") if name == "request_rate" else (WAITING, " wait")
+        lines += _amount_chart(field, name, lower, ink, words)
+    return [*lines, field.axis(lambda line: _reading(field, line))]
+
+
+def _head(field: Field, mark: float | None, *, rated: bool) -> Line:
+    """What is drawn, or, while a mark is in sight, an arrow at its moment."""
+    line, marked = Line("latency".rjust(SCALE - 2), DIM).add("  "), field.span.cell(mark)
+    if marked is None:
+        line.add("█", HOST_SOFT).add(" p50  ", FAINT).add("─", HOST_CHART).add(" p99  ", FAINT)
+        return line.add("█", DEVICE_CHART).add(" req/s", FAINT) if rated else line
+    line.to(SCALE + marked).add("▼", BRIGHT)
+    return line.add(" mark", DIM) if marked + 6 <= field.span.cells else line
+
+
+def _latency_chart(field: Field, rows: int) -> list[Line]:
+    """p50 as an area and p99 as a line over it, scaled to the largest value so that the tail is not cut off."""
+    layers = (
+        Curve(field.values("request_p50"), HOST_SOFT, filled=True),
+        Curve(field.values("request_p99"), HOST_CHART),
+    )
+    return field.chart(layers, rows, _top(layers), lambda value: duration(value / 1e3))
+
+
+def _amount_chart(field: Field, name: str, rows: int, ink: Style, words: str) -> list[Line]:
+    layers = (Curve(field.values(name), ink, filled=True),)
+    return field.chart(
+        layers, rows, _top(layers), lambda value: f"{count(value) if value >= 1 else f'{value:g}'}{words}"
+    )
+
+
+def _top(layers: tuple[Curve, ...]) -> float:
+    return nice_ceiling(max((value for layer in layers for value in layer.values if value is not None), default=0.0))
+
+
+def _reading(field: Field, line: Line) -> Line:
+    for name in ("p50", "p99"):
+        value = field.at_cursor(f"request_{name}")
+        line.add(f"{name} ", DIM).add(duration(None if value is None else value / 1e3).rjust(7), TEXT).add("  ")
+    line.add(significant(field.at_cursor("request_rate")), TEXT).add(" req/s  ", DIM)
+    return line.add(significant(field.at_cursor("request_queue")), TEXT).add(" queued", DIM)

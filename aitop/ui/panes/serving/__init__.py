@@ -1,1 +1,0 @@
-"""The serving pane: figures, what turns and requests consist of, charts over time, and the histogram of latencies."""
