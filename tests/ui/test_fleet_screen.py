@@ -294,6 +294,6 @@ def test_what_is_not_measured_comes_last_in_either_order():
     assert [row[0] for row in in_order(rows, table, Order("a"))] == [9, 2, None]
     assert [row[0] for row in in_order(rows, table, Order("a", inverted=True))] == [2, 9, None]
     assert [row[1] for row in in_order(rows, table, Order("b"))] == ["x", "y", None]
-    assert next_order(table, Order(), 1) == Order("a")
-    assert next_order(table, Order("b"), 1) == Order("b")
-    assert next_order(table, Order("a"), -5) == Order()
+    assert next_order(["a", "b"], Order(), 1) == Order("a")
+    assert next_order(["a", "b"], Order("b"), 1) == Order("b")
+    assert next_order(["a", "b"], Order("a"), -5) == Order()

@@ -7,7 +7,7 @@ from textual.binding import Binding
 
 from aitop.ui.app import AitopApp
 from aitop.ui.panes.footer import KEYS
-from aitop.ui.panes.processes.pane import ProcessPane
+from aitop.ui.panes.processes import ProcessPane
 from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.fleet import FleetScreen
 from aitop.ui.screens.hang import HangScreen

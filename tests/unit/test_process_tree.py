@@ -12,9 +12,9 @@ from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import Phases, ProcessStacks, Snapshot, Stacks, Steps, Target
 from aitop.ui.layout import plan, refit
-from aitop.ui.panes.processes.columns import age_text, fit, heading, row_line
-from aitop.ui.panes.processes.tree import BY_ROLE, Order, ProcessRow, process_rows
+from aitop.ui.panes.processes import ProcessRow, age_text, fit, heading, process_rows, row_line
 from aitop.ui.state import View, devices_for, family, process_words, scope_of, steps_for
+from aitop.ui.widgets.table import Order
 
 WALL = 1000.0
 
@@ -120,7 +120,7 @@ def test_every_process_is_shown_once_or_counted_in_a_folded_one(pairs: list[tupl
 @pytest.mark.parametrize("width", [20, 30, 45, 60, 76, 90, 120, 200])
 def test_columns_fit_their_width_and_stand_under_their_headings(width: int) -> None:
     shape = fit(width, gpu=True)
-    head = heading(shape, BY_ROLE)
+    head = heading(shape, Order())
     assert head.width <= width
     for row in process_rows(JOB, None, WALL):
         line = row_line(row, shape, width, View(), cursor=False, chosen=False).text

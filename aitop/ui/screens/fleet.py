@@ -205,7 +205,8 @@ class TableScreen(Screen[None]):
         """The table obeys these keys itself; here they are only described."""
 
     def action_sort_by(self, steps: int) -> None:
-        self.listing.order = next_order(self.listing.table, self.listing.order, steps)
+        headings = [column.heading for column in self.listing.table]
+        self.listing.order = next_order(headings, self.listing.order, steps)
         self.listing.redraw()
 
     def action_invert(self) -> None:

@@ -32,7 +32,7 @@ from aitop.ui.panes.gpu import GpuPane
 from aitop.ui.panes.header import Banner, Header
 from aitop.ui.panes.ledger import LedgerPane
 from aitop.ui.panes.memory import MemoryPane
-from aitop.ui.panes.processes.pane import ProcessChosen, ProcessPane
+from aitop.ui.panes.processes import ProcessChosen, ProcessPane
 from aitop.ui.panes.ranks import RankChosen, RankPane
 from aitop.ui.panes.serving import ServingPane
 from aitop.ui.panes.step.pane import StepPane

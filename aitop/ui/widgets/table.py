@@ -32,7 +32,7 @@ class Column(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The heading that rows are sorted by, empty for the table's own order; `inverted`: the other way round."""
+    """The column that rows are sorted by, empty for the table's own order; `inverted`: the other way round."""
 
     by: str = ""
     inverted: bool = False
@@ -77,9 +77,9 @@ def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list
     return known + [row for row in rows if column.value(row) is None]
 
 
-def next_order(table: Sequence[Column], order: Order, steps: int) -> Order:
+def next_order(headings: Sequence[str], order: Order, steps: int) -> Order:
     """The order by the column `steps` to the right (left, if negative) of the one that rows are sorted by."""
-    row = ["", *(column.heading for column in table)]
+    row = ["", *headings]
     at = row.index(order.by) if order.by in row else 0
     return Order(row[max(0, min(len(row) - 1, at + steps))])
 

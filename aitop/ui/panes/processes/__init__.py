@@ -1,1 +1,0 @@
-"""The process pane: rows, columns, and the pane itself."""
