@@ -10,8 +10,7 @@ from aitop.model.snapshot import CallNode, ThreadShare
 from aitop.model.text import printable
 from aitop.ui.panes.code.call_tree import forest, merged
 from aitop.ui.panes.code.hot_lines import hot_rows
-from aitop.ui.panes.step.charts import groups_of, scale_top, timeline
-from aitop.ui.panes.step.pane import phase_shares
+from aitop.ui.panes.step import groups_of, phase_shares, scale_top, timeline
 from aitop.ui.state import Who
 from aitop.ui.theme.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
 from aitop.ui.widgets.bars import Column, bar, layered_bar, nice_ceiling, phase_bar, stacked

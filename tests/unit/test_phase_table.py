@@ -20,8 +20,7 @@ from aitop.protocol import events as at
 from aitop.sources.ring.step_maker import StepMaker
 from aitop.stacks import libraries
 from aitop.stacks.view import StackView
-from aitop.ui.panes.step.charts import Group, _column
-from aitop.ui.panes.step.pane import phase_shares
+from aitop.ui.panes.step import Group, _column, phase_shares
 from aitop.ui.theme.palette import OPTIMIZER, OUTSIDE, PHASES
 
 EVENT = at.KINDS
@@ -36,8 +35,7 @@ def clip(monkeypatch):
     for module, name in (
         ("diagnosis.ledger", "MEASURED"),
         ("diagnosis.ledger", "APART"),
-        ("ui.panes.step.pane", "APART"),
-        ("ui.panes.step.charts", "APART"),
+        ("ui.panes.step", "APART"),
     ):
         where = importlib.import_module(f"aitop.{module}")
         monkeypatch.setattr(where, name, (*getattr(where, name), CLIP))

@@ -13,7 +13,7 @@ from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, figure, recent
 from aitop.ui.panes.spare_rows import lines_below, room_below
-from aitop.ui.panes.step.figures import Figure, dearest
+from aitop.ui.panes.step_figures import Figure, dearest
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DATA, DIM, FAINT, LOSS, TEXT, TRANSFER, TROUGH, WAITING, lifted, over
 from aitop.ui.widgets.bars import EIGHTHS, layered_bar

@@ -35,7 +35,7 @@ from aitop.ui.panes.memory import MemoryPane
 from aitop.ui.panes.processes import ProcessChosen, ProcessPane
 from aitop.ui.panes.ranks import RankChosen, RankPane
 from aitop.ui.panes.serving import ServingPane
-from aitop.ui.panes.step.pane import StepPane
+from aitop.ui.panes.step import StepPane
 from aitop.ui.panes.verdict import VerdictPane, shown_verdicts
 from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
 from aitop.ui.screens.code_line import LineScreen

@@ -37,7 +37,7 @@ from aitop.ui.panes.code.hot_lines import (
 )
 from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.panes.spare_rows import flame_below, lines_below, room_below
-from aitop.ui.panes.step.figures import GAP
+from aitop.ui.panes.step_figures import GAP
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import DIM, FAINT, TEXT
 from aitop.ui.widgets.line import Line, lit, shorten_left

@@ -1,1 +1,0 @@
-"""The step pane: phases, figures and charts."""
