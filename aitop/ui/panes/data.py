@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.style import Style
@@ -11,7 +11,7 @@ from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
-from aitop.ui.panes.since_mark import WIDTH, change, figure, recent
+from aitop.ui.panes.since_mark import WIDTH, change, field_of, figure, recent
 from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.panes.step_figures import Figure, dearest
 from aitop.ui.state import View, serves
@@ -168,7 +168,7 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
 def _traffic(view: View, width: int) -> Line:
     net = Line("net ", DIM).join(_rate(view, "in", "net_received")).add(" ").join(_rate(view, "out", "net_sent"))
     wait = Line("iowait ", DIM).join(
-        figure(view, _of_machine("iowait"), lambda share: percent(share).rjust(5), points=True)
+        figure(view, field_of("host.machine.iowait"), lambda share: percent(share).rjust(5), points=True)
     )
     disk = Line("disk    ", DIM).join(_rate(view, "in", "disk_read")).add(" ").join(_rate(view, "out", "disk_write"))
     both = net.width + wait.width + 4 + disk.width <= width
@@ -176,11 +176,8 @@ def _traffic(view: View, width: int) -> Line:
 
 
 def _rate(view: View, way: str, field: str) -> Line:
-    return Line(f"{way} ", DIM).join(figure(view, _of_machine(field), lambda value: rate(value).rjust(8), DIM))
-
-
-def _of_machine(field: str) -> Callable[[Snapshot], float | None]:
-    return lambda snapshot: getattr(snapshot.host.machine, field) if snapshot.host else None
+    value_of = field_of(f"host.machine.{field}")
+    return Line(f"{way} ", DIM).join(figure(view, value_of, lambda value: rate(value).rjust(8), DIM))
 
 
 def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:

@@ -45,7 +45,7 @@ MEAN_ELSE = {
 """What keys do instead while a pane has the focus."""
 
 
-class Footer(Pane):
+class Footer(Pane, can_focus=False):
     """Keys at the left, cost or the newest notice at the right."""
 
     framed = False

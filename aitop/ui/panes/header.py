@@ -8,7 +8,7 @@ from aitop.diagnosis.comparison_words import in_a_sentence
 from aitop.model.serving import Serving
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
-from aitop.ui.panes.since_mark import OUTCOMES, serving_change, steps_change
+from aitop.ui.panes.since_mark import OUTCOMES, change, field_of
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, shorten, spread
@@ -21,7 +21,7 @@ MOST_ENGINE = 24
 MOST_FILTER = 16
 
 
-class Header(Pane):
+class Header(Pane, can_focus=False):
     """Command, pid, ranks and workers, or the engine of a server; the rate; the state of each source."""
 
     framed = False
@@ -30,7 +30,7 @@ class Header(Pane):
         return Drawing([header_line(view, width)])
 
 
-class Banner(Pane):
+class Banner(Pane, can_focus=False):
     """Says that the target has ended, while the last picture stays."""
 
     framed = False
@@ -104,7 +104,7 @@ def _rates(view: View) -> list[Line]:
     word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
 
     def figure(text: str, word: str, field: str, style: Style = TEXT) -> Line:
-        by = steps_change(view, field, better="more", points=field == "mfu")
+        by = change(view, field_of(f"steps.{field}"), better="more", points=field == "mfu")
         return Line(text, style).add(f" {word}", DIM).join(by)
 
     parts = [figure(significant(steps.per_second, 4), f"{word}/s", "per_second", BRIGHT), *_beside_last_run(view)]
@@ -121,7 +121,7 @@ def _rates(view: View) -> list[Line]:
 
 def _served(view: View, serving: Serving) -> list[Line]:
     rate = Line(significant(serving.requests_per_second), BRIGHT).add(" req/s", DIM)
-    parts = [rate.join(serving_change(view, "requests_per_second")), *_beside_last_run(view)]
+    parts = [rate.join(change(view, field_of("serving.requests_per_second"))), *_beside_last_run(view)]
     if serving.latency is not None:
         parts.append(Line("p99 ", DIM).add(duration(serving.latency.p99).rjust(7), TEXT))
     if serving.tokens_per_second is not None:

@@ -17,7 +17,7 @@ from aitop.model.gpu import GpuProcess, GpuSample
 from aitop.model.host import ProcessSample, Role
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, size
-from aitop.ui.panes.since_mark import WIDTH, share_change, value_change
+from aitop.ui.panes.since_mark import WIDTH, change_between
 from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.state import View, children, descendants, family, labels_of, lead_word, matches, process_words
 from aitop.ui.theme.palette import (
@@ -354,8 +354,8 @@ def row_line(
 def _changed(view: View, column: Column, now: Figures, before: Figures | None) -> Line:
     if (column.gpu and not now.on_gpu) or getattr(now, column.field) is None:
         return Line().to(WIDTH)
-    change = share_change if column.field in SHARES else value_change
-    return change(view, getattr(now, column.field), getattr(before, column.field) if before else None)
+    then = getattr(before, column.field) if before else None
+    return change_between(view, getattr(now, column.field), then, points=column.field in SHARES)
 
 
 def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:

@@ -13,7 +13,7 @@ from aitop.model.snapshot import Series, Snapshot
 from aitop.model.source import SourceName
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
 from aitop.ui.panes.latency_histogram import LEAST_ROWS, LEAST_WIDTH, histogram, tail_causes
-from aitop.ui.panes.since_mark import figure, serving_change
+from aitop.ui.panes.since_mark import change, field_of, figure
 from aitop.ui.state import View
 from aitop.ui.theme.palette import (
     BRIGHT,
@@ -199,23 +199,18 @@ def _now(serving: Serving) -> Row:
 
 def _percentiles(view: View, serving: Serving, name: str, field: str) -> Row:
     """Seconds below which half, 95 % and 99 % of the values lie."""
-
-    def part(percentile: str) -> Line:
-        def value_of(snapshot: Snapshot) -> float | None:
-            values = getattr(snapshot.serving, field) if snapshot.serving else None
-            return getattr(values, percentile) if values else None
-
-        return Line(f"{percentile} ", DIM).join(figure(view, value_of, lambda seconds: duration(seconds).rjust(7)))
-
-    measured = getattr(serving, field) is not None
-    return Row(name, tuple(part(percentile) for percentile in ("p50", "p95", "p99")), measured)
+    parts = []
+    for percentile in ("p50", "p95", "p99"):
+        value = figure(view, field_of(f"serving.{field}.{percentile}"), lambda seconds: duration(seconds).rjust(7))
+        parts.append(Line(f"{percentile} ", DIM).join(value))
+    return Row(name, tuple(parts), getattr(serving, field) is not None)
 
 
 def _amount(view: View, field: str, unit: str, *, cells: int = 4, style: Style = TEXT, points: bool = False) -> Line:
     """A figure with its unit and its change; `points`: it is a share."""
     value = getattr(view.snapshot.serving, field) if view.snapshot else None
     text = share_text(value) if points else significant(value, cells)
-    return Line(text, style).add(unit, DIM).join(serving_change(view, field, points=points))
+    return Line(text, style).add(unit, DIM).join(change(view, field_of(f"serving.{field}"), points=points))
 
 
 SHARE_AND_TIME = 11

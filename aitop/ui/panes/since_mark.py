@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, cast
 
 from rich.style import Style
 
@@ -67,14 +67,16 @@ def figure(
     return Line(text_of(value), style).join(change(view, value_of, points=points))
 
 
-def steps_change(view: View, field: str, *, better: Better | None = None, points: bool = False) -> Line:
-    """The change since the mark of a field of Steps."""
-    return change(view, lambda one: getattr(one.steps, field) if one.steps else None, better=better, points=points)
+def field_of(path: str) -> Callable[[Snapshot], float | None]:
+    """Reads the figure at a path of fields of a Snapshot, such as steps.mfu; None where one of the fields is."""
 
+    def value_of(snapshot: Snapshot) -> float | None:
+        value: Any = snapshot
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        return cast("float | None", value)
 
-def serving_change(view: View, field: str, *, points: bool = False) -> Line:
-    """The change since the mark of a field of Serving. No direction counts as better: load changes by itself."""
-    return change(view, lambda one: getattr(one.serving, field) if one.serving else None, points=points)
+    return value_of
 
 
 def recent(snapshot: Snapshot, name: str) -> float | None:
@@ -87,14 +89,9 @@ def recent(snapshot: Snapshot, name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def share_change(view: View, now: float | None, then: float | None) -> Line:
-    """The change of a share since the mark, from both values, in percentage points."""
-    return change(view, lambda snapshot: now if snapshot is view.snapshot else then, points=True)
-
-
-def value_change(view: View, now: float | None, then: float | None) -> Line:
+def change_between(view: View, now: float | None, then: float | None, *, points: bool) -> Line:
     """The change of a figure since the mark, from both values."""
-    return change(view, lambda snapshot: now if snapshot is view.snapshot else then)
+    return change(view, lambda snapshot: now if snapshot is view.snapshot else then, points=points)
 
 
 def judged(view: View) -> Comparison:

@@ -11,7 +11,7 @@ from aitop.model.phases import APART
 from aitop.model.snapshot import Series, Snapshot, Steps
 from aitop.model.steps import StepRecord, total
 from aitop.model.units import NOT_YET, count, duration
-from aitop.ui.panes.since_mark import WIDTH, change, steps_change
+from aitop.ui.panes.since_mark import WIDTH, change, field_of
 from aitop.ui.panes.step_figures import figure_lines, measured_figures
 from aitop.ui.state import View, steps_for
 from aitop.ui.theme.palette import (
@@ -154,8 +154,8 @@ def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | Non
 def _title(steps: Steps, view: View) -> str:
     if steps.p50 is None:
         return "Step"
-    middle = steps_change(view, "p50").text
-    high = steps_change(view, "p95").text
+    middle = change(view, field_of("steps.p50")).text
+    high = change(view, field_of("steps.p95")).text
     return f"Step · {duration(steps.p50)} p50{middle} · {duration(steps.p95)} p95{high}"
 
 

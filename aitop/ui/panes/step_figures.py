@@ -11,7 +11,7 @@ from typing import NamedTuple
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import CallKind, HookFacts, StepRecord
 from aitop.model.units import count, duration, operations, percent
-from aitop.ui.panes.since_mark import change, steps_change
+from aitop.ui.panes.since_mark import change, field_of
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, COMMUNICATION, DIM, FAINT, TEXT
 from aitop.ui.widgets.line import Line, shorten
@@ -71,12 +71,12 @@ def speed(view: View, snapshot: Snapshot) -> Figure | None:
     """Achieved operations per second, which part of the device's peak that is, and tokens per second."""
     steps, parts = snapshot.steps, list[Line]()
     if steps is not None and steps.flops_per_second is not None:
-        flops = steps_change(view, "flops_per_second")
+        flops = change(view, field_of("steps.flops_per_second"))
         parts.append(Line(operations(steps.flops_per_second).rjust(12), BRIGHT).join(flops))
-        used = steps_change(view, "mfu", points=True)
+        used = change(view, field_of("steps.mfu"), points=True)
         parts.append(Line("MFU ", DIM).add(share_text(steps.mfu), BRIGHT).join(used))
     if steps is not None and steps.tokens_per_second is not None:
-        by = steps_change(view, "tokens_per_second")
+        by = change(view, field_of("steps.tokens_per_second"))
         parts.append(Line(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM).join(by))
     if not parts:
         return None

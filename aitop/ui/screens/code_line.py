@@ -108,7 +108,7 @@ class LineScreen(Screen[None]):
         self._source_around = source_around
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header", focusable=False)
+        yield Header(id="header")
         yield LinePane(self._place, id="line")
 
     def on_mount(self) -> None:

@@ -85,7 +85,7 @@ class ComparisonScreen(Screen[None]):
         self._stacks = False
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header", focusable=False)
+        yield Header(id="header")
         yield ComparisonPane(id="comparison")
         yield ChangesPane(id="changes")
 

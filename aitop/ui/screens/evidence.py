@@ -33,7 +33,7 @@ MARGIN = 2
 WIDEST_GAIN = 120
 
 
-class VerdictList(Pane):
+class VerdictList(Pane, can_focus=False):
     """One line a verdict, the selected one marked. `notice` is about what was just done."""
 
     selected = 0
@@ -47,7 +47,7 @@ class VerdictList(Pane):
         return Drawing(lines or [Line("no verdict yet", DIM)], "Why", note)
 
 
-class EvidencePane(Pane):
+class EvidencePane(Pane, can_focus=False):
     """Evidence, place with source, fixes and how sure; below them what could not be judged, and the verdict's page."""
 
     verdict: Verdict | None = None
@@ -212,9 +212,9 @@ class EvidenceScreen(Screen[None]):
         self._looking = 0
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header", focusable=False)
-        yield VerdictList(id="verdicts", focusable=False)
-        yield EvidencePane(id="evidence", focusable=False)
+        yield Header(id="header")
+        yield VerdictList(id="verdicts")
+        yield EvidencePane(id="evidence")
 
     def on_mount(self) -> None:
         self.show(self.view)

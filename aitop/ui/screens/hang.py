@@ -176,7 +176,7 @@ class HangScreen(StackScreen[StandingPlace]):
     listing: StandingPane
 
     def __init__(self, feed: Feed, view: View) -> None:
-        super().__init__(feed, view, StandingPane(id="standing", focusable=False))
+        super().__init__(feed, view, StandingPane(id="standing"))
 
     def take(self, dump: StackDump | None) -> None:
         snapshot = self.view.snapshot

@@ -141,10 +141,10 @@ class MonitorScreen(Screen[int]):
         self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LiveRun) and feed.live)
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header", focusable=False)
-        yield Banner(id="banner", focusable=False)
+        yield Header(id="header")
+        yield Banner(id="banner")
         yield from (pane(id=name) for name, (pane, _) in PANES.items())
-        yield Footer(id="footer", focusable=False)
+        yield Footer(id="footer")
         yield FilterLine(id="filter")
 
     def on_mount(self) -> None:

@@ -35,7 +35,7 @@ SMALL_ROWS = 14
 Entry = TypeVar("Entry")
 
 
-class StackList(Pane, Generic[Entry]):
+class StackList(Pane, Generic[Entry], can_focus=False):
     """What stands together, a line each, under some lines in words.
 
     `doing` is said while a look is taken, `problem` why there is none, `when` how old it is.
@@ -91,7 +91,7 @@ class GroupList(StackList[StackGroup]):
         return f"{plural(threads, 'thread')} · ↑↓ choose · ⏎ whole stack · S look again · esc back"
 
 
-class GroupPane(Pane):
+class GroupPane(Pane, can_focus=False):
     """Who is in the group, and the stack that they all have, the innermost frame first."""
 
     group: StackGroup | None = None
@@ -192,7 +192,7 @@ class StackScreen(Screen[None], Generic[Entry]):
         self._full = False
         self.view = view
         self.listing = listing
-        self.stack = GroupPane(id="group", focusable=False)
+        self.stack = GroupPane(id="group")
 
     def take(self, dump: StackDump | None) -> None:
         raise NotImplementedError
@@ -202,7 +202,7 @@ class StackScreen(Screen[None], Generic[Entry]):
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header", focusable=False)
+        yield Header(id="header")
         yield self.listing
         yield self.stack
 
@@ -281,7 +281,7 @@ class StacksScreen(StackScreen[StackGroup]):
     listing: GroupList
 
     def __init__(self, feed: Feed, view: View) -> None:
-        super().__init__(feed, view, GroupList(id="groups", focusable=False))
+        super().__init__(feed, view, GroupList(id="groups"))
 
     def take(self, dump: StackDump | None) -> None:
         listing = self.listing

@@ -145,7 +145,7 @@ class ProfileScreen(Screen[None]):
         self.view = view
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header", focusable=False)
+        yield Header(id="header")
         yield ProfilePane(id="profile")
 
     def on_mount(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from aitop.model.text import printable
 from aitop.ui.theme.palette import DIM, FRAME, KEY, SELECTED, TEXT, on
-from aitop.ui.theme.themes import DARK, Theme, themed
+from aitop.ui.theme.themes import Look, themed
 
 Span = tuple[str, Style]
 ELLIPSIS = "…"
@@ -144,10 +144,17 @@ class Line:
             fitted.add(text, style)
         return fitted.add(ELLIPSIS, DIM).fit(width) if width > 0 else Line()
 
-    def to_strip(self, background: str, ascii_only: bool = False, theme: Theme = DARK) -> Strip:
+    def restyled(self, style_of: Callable[[Style], Style]) -> Line:
+        """The same text, each piece in what `style_of` makes of its style."""
+        line = Line()
+        line.spans = [(text, style_of(style)) for text, style in self.spans]
+        line.width = self.width
+        return line
+
+    def to_strip(self, background: str, look: Look) -> Strip:
         """What Textual draws: pieces without a background of their own stand on `background`, which is a role."""
-        text_of = to_ascii if ascii_only else str
-        segments = [Segment(text_of(text), themed(on(style, background), theme)) for text, style in self.spans]
+        text_of = to_ascii if look.ascii else str
+        segments = [Segment(text_of(text), themed(on(style, background), look.theme)) for text, style in self.spans]
         return Strip(segments, self.width)
 
 
@@ -191,10 +198,7 @@ def columns(cells: Iterable[tuple[Line, int]], gap: int = 2) -> Line:
 
 def lit(line: Line) -> Line:
     """The line on the background of a selected row."""
-    lit_up = Line()
-    lit_up.spans = [(text, on(style, SELECTED)) for text, style in line.spans]
-    lit_up.width = line.width
-    return lit_up
+    return line.restyled(lambda style: on(style, SELECTED))
 
 
 _ASCII = str.maketrans(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region
@@ -49,9 +48,8 @@ class Pane(Widget, can_focus=True):
     folded = False
     ground = BACKGROUND
 
-    def __init__(self, *, id: str, focusable: bool = True) -> None:  # noqa: A002 - Textual's own name
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
         super().__init__(id=id)
-        self.can_focus = focusable
         self.view = View()
         self.top = 0
         self.drawn: list[Line] = []
@@ -81,12 +79,12 @@ class Pane(Widget, can_focus=True):
         look = self.view.look
         if len(lines) != len(self.drawn) or len(self._strips) != height or look != self._drawn_for:
             self.drawn, self._drawn_for = lines, look
-            self._strips = [line.to_strip(self.ground, look.ascii, look.theme) for line in lines]
+            self._strips = [line.to_strip(self.ground, look) for line in lines]
             self.refresh()
             return
         changed = [row for row in range(height) if self.drawn[row] != lines[row]]
         for row in changed:
-            self._strips[row] = lines[row].to_strip(self.ground, look.ascii, look.theme)
+            self._strips[row] = lines[row].to_strip(self.ground, look)
         self.drawn = lines
         if changed:
             self.refresh(*(Region(0, row, width, 1) for row in changed))
@@ -94,7 +92,7 @@ class Pane(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):
             return self._strips[y]
-        return Line().fit(self.size.width).to_strip(self.ground, theme=self.view.look.theme)
+        return Line().fit(self.size.width).to_strip(self.ground, self.view.look)
 
     def on_resize(self, event: events.Resize) -> None:
         self._strips = []
@@ -134,7 +132,7 @@ class Pane(Widget, can_focus=True):
         if drawing.foot:
             shown = [*shown, *[Line()] * (room - len(shown)), *drawing.foot]
         if drawing.stale is not None:
-            shown = [_dim(line) for line in shown]
+            shown = [line.restyled(dimmed) for line in shown]
         if not self.framed:
             return [shown[row].fit(width) if row < len(shown) else Line().fit(width) for row in range(height)]
         return self._frame(drawing, shown, width, height)
@@ -153,7 +151,12 @@ class Pane(Widget, can_focus=True):
 
     def _title(self, drawing: Drawing, width: int) -> Line:
         edge = FRAME_FOCUSED if self.has_focus else FRAME
-        line = Line("╭", edge).join(self._fold_mark(edge))
+        line = Line("╭", edge)
+        if self.foldable:
+            # A click on it folds the pane, or opens it.
+            line.add("▸" if self.folded else "▾", clickable(edge, f"screen.fold_pane('{self.id}')"))
+        else:
+            line.add("─", edge)
         scope = scope_of(self.id or "", self.view.snapshot, self.view.pids())
         if drawing.title:
             line.add(f" {shorten(drawing.title, width - 8)} ", TITLE)
@@ -166,28 +169,15 @@ class Pane(Widget, can_focus=True):
             line.to(width - note.width - 4, "─", edge).add(" ").join(note).add(" ")
         return line.to(width - 2, "─", edge).add("─╮", edge)
 
-    def _fold_mark(self, edge: Style) -> Line:
-        """What a click folds the pane with, and opens it."""
-        if not self.foldable:
-            return Line("─", edge)
-        return Line("▸" if self.folded else "▾", clickable(edge, f"screen.fold_pane('{self.id}')"))
 
-
-class OneLine(Pane):
+class OneLine(Pane, can_focus=False):
     """A line without a frame, drawn anew from each view at the pane's width."""
 
     framed = False
 
     def __init__(self, line_of: Callable[[View, int], Line], *, id: str) -> None:  # noqa: A002 - Textual's own name
-        super().__init__(id=id, focusable=False)
+        super().__init__(id=id)
         self._line_of = line_of
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         return Drawing([self._line_of(view, width)])
-
-
-def _dim(line: Line) -> Line:
-    faded = Line()
-    faded.spans = [(text, dimmed(style)) for text, style in line.spans]
-    faded.width = line.width
-    return faded
