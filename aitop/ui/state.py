@@ -8,10 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import ProcessId, ProcessSample, Role
 from aitop.model.run import RunComparison
-from aitop.model.snapshot import Phases, Snapshot, Stacks, Steps
+from aitop.model.snapshot import Snapshot, Stacks
 from aitop.model.source import SourceName, SourceStatus
 from aitop.ui.theme.themes import Look
 
@@ -132,9 +131,6 @@ def labels_of(processes: Sequence[ProcessSample], lead: str = "rank") -> dict[in
     return labels
 
 
-WHOLE_JOB = "whole job"
-
-
 def family(processes: tuple[ProcessSample, ...], pid: int) -> frozenset[int]:
     """A process with all below it; itself alone when it is not among them any more."""
     return frozenset({pid, *descendants(pid, children(processes))})
@@ -153,29 +149,6 @@ def process_words(snapshot: Snapshot | None, pid: int) -> str:
     return f"{words} +{below}" if below else words
 
 
-def steps_for(snapshot: Snapshot, pids: frozenset[int] | None) -> tuple[Steps | None, str | None]:
-    """The steps of the processes the screen is narrowed to, and whose they are where they are of others.
-
-    Step times are known of one rank. For another rank there are shares of phases from its stacks; without those the
-    steps are the job's.
-    """
-    steps = snapshot.steps
-    if pids is None or steps is None or steps.pid in pids:
-        return steps, None
-    for process in snapshot.stacks.processes if snapshot.stacks else ():
-        if process.pid in pids and process.role == "rank" and process.phases != Phases():
-            return Steps(basis="stacks", pid=process.pid, phases=process.phases), None
-    return steps, WHOLE_JOB
-
-
-def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[GpuDevice, ...], str | None]:
-    """The devices that list one of the processes; all of them, with word of it, where none does."""
-    if pids is None:
-        return sample.devices, None
-    used = tuple(device for device in sample.devices if any(process.pid in pids for process in device.processes or ()))
-    return (used, None) if used else (sample.devices, WHOLE_JOB)
-
-
 def serves(snapshot: Snapshot | None) -> bool:
     """Whether this is a server: requests are answered, and nothing is trained beside that."""
     return snapshot is not None and snapshot.serving is not None and snapshot.kind != "training"
@@ -184,29 +157,6 @@ def serves(snapshot: Snapshot | None) -> bool:
 def lead_word(snapshot: Snapshot) -> str:
     """What a process with the role `rank` is called: a server has no ranks."""
     return "server" if serves(snapshot) else "rank"
-
-
-def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) -> str | None:
-    """What a pane shows of the whole job although the screen is narrowed, in words.
-
-    None where everything it shows is of the chosen processes, and while nothing is narrowed.
-    """
-    if pids is None or snapshot is None:
-        return None
-    led = snapshot.steps is not None and snapshot.steps.pid in pids
-    if pane == "verdict":
-        return WHOLE_JOB
-    if pane == "step":
-        return steps_for(snapshot, pids)[1]
-    if pane == "serving":
-        return None if snapshot.serving is None or snapshot.serving.pid in pids else WHOLE_JOB
-    if pane == "gpu":
-        return devices_for(snapshot.gpu, pids)[1] if snapshot.gpu else None
-    if pane == "data":
-        return "queue, disk, net: whole job"
-    if pane == "memory":
-        return "chart: whole job" if led or not snapshot.allocators else "chart, cuda: whole job"
-    return None
 
 
 def matches(wanted: str, *texts: str | None) -> bool:

@@ -12,8 +12,10 @@ from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import Phases, ProcessStacks, Snapshot, Stacks, Steps, Target
 from aitop.ui.layout import plan, refit
+from aitop.ui.panes.gpu import GpuPane, devices_for
 from aitop.ui.panes.processes import ProcessRow, age_text, fit, heading, process_rows, row_line
-from aitop.ui.state import View, devices_for, family, process_words, scope_of, steps_for
+from aitop.ui.panes.step import steps_for
+from aitop.ui.state import View, family, process_words
 from aitop.ui.widgets.table import Order
 
 WALL = 1000.0
@@ -179,8 +181,8 @@ def test_devices_are_those_of_the_processes_where_any_lists_them() -> None:
     sample = GpuSample(time=0.0, devices=(used, free))
     assert devices_for(sample, frozenset({12})) == ((used,), None)
     assert devices_for(sample, frozenset({11})) == ((used, free), "whole job")
-    assert scope_of("gpu", snapshot(gpu=sample), frozenset({11})) == "whole job"
-    assert scope_of("gpu", snapshot(gpu=sample), None) is None
+    for chosen, scope in ((11, "whole job"), (None, None)):
+        assert GpuPane(id="gpu").draw(View(snapshot=snapshot(gpu=sample), chosen=chosen), 80, 20).scope == scope
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 36), (200, 50), (300, 70)])

@@ -19,7 +19,7 @@ from aitop.ui.theme.palette import BRIGHT, DATA, DIM, FAINT, LOSS, TEXT, TRANSFE
 from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns
-from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line
 
@@ -45,7 +45,8 @@ class DataPane(ChartPane):
         lines = draw(view, snapshot, workers, width, height)
         used, by = _cores(view, snapshot), change(view, lambda one: _cores(view, one))
         note = None if used is None else Line(f"workers use {used:.1f} cores", DIM).join(by)
-        return Drawing(lines, "Data", note, view.stale("host"))
+        scope = None if view.pids() is None else f"queue, disk, net: {WHOLE_JOB}"
+        return Drawing(lines, "Data", note, view.stale("host"), scope=scope)
 
     def _over_time(
         self, view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from aitop.model.gpu import GpuDevice, MigDevice
+from aitop.model.gpu import GpuDevice, GpuSample, MigDevice
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
-from aitop.ui.state import View, devices_for
+from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
 from aitop.ui.widgets.bars import bar, gauge
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, shorten
-from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line, tight_percent
 
@@ -39,9 +39,9 @@ class GpuPane(ChartPane):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
         snapshot = view.snapshot
-        if snapshot is None or snapshot.gpu is None or not snapshot.gpu.devices:
-            return Drawing([_why_none(view, width)], "GPU")
-        devices, _ = devices_for(snapshot.gpu, view.pids())
+        devices, whose = devices_for(snapshot.gpu, view.pids()) if snapshot and snapshot.gpu else ((), None)
+        if snapshot is None or not devices:
+            return Drawing([_why_none(view, width)], "GPU", scope=whose)
         count, stale = len(devices), view.stale("gpu")
         if not self.framed:
             listed = line_each(view, devices, width - 6, height)
@@ -61,7 +61,15 @@ class GpuPane(ChartPane):
             lines = device_lines(view, devices, width)
         lost = sum(device.lost for device in devices)
         title = f"GPU {devices[0].index} · {name}" if count == 1 else f"GPU · {count} × {name}"
-        return Drawing(lines, title, Line(f"{lost} lost", LOSS) if lost else None, stale)
+        return Drawing(lines, title, Line(f"{lost} lost", LOSS) if lost else None, stale, scope=whose)
+
+
+def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[GpuDevice, ...], str | None]:
+    """The devices that list one of the processes; all of them, with word of it, where none does."""
+    if pids is None:
+        return sample.devices, None
+    used = tuple(device for device in sample.devices if any(process.pid in pids for process in device.processes or ()))
+    return (used, None) if used else (sample.devices, WHOLE_JOB)
 
 
 def line_each(view: View, devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:

@@ -17,7 +17,7 @@ from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT
 from aitop.ui.widgets.bars import bar, gauge, layered_bar, nice_bytes
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, rule, shorten
-from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line
 
@@ -61,7 +61,17 @@ class MemoryPane(ChartPane):
                 lines += [_allocator_bar(view, allocator, width), allocator_figures(view, allocator, width)]
                 lines += _allocator_chart(view, field, allocator, rows)
             lines += [field.axis(lambda line: _reading(line, field, allocators)), *listed]
-        return Drawing(lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"))
+        return Drawing(
+            lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"), scope=_scope(snapshot, view.pids())
+        )
+
+
+def _scope(snapshot: Snapshot, pids: frozenset[int] | None) -> str | None:
+    """The chart is of the job; the allocators are those of the process whose steps are timed."""
+    if pids is None:
+        return None
+    timed = snapshot.steps is not None and snapshot.steps.pid in pids
+    return f"chart: {WHOLE_JOB}" if timed or not snapshot.allocators else f"chart, cuda: {WHOLE_JOB}"
 
 
 def _at_once(view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:

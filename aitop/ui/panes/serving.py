@@ -33,7 +33,7 @@ from aitop.ui.theme.palette import (
 from aitop.ui.widgets.bars import nice_ceiling, phase_bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns, wrap
-from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import Curve, Field
 from aitop.ui.words import share_text, significant, state_line, waits_for_target
 
@@ -67,7 +67,9 @@ class ServingPane(ChartPane):
         lines += self._charts(view, snapshot, serving, width, height - len(lines))
         words, source = BASES[serving.basis]
         note = Line("hook waiting for the target", TEXT) if waits_for_target(view.source("hook")) else Line(words, DIM)
-        return Drawing(lines, _title(serving), note, view.stale(source) if source else None)
+        pids = view.pids()
+        scope = None if pids is None or serving.pid in pids else WHOLE_JOB
+        return Drawing(lines, _title(serving), note, view.stale(source) if source else None, scope=scope)
 
     def _charts(self, view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
         """Charts over time and the histogram, beside each other where there is room; else why there are none."""

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from rich.style import Style
 
 from aitop.model.phases import APART
-from aitop.model.snapshot import Series, Snapshot, Steps
+from aitop.model.snapshot import Phases, Series, Snapshot, Steps
 from aitop.model.steps import StepRecord, total
 from aitop.model.units import NOT_YET, count, duration
 from aitop.ui.panes.since_mark import WIDTH, change, field_of
 from aitop.ui.panes.step_figures import figure_lines, measured_figures
-from aitop.ui.state import View, steps_for
+from aitop.ui.state import View
 from aitop.ui.theme.palette import (
     BACKWARD,
     BRIGHT,
@@ -36,7 +36,7 @@ from aitop.ui.theme.palette import (
 from aitop.ui.widgets.bars import Column, nice_ceiling, phase_bar, stacked
 from aitop.ui.widgets.chart_pane import ChartPane, nearest
 from aitop.ui.widgets.line import Line, columns, wrap
-from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import AXIS, Curve, Field, ago, scale_labels, scaled
 from aitop.ui.words import plural, share_text, state_line, waits_for_target
 
@@ -56,7 +56,7 @@ class StepPane(ChartPane):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
         snapshot = view.snapshot
-        steps = steps_for(snapshot, view.pids())[0] if snapshot else None
+        steps, whose = steps_for(snapshot, view.pids()) if snapshot else (None, None)
         if snapshot is None or steps is None:
             return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
@@ -72,7 +72,7 @@ class StepPane(ChartPane):
         else:
             lines += _without_hook(view, width, other=steps is not snapshot.steps)[-rest:] if rest > 0 else []
         stale = view.stale("hook" if steps.basis == "hook" else "stacks")
-        return Drawing(lines, _title(steps, view), self._note(view, snapshot, steps, width), stale)
+        return Drawing(lines, _title(steps, view), self._note(view, snapshot, steps, width), stale, scope=whose)
 
     def _charts(self, view: View, snapshot: Snapshot, steps: Steps, width: int, height: int) -> list[Line]:
         """The last steps by phase; below them, where there is room, step times over minutes."""
@@ -100,6 +100,21 @@ class StepPane(ChartPane):
         if steps.basis == "hook":
             return Line("timed in the process", DIM)
         return Line(f"estimated from {snapshot.stacks.samples if snapshot.stacks else 0} stacks", DIM)
+
+
+def steps_for(snapshot: Snapshot, pids: frozenset[int] | None) -> tuple[Steps | None, str | None]:
+    """The steps of the processes the screen is narrowed to, and whose they are where they are of others.
+
+    Step times are known of one rank. For another rank there are shares of phases from its stacks; without those the
+    steps are the job's.
+    """
+    steps = snapshot.steps
+    if pids is None or steps is None or steps.pid in pids:
+        return steps, None
+    for process in snapshot.stacks.processes if snapshot.stacks else ():
+        if process.pid in pids and process.role == "rank" and process.phases != Phases():
+            return Steps(basis="stacks", pid=process.pid, phases=process.phases), None
+    return steps, WHOLE_JOB
 
 
 def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:

@@ -15,7 +15,7 @@ from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, hanging, rule, shorten, spread, wrap
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.pane import WHOLE_JOB, Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, plural, state_line
 
 
@@ -42,12 +42,13 @@ class VerdictPane(Pane):
             return Drawing(tiny_lines(view, width))
         verdicts = shown_verdicts(view)
         if view.snapshot is None or not verdicts:
-            return Drawing(looking_lines(view, width, height), "Verdict", since_mark(view, width - 14))
-        if height >= ROOM_FOR_ALL:
+            lines = looking_lines(view, width, height)
+        elif height >= ROOM_FOR_ALL:
             lines = all_lines(verdicts, view.snapshot.diagnosis, width)
         else:
             lines = verdict_lines(verdicts, width, height)
-        return Drawing(lines, "Verdict", since_mark(view, width - 14))
+        scope = None if view.pids() is None else WHOLE_JOB
+        return Drawing(lines, "Verdict", since_mark(view, width - 14), scope=scope)
 
 
 def shown_verdicts(view: View) -> tuple[Verdict, ...]:

@@ -13,7 +13,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from aitop.ui.messages import Failed
-from aitop.ui.state import View, scope_of
+from aitop.ui.state import View
 from aitop.ui.theme.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
 from aitop.ui.theme.themes import Look
 from aitop.ui.widgets.line import Line, shorten
@@ -23,6 +23,7 @@ class Drawing(msgspec.Struct, frozen=True, eq=False):
     """What a pane shows. `lines` may be more than fit: the pane scrolls. `note` stands at the right of the title.
 
     `stale` draws everything dimmed, with these words beside the title. `foot` stays at the bottom when `lines` scroll.
+    `scope` says what is of the whole job although the screen is narrowed to some processes.
     """
 
     lines: list[Line] = msgspec.field(default_factory=list)
@@ -30,6 +31,10 @@ class Drawing(msgspec.Struct, frozen=True, eq=False):
     note: Line | None = None
     stale: str | None = None
     foot: list[Line] = msgspec.field(default_factory=list)
+    scope: str | None = None
+
+
+WHOLE_JOB = "whole job"
 
 
 class Pane(Widget, can_focus=True):
@@ -157,11 +162,10 @@ class Pane(Widget, can_focus=True):
             line.add("▸" if self.folded else "▾", clickable(edge, f"screen.fold_pane('{self.id}')"))
         else:
             line.add("─", edge)
-        scope = scope_of(self.id or "", self.view.snapshot, self.view.pids())
         if drawing.title:
             line.add(f" {shorten(drawing.title, width - 8)} ", TITLE)
-        if scope is not None and line.width + len(scope) + 5 <= width:
-            line.add(f"· {scope} ", STATE_STALE)
+        if drawing.scope is not None and line.width + len(drawing.scope) + 5 <= width:
+            line.add(f"· {drawing.scope} ", STATE_STALE)
         note = drawing.note
         if drawing.stale is not None:
             note = Line(shorten(drawing.stale, max(9, width - line.width - 6)), STATE_STALE)
