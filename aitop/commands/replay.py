@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
         from aitop.engine.replay import ReplayFeed
 
         check_terminal("`aitop replay FILE --format text` writes the report without one")
-        from aitop.ui.app import MonitorApp
+        from aitop.ui.app import ReplayApp
 
         feed, title = ReplayFeed(recording, args.speed), f"replay of {args.file.name}"
-        code = MonitorApp(feed, title, settings=args.settings).show_run()
+        code = ReplayApp(feed, title, settings=args.settings).show_run()
     if recording.skipped:
         name = printable(str(args.file))
         print(f"aitop: {recording.skipped} lines of {name} could not be read and were left out", file=sys.stderr)

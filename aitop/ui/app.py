@@ -25,7 +25,6 @@ from aitop.errors import INTERRUPTED
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.ui.changed_cells import ChangedCells
-from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
 from aitop.ui.screens.help import described, our_bindings
 from aitop.ui.screens.monitor import PANES, MonitorScreen
@@ -202,6 +201,8 @@ class MonitorApp(AitopApp[None]):
     there is nothing to record. `cluster` knows the ranks of the job on other machines, None where nobody is asked.
     """
 
+    main_screen: type[MonitorScreen] = MonitorScreen
+
     def __init__(
         self,
         feed: Feed,
@@ -221,10 +222,9 @@ class MonitorApp(AitopApp[None]):
 
     def get_default_screen(self) -> MonitorScreen:
         view = View(look=self.settled_look(), title=self._run_title)
-        details = view, self._source_around, self._recorder, self.settings.folded
-        if isinstance(self._feed, Seekable):
-            return ReplayScreen(self._feed, *details)
-        return MonitorScreen(self._feed, *details, cluster=self._cluster)
+        return self.main_screen(
+            self._feed, view, self._source_around, self._recorder, self.settings.folded, cluster=self._cluster
+        )
 
     def show_run(self) -> int:
         """Show the run until the user quits or a signal comes; the exit code (0, or 128 + signal).
@@ -236,6 +236,12 @@ class MonitorApp(AitopApp[None]):
         finally:
             self._feed.stop()
         return self.code
+
+
+class ReplayApp(MonitorApp):
+    """Shows a recording: its feed is a ReplayFeed."""
+
+    main_screen = ReplayScreen
 
 
 class PickerApp(AitopApp[int]):

@@ -8,7 +8,8 @@ import pytest
 from eyes import Eyes
 from settled_app import settled
 
-from aitop.ui.app import MonitorApp
+from aitop.engine.lazy_feed import LazyFeed
+from aitop.ui.app import MonitorApp, ReplayApp
 
 
 def pytest_addoption(parser):
@@ -33,7 +34,7 @@ class ScriptedFeed:
         self.asked.append("stop")
 
 
-class RunFeed(ScriptedFeed):
+class RunFeed(ScriptedFeed, LazyFeed):
     """A live run that can be asked for more; `problem` is why it refuses."""
 
     problem = None
@@ -73,7 +74,7 @@ def look_at():
     @asynccontextmanager
     async def watch(*snapshots, size=(120, 36), feed=None, source_around=None, title=None):
         feed = feed or ScriptedFeed(*snapshots)
-        app = MonitorApp(feed, title, source_around)
+        app = (ReplayApp if hasattr(feed, "seek_to") else MonitorApp)(feed, title, source_around)
         async with app.run_test(size=size) as pilot:
             eyes = Eyes(app, pilot, feed)
             scripted = isinstance(feed, ScriptedFeed)

@@ -20,7 +20,7 @@ from aitop.engine.core import Engine
 from aitop.engine.replay import ReplayFeed
 from aitop.model.settings import Settings
 from aitop.sources.replay import Recording
-from aitop.ui.app import MonitorApp
+from aitop.ui.app import ReplayApp
 
 FOLDER = Path(__file__).parent / "snapshots"
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -131,7 +131,7 @@ def test_a_state_looks_as_it_did(look_same, state):
 async def test_a_replay_looks_as_it_did(look_same):
     recording = Recording(RECORDINGS / "slow-loader.jsonl.gz")
     feed = ReplayFeed(recording)
-    app = MonitorApp(feed, title="replay of slow-loader.jsonl.gz", settings=DARK)
+    app = ReplayApp(feed, title="replay of slow-loader.jsonl.gz", settings=DARK)
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("space")
         while feed.position().duration is None or feed._outline._thread.is_alive():

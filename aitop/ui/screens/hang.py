@@ -10,13 +10,13 @@ import msgspec
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.conditions.hang import Odd, named, noted, odd_one
+from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.snapshot.standstill import standing_at
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.units import duration
 from aitop.stacks.groups import StackGroup, grouped
-from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
 from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
@@ -191,7 +191,7 @@ class HangScreen(StackScreen[StandingPlace]):
 
     def action_native(self) -> None:
         """Look below Python at one rank of each place."""
-        if not (self.view.live and isinstance(self._feed, LiveRun)) or not self.listing.entries:
+        if not (self.view.live and isinstance(self._feed, LazyFeed)) or not self.listing.entries:
             return
         pids = [place.first.pid for place in self.listing.entries[:MOST_NATIVE]]
         self.listing.doing = "looking below Python…"

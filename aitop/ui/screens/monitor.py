@@ -16,12 +16,12 @@ from textual.widget import Widget
 
 from aitop.diagnosis.fix_edit import SourceAround
 from aitop.diagnosis.run_comparison import compared
+from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.recorder import Recorder
 from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.ui.editor import edit, is_lent
-from aitop.ui.feeds import LiveRun
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
 from aitop.ui.panes.code.hot_lines import Place
@@ -138,7 +138,7 @@ class MonitorScreen(Screen[int]):
         self._shown_notice: str | None = None
         self._notice_ticks = 0
         self._compared_at = -COMPARE_SECONDS
-        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LiveRun) and feed.live)
+        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LazyFeed) and feed.live)
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
@@ -180,7 +180,7 @@ class MonitorScreen(Screen[int]):
                 self.post_message(Failed(error))
 
     def _take(self, snapshot: Snapshot) -> None:
-        if self.view.snapshot is None and isinstance(self._feed, LiveRun):
+        if self.view.snapshot is None and isinstance(self._feed, LazyFeed):
             self._change(mark=self._feed.marked())
         compared_now = self.view.compared
         if snapshot.time >= self._compared_at + COMPARE_SECONDS:
@@ -272,7 +272,7 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(LineScreen(self.view, message.place, self._source_around))
 
     def action_profile(self) -> None:
-        if self.view.live and isinstance(self._feed, LiveRun):
+        if self.view.live and isinstance(self._feed, LazyFeed):
             self.app.push_screen(ProfileScreen(self._feed, self.view))
         else:
             self._change(notice="only a live run can be profiled")
@@ -303,7 +303,7 @@ class MonitorScreen(Screen[int]):
             self._change(mark=snapshot, notice="marked: every figure now shows its change; M forgets it")
 
     def _keep_mark(self, snapshot: Snapshot | None) -> None:
-        if isinstance(self._feed, LiveRun):
+        if isinstance(self._feed, LazyFeed):
             self._feed.mark(snapshot)
 
     def action_unmark(self) -> None:
@@ -322,7 +322,7 @@ class MonitorScreen(Screen[int]):
 
     def action_detach(self) -> None:
         feed = self._feed
-        if not self.view.can_detach or not isinstance(feed, LiveRun):
+        if not self.view.can_detach or not isinstance(feed, LazyFeed):
             self._change(notice="there is no hook to take out")
             return
         self._change(notice="taking the hook out…")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -12,12 +12,14 @@ from textual.message import Message
 
 from aitop.engine.replay_position import SPEEDS, Position
 from aitop.model.units import NOT_YET
-from aitop.ui.feeds import Seekable
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, NOTICE, TEXT, WAITING
 from aitop.ui.widgets.line import Line, key_hints
 from aitop.ui.widgets.pane import Drawing, Pane
+
+if TYPE_CHECKING:
+    from aitop.engine.replay import ReplayFeed
 
 LEAST_BAR = 8
 LONGEST_TIME = 9
@@ -158,6 +160,7 @@ class ReplayScreen(MonitorScreen):
     """The main screen with a bar for the replay above the footer, where there is room for one."""
 
     has_replay_bar = True
+    _feed: ReplayFeed
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "pause", "hold the replay, and go on"),
@@ -186,28 +189,28 @@ class ReplayScreen(MonitorScreen):
         self.action_seek_to(message.seconds)
 
     def action_pause(self) -> None:
-        if self._replay.position().playing:
-            self._replay.pause()
+        if self._feed.position().playing:
+            self._feed.pause()
         else:
-            self._replay.resume()
+            self._feed.resume()
         self._follow()
 
     def action_step(self, ticks: int) -> None:
-        self._replay.step(ticks)
+        self._feed.step(ticks)
         self._follow()
 
     def action_seek_by(self, seconds: float) -> None:
-        self._replay.seek_by(seconds)
+        self._feed.seek_by(seconds)
         self._follow()
 
     def action_seek_to(self, seconds: float) -> None:
-        self._replay.seek_to(seconds)
+        self._feed.seek_to(seconds)
         self._follow()
 
     def action_faster(self, steps: int) -> None:
-        now = self._replay.position().speed or SPEEDS[-1]
+        now = self._feed.position().speed or SPEEDS[-1]
         nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - now))
-        self._replay.set_speed(SPEEDS[max(0, min(len(SPEEDS) - 1, nearest + steps))])
+        self._feed.set_speed(SPEEDS[max(0, min(len(SPEEDS) - 1, nearest + steps))])
         self._follow()
 
     def action_go_to(self) -> None:
@@ -215,14 +218,8 @@ class ReplayScreen(MonitorScreen):
         if bar.display:
             bar.ask()
 
-    @property
-    def _replay(self) -> Seekable:
-        feed = self._feed
-        assert isinstance(feed, Seekable), "a replay screen has a feed that can seek"
-        return feed
-
     def _follow(self) -> None:
-        position = self._replay.position()
+        position = self._feed.position()
         bar = self.query_one(ReplayBar)
         bar.position = position
         held = not position.playing and not position.ended

@@ -10,11 +10,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from aitop.engine.lazy_feed import LazyFeed
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.stacks.groups import StackGroup, most_seen, stack_groups
 from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
-from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
@@ -213,7 +213,7 @@ class StackScreen(Screen[None], Generic[Entry]):
         self.show()
 
     def action_again(self) -> None:
-        if self.view.live and isinstance(self._feed, LiveRun):
+        if self.view.live and isinstance(self._feed, LazyFeed):
             self.listing.doing = "looking at every thread…"
             in_background(self, "dump", self._feed.dump, self._show_answer)
             self.show()

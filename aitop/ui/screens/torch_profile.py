@@ -11,9 +11,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from aitop.engine.lazy_feed import LazyFeed
 from aitop.model.profile import Profile
 from aitop.model.units import count, duration, percent, size
-from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import deliver, in_background
 from aitop.ui.panes.header import Header
 from aitop.ui.saving import write_new
@@ -138,7 +138,7 @@ class ProfileScreen(Screen[None]):
         Binding("escape,q,p", "dismiss", "back"),
     ]
 
-    def __init__(self, feed: LiveRun, view: View) -> None:
+    def __init__(self, feed: LazyFeed, view: View) -> None:
         super().__init__()
         self._feed = feed
         self._taken: TakenProfile | None = None
