@@ -67,4 +67,4 @@ def run(args: argparse.Namespace) -> int:
     check_terminal("`aitop fleet --once` prints the jobs without one")
     from aitop.ui.app import FleetApp
 
-    return FleetApp(reader, args.every, args.settings).show_jobs()
+    return FleetApp(reader, args.every, args.settings).show()

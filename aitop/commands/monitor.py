@@ -73,7 +73,7 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
         os.environ["VISUAL"] = args.settings.editor
     feed, knows = LazyFeed(make), cluster(args.settings)
     app = MonitorApp(feed, None, source_around, args.settings, recorder, cluster=knows)
-    code = app.show_run()
+    code = app.show()
     return code if _all_kept(recorder) else AitopError.exit_code
 
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         from aitop.ui.app import ReplayApp
 
         feed, title = ReplayFeed(recording, args.speed), f"replay of {args.file.name}"
-        code = ReplayApp(feed, title, settings=args.settings).show_run()
+        code = ReplayApp(feed, title, settings=args.settings).show()
     if recording.skipped:
         name = printable(str(args.file))
         print(f"aitop: {recording.skipped} lines of {name} could not be read and were left out", file=sys.stderr)

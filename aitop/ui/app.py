@@ -192,6 +192,11 @@ class AitopApp(App[ResultType]):
             raise self.failure
         return result
 
+    def show(self) -> int:
+        """Run until the user quits or a signal comes; the exit code. Raises the error that ended it."""
+        self.run_to_end()
+        return self.code
+
 
 class MonitorApp(AitopApp[None]):
     """Watches a run: shows the Snapshots of a feed.
@@ -226,16 +231,12 @@ class MonitorApp(AitopApp[None]):
             self._feed, view, self._source_around, self._recorder, self.settings.folded, cluster=self._cluster
         )
 
-    def show_run(self) -> int:
-        """Show the run until the user quits or a signal comes; the exit code (0, or 128 + signal).
-
-        The feed is started by the screen, and stopped once the terminal is restored; an error of its start is raised.
-        """
+    def show(self) -> int:
+        """The feed is started by the screen, and stopped once the terminal is restored."""
         try:
-            self.run_to_end()
+            return super().show()
         finally:
             self._feed.stop()
-        return self.code
 
 
 class ReplayApp(MonitorApp):
@@ -276,11 +277,6 @@ class FleetApp(AitopApp[None]):
         from aitop.ui.screens.fleet import FleetScreen  # noqa: PLC0415 - loads for 7 ms
 
         return FleetScreen(self._cluster, self._every, View(look=self.settled_look()))
-
-    def show_jobs(self) -> int:
-        """Show the jobs until the user quits or a signal comes; the exit code."""
-        self.run_to_end()
-        return self.code
 
 
 @contextmanager

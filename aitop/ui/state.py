@@ -169,15 +169,11 @@ def matches(wanted: str, *texts: str | None) -> bool:
 
 
 def _holds(word: str, texts: Iterable[str]) -> bool:
-    if word.startswith("!"):
-        return len(word) == 1 or not _occurs(word[1:], texts)
-    return _occurs(word, texts)
-
-
-def _occurs(word: str, texts: Iterable[str]) -> bool:
-    if word == word.lower():
-        return any(word in text.lower() for text in texts)
-    return any(word in text for text in texts)
+    if word == "!":
+        return True
+    part = word.removeprefix("!")
+    occurs = any(part in (text.lower() if part == part.lower() else text) for text in texts)
+    return occurs != word.startswith("!")
 
 
 CodeView = Literal["lines", "tree", "flame"]
@@ -223,11 +219,18 @@ class View(msgspec.Struct, frozen=True, eq=False):
         reason = None if status.code == "nothing-new" else status.reason
         return f"{status.age:.0f} s old" + (f" · {reason}" if reason else "")
 
+    @property
+    def processes(self) -> tuple[ProcessSample, ...]:
+        """The job's processes, none while they are not known."""
+        return self.snapshot.host.processes if self.snapshot and self.snapshot.host else ()
+
+    def narrowed_to(self, snapshot: Snapshot) -> list[ProcessSample]:
+        """The processes of a Snapshot, this one or the mark, that the screen is narrowed to."""
+        pids, host = self.pids(), snapshot.host
+        return [process for process in (host.processes if host else ()) if pids is None or process.pid in pids]
+
     def ranks(self) -> tuple[int, ...]:
-        host = self.snapshot.host if self.snapshot else None
-        return (
-            tuple(sorted({p.rank for p in host.processes if p.role == "rank" and p.rank is not None})) if host else ()
-        )
+        return tuple(sorted({p.rank for p in self.processes if p.role == "rank" and p.rank is not None}))
 
     def process(self, pid: int) -> ProcessId | None:
         """The process that the Snapshot means by this pid, which another one may get later; None once it is gone."""
@@ -239,12 +242,11 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
         None when it shows all.
         """
-        host = self.snapshot.host if self.snapshot else None
-        if host is None or (self.rank is None and self.chosen is None):
+        if self.snapshot is None or self.snapshot.host is None or (self.rank is None and self.chosen is None):
             return None
         if self.chosen is not None:
-            return family(host.processes, self.chosen)
-        return frozenset(process.pid for process in host.processes if process.rank == self.rank)
+            return family(self.processes, self.chosen)
+        return frozenset(process.pid for process in self.processes if process.rank == self.rank)
 
     def narrowed(self) -> str | None:
         """What the screen is narrowed to, in words; None when it shows everything."""

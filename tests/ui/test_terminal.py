@@ -41,7 +41,7 @@ class Feed:
         with open(sys.argv[2], "a") as file:
             file.write("stopped\\n")
 
-sys.exit(MonitorApp(Feed()).show_run())
+sys.exit(MonitorApp(Feed()).show())
 """
 
 

@@ -9,7 +9,7 @@ from rich.style import Style
 
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
-from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
+from aitop.model.steps import HookFacts, LoaderInfo
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, field_of, figure, recent
 from aitop.ui.panes.spare_rows import lines_below, room_below
@@ -182,10 +182,7 @@ def _rate(view: View, way: str, field: str) -> Line:
 
 
 def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
-    pids = view.pids()
-    host = snapshot.host
-    workers = [process for process in host.processes if process.role == "loader-worker"] if host else []
-    return [process for process in workers if pids is None or process.pid in pids]
+    return [process for process in view.narrowed_to(snapshot) if process.role == "loader-worker"]
 
 
 def _cores(view: View, snapshot: Snapshot) -> float | None:
@@ -198,30 +195,26 @@ PAGEABLE = 0.5
 
 def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
     """Host-to-device copies: rate, bytes a step, the share from pageable memory, time, and the dearest line."""
-    facts, steps = snapshot.facts, len(_copying(snapshot))
-    seconds, moved, taken = _copied(snapshot)
+    steps, seconds, moved, taken = _copied(snapshot)
     if seconds <= 0:
         return None
     parts = [
         figure(view, _copy_rate, lambda value: rate(value).rjust(8)),
         Line(size(moved / steps).rjust(7), TEXT).add("/step", DIM),
     ]
-    share = pageable_share(facts)
+    share = pageable_share(snapshot.facts)
     if share is not None:
         parts.append(Line(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM))
     time = Line(duration(taken / steps).rjust(7), TEXT).add(" ").add(share_text(taken / seconds), TRANSFER.ink)
-    return Figure("copies", [*parts, time, *dearest(facts, "transfer")]).line(width)
+    return Figure("copies", [*parts, time, *dearest(snapshot.facts, "transfer")]).line(width)
 
 
-def _copying(snapshot: Snapshot) -> list[StepRecord]:
-    """The steps of which the copied bytes are known."""
-    return [step for step in snapshot.steps.recent if step.transfer_bytes is not None] if snapshot.steps else []
-
-
-def _copied(snapshot: Snapshot) -> tuple[float, float, float]:
-    """Their seconds, the bytes that they copied, and the seconds that this took."""
-    steps = _copying(snapshot)
+def _copied(snapshot: Snapshot) -> tuple[int, float, float, float]:
+    """How many steps tell what they copied; their seconds, the bytes that they copied, and the seconds it took."""
+    recent = snapshot.steps.recent if snapshot.steps else ()
+    steps = [step for step in recent if step.transfer_bytes is not None]
     return (
+        len(steps),
         sum(step.seconds for step in steps),
         sum(step.transfer_bytes or 0 for step in steps),
         sum(step.transfer or 0.0 for step in steps),
@@ -229,7 +222,7 @@ def _copied(snapshot: Snapshot) -> tuple[float, float, float]:
 
 
 def _copy_rate(snapshot: Snapshot) -> float | None:
-    seconds, moved, _ = _copied(snapshot)
+    _, seconds, moved, _ = _copied(snapshot)
     return moved / seconds if seconds > 0 else None
 
 
@@ -293,7 +286,6 @@ def _lane(view: View, process: ProcessSample, idle: float | None, width: int) ->
 
 def _cpu_change(view: View, pid: int) -> Line:
     """The change of what a process uses of a core since the mark, in percentage points."""
-
     return change(view, lambda one: recent(one, f"worker{pid}.cpu"), points=True)
 
 

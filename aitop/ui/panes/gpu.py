@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from aitop.ui.widgets.bars import bar, gauge
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
-from aitop.ui.widgets.plot import Curve, Field, area
+from aitop.ui.widgets.plot import Curve, Field, Values, area
 from aitop.ui.words import one_line, plural, share_text, state_line, tight_percent
 
 BLOCK_ROWS = 4
@@ -54,9 +55,8 @@ class GpuPane(ChartPane):
         elif height >= 2 * count:
             lines = []
             for device, line in zip(devices, device_lines(view, devices, width), strict=True):
-                values = () if device.lost else _history(view, device).values
-                past = area(values, max(4, width - BAR_AT), 1, 1.0, DEVICE_CHART)[0]
-                lines += [line, Line().to(BAR_AT).join(past)]
+                past = () if device.lost else _history(view, device)
+                lines += [line, Line().to(BAR_AT).join(area(past, max(4, width - BAR_AT), 1, 1.0, DEVICE_CHART)[0])]
         else:
             lines = device_lines(view, devices, width)
         lost = sum(device.lost for device in devices)
@@ -151,11 +151,11 @@ def _busy_rows(  # noqa: PLR0917
     ]  # fmt: skip
     beside = Line().join_fitting(counters, width - line.width - (LEAST_BAR + 2 if rows == 1 else 0))
     if rows == 1:
-        chart = area(_history(view, device).values, max(4, width - line.width - 2 - beside.width), 1, 1.0, DEVICE_CHART)
+        chart = area(_history(view, device), max(4, width - line.width - 2 - beside.width), 1, 1.0, DEVICE_CHART)
         return [line.join(chart[0]).add("  ").join(beside)]
     line.join(beside)
     if rows < LEAST_CHART:
-        chart = area(_history(view, device).values, max(4, width - SCALE), rows - 1, 1.0, DEVICE_CHART)
+        chart = area(_history(view, device), max(4, width - SCALE), rows - 1, 1.0, DEVICE_CHART)
         return [line, *(Line().to(SCALE).join(row) for row in chart)]
     layers = [Curve(field.values(busy), DEVICE_CHART, filled=True)]
     layers += [Curve(field.values(sm), TEXT)] if rows >= ROOM_FOR_SM else []
@@ -168,9 +168,9 @@ def _busy_rows(  # noqa: PLR0917
     return [line, *chart, field.axis(reading, BUSY_AND_SM if len(layers) > 1 else None)]
 
 
-def _history(view: View, device: GpuDevice) -> Series:
+def _history(view: View, device: GpuDevice) -> Values:
     known = view.snapshot.series if view.snapshot else {}
-    return known.get(f"gpu{device.index}.busy", Series())
+    return known.get(f"gpu{device.index}.busy", Series()).values
 
 
 def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = "", *, points: bool = True) -> Line:
@@ -207,8 +207,8 @@ def _power_row(view: View, device: GpuDevice, width: int) -> Line:
 
 def _link_row(view: View, device: GpuDevice, width: int) -> Line:
     line = _traffic("pcie", device.pcie_received, device.pcie_sent, [
-        _change(view, device, lambda one: one.pcie_received, points=False),
-        _change(view, device, lambda one: one.pcie_sent, points=False),
+        _change(view, device, attrgetter("pcie_received"), points=False),
+        _change(view, device, attrgetter("pcie_sent"), points=False),
     ])  # fmt: skip
     if device.pcie_generation is None or device.pcie_width is None:
         return line
@@ -243,7 +243,7 @@ def _slices(device: GpuDevice) -> list[Line]:
 def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
     clock = NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock}"
     line = Line("clock   ", DIM).add(clock.rjust(4), TEXT)
-    line.join(_change(view, device, lambda one: one.sm_clock, points=False))
+    line.join(_change(view, device, attrgetter("sm_clock"), points=False))
     if device.sm_clock_max:
         line.add(f" of {device.sm_clock_max} MHz", DIM)
     held = held_back(device)
@@ -302,10 +302,6 @@ def _clock(device: GpuDevice) -> str:
     return NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock} MHz"
 
 
-def _busy(device: GpuDevice) -> float | None:
-    return device.busy
-
-
 def _fraction(part: str, whole: str) -> FigureOf:
     def share_of(device: GpuDevice) -> float | None:
         used, total = getattr(device, part), getattr(device, whole)
@@ -329,6 +325,9 @@ COUNTERS: tuple[tuple[str, FigureOf], ...] = (
     ("occupancy", lambda device: device.gpm.sm_occupancy if device.gpm else None),
 )
 OLDER_COUNTERS: tuple[tuple[str, FigureOf], ...] = (("memory busy", lambda device: device.memory_busy),)
+
+
+_busy: FigureOf = attrgetter("busy")
 
 
 class LinePart(NamedTuple):

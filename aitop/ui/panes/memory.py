@@ -103,19 +103,16 @@ def _top(values: Sequence[float | None]) -> float:
 
 def _processes(view: View, snapshot: Snapshot) -> list[ProcessSample]:
     """The processes that the screen shows and of which the memory is known."""
-    pids, host = view.pids(), snapshot.host
-    processes = host.processes if host else ()
-    return [process for process in processes if process.rss and (pids is None or process.pid in pids)]
-
-
-def _resident(view: View, snapshot: Snapshot) -> int | None:
-    return sum(process.rss or 0 for process in _processes(view, snapshot)) or None
+    return [process for process in view.narrowed_to(snapshot) if process.rss]
 
 
 def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
     """Resident memory of the job, and the mean of its ranks and loader workers."""
-    resident = figure(view, lambda one: _resident(view, one), lambda held: size(held).rjust(7), BRIGHT)
-    line = Line("job     ", DIM).join(resident).add("  ")
+
+    def resident(one: Snapshot) -> int | None:
+        return sum(process.rss or 0 for process in _processes(view, one)) or None
+
+    line = Line("job     ", DIM).join(figure(view, resident, lambda held: size(held).rjust(7), BRIGHT)).add("  ")
     long, short = [], []
     for role, noun in (("rank", lead_word(snapshot)), ("loader-worker", "worker")):
         sizes = [process.rss or 0 for process in _processes(view, snapshot) if process.role == role]

@@ -93,10 +93,10 @@ class MonitorScreen(Screen[int]):
         Binding("less_than_sign,greater_than_sign", "none", "sort the process tree by another column"),
         Binding("I", "none", "turn that order round"),
         Binding("slash,f4", "filter", "filter processes and code by text"),
-        Binding("t", "tree", "code: call tree, ←→ fold and unfold, ⏎ the line; and back to hot lines"),
-        Binding("f", "flame", "code: flame view, ⏎ zooms in, esc out, o the line; and back to hot lines"),
-        Binding("w", "part", "code: of all, of main threads, of workers, of others"),
-        Binding("W", "thread", "code: of one process or thread after the other"),
+        Binding("t", "show_code('tree')", "code: call tree, ←→ fold and unfold, ⏎ the line; and back to hot lines"),
+        Binding("f", "show_code('flame')", "code: flame view, ⏎ zooms in, esc out, o the line; and back to hot lines"),
+        Binding("w", "next_who(False)", "code: of all, of main threads, of workers, of others"),
+        Binding("W", "next_who(True)", "code: of one process or thread after the other"),
         Binding("S", "stacks", "all stacks of this moment, equal ones together"),
         Binding("e", "edit", "open the line in your editor"),
         Binding("m", "mark", "mark this moment: every figure then shows its change"),
@@ -211,8 +211,8 @@ class MonitorScreen(Screen[int]):
 
     def _forget_ended_process(self) -> None:
         """A chosen process that has ended leaves nothing to narrow to."""
-        host, chosen = self.view.snapshot.host if self.view.snapshot else None, self.view.chosen
-        if chosen is not None and host is not None and all(process.pid != chosen for process in host.processes):
+        chosen, known = self.view.chosen, self.view.pids() is not None
+        if chosen is not None and known and all(process.pid != chosen for process in self.view.processes):
             self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
 
     def on_resize(self, event: events.Resize) -> None:
@@ -240,12 +240,11 @@ class MonitorScreen(Screen[int]):
 
     def action_everywhere(self) -> None:
         """Ask Prometheus which job this is; its ranks get a screen of their own."""
-        host = self.view.snapshot.host if self.view.snapshot else None
-        if self._cluster is None or host is None:
+        if self._cluster is None:
             self._change(notice="no Prometheus server is named: `prometheus` in the settings (aitop config) does that")
             return
         self._change(notice="asking Prometheus…")
-        pids = [process.pid for process in host.processes]
+        pids = [process.pid for process in self.view.processes]
         in_background(self, "everywhere", partial(self._cluster.job_with, pids), self._job_known)
 
     def _job_known(self, answer: str | Exception) -> None:
@@ -391,30 +390,22 @@ class MonitorScreen(Screen[int]):
             self._change(filter=message.text.strip())
             self._restore_focus()
 
-    def action_tree(self) -> None:
-        self._show_code("lines" if self.view.code == "tree" else "tree")
-
-    def action_flame(self) -> None:
-        self._show_code("lines" if self.view.code == "flame" else "flame")
-
-    def _show_code(self, how: CodeView) -> None:
+    def action_show_code(self, how: CodeView) -> None:
+        """Show the code as tree or flame, or as hot lines again."""
         code = self.query_one(CodePane)
         code.top = 0
-        self._change(code=how)
+        self._change(code="lines" if self.view.code == how else how)
         if code.display:
             self.set_focus(code)
         else:
             self.show_pane("code")
 
-    def action_part(self) -> None:
+    def action_next_who(self, by_thread: bool) -> None:
+        """Show the code of the next part of the job, or of the next process or thread of this part."""
         stacks = self.view.snapshot.stacks if self.view.snapshot else None
         if stacks is not None:
-            self._change(who=next_part(stacks, self.view.pids(), self.view.who))
-
-    def action_thread(self) -> None:
-        stacks = self.view.snapshot.stacks if self.view.snapshot else None
-        if stacks is not None:
-            self._change(who=next_thread(stacks, self.view.pids(), self.view.who))
+            following = next_thread if by_thread else next_part
+            self._change(who=following(stacks, self.view.pids(), self.view.who))
 
     def action_back(self) -> None:
         """Undo the innermost narrowing of what is shown."""
@@ -553,9 +544,7 @@ class MonitorScreen(Screen[int]):
         """Where every pane goes, with the pane `zoomed` on the whole screen or none."""
         snapshot, hook = self.view.snapshot, self.view.source("hook")
         # The most so far: workers that come and go move no pane.
-        self._most_processes = max(
-            self._most_processes, len(snapshot.host.processes) if snapshot and snapshot.host else 0
-        )
+        self._most_processes = max(self._most_processes, len(self.view.processes))
         boxes = plan(
             self.size.width,
             self.size.height,

@@ -109,12 +109,11 @@ class GroupPane(Pane, can_focus=False):
 
 def _roles(view: View) -> dict[int, str]:
     """What each process is, in a word or two."""
-    host = view.snapshot.host if view.snapshot else None
     several = len(view.ranks()) > 1
     return {
         process.pid: ROLE_NAMES.get(process.role, process.role)
         + (f" {process.rank}" if several and process.rank is not None else "")
-        for process in (host.processes if host else ())
+        for process in view.processes
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -64,10 +63,5 @@ class ChartPane(Pane):
 
 
 def nearest(moments: Sequence[float], moment: float) -> int:
-    """The index of the moment that is closest; `moments` is not empty and in order."""
-    at = bisect_left(moments, moment)
-    if at == 0:
-        return 0
-    if at == len(moments):
-        return at - 1
-    return at if moments[at] - moment < moment - moments[at - 1] else at - 1
+    """The index of the moment that is closest, the earlier one of two; `moments` is not empty and in order."""
+    return min(range(len(moments)), key=lambda at: abs(moments[at] - moment))
