@@ -19,19 +19,14 @@ from textual.app import App, SuspendNotSupported
 from aitop.model.host import ProcessId
 from aitop.model.text import printable
 from aitop.sources.foreign_file import lends_rights, readable_path
-from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.terminal import LEAVE, keyboard, settings_of
-from aitop.ui.words import base_name, place
+from aitop.ui.words import CodeLine, base_name, place
 
 FALLBACKS = ("editor", "nano", "vim", "vi")
-
-
 # Editors that do not take `+LINE FILE`.
 _GOTO = frozenset({"code", "code-insiders", "code-oss", "codium", "vscodium", "cursor", "windsurf", "positron"})
 _COLON = frozenset({"subl", "sublime_text", "zed", "zeditor", "hx", "helix"})
 _LINE_OPTION = frozenset({"pycharm", "charm", "idea", "kate"})
-
-
 # Those with a window of their own leave the terminal to us.
 _WINDOWED = (_GOTO | _COLON | _LINE_OPTION | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
 _LENT = threading.Event()
@@ -66,13 +61,13 @@ def has_window(command: list[str]) -> bool:
     return os.path.basename(command[0]) in _WINDOWED
 
 
-def edit(app: App[Any], where: Place, process: ProcessId | None) -> str:
+def edit(app: App[Any], where: CodeLine, process: ProcessId | None) -> str:
     """Open a line of code of a process, and return a line for the user. Waits for an editor in the terminal to end.
 
     `process` is None where it has ended.
     """
-    if lends_rights(process):
-        return f"process {where.pid} is another user's: an editor of yours is not opened on that user's files"
+    if process is not None and lends_rights(process):
+        return f"process {process.pid} is another user's: an editor of yours is not opened on that user's files"
     path = readable_path(process, where.file)
     if path is None:
         return f"{printable(base_name(where.file))} cannot be read from here"

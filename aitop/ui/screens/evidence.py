@@ -16,10 +16,9 @@ from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where, share_of
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
-from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
-from aitop.ui.screens.source_lines import Excerpt, source_line
+from aitop.ui.screens.code_line import Excerpt, source_line
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
 from aitop.ui.widgets.line import Line, columns, hanging, lit, shorten, shorten_left, spread, wrap
@@ -27,10 +26,8 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, confidence_dots, confidence_words, label, one_line, place, share_text
 
 MARGIN = 2
-
-
-# A figure at the right is not read with its line from further off.
 WIDEST_GAIN = 120
+"""A figure at the right is not read with its line from further off."""
 
 
 class VerdictList(Pane, can_focus=False):
@@ -265,8 +262,7 @@ class EvidenceScreen(Screen[None]):
             listing.notice = "this verdict points to no line"
         else:
             where = verdict.where[0]
-            at = Place(where.pid, where.file, where.line, where.function)
-            listing.notice = edit(self.app, at, self.view.process(where.pid))
+            listing.notice = edit(self.app, where, self.view.process(where.pid))
         listing.redraw()
 
     def _position(self, verdicts: tuple[Verdict, ...]) -> int:

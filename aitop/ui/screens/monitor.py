@@ -24,7 +24,6 @@ from aitop.model.text import printable
 from aitop.ui.editor import edit, is_lent
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
-from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.code.pane import CodePane, LineWanted
 from aitop.ui.panes.data import DataPane
 from aitop.ui.panes.footer import Filtered, FilterLine, Footer
@@ -278,18 +277,11 @@ class MonitorScreen(Screen[int]):
 
     def action_edit(self) -> None:
         """Open the selected line where the code has the focus, else the line that the verdict points to."""
-        place = self._line_to_edit()
-        opened = edit(self.app, place, self.view.process(place.pid)) if place else None
-        self._change(notice=opened or "there is no line of code to open yet")
-
-    def _line_to_edit(self) -> Place | None:
         code = self.query_one(CodePane)
-        if code.has_focus:
-            return code.place()
-        where = next((where for verdict in shown_verdicts(self.view) for where in verdict.where), None)
-        if where is None:
-            return code.place()
-        return Place(where.pid, where.file, where.line, where.function, where.share)
+        named = (where for verdict in shown_verdicts(self.view) for where in verdict.where)
+        at = code.place() if code.has_focus else next(named, None) or code.place()
+        opened = edit(self.app, at, self.view.process(at.pid)) if at else None
+        self._change(notice=opened or "there is no line of code to open yet")
 
     # Marks, saved files, and the hook
 

@@ -16,7 +16,6 @@ from aitop.stacks.groups import StackGroup, most_seen, stack_groups
 from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
-from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
 from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 COUNT, PLACE, STATE = 11, 26, 9
 SMALL_ROWS = 14
-
-
 Entry = TypeVar("Entry")
 
 
@@ -295,8 +292,5 @@ class StacksScreen(StackScreen[StackGroup]):
     def action_edit(self) -> None:
         group = self.stack.group
         if group is not None:
-            at = group.place
-            pid = group.members[0].pid
-            place = Place(pid, at.file, at.line, at.function)
-            self.listing.problem = edit(self.app, place, self.view.process(pid))
+            self.listing.problem = edit(self.app, group.place, self.view.process(group.members[0].pid))
             self.show()
