@@ -26,7 +26,7 @@ from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.ui.changed_cells import ChangedCells
 from aitop.ui.messages import Failed
-from aitop.ui.screens.help import described, our_bindings
+from aitop.ui.screens.help import HelpScreen, described, our_bindings
 from aitop.ui.screens.monitor import PANES, MonitorScreen
 from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
@@ -91,7 +91,7 @@ class AitopApp(App[ResultType]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         plain = to_ascii if self.look.ascii else str
         for keys, binding in described(our_bindings(screen)):
-            if binding.action not in ("none", "command_palette"):
+            if binding.action not in ("app.none", "command_palette"):
                 owner = "app" if any(binding is own for own in self.BINDINGS) else "screen"
                 action = binding.action if "." in binding.action else f"{owner}.{binding.action}"
                 yield SystemCommand(plain(binding.description), plain(f"key {keys}"), partial(self.run_action, action))
@@ -101,6 +101,12 @@ class AitopApp(App[ResultType]):
                 yield SystemCommand(f"show {words}", f"pane: {name}", partial(screen.show_pane, name))
         for theme in THEMES.values():
             yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.wear, theme))
+
+    def action_none(self) -> None:
+        """The focused pane obeys these keys itself; a screen only describes them."""
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen(our_bindings(self.screen), View(look=self.look)))
 
     def action_next_theme(self) -> None:
         self.wear(after(self.look.theme))

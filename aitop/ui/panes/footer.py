@@ -22,8 +22,8 @@ LEAST_COUNTED = 3.0
 """Seconds before the cost is shown: starting costs more than watching."""
 ROOM_FOR_SHARE = 140
 KEYS = (
-    ("?", "help", "screen.help"),
-    ("q", "quit", "screen.leave"),
+    ("?", "help", "app.help"),
+    ("q", "quit", "app.quit"),
     ("⏎", "why", "screen.why"),
     ("space", "pause", "screen.pause"),
     ("t", "tree", "screen.show_code('tree')"),

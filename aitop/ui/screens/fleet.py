@@ -30,7 +30,6 @@ from aitop.model.fleet import (
 from aitop.model.units import duration, factor, percent, period
 from aitop.ui.messages import Failed, in_background
 from aitop.ui.panes.footer import Filtered, FilterLine
-from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line, key_hints, wrap
@@ -116,15 +115,15 @@ class TableScreen(Screen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "none", "previous row"),
-        Binding("down,j", "none", "next row"),
+        Binding("up,k", "app.none", "previous row"),
+        Binding("down,j", "app.none", "next row"),
         Binding("c", "command", "the command that opens aitop on this job or rank; it is copied as well"),
         Binding("slash,f4", "filter", "show only rows that hold this text"),
         Binding("less_than_sign,comma", "sort_by(-1)", "sort by the column to the left"),
         Binding("greater_than_sign,full_stop", "sort_by(1)", "sort by the column to the right"),
         Binding("I", "invert", "turn that order round"),
         Binding("r", "ask", "ask again now"),
-        Binding("question_mark,f1", "help", "this help"),
+        Binding("question_mark,f1", "app.help", "this help"),
     ]
     keys: Sequence[tuple[str, str]] = ()
     job: str | None = None
@@ -201,9 +200,6 @@ class TableScreen(Screen[None]):
             self.app.copy_to_clipboard(command)
             self.change(notice=f"{command}   (copied, if the terminal allows it)")
 
-    def action_none(self) -> None:
-        """The table obeys these keys itself; here they are only described."""
-
     def action_sort_by(self, steps: int) -> None:
         headings = [column.heading for column in self.listing.table]
         self.listing.order = next_order(headings, self.listing.order, steps)
@@ -212,9 +208,6 @@ class TableScreen(Screen[None]):
     def action_invert(self) -> None:
         self.listing.order = self.listing.order._replace(inverted=not self.listing.order.inverted)
         self.listing.redraw()
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(our_bindings(self), self.view))
 
     def action_filter(self) -> None:
         line = self.query_one(FilterLine)
@@ -322,7 +315,7 @@ class FleetScreen(TableScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "choose", "the job's ranks over all its nodes, with the straggler"),
         Binding("escape", "back", "back: out of the filter"),
-        Binding("q,f10", "leave", "quit"),
+        Binding("q,f10", "app.quit", "quit"),
     ]
     keys = (
         ("⏎", "ranks"),
@@ -384,9 +377,6 @@ class FleetScreen(TableScreen):
 
     def action_back(self) -> None:
         self.change(filter="", notice=None)
-
-    def action_leave(self) -> None:
-        self.app.exit()
 
 
 RANKS = (

@@ -40,7 +40,6 @@ from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
 from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.comparison import ComparisonScreen
 from aitop.ui.screens.evidence import EvidenceScreen
-from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.screens.stacks import StacksScreen
 from aitop.ui.screens.torch_profile import ProfileScreen
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
@@ -75,22 +74,22 @@ class MonitorScreen(Screen[int]):
     """Every pane of a run. One that does not fit beside the others gets the whole screen when tab comes to it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("question_mark,f1", "help", "this help"),
+        Binding("question_mark,f1", "app.help", "this help"),
         Binding("enter", "why", "why: evidence, source and fixes of every verdict"),
         Binding("z", "zoom", "zoom the focused pane, and back"),
         Binding("tab", "next_pane(1)", "next pane; one without room here gets the whole screen"),
         Binding("shift+tab", "next_pane(-1)", "previous pane"),
         Binding("minus", "fold", "fold the focused pane to its title, and back"),
-        Binding("up,down", "none", "scroll the focused pane"),
-        Binding("left,right", "none", "read the focused pane's charts at a cursor"),
+        Binding("up,down", "app.none", "scroll the focused pane"),
+        Binding("left,right", "app.none", "read the focused pane's charts at a cursor"),
         Binding("space", "pause", "hold the picture still, and go on"),
         *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
         Binding("0", "rank(0)", "show all ranks"),
         Binding("h,H", "hang", "where every rank stands at this moment, and which one keeps the others waiting"),
         Binding("E", "everywhere", "the job's ranks on all machines, from Prometheus (setting: prometheus)"),
         Binding("T,f5", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
-        Binding("less_than_sign,greater_than_sign", "none", "sort the process tree by another column"),
-        Binding("I", "none", "turn that order round"),
+        Binding("less_than_sign,greater_than_sign", "app.none", "sort the process tree by another column"),
+        Binding("I", "app.none", "turn that order round"),
         Binding("slash,f4", "filter", "filter processes and code by text"),
         Binding("t", "show_code('tree')", "code: call tree, ←→ fold and unfold, ⏎ the line; and back to hot lines"),
         Binding("f", "show_code('flame')", "code: flame view, ⏎ zooms in, esc out, o the line; and back to hot lines"),
@@ -106,7 +105,7 @@ class MonitorScreen(Screen[int]):
         Binding("p", "profile", "profile 5 steps with torch.profiler"),
         Binding("d", "detach", "take the hook out of the target and go on without it"),
         Binding("escape", "back", "back: out of filter, zoom, process, rank or pause"),
-        Binding("q,f10", "leave", "quit"),
+        Binding("q,f10", "app.quit", "quit"),
     ]
 
     has_replay_bar = False
@@ -223,12 +222,6 @@ class MonitorScreen(Screen[int]):
 
     # Other screens
 
-    def action_leave(self) -> None:
-        self.app.exit()
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(our_bindings(self), self.view))
-
     def action_why(self) -> None:
         self.app.push_screen(EvidenceScreen(self.view, self._source_around))
 
@@ -326,9 +319,6 @@ class MonitorScreen(Screen[int]):
             self._change(notice=f"could not detach: {printable(str(error))}")
 
     # What the view is limited to: pause, rank, process, filter, kind of code view
-
-    def action_none(self) -> None:
-        """The focused pane obeys these keys itself; here they are only described."""
 
     def action_pause(self) -> None:
         """Hold the picture; the run goes on unseen."""

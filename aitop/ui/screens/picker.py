@@ -13,7 +13,6 @@ from textual.screen import Screen
 from aitop.model.candidate import Candidate
 from aitop.model.units import NOT_SUPPORTED, duration, size
 from aitop.ui.messages import in_background
-from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, DIM, LOSS, TEXT
 from aitop.ui.widgets.line import Line, key_hints, wrap
@@ -97,12 +96,12 @@ class PickerScreen(Screen[int]):
     """A row a job; launcher, ranks and workers are one job."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "none", "previous job"),
-        Binding("down,j", "none", "next job"),
+        Binding("up,k", "app.none", "previous job"),
+        Binding("down,j", "app.none", "next job"),
         Binding("enter", "choose", "monitor the marked job"),
         Binding("r", "find", "look again"),
-        Binding("question_mark", "help", "this help"),
-        Binding("q,escape", "leave", "quit"),
+        Binding("question_mark", "app.help", "this help"),
+        Binding("q,escape", "app.quit", "quit"),
     ]
 
     def __init__(self, find: Callable[[], list[Candidate]], view: View) -> None:
@@ -136,14 +135,5 @@ class PickerScreen(Screen[int]):
         pane.candidates = [] if isinstance(answer, Exception) else answer
         pane.redraw()
 
-    def action_none(self) -> None:
-        """The list obeys these keys itself; here they are only described."""
-
     def action_choose(self) -> None:
         self.query_one(CandidatesPane).action_choose()
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(our_bindings(self), self.view))
-
-    def action_leave(self) -> None:
-        self.app.exit()
