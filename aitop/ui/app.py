@@ -21,6 +21,8 @@ from textual.driver import Driver
 from textual.screen import Screen
 
 from aitop.diagnosis.fix_edit import SourceAround
+from aitop.engine.feed import Feed
+from aitop.engine.recorder import Recorder
 from aitop.errors import INTERRUPTED
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
@@ -37,8 +39,6 @@ from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
-    from aitop.engine.feed import Feed
-    from aitop.engine.recorder import Recorder
     from aitop.sources.prometheus.fleet import FleetReader
     from aitop.ui.screens.fleet import FleetScreen
 

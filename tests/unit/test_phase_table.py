@@ -20,7 +20,7 @@ from aitop.protocol import events as at
 from aitop.sources.ring.step_maker import StepMaker
 from aitop.stacks import libraries
 from aitop.stacks.view import StackView
-from aitop.ui.panes.step import Group, _column, phase_shares
+from aitop.ui.panes.step import _column, phase_shares
 from aitop.ui.theme.palette import OPTIMIZER, OUTSIDE, PHASES
 
 EVENT = at.KINDS
@@ -116,7 +116,7 @@ def test_where_no_cause_asks_for_it_its_line_is_named(clip):
 
 def test_the_step_pane_draws_it_in_its_hue(clip):
     records = [step(index, 0.1, forward=0.05, optimizer=0.01, others={"clip": 0.02}) for index in range(5)]
-    seconds = dict(_column(Group(records)).parts)
+    seconds = dict(_column(records).parts)
     assert (seconds[OPTIMIZER], seconds[OUTSIDE]) == pytest.approx((0.03, 0.02))
     shares = dict(phase_shares(snapshot(records).steps))
     inside = shares[OPTIMIZER], shares[OUTSIDE]

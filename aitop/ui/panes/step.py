@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from rich.style import Style
 
@@ -80,7 +79,7 @@ class StepPane(ChartPane):
         timed = height >= ROOM_FOR_HISTORY and snapshot.series.get("step_p50", Series()).times
         field = self.field(snapshot, ["step_p50"], width, AXIS) if timed else None
         below = max(LEAST_HISTORY, height * 2 // 5) if field is not None else 0
-        recent = [group.end for group in groups]
+        recent = [group[-1].end for group in groups]
         self.moments = [moment for moment in self.moments if moment < recent[0]] + recent
         self._captioned = height - below >= CAPTIONED
         mark = view.mark.time if view.mark else None
@@ -201,15 +200,8 @@ ROOM_FOR_NUMBER = 44
 EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
 
 
-class Group(NamedTuple):
-    """Neighbouring steps that one column stands for."""
-
-    records: Sequence[StepRecord]
-
-    @property
-    def end(self) -> float:
-        """The moment (monotonic seconds) at which the last of them ended."""
-        return self.records[-1].end
+Group = list[StepRecord]
+"""Neighbouring steps that one column stands for. The last one says when it ended."""
 
 
 def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
@@ -220,13 +212,13 @@ def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
     cells = max(1, cells)
     needed = -(-len(recent) // cells)
     per_column = next((number for number in PER_COLUMN if number >= needed), PER_COLUMN[-1])
-    groups: dict[int, list[StepRecord]] = {}
+    groups: dict[int, Group] = {}
     for record in recent[-cells * per_column :]:
         groups.setdefault(record.index // per_column, []).append(record)
     columns = list(groups.values())
     if len(columns) > 1 and 2 * len(columns[-1]) < len(columns[-2]):
         columns.pop()
-    return [Group(records) for records in columns][-cells:]
+    return columns[-cells:]
 
 
 def timeline(
@@ -263,8 +255,8 @@ def timeline(
 def _pointing_at_mark(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
     """The caption, with an arrow below the first column that ends after the mark."""
     words = _span_words(groups)
-    first = next((number for number, group in enumerate(groups) if mark is not None and group.end > mark), None)
-    if first is None or mark is None or groups[0].end - groups[0].records[0].seconds > mark:
+    first = next((number for number, group in enumerate(groups) if mark is not None and group[-1].end > mark), None)
+    if first is None or mark is None or groups[0][-1].end - groups[0][0].seconds > mark:
         return words
     place = first + max(0, cells - len(groups))
     pointer = Line("▲", BRIGHT).add(" mark", DIM)
@@ -276,17 +268,17 @@ def _pointing_at_mark(groups: Sequence[Group], cells: int, mark: float | None) -
 
 def column_at(groups: Sequence[Group], cursor: float | None) -> int | None:
     """The column that a moment belongs to, None for one before the first."""
-    if cursor is None or not groups or cursor < groups[0].end - groups[0].records[-1].seconds:
+    if cursor is None or not groups or cursor < groups[0][-1].end - groups[0][-1].seconds:
         return None
-    return nearest([group.end for group in groups], cursor)
+    return nearest([group[-1].end for group in groups], cursor)
 
 
 def readout(group: Group, now: float, width: int) -> Line:
     """When the column was, its steps, and what they took in each phase: the largest phases where not all fit."""
     column = _column(group)
-    line = Line(f"{ago(now, group.end).strip()}  ", TEXT)
+    line = Line(f"{ago(now, group[-1].end).strip()}  ", TEXT)
     if width >= ROOM_FOR_NUMBER:
-        line.add(f"step {count(group.records[-1].index)}  ", DIM)
+        line.add(f"step {count(group[-1].index)}  ", DIM)
     line.add(duration(column.total), TEXT)
     room, pieces = width - line.width, []
     for phase, seconds in sorted(column.parts, key=lambda part: -part[1]):
@@ -300,9 +292,9 @@ def readout(group: Group, now: float, width: int) -> Line:
 
 
 def _span_words(groups: Sequence[Group]) -> Line:
-    records = [record for group in groups for record in group.records]
+    records = [record for group in groups for record in group]
     span = records[-1].end - records[0].end + records[0].seconds
-    most = max(len(group.records) for group in groups)
+    most = max(map(len, groups))
     each = "" if most == 1 else f", {most:2} a column"
     return Line(f"last {plural(len(records), 'step')}{each}, {duration(span).rjust(6)}", FAINT)
 
@@ -323,10 +315,10 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
 
 def _column(group: Group) -> Column:
     """The mean step of the group by phase. Fast steps are timed on the device only now and then."""
-    on_device = [record for record in group.records if record.device_forward is not None]
-    by_host = [record for record in group.records if record.device_forward is None] if on_device else group.records
+    on_device = [record for record in group if record.device_forward is not None]
+    by_host = [record for record in group if record.device_forward is None] if on_device else group
     sums = [*_phases(on_device, "device_"), *_phases(by_host, "")]
-    count = len(group.records)
+    count = len(group)
     return Column(tuple((phase, sum(part.get(phase, 0.0) for part in sums) / count) for phase in PHASES))
 
 

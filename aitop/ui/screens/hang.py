@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.conditions.hang import Odd, named, noted, odd_one
+from aitop.engine.feed import Feed
 from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.snapshot.standstill import standing_at
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
-from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.model.stacks import StackDump, ThreadStack
 from aitop.model.units import duration
 from aitop.stacks.groups import StackGroup, grouped
 from aitop.ui.messages import in_background
@@ -23,9 +24,6 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, hanging, shorten
 from aitop.ui.words import confidence_dots, confidence_words, one_line, place, plural
-
-if TYPE_CHECKING:
-    from aitop.engine.feed import Feed
 
 MOVED_SECONDS = 3.0
 WHO, PLACE, STATE, STEP = 18, 20, 18, 12
@@ -52,11 +50,6 @@ class StandingPlace(msgspec.Struct, frozen=True):
     @property
     def first(self) -> Standing:
         return self.members[0]
-
-    @property
-    def frames(self) -> tuple[Frame, ...]:
-        """The stack of the first one, the outermost frame first."""
-        return self.first.frames
 
 
 def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
@@ -187,7 +180,7 @@ class HangScreen(StackScreen[StandingPlace]):
 
     def group_of(self, entry: StandingPlace) -> StackGroup | None:
         members = [ThreadStack(pid=member.pid, thread="MainThread", main=True, frames=()) for member in entry.members]
-        return grouped(entry.frames, members) if entry.frames else None
+        return grouped(entry.first.frames, members) if entry.first.frames else None
 
     def action_native(self) -> None:
         """Look below Python at one rank of each place."""

@@ -16,6 +16,7 @@ from textual.widget import Widget
 
 from aitop.diagnosis.fix_edit import SourceAround
 from aitop.diagnosis.run_comparison import compared
+from aitop.engine.feed import Feed
 from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.recorder import Recorder
 from aitop.errors import AitopError
@@ -47,7 +48,6 @@ from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
-    from aitop.engine.feed import Feed
     from aitop.sources.prometheus.fleet import FleetReader
 
 PANES: dict[str, tuple[type[Pane], str]] = {

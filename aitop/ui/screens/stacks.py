@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from aitop.engine.feed import Feed
 from aitop.engine.lazy_feed import LazyFeed
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.stacks.groups import StackGroup, most_seen, stack_groups
@@ -22,10 +23,6 @@ from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DE
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, place, plural
-
-if TYPE_CHECKING:
-    from aitop.engine.feed import Feed
-
 
 COUNT, PLACE, STATE = 11, 26, 9
 SMALL_ROWS = 14

@@ -121,10 +121,6 @@ class Place(msgspec.Struct, frozen=True):
     who: str = ""
     above: tuple[tuple[str, str, Origin], ...] = ()
 
-    @classmethod
-    def of_hot(cls, row: HotRow) -> Place:
-        return cls(row.pid, row.file, row.line, row.function, row.share, row.who)
-
 
 def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     """Share, function and place, the line's own text, the phase it belongs to and who runs it.

@@ -211,7 +211,8 @@ class CodePane(Pane):
     def place(self) -> Place | None:
         """The selected line of code; None if the selected row is not one."""
         if self._hot:
-            return Place.of_hot(self._hot[self._hot_index()])
+            row = self._hot[self._hot_index()]
+            return Place(row.pid, row.file, row.line, row.function, row.share, row.who)
         node = self._selected_node()
         if node is None or not node.file or self._forest is None:
             return None
