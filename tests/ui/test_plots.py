@@ -15,8 +15,7 @@ from aitop.ui.panes.code.pane import gil_line
 from aitop.ui.panes.data import copies, pageable_share, use_of
 from aitop.ui.panes.step_figures import figure_lines, measured_figures
 from aitop.ui.state import View
-from aitop.ui.widgets.chart_pane import nearest
-from aitop.ui.widgets.plot import Curve, Span, ago, curves, slots, span_of, time_axis, value_at
+from aitop.ui.widgets.plot import Curve, Span, ago, curves, nearest, slots, span_of, time_axis, value_at
 
 INK, OVER = Style(color="red"), Style(color="blue")
 

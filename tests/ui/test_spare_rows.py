@@ -4,7 +4,8 @@ import sample_snapshots as samples
 
 from aitop.ui.layout import plan
 from aitop.ui.panes.code.call_tree import forest
-from aitop.ui.panes.spare_rows import flame_below, lines_below, room_below
+from aitop.ui.panes.code.flame import flame_below
+from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.verdict import headline
 from aitop.ui.state import EVERYBODY, View
 

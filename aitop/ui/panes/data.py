@@ -11,16 +11,15 @@ from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import HookFacts, LoaderInfo
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
+from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, change, field_of, figure, recent
-from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.panes.step_figures import Figure, dearest
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DATA, DIM, FAINT, LOSS, TEXT, TRANSFER, TROUGH, WAITING, lifted, over
 from aitop.ui.widgets.bars import EIGHTHS, layered_bar
-from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
-from aitop.ui.widgets.plot import Curve, Field, area
+from aitop.ui.widgets.plot import ChartPane, Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line
 
 ROOM_FOR_STRIPS = 9
@@ -35,7 +34,6 @@ class DataPane(ChartPane):
     """Whether a batch is ready when the step asks for it, and what the workers are doing."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
             return Drawing([state_line("host", view.source("host"))], "Data")

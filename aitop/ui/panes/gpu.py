@@ -15,10 +15,9 @@ from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
 from aitop.ui.widgets.bars import bar, gauge
-from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
-from aitop.ui.widgets.plot import Curve, Field, Values, area
+from aitop.ui.widgets.plot import ChartPane, Curve, Field, Values, area
 from aitop.ui.words import one_line, plural, share_text, state_line, tight_percent
 
 BLOCK_ROWS = 4
@@ -38,7 +37,6 @@ class GpuPane(ChartPane):
     """All devices of the machine; the ones of the target are marked."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        self.moments = ()
         snapshot = view.snapshot
         devices, whose = devices_for(snapshot.gpu, view.pids()) if snapshot and snapshot.gpu else ((), None)
         if snapshot is None or not devices:

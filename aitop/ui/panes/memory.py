@@ -15,10 +15,9 @@ from aitop.ui.panes.since_mark import change, figure
 from aitop.ui.state import View, labels_of, lead_word, serves
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
 from aitop.ui.widgets.bars import bar, gauge, layered_bar, nice_bytes
-from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, rule, shorten
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
-from aitop.ui.widgets.plot import Curve, Field, area
+from aitop.ui.widgets.plot import ChartPane, Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line
 
 NEARLY_FULL = 0.95
@@ -38,7 +37,6 @@ class MemoryPane(ChartPane):
     """Host memory first, then a bar and a history for each device's allocator."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
             return Drawing([state_line("host", view.source("host"))], "Memory")

@@ -17,8 +17,8 @@ from aitop.model.gpu import GpuProcess, GpuSample
 from aitop.model.host import ProcessSample, Role
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, size
+from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, change_between
-from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.state import View, children, descendants, family, labels_of, lead_word, matches, process_words
 from aitop.ui.theme.palette import (
     BRIGHT,
@@ -36,8 +36,7 @@ from aitop.ui.theme.palette import (
 )
 from aitop.ui.widgets.line import Line, key_hints, lit, shorten
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.row_pane import RowPane
-from aitop.ui.widgets.table import GAP, MARK, Order, next_order
+from aitop.ui.widgets.table import GAP, MARK, Order, RowPane, next_order
 from aitop.ui.words import one_line, short_command, state_line, tight_percent
 
 ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "helper": 3, "other": 4}

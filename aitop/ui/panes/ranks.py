@@ -32,7 +32,7 @@ from aitop.ui.theme.palette import (
 from aitop.ui.widgets.bars import EIGHTHS
 from aitop.ui.widgets.line import Line, lit, shorten
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.row_pane import RowPane
+from aitop.ui.widgets.table import RowPane
 from aitop.ui.words import plural, tight_percent
 
 MARK, NAME, LATE, STEP, CELL, GAP = 2, 4, 7, 7, 9, 1

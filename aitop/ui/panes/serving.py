@@ -31,10 +31,9 @@ from aitop.ui.theme.palette import (
     Kind,
 )
 from aitop.ui.widgets.bars import nice_ceiling, phase_bar
-from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
-from aitop.ui.widgets.plot import Curve, Field
+from aitop.ui.widgets.plot import ChartPane, Curve, Field
 from aitop.ui.words import share_text, significant, state_line, waits_for_target
 
 BASES: dict[ServingBasis, tuple[str, SourceName | None]] = {
@@ -56,7 +55,6 @@ class ServingPane(ChartPane):
     """Figures on top, the parts of turns and requests, and below them the charts beside the histogram."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        self.moments = ()
         snapshot = view.snapshot
         serving = snapshot.serving if snapshot else None
         if snapshot is None or serving is None:

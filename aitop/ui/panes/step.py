@@ -33,10 +33,9 @@ from aitop.ui.theme.palette import (
     phase_of,
 )
 from aitop.ui.widgets.bars import Column, nice_ceiling, phase_bar, stacked
-from aitop.ui.widgets.chart_pane import ChartPane, nearest
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
-from aitop.ui.widgets.plot import AXIS, Curve, Field, ago, scale_labels, scaled
+from aitop.ui.widgets.plot import AXIS, ChartPane, Curve, Field, ago, nearest, scale_labels, scaled
 from aitop.ui.words import plural, share_text, state_line, waits_for_target
 
 LEAST_CHART = 3
@@ -53,7 +52,6 @@ class StepPane(ChartPane):
     _captioned = False
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        self.moments = ()
         snapshot = view.snapshot
         steps, whose = steps_for(snapshot, view.pids()) if snapshot else (None, None)
         if snapshot is None or steps is None:

@@ -34,8 +34,7 @@ from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line, key_hints, wrap
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
-from aitop.ui.widgets.row_pane import RowPane
-from aitop.ui.widgets.table import Column, Order, fit, heading, in_order, next_order, row_line
+from aitop.ui.widgets.table import Column, Order, RowPane, fit, heading, in_order, next_order, row_line
 from aitop.ui.words import one_line, plural, tight_percent
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, DIM, LOSS, TEXT
 from aitop.ui.widgets.line import Line, key_hints, wrap
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
-from aitop.ui.widgets.row_pane import RowPane
-from aitop.ui.widgets.table import Column, Order, fit, heading, row_line
+from aitop.ui.widgets.table import Column, Order, RowPane, fit, heading, row_line
 from aitop.ui.words import one_line, short_command
 
 ROOMY = 112

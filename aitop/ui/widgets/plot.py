@@ -1,4 +1,4 @@
-"""Charts over time with scale, axis and cursor. Pure: series in, lines of exact width out.
+"""Charts over time with scale, axis and cursor: series in, lines of exact width out. And a pane for them.
 
 Time is cut into slots, two to a cell, that begin at round moments: what was drawn once keeps its shape as it moves.
 """
@@ -8,27 +8,26 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 from rich.style import Style
+from textual.actions import SkipAction
+from textual.binding import Binding, BindingType
 
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import duration
+from aitop.ui.state import View
 from aitop.ui.theme.palette import DIM, FAINT, TEXT, lifted
 from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.pane import Pane
 
 AXIS = 8
 SPANS = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-
-
 # Masks of the lowest 0 to 4 dots of a braille cell's two columns.
-_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
-
-
+_LEFT, _RIGHT = (0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8)
 # A blank of braille takes three bytes, and some fonts draw it.
 _BRAILLE = [" ", *(chr(0x2800 | mask) for mask in range(1, 256))]
-_RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
 Values = Sequence["float | None"]
 
 
@@ -242,3 +241,61 @@ def value_at(values: Values, span: Span, moment: float) -> float | None:
     if cell is None:
         return None
     return max((value for value in values[2 * cell : 2 * cell + 2] if value is not None), default=None)
+
+
+class ChartPane(Pane):
+    """A pane with charts over which a cursor can be moved, to read off what was when.
+
+    `cursor` is a moment (monotonic seconds), None when nothing is pointed at: it stays with what it points at.
+    `draw` of a subclass calls `field`, or sets `moments` to those that its columns stand for, oldest first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "move_cursor(-1)", "cursor", show=False),
+        Binding("right,l", "move_cursor(1)", "cursor", show=False),
+        Binding("shift+left", "move_cursor(-10)", "cursor", show=False),
+        Binding("shift+right", "move_cursor(10)", "cursor", show=False),
+        Binding("escape", "drop_cursor", "cursor", show=False),
+    ]
+
+    cursor: float | None = None
+    moments: Sequence[float] = ()
+
+    def field(self, snapshot: Snapshot, names: Iterable[str], width: int, scale: int) -> Field:
+        """One axis of time for charts of these series, at which the cursor points."""
+        known = [snapshot.series[name] for name in names if name in snapshot.series]
+        span = span_of(known, snapshot.time, width - scale)
+        self.moments = span.moments() if known else ()
+        return Field(snapshot.series, snapshot.time, span, scale, self.cursor)
+
+    def redraw(self) -> None:
+        self.moments = ()
+        super().redraw()
+
+    def action_move_cursor(self, columns: int) -> None:
+        """To an earlier or a later column; past the newest one the cursor goes away."""
+        if not self.moments:
+            return
+        at = len(self.moments) if self.cursor is None else nearest(self.moments, self.cursor)
+        at += columns
+        self.cursor = None if at >= len(self.moments) else self.moments[max(0, at)]
+        self.redraw()
+
+    def action_drop_cursor(self) -> None:
+        """Remove the cursor; without one the key does what it does elsewhere."""
+        if self.cursor is None:
+            raise SkipAction
+        self.cursor = None
+        self.redraw()
+
+    def show(self, view: View) -> None:
+        """Take a new view. A cursor on a moment that has left the chart goes away."""
+        super().show(view)
+        if self.cursor is not None and self.moments and self.cursor < self.moments[0]:
+            self.cursor = None
+            self.redraw()
+
+
+def nearest(moments: Sequence[float], moment: float) -> int:
+    """The index of the moment that is closest, the earlier one of two; `moments` is not empty and in order."""
+    return min(range(len(moments)), key=lambda at: abs(moments[at] - moment))

@@ -10,10 +10,11 @@ from rich.style import Style
 
 from aitop.model.units import duration, percent
 from aitop.ui.panes.code.call_tree import Node, Path, kind_of, way_to
+from aitop.ui.panes.code.hot_lines import filled_below
 from aitop.ui.panes.since_mark import NO_CHANGE
-from aitop.ui.state import matches
+from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, SELECTED, TEXT, Kind, dimmed, on, role
-from aitop.ui.widgets.line import Line, cut, shorten
+from aitop.ui.widgets.line import Line, cut, rule, shorten
 from aitop.ui.words import one_line, place, tight_percent
 
 
@@ -107,12 +108,8 @@ def _index(rows: Rows, path: Path) -> tuple[int, int]:
 
 
 LEAST_NAME = 3
-
-
 # What parts two cells of one hue.
 _EDGE = "▕"
-
-
 # No hue reads well on what is lifted from a hue: the cell that is meant is the dark one.
 _CHOSEN = on(BRIGHT, SELECTED) + Style(underline=True)
 _POINTED = on(BRIGHT, SELECTED)
@@ -187,3 +184,9 @@ def _label(cell: Cell, letters: bool) -> str:
             if cell_len(text) <= room:
                 return text
     return cut(shorten(f"{mark}{one_line(node.function).rsplit('.', 1)[-1]}", room), room)
+
+
+def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> list[Line]:
+    """The flame in `room` rows, with the key that gives it the whole pane."""
+    drawn = flame_lines(icicle(nodes, width), None, None, letters=view.look.mono, wanted=view.filter) if room else []
+    return filled_below(rule("flame", width, "f"), drawn, room)

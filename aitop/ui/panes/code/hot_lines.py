@@ -1,10 +1,10 @@
-"""Hot lines: equal ones of several processes or threads as one row, and how a row is drawn. Pure."""
+"""Hot lines: equal ones of several processes or threads as one row, how it is drawn, and lists in spare rows. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -14,10 +14,10 @@ from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Snapshot, Stacks
 from aitop.stacks.origin import Origin
 from aitop.ui.panes.since_mark import NO_CHANGE, change_between
-from aitop.ui.state import EVERYBODY, ROLE_NAMES, View, Who, part_of, resting_threads
+from aitop.ui.state import EVERYBODY, ROLE_NAMES, View, Who, matches, part_of, resting_threads
 from aitop.ui.theme.palette import BRIGHT, DIM, TEXT, phase_of
 from aitop.ui.widgets.bars import bar
-from aitop.ui.widgets.line import Line, columns, shorten, shorten_left
+from aitop.ui.widgets.line import Line, columns, rule, shorten, shorten_left
 from aitop.ui.words import one_line, place, share_text
 
 HotKey = tuple[str, int, str, str, str]
@@ -167,3 +167,37 @@ def _lines_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[
     if mark.stacks is None or not mark.stacks.samples:
         return None
     return {row.key: row.share for row in hot_rows(mark.stacks, pids, who)}
+
+
+LEAST_BELOW = 5
+BORDER_STEP = 3
+"""Rows by which the border moves: a row more or less above it does not move it."""
+
+
+def room_below(used: int, height: int) -> int:
+    """Rows that are free below `used` ones, 0 where they are too few for anything."""
+    room = height - -(-(used + 1) // BORDER_STEP) * BORDER_STEP
+    return room if room >= LEAST_BELOW else 0
+
+
+def lines_below(
+    stacks: Stacks | None,
+    view: View,
+    title: str,
+    width: int,
+    room: int,
+    *,
+    pids: frozenset[int] | None,
+    who: Who = EVERYBODY,
+) -> list[Line]:
+    """The hot lines of some processes and threads under a title, in `room` rows."""
+    rows = hot_rows(stacks, pids, who) if stacks is not None and room else []
+    wanted = [row for row in rows if matches(view.filter, row.function, row.file, row.text, row.who)]
+    lines = [hot_line(row, width, line_change(view, row, pids, who)) for row in wanted]
+    return filled_below(rule(title, width), lines, room)
+
+
+def filled_below(border: Line, lines: Sequence[Line], room: int) -> list[Line]:
+    """A border and the lines below it, cut or filled up to `room` rows; nothing where there are no lines."""
+    shown = lines[: room - 1] if room else []
+    return [border, *shown, *(Line() for _ in range(room - 1 - len(shown)))] if shown else []

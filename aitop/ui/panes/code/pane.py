@@ -23,7 +23,18 @@ from aitop.ui.panes.code.call_tree import (
     tree_rows,
     way_to,
 )
-from aitop.ui.panes.code.flame import Cell, Rows, flame_lines, icicle, legend, neighbour, node_line, row_of, zoomed
+from aitop.ui.panes.code.flame import (
+    Cell,
+    Rows,
+    flame_below,
+    flame_lines,
+    icicle,
+    legend,
+    neighbour,
+    node_line,
+    row_of,
+    zoomed,
+)
 from aitop.ui.panes.code.flame import at as cell_at
 from aitop.ui.panes.code.hot_lines import (
     LEAST_FOR_TEXT,
@@ -34,9 +45,10 @@ from aitop.ui.panes.code.hot_lines import (
     hot_line_and_text,
     hot_rows,
     line_change,
+    lines_below,
+    room_below,
 )
 from aitop.ui.panes.since_mark import NO_CHANGE
-from aitop.ui.panes.spare_rows import flame_below, lines_below, room_below
 from aitop.ui.panes.step_figures import GAP
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import DIM, FAINT, TEXT
