@@ -7,9 +7,7 @@ from typing import ClassVar
 
 import msgspec
 from rich.style import Style
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 
 from aitop.diagnosis.fix_edit import SourceAround
 from aitop.model.host import ProcessId
@@ -17,8 +15,8 @@ from aitop.model.units import percent
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import Place, hot_rows
-from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import shown_verdicts
+from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import (
     BRIGHT,
@@ -166,7 +164,7 @@ class LinePane(Pane):
         return shares_by_line
 
 
-class LineScreen(Screen[None]):
+class LineScreen(HeadedScreen):
     """Opens over the main screen for one place."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -175,31 +173,24 @@ class LineScreen(Screen[None]):
     ]
 
     def __init__(self, view: View, place: Place, source_around: SourceAround | None) -> None:
-        super().__init__()
-        self.view = view
+        self.pane = LinePane(place, id="line")
+        super().__init__(view, self.pane)
         self._place = place
         self._source_around = source_around
 
-    def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield LinePane(self._place, id="line")
-
     def on_mount(self) -> None:
-        pane, at = self.query_one(LinePane), self._place
+        at = self._place
         if self._source_around is not None:
-            pane.excerpt = Excerpt(None, reading=True)
+            self.pane.excerpt = Excerpt(None, reading=True)
             read = partial(Excerpt.around, self._source_around, self.view.process(at.pid), at.file, at.line)
             in_background(self, "source", read, self._read)
-        self.query_one(Header).show(self.view)
-        pane.show(self.view)
-        pane.focus()
+        self.show_all()
+        self.pane.focus()
 
     def _read(self, excerpt: Excerpt | Exception) -> None:
-        pane = self.query_one(LinePane)
-        pane.excerpt = excerpt if isinstance(excerpt, Excerpt) else None
-        pane.redraw()
+        self.pane.excerpt = excerpt if isinstance(excerpt, Excerpt) else None
+        self.pane.redraw()
 
     def action_edit(self) -> None:
-        pane = self.query_one(LinePane)
-        pane.notice = edit(self.app, self._place, self.view.process(self._place.pid))
-        pane.redraw()
+        self.pane.notice = edit(self.app, self._place, self.view.process(self._place.pid))
+        self.pane.redraw()

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 
 from aitop.diagnosis.comparison_words import comparison_text
 from aitop.model.run import ChangedNode
 from aitop.ui.panes.code.call_tree import Node, Path
 from aitop.ui.panes.code.flame import legend
 from aitop.ui.panes.code.pane import CodePane
-from aitop.ui.panes.header import Header
 from aitop.ui.panes.since_mark import OUTCOMES
+from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import DIM, TEXT, Kind
 from aitop.ui.widgets.line import Line
@@ -71,7 +69,7 @@ def changed_node(tree: ChangedNode, above: Path, name: str = "") -> Node:
     )  # fmt: skip
 
 
-class ComparisonScreen(Screen[None]):
+class ComparisonScreen(HeadedScreen):
     """Opens over the main screen, and shows the comparison as it is then: words and stacks, or one of them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -80,14 +78,9 @@ class ComparisonScreen(Screen[None]):
     ]
 
     def __init__(self, view: View) -> None:
-        super().__init__()
-        self.view = view
-        self._stacks = False
-
-    def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield ComparisonPane(id="comparison")
-        yield ChangesPane(id="changes")
+        self.words, self.stacks = ComparisonPane(id="comparison"), ChangesPane(id="changes")
+        super().__init__(view, self.words, self.stacks)
+        self._stacks_chosen = False
 
     def on_mount(self) -> None:
         self._arrange()
@@ -97,17 +90,13 @@ class ComparisonScreen(Screen[None]):
 
     def action_switch(self) -> None:
         """Go to the other pane."""
-        self._stacks = not self._stacks
+        self._stacks_chosen = not self._stacks_chosen
         self._arrange()
 
     def _arrange(self) -> None:
-        words, stacks = self.query_one(ComparisonPane), self.query_one(ChangesPane)
-        words.display, stacks.display = (
-            self.size.height >= BOTH or chosen for chosen in (not self._stacks, self._stacks)
-        )
-        stacks.styles.height = "40%" if words.display and stacks.display else "1fr"
-        (stacks if self._stacks else words).focus()
-        self.query_one(Header).show(self.view)
+        both = self.size.height >= BOTH
+        self.words.display, self.stacks.display = both or not self._stacks_chosen, both or self._stacks_chosen
+        self.stacks.styles.height = "40%" if both else "1fr"
+        (self.stacks if self._stacks_chosen else self.words).focus()
         # They have their size after the next layout, and draw themselves then.
-        words.show(self.view)
-        stacks.show(self.view)
+        self.show_all()

@@ -6,9 +6,7 @@ from functools import lru_cache, partial
 from typing import ClassVar
 
 from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 
 from aitop.diagnosis.catalogue import Block, page
 from aitop.diagnosis.fix_edit import Edit, SourceAround, editable, find_edits
@@ -19,6 +17,7 @@ from aitop.ui.messages import in_background
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
 from aitop.ui.screens.code_line import Excerpt, source_line
+from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
 from aitop.ui.widgets.line import Line, columns, hanging, lit, shorten, shorten_left, spread, wrap
@@ -187,7 +186,7 @@ def _lines(block: Block, width: int) -> list[Line]:
 LIST_ROWS = 8
 
 
-class EvidenceScreen(Screen[None]):
+class EvidenceScreen(HeadedScreen):
     """Verdicts at the top, one of them selected; all there is to know about it below."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -200,18 +199,13 @@ class EvidenceScreen(Screen[None]):
     ]
 
     def __init__(self, view: View, source_around: SourceAround | None) -> None:
-        super().__init__()
-        self.view = view
+        self.listing, self.evidence = VerdictList(id="verdicts"), EvidencePane(id="evidence")
+        super().__init__(view, self.listing, self.evidence)
         self._source_around = source_around
         self._selected: tuple[str, str | None] | None = None
         self._excerpts: dict[tuple[str, int], Excerpt] = {}
         self._edits: dict[str, Edit | None] = {}
         self._looking = 0
-
-    def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield VerdictList(id="verdicts")
-        yield EvidencePane(id="evidence")
 
     def on_mount(self) -> None:
         self.show(self.view)
@@ -228,7 +222,7 @@ class EvidenceScreen(Screen[None]):
         self.view = view
         verdicts = shown_verdicts(view)
         at = self._position(verdicts)
-        listing, evidence = self.query_one(VerdictList), self.query_one(EvidencePane)
+        listing, evidence = self.listing, self.evidence
         small = self.size.height < 16
         rows = max(1, min(len(verdicts), LIST_ROWS, self.size.height // 3))
         listing.display = not small
@@ -240,30 +234,28 @@ class EvidenceScreen(Screen[None]):
         if evidence.verdict is not None:
             self._read_source(evidence.verdict)
             self._read_edits(evidence.verdict)
-        for pane in (self.query_one(Header), listing, evidence):
-            pane.show(view)
+        self.show_all()
 
     def action_select(self, by: int) -> None:
         verdicts = shown_verdicts(self.view)
         if verdicts:
             chosen = verdicts[max(0, min(len(verdicts) - 1, self._position(verdicts) + by))]
             self._selected = (chosen.id, chosen.subtype)
-            self.query_one(EvidencePane).top = 0
-            self.query_one(VerdictList).notice = ""
+            self.evidence.top = 0
+            self.listing.notice = ""
             self.show(self.view)
 
     def action_scroll(self, by: int) -> None:
-        self.query_one(EvidencePane).action_scroll_by(by)
+        self.evidence.action_scroll_by(by)
 
     def action_edit(self) -> None:
-        verdict = self.query_one(EvidencePane).verdict
-        listing = self.query_one(VerdictList)
+        verdict = self.evidence.verdict
         if verdict is None or not verdict.where:
-            listing.notice = "this verdict points to no line"
+            self.listing.notice = "this verdict points to no line"
         else:
             where = verdict.where[0]
-            listing.notice = edit(self.app, where, self.view.process(where.pid))
-        listing.redraw()
+            self.listing.notice = edit(self.app, where, self.view.process(where.pid))
+        self.listing.redraw()
 
     def _position(self, verdicts: tuple[Verdict, ...]) -> int:
         keys = [(verdict.id, verdict.subtype) for verdict in verdicts]
@@ -280,7 +272,7 @@ class EvidenceScreen(Screen[None]):
 
     def _source_read(self, place: tuple[str, int], excerpt: Excerpt | Exception) -> None:
         self._excerpts[place] = excerpt if isinstance(excerpt, Excerpt) else Excerpt(None)
-        self.query_one(EvidencePane).redraw()
+        self.evidence.redraw()
 
     def _read_edits(self, verdict: Verdict) -> None:
         """Look once for the lines that the fixes change, in the script and in the files that the verdict names."""
@@ -299,4 +291,4 @@ class EvidenceScreen(Screen[None]):
         self._looking -= 1
         if not isinstance(edits, Exception):
             self._edits.update(edits)
-        self.query_one(EvidencePane).redraw()
+        self.evidence.redraw()

@@ -6,9 +6,7 @@ from collections import Counter
 from typing import ClassVar, Generic, TypeVar
 
 from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 
 from aitop.engine.feed import Feed
 from aitop.engine.lazy_feed import LazyFeed
@@ -18,6 +16,7 @@ from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.header import Header
+from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
@@ -164,7 +163,7 @@ def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:
     return lit(line) if guilty else line
 
 
-class StackScreen(Screen[None], Generic[Entry]):
+class StackScreen(HeadedScreen, Generic[Entry]):
     """A list of what stands together, and the stack of the selected entry below it.
 
     Reads the stacks when it opens, and again when asked to. A replay shows what was recorded.
@@ -180,12 +179,11 @@ class StackScreen(Screen[None], Generic[Entry]):
     ]
 
     def __init__(self, feed: Feed, view: View, listing: StackList[Entry]) -> None:
-        super().__init__()
-        self._feed = feed
-        self._full = False
-        self.view = view
         self.listing = listing
         self.stack = GroupPane(id="group")
+        super().__init__(view, listing, self.stack)
+        self._feed = feed
+        self._full = False
 
     def take(self, dump: StackDump | None) -> None:
         raise NotImplementedError
@@ -193,11 +191,6 @@ class StackScreen(Screen[None], Generic[Entry]):
     def group_of(self, entry: Entry) -> StackGroup | None:
         """The stack of an entry, None where it is not known."""
         raise NotImplementedError
-
-    def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield self.listing
-        yield self.stack
 
     def on_mount(self) -> None:
         self.action_again()
@@ -253,15 +246,14 @@ class StackScreen(Screen[None], Generic[Entry]):
 
     def show(self) -> None:
         """Draw everything again, each part as high as it needs to be."""
-        header, small = self.query_one(Header), self.size.height < SMALL_ROWS
-        header.display = not small
+        small = self.size.height < SMALL_ROWS
+        self.query_one(Header).display = not small
         self.listing.display = not self._full
         self.stack.display = self._full or (self.stack.group is not None and not small)
         above = self.listing.above(self.view, max(20, self.size.width - 4))
         rows, most = len(above) + len(self.listing.entries) + 2, self.size.height * (3 if above else 2) // 5
         self.listing.styles.height = max(4, min(rows, most)) if self.stack.display else "1fr"
-        for pane in (header, self.listing, self.stack):
-            pane.show(self.view)
+        self.show_all()
 
 
 class StacksScreen(StackScreen[StackGroup]):

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 
 from aitop.engine.lazy_feed import LazyFeed
 from aitop.model.profile import Profile
 from aitop.model.units import count, duration, percent, size
 from aitop.ui.messages import deliver, in_background
-from aitop.ui.panes.header import Header
 from aitop.ui.saving import write_new
+from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
 from aitop.ui.widgets.line import Line, columns, wrap
@@ -130,7 +128,7 @@ def _row(name: Line, figures: list[tuple[str, Style]], width: int) -> Line:
 STEPS = 5
 
 
-class ProfileScreen(Screen[None]):
+class ProfileScreen(HeadedScreen):
     """Profiles a few steps when it opens, and shows the result."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -139,20 +137,15 @@ class ProfileScreen(Screen[None]):
     ]
 
     def __init__(self, feed: LazyFeed, view: View) -> None:
-        super().__init__()
+        self.pane = ProfilePane(id="profile")
+        super().__init__(view, self.pane)
         self._feed = feed
         self._taken: TakenProfile | None = None
-        self.view = view
-
-    def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield ProfilePane(id="profile")
 
     def on_mount(self) -> None:
-        pane = self.query_one(ProfilePane)
-        pane.doing = "asking the run for a profile…"
-        self._show()
-        pane.focus()
+        self.pane.doing = "asking the run for a profile…"
+        self.show_all()
+        self.pane.focus()
 
         def progress(state: str) -> None:
             deliver(self.call_later, self._under_way, state)
@@ -162,16 +155,15 @@ class ProfileScreen(Screen[None]):
     def _under_way(self, state: str) -> None:
         steps = plural(STEPS, "step")
         doing = {"running": f"torch.profiler is on for {steps}…", "waiting": "waiting for the next step to begin…"}
-        self.query_one(ProfilePane).doing = doing.get(state, state)
-        self._show()
+        self.pane.doing = doing.get(state, state)
+        self.show_all()
 
     def _profiled(self, answer: TakenProfile | Exception) -> None:
-        pane = self.query_one(ProfilePane)
         if isinstance(answer, Exception):
-            pane.problem = str(answer)
+            self.pane.problem = str(answer)
         else:
-            self._taken, pane.profile = answer, answer.profile
-        self._show()
+            self._taken, self.pane.profile = answer, answer.profile
+        self.show_all()
 
     def action_write(self) -> None:
         if self._taken is not None:
@@ -181,9 +173,5 @@ class ProfileScreen(Screen[None]):
 
     def _written(self, answer: list[Path] | Exception) -> None:
         where = f"not written: {answer}" if isinstance(answer, Exception) else f"written to {answer[0]}"
-        self.query_one(ProfilePane).written = f"trace {where}"
-        self._show()
-
-    def _show(self) -> None:
-        self.query_one(Header).show(self.view)
-        self.query_one(ProfilePane).show(self.view)
+        self.pane.written = f"trace {where}"
+        self.show_all()
