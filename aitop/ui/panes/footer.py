@@ -116,10 +116,7 @@ class FilterLine(Pane):
     """Takes every key while it has the focus: text narrows at once, enter keeps it, escape drops it."""
 
     framed = False
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
-        super().__init__(id=id)
-        self.typed = ""
+    typed = ""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         hint = key_hints((("⏎", "keep"), ("esc", "drop"), ("!word", "without")))

@@ -368,11 +368,6 @@ def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:
     return line.fit(cells)
 
 
-def longest_branch(rows: Iterable[ProcessRow]) -> int:
-    """Cells of the widest cell of the tree, with room for the number of what may be folded away."""
-    return max((len(row.guide) + len(row.label) + 6 * row.parent for row in rows), default=0)
-
-
 ROOM_FOR_KEYS = 10
 KEYS = (("⏎", "narrow to it"), ("space", "and stay"), ("← →", "fold"), ("< >", "sort"), ("I", "invert"))
 
@@ -385,7 +380,7 @@ class ProcessChosen(Message):
     stay: bool
 
 
-def figures_at(snapshot: Snapshot | None, folded: set[int]) -> dict[int, Figures]:
+def figures_at(snapshot: Snapshot | None, folded: Collection[int]) -> dict[int, Figures]:
     """What each process used in a snapshot, folded ones with all below them."""
     if snapshot is None or snapshot.host is None:
         return {}
@@ -405,11 +400,8 @@ class ProcessPane(RowPane[ProcessRow]):
         Binding("enter", "choose(False)", "narrow", show=False),
         Binding("space", "choose(True)", "narrow", show=False),
     ]
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
-        super().__init__(id=id)
-        self._folded: set[int] = set()
-        self._order = BY_ROLE
+    _folded: frozenset[int] = frozenset()
+    _order = BY_ROLE
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
@@ -432,7 +424,9 @@ class ProcessPane(RowPane[ProcessRow]):
         self.take(rows, height - 1)
         foot = self._foot(view, snapshot, width, height)
         gpu, marked = bool(snapshot.gpu and snapshot.gpu.devices), view.mark is not None
-        shape = fit(width, gpu=gpu, longest=longest_branch(rows), marked=marked)
+        # With room for the number of what may be folded away.
+        longest = max(len(row.guide) + len(row.label) + 6 * row.parent for row in rows)
+        shape = fit(width, gpu=gpu, longest=longest, marked=marked)
         before = figures_at(view.mark, self._folded)
         lines = [heading(shape, self._order)]
         for row, at in self.take(rows, height - 1 - len(foot)):

@@ -43,12 +43,9 @@ class ReplayBar(Pane):
         Binding("home", "screen.seek_to(0)", "start", show=False),
         Binding("end", "screen.seek_to(1e9)", "end", show=False),
     ]
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
-        super().__init__(id=id)
-        self.position = Position()
-        self.typed: str | None = None
-        self._bar = (0, 0)
+    position = Position()
+    typed: str | None = None
+    _bar = (0, 0)
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         left, right = self._state(), self._keys(width)

@@ -184,7 +184,7 @@ def theme_for(environment: Mapping[str, str]) -> Theme:
 
 def textual_theme(theme: Theme) -> TextualTheme:
     """The theme for what Textual draws itself: the command palette, and the ground under the panes."""
-    colours = {name: _textual_colour(theme, colour) for name, colour in theme.colours.items()}
+    colours = {name: f"ansi_{colour}" if theme.ansi else colour for name, colour in theme.colours.items()}
     return TextualTheme(
         name=f"aitop-{theme.name}",
         primary=colours["frame-focused"],
@@ -206,7 +206,3 @@ def textual_theme(theme: Theme) -> TextualTheme:
             "block-cursor-text-style": "bold",
         },
     )
-
-
-def _textual_colour(theme: Theme, colour: str) -> str:
-    return f"ansi_{colour}" if theme.ansi else colour
