@@ -20,7 +20,7 @@ from aitop.model.snapshot import GrowthSites, Series, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
-from aitop.stacks.view import StackView
+from aitop.stacks.view import MOST_WINDOWS, StackView
 
 KEEP_SECONDS = 300.0
 DENSE_SECONDS, APART_SECONDS = 30.0, 0.5
@@ -28,7 +28,6 @@ CHART_SECONDS = 300
 # How far a Snapshot looks back; the second where few steps or requests fall into the first.
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 KEEP_STEPS = 4096
-KEEP_WINDOWS = 40
 KEEP_RECOMPILES = 256
 KEEP_LOOKS = 256
 MOST_RANKS = 4096
@@ -181,7 +180,7 @@ class History:
     hosts: RecentSamples[HostSample] = field(default_factory=RecentSamples)
     cores: CoreTotals = field(default_factory=CoreTotals)
     gpus: RecentSamples[GpuSample] = field(default_factory=RecentSamples)
-    windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
+    windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     hooks: dict[int, HookHistory] = field(default_factory=dict)
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     servers: dict[int, deque[ServerSample]] = field(default_factory=dict)

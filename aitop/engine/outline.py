@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from aitop.engine.core import Engine
-from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, KEEP_WINDOWS, History, HookHistory, RecentSamples
+from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History, HookHistory, RecentSamples
 from aitop.engine.replay_position import Mark
 from aitop.model.snapshot import Snapshot
 from aitop.sources.replay import Recording
-from aitop.stacks.view import StackView
+from aitop.stacks.view import MOST_WINDOWS, StackView
 
 BOOKMARK_TICKS, MOST_BOOKMARKS = 60, 40
 SLACK_SECONDS = 5.0
@@ -129,7 +129,7 @@ def lasting(history: History) -> History:
         hosts=RecentSamples(),
         cores=replace(history.cores),
         gpus=RecentSamples(),
-        windows=deque(maxlen=KEEP_WINDOWS),
+        windows=deque(maxlen=MOST_WINDOWS),
         hooks={pid: _lasting_hook(hook) for pid, hook in history.hooks.items()},
         allocators=deque(),
         servers={},

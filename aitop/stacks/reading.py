@@ -21,7 +21,7 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class Seen(msgspec.Struct, frozen=True, eq=False):
+class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """One distinct stack. `frames` are those that the process entered itself, the outermost first.
 
     `line` is the innermost user frame, of a stack that compiles the one that called the compiler; in a forked worker

@@ -6,6 +6,7 @@ Pure, apart from a cache of the windows and stacks that were read before.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -29,8 +30,8 @@ from aitop.stacks.short_threads import Digest, ThreadKey, as_one, relabelled, sh
 ROLES: tuple[Role, ...] = ("rank", "loader-worker", "launcher", "helper", "other")
 MOST_LINES = 200
 MOST_TREES = 48
-MOST_STACKS = 20_000
-MOST_WINDOWS = 128
+# So many a history keeps, and so many stay read: what was read of a window holds the window.
+MOST_WINDOWS = 40
 WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sleep"})
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
@@ -146,10 +147,13 @@ class _Read(NamedTuple):
 
 
 class _Reader:
-    """Reads windows and caches both windows and stacks. Equal stacks are one object, in all windows."""
+    """Reads windows and caches both windows and stacks. Equal stacks are one object, in all windows.
+
+    A stack is forgotten with the last window that shows it.
+    """
 
     def __init__(self) -> None:
-        self._stacks: dict[tuple[Frame, ...], Seen] = {}
+        self._stacks = weakref.WeakValueDictionary[tuple[Frame, ...], Seen]()
         self._windows: dict[int, _Read] = {}
 
     def read(self, window: StackWindow) -> _Read:
@@ -158,9 +162,6 @@ class _Reader:
         # The cache holds the window itself, so that its id cannot be reused for another window.
         if cached is not None and cached.window is window:
             return cached
-        if len(self._stacks) > MOST_STACKS:
-            self._stacks.clear()
-            self._windows.clear()
         while len(self._windows) >= MOST_WINDOWS:
             del self._windows[next(iter(self._windows))]
         looks = tuple((look, self._counted(window, look.stacks)) for look in window.looks)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import NamedTuple
 
 import pytest
+from stack_maker import stack, window
 
-from aitop.engine.history import APART_SECONDS, CHART_SECONDS, DENSE_SECONDS, KEEP_SECONDS, RecentSamples, StepSeconds
+from aitop.engine.history import (
+    APART_SECONDS,
+    CHART_SECONDS,
+    DENSE_SECONDS,
+    KEEP_SECONDS,
+    History,
+    RecentSamples,
+    StepSeconds,
+)
 from aitop.engine.snapshot.series import LANE_SAMPLES, MOST_LANES, worker_lanes
 from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.snapshot import Target
+from aitop.model.stacks import StackWindow
 from aitop.model.steps import StepRecord
-from aitop.stacks.view import StackView
+from aitop.stacks import reading
+from aitop.stacks.view import MOST_WINDOWS, StackView
 
 
 class Seen(NamedTuple):
@@ -102,3 +115,18 @@ def test_each_worker_has_a_lane():
     assert len(many) == MOST_LANES
     assert len(many["worker0.cpu"].times) == LANE_SAMPLES
     assert worker_lanes([], [], StackView()) == {}
+
+
+def test_a_window_and_its_stacks_go_once_the_history_drops_them():
+    def alive(kind):
+        return sum(type(each) is kind for each in gc.get_objects())
+
+    gc.collect()
+    before = alive(StackWindow), alive(reading.Seen)
+    history = History(Target(pid=7, command="train.py"))
+    for number in range(5 * MOST_WINDOWS):
+        frames = stack("user/train.py:9 <module>", f"user/train.py:{number} step{number}")
+        history.add(window(float(number), (7, "MainThread", True, frames, 3)))
+        history.stacks.view(list(history.windows), {7: "rank"}, 0.0)
+    gc.collect()
+    assert (alive(StackWindow) - before[0], alive(reading.Seen) - before[1]) == (MOST_WINDOWS, MOST_WINDOWS)
