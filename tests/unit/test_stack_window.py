@@ -82,3 +82,12 @@ def test_a_text_that_changes_is_read_again(script, reads):
     os.utime(script, (1, 1))
     assert built(code, script, (("train", script, 8), MODEL)) == [(5, 9)]
     assert len(reads) == 2
+
+
+def test_windows_share_their_frames(script):
+    code, tables = window.CodeOfProcesses(), []
+    for _ in range(2):
+        builder = window.WindowBuilder(script, code)
+        builder.indices(os.getpid(), [RawFrame("load", script, 3), RawFrame("wait", "/lib/python3.11/queue.py", 7)])
+        tables.append(builder.result()[0])
+    assert [first is second for first, second in zip(*tables, strict=True)] == [True, True]

@@ -24,6 +24,7 @@ from aitop.stacks.reading import Seen, own_start, read_stack
 
 MOST_FLOWS = 40
 MOST_CALLING = 1000
+MOST_FRAMES = 10_000
 
 _View = tuple[str, "str | None", "User | None"]
 
@@ -48,6 +49,14 @@ class CodeOfProcesses:
         self._read: dict[str, _Read] = {}
         self._calls: dict[tuple[_View, str], tuple[str | None, Calls]] = {}
         self.seams = Seams()
+        # Windows that are kept share their frames: a window takes a third of the memory.
+        self._frames: dict[Frame, Frame] = {}
+
+    def frame(self, frame: Frame) -> Frame:
+        """The frame that is equal to this one in the windows before, else this one."""
+        if len(self._frames) > MOST_FRAMES:
+            self._frames.clear()
+        return self._frames.setdefault(frame, frame)
 
     def saw(self, seen: Seen) -> None:
         """Note the functions that call the model: of them it matters which line makes its input."""
@@ -206,7 +215,7 @@ class WindowBuilder:
             index = self._frames[key] = len(self._table)
             place = code.place(file, line) if user and line > 0 else None
             text, loop, guard = place if place is not None and place.text else (None, None, None)
-            self._table.append(Frame(raw.name, file, line, user, text, loop, guard))
+            self._table.append(self._code.frame(Frame(raw.name, file, line, user, text, loop, guard)))
             if user and place:
                 self._lines.setdefault(file, (code, {}))[1][line] = raw.name
         return index
