@@ -236,6 +236,61 @@ def test_prometheus_scrapes_over_https_with_a_certificate_of_its_own_and_not_wit
             assert not ups[name]("query", query="aitop_jobs")["result"]
 
 
+@pytest.mark.slow
+def test_a_collector_gets_the_metrics_and_the_verdicts_of_a_real_run():
+    otlp = pytest.importorskip("test_export_otlp", reason="the extra otlp is not installed")
+    with otlp.Receiver() as receiver, workload("slow_loader") as job:
+        time.sleep(3)
+
+        def events():
+            records = otlp.records_in(receiver.bodies["/v1/logs"])
+            return [record.event_name for record in records if otlp.attributes(record)["verdict"] == "input-bound"]
+
+        with exporter("--pid", str(job.pid), "--otlp", receiver.url, "--every", "2s") as export:
+            until(events, 60)
+            shares = otlp.metrics_in(receiver.bodies["/v1/metrics"][-1])["aitop_verdict_share"].gauge.data_points
+            (first,) = [share for share in map(otlp.attributes, shares) if "line" in share]
+            assert (first["job"], first["verdict"]) == (f"n1/{job.pid}", "input-bound")
+            assert first["file"].endswith("slow_loader.py")
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            assert export.wait(20) == 0
+        assert (events()[0], events()[-1]) == ("aitop.verdict.begin", "aitop.verdict.end")
+        receiver.shutdown()
+
+
+AS_USER = """
+import os, sys, time
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
+while True:
+    time.sleep(0.001)
+"""
+NO_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+"""What root starts a program with that may look into its own processes only."""
+
+
+@pytest.mark.slow
+@needs("setpriv")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of two users")
+def test_root_watches_jobs_of_all_users_and_without_its_rights_only_its_own():
+    with ExitStack() as running:
+        jobs = [running.enter_context(started(sys.executable, "-c", AS_USER, user)) for user in ("0", "65534")]
+        pids, port = [str(job.pid) for job in jobs], free_port()
+        with exporter("--pid", *pids, "--prometheus", str(port), "--every", "2s"):
+
+            def judged():
+                text = answer_of(f"http://127.0.0.1:{port}/metrics") or ""
+                ups = re.findall(r'aitop_up\{.*pid="(\d+)".*\} 1\.0', text)
+                return sorted(ups) == sorted(pids) == sorted(re.findall(r'verdict_share\{.*job="n1/(\d+)"', text))
+
+            until(judged, 60)
+        words = [sys.executable, "-m", "aitop", "export", "--pid", *pids, "--prometheus", str(port)]
+        done = subprocess.run([*NO_RIGHTS, *words], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 4
+    assert f"process {pids[1]} belongs to nobody" in done.stderr
+
+
 NODE_EXPORTER = "prometheus-node-exporter"
 
 

@@ -55,6 +55,17 @@ def metrics_in(body):
     return {metric.name: metric for metric in resource.scope_metrics[0].metrics}
 
 
+def records_in(bodies):
+    """The log records in all of these, in order."""
+    requests = map(ExportLogsServiceRequest.FromString, bodies)
+    return [
+        record
+        for request in requests
+        for resource in request.resource_logs
+        for record in resource.scope_logs[0].log_records
+    ]
+
+
 def attributes(point):
     return {attribute.key: attribute.value.string_value for attribute in point.attributes}
 
@@ -80,12 +91,7 @@ def test_metrics_and_changes_of_verdicts_arrive(receiver):
     assert lengths.count == sum(lengths.bucket_counts) > 0
     assert len(lengths.bucket_counts) == len(lengths.explicit_bounds) + 1
     assert set(empty) == {"aitop_jobs"}
-    records = [
-        record
-        for body in receiver.bodies["/v1/logs"]
-        for resource in ExportLogsServiceRequest.FromString(body).resource_logs
-        for record in resource.scope_logs[0].log_records
-    ]
+    records = records_in(receiver.bodies["/v1/logs"])
     events = [(record.event_name, attributes(record)["verdict"]) for record in records]
     verdicts = [verdict.id for verdict in snapshots[-1].diagnosis.verdicts]
     assert events == [("aitop.verdict.begin", name) for name in verdicts] + [

@@ -16,8 +16,12 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from aitop import cli
 from aitop.commands import export
-from aitop.errors import AitopError
+from aitop.engine import node
+from aitop.engine.live import Options
+from aitop.errors import AitopError, NotPermittedError
+from aitop.model.candidate import Candidate
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.outputs.prometheus.families import JobsCollector
 from aitop.outputs.prometheus.server import Address, parse_address, write_textfile
 from aitop.outputs.systemd import notify
 from aitop.sources import devices
@@ -225,3 +229,28 @@ def test_devices_are_read_once_for_all_jobs_and_each_sees_its_own(monkeypatch):
     assert [process.mine for process in mine.devices[0].processes] == [True, False]
     assert not any(device.mine for device in theirs.devices)
     assert msgspec.structs.replace(theirs.devices[1]) == mine.devices[1]
+
+
+def test_a_job_that_may_not_be_looked_into_is_told_once_and_dropped_at_its_end(monkeypatch):
+    said, collector = [], JobsCollector("n1")
+
+    def refuse(pid):
+        raise NotPermittedError(f"process {pid} belongs to ada")
+
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as job:
+        found = {"user": "ada", "framework": "torch", "ranks": 1, "workers": 0, "age": 1.0}
+        running = [Candidate(pid=job.pid, command="train.py", **found)]
+        monkeypatch.setattr(node, "candidates", lambda gpu_users: running)
+        monkeypatch.setattr(node, "look", refuse)
+        monkeypatch.setattr(node, "SEARCH_SECONDS", 0.0)
+        watching = node.Node(None, Options(gpu=False), collector, said.append)
+        for _ in range(3):
+            watching.update()
+        (up,) = [family for family in collector.collect() if family.name == "aitop_up"]
+        assert [(sample.labels["pid"], sample.value) for sample in up.samples] == [(str(job.pid), 0.0)]
+        running.clear()
+        watching.update()
+        watching.stop()
+        job.communicate(b"\n")
+    assert said == [f"process {job.pid} belongs to ada"]
+    assert [family.name for family in collector.collect()] == ["aitop_jobs"]
