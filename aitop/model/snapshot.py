@@ -87,8 +87,8 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     first, and `activity` is that one. `work` is what the library below it does (see stacks.libraries), None where the
     line is the user's own code or calls native code directly.
     `via` has the user's frames above it, outermost first; the first `callers` of them (with the line itself counted
-    last) stand above the library code of its phase, such as the model's call. `loop` is the head of the innermost loop
-    around it, for showing only. `by_window` counts its samples in each window of stacks, the oldest first.
+    last) stand above the library code of its phase, such as the model's call. `by_window` counts its samples in each
+    window of stacks, the oldest first.
     `handler` is what calls it for a request: an event loop, a loop that takes requests, a thread for each of them.
     """
 
@@ -108,7 +108,6 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = "MainThread"
     via: tuple[Frame, ...] = ()
     callers: int = 0
-    loop: str | None = None
     by_window: tuple[int, ...] = ()
     handler: Handler | None = None
 

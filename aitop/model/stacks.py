@@ -14,9 +14,8 @@ WaitKind = Literal["gil", "lock", "native", "disk", "network", "queue", "child",
 class Frame(msgspec.Struct, frozen=True):
     """One line of one function. `user` is False in the standard library, site-packages, torch and our own hook.
 
-    `text` is the source line as the target's user sees it, stripped; None where it could not be read. `loop` is the
-    head of the innermost loop of the function that the line stands in; None where it stands in none.
-    `guard` is the condition that it stands under within its function; None without one.
+    `text` is the source line as the target's user sees it, stripped; None where it could not be read. `guard` is
+    the condition that it stands under within its function; None without one.
     """
 
     function: str
@@ -24,7 +23,6 @@ class Frame(msgspec.Struct, frozen=True):
     line: int
     user: bool = False
     text: str | None = None
-    loop: str | None = None
     guard: str | None = None
 
 

@@ -229,7 +229,7 @@ def _counted(sample: ServerSample) -> bool:
 
 
 def _short(frames: Sequence[Frame]) -> bool:
-    texts = (text for frame in frames for text in (frame.function, frame.file, frame.text, frame.loop, frame.guard))
+    texts = (text for frame in frames for text in (frame.function, frame.file, frame.text, frame.guard))
     return all(text is None or len(text) <= LONGEST_TEXT for text in texts)
 
 

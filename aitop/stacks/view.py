@@ -464,7 +464,6 @@ def _hot_line(
         thread=key.thread,
         via=heaviest.via,
         callers=len(heaviest.callers),
-        loop=line.loop,
         by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
         handler=heaviest.handler,
     )

@@ -123,7 +123,6 @@ class _Renaming:
                 frame.line,
                 True,
                 frame.text and self._text(frame.text),
-                frame.loop and self._text(frame.loop),
                 frame.guard and self._text(frame.guard),
             )
         return known

@@ -32,7 +32,7 @@ def without_source() -> Transform:
 
 def _without_source(event: Event) -> Event:
     if isinstance(event, (StackWindow, StackDump)):
-        return replace(event, frames=tuple(replace(f, text=None, loop=None, guard=None) for f in event.frames))
+        return replace(event, frames=tuple(replace(f, text=None, guard=None) for f in event.frames))
     if isinstance(event, HookSample) and event.facts is not None:
         # torch quotes the line that was compiled behind a number sign.
         reasons = tuple(reason.partition("#")[0].rstrip() for reason in event.facts.recompile_reasons)

@@ -206,7 +206,7 @@ def test_no_name_and_no_source_text_changes_anything(names, text):
         if not seen.user:
             return seen
         function, file = renamed[seen.function], f"/home/b/{renamed[seen.file]}.py"
-        return msgspec.structs.replace(seen, function=function, file=file, text=text, loop=text, guard=text)
+        return msgspec.structs.replace(seen, function=function, file=file, text=text, guard=text)
 
     def said(program):
         seen = [(read_stack(frames), count) for frames, count in program]

@@ -32,7 +32,7 @@ BARRIER = Frame("barrier", "/lib/python3.11/site-packages/torch/distributed/dist
 
 
 def user(number, guarded=None):
-    return Frame("train", "/x/train.py", number, True, None, None, guarded)
+    return Frame("train", "/x/train.py", number, True, None, guarded)
 
 
 def host(time, **fields):
@@ -253,7 +253,7 @@ def test_the_rank_that_left_out_what_stands_under_a_condition():
 
 
 def test_the_condition_may_stand_further_out_but_not_above_all_ranks():
-    main = Frame("<module>", "/x/train.py", 99, True, None, None, "if __name__ == '__main__':")
+    main = Frame("<module>", "/x/train.py", 99, True, None, "if __name__ == '__main__':")
     save = Frame("save", "/x/train.py", 3, True)
     odd = odd_one(
         standstill(still((main, user(12, "if rank == 0:"), save, BARRIER), (main, user(9), BACKWARD)), 1000.0)

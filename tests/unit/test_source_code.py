@@ -47,32 +47,12 @@ def test_a_very_long_line_is_cut(code, tmp_path):
     assert len(code.text(str(file))) > 1_000_000
 
 
-def test_the_loop_around_a_line(code, tmp_path):
-    file = tmp_path / "model.py"
-    file.write_text(
-        "for epoch in range(3):\n"
-        "    def forward(self, x):\n"
-        "        h = x.new_zeros(8)\n"
-        "        for t in range(x.shape[1]):\n"
-        "            if t:\n"
-        "\n"
-        "                h = self.cell(x[:, t], h)\n"
-        "        return h\n"
-        "    train(forward)\n"
-    )
-    loops = [code.place(str(file), number).loop for number in range(1, 11)]
-    inside = "for t in range(x.shape[1]):"
-    epochs = "for epoch in range(3):"
-    assert (loops[2], loops[4], loops[6], loops[7]) == (None, inside, inside, None), "a function is no part of a loop"
-    assert (loops[8], loops[9]) == (epochs, None)
-
-
 def test_the_condition_around_a_line(code, tmp_path):
     file = tmp_path / "model.py"
     file.write_text("def f():\n    if a:\n        g()\n    else:\n        for _ in x:\n            h()\n    i()\n")
     places = [code.place(str(file), number) for number in range(1, 8)]
     assert [place.guard for place in places[1:]] == [None, "if a:", None, *["else of if a:"] * 2, None]
-    assert (places[5].text, places[5].loop) == ("h()", "for _ in x:")
+    assert places[5].text == "h()"
 
 
 def test_around_is_cut_at_both_ends(code, tmp_path):

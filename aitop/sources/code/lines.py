@@ -16,20 +16,18 @@ LARGEST_FILE = 2 << 20
 LONGEST_LINE = 500
 LINES_ABOVE = 1000
 FILES_KEPT = 64
-_LOOP = re.compile(r"(?:async\s+)?(?:for|while)\b")
 _FUNCTION = re.compile(r"(?:(?:async\s+)?def|class)\b")
 _IF, _ELSE = re.compile(r"(?:el)?if\b"), re.compile(r"else\s*:")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class Place(NamedTuple):
-    """A line, stripped; the heads of the innermost loop and of the innermost `if` that it stands in, in its function.
+    """A line, stripped, and the head of the innermost `if` that it stands in, in its function.
 
     Of an `else:` it is the head of its `if`, with "else of" before it.
     """
 
     text: str
-    loop: str | None
     guard: str | None
 
 
@@ -48,9 +46,9 @@ class SourceCode:
         self._folder = procfs.link(f"{procfs.PROC}/{process.pid}/cwd") or "/"
 
     def place(self, file: str, line: int) -> Place | None:
-        """A line (counted from 1) with the loop and the condition around it; None if there is no such line."""
+        """A line (counted from 1) with the condition around it; None if there is no such line."""
         lines = self._lines(file, line)
-        return Place(_shown(lines[line - 1]).strip(), *_heads(lines, line)) if lines else None
+        return Place(_shown(lines[line - 1]).strip(), _guard(lines, line)) if lines else None
 
     def around(self, file: str, line: int, before: int = 6, after: int = 6) -> list[tuple[int, str]] | None:
         """The lines around `line`, each with its number; None if there is no such line."""
@@ -113,9 +111,8 @@ def _shown(line: str) -> str:
     return printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE]
 
 
-def _heads(lines: tuple[str, ...], line: int) -> tuple[str | None, str | None]:
-    """The heads of the loop and of the `if` that a line stands in within its function, told from indentation."""
-    loop = guard = None
+def _guard(lines: tuple[str, ...], line: int) -> str | None:
+    """The head of the `if` that a line stands in within its function, told from indentation."""
     depth, otherwise = _indentation(_shown(lines[line - 1])), False
     for above in map(_shown, reversed(lines[max(0, line - 1 - LINES_ABOVE) : line - 1])):
         indentation, head = _indentation(above), above.strip()
@@ -123,16 +120,14 @@ def _heads(lines: tuple[str, ...], line: int) -> tuple[str | None, str | None]:
             continue
         if indentation == depth:
             if otherwise and _IF.match(head):
-                guard, otherwise = guard or f"else of {head}", False
+                return f"else of {head}"
             continue
         if _FUNCTION.match(head):
-            break
+            return None
         depth, otherwise = indentation, _ELSE.match(head) is not None
         if _IF.match(head):
-            guard = guard or head
-        if _LOOP.match(head):
-            loop = loop or head
-    return loop, guard
+            return head
+    return None
 
 
 def _indentation(line: str) -> int:

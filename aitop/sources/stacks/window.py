@@ -214,8 +214,8 @@ class WindowBuilder:
         if index is None:
             index = self._frames[key] = len(self._table)
             place = code.place(file, line) if user and line > 0 else None
-            text, loop, guard = place if place is not None and place.text else (None, None, None)
-            self._table.append(self._code.frame(Frame(raw.name, file, line, user, text, loop, guard)))
+            text, guard = place if place is not None and place.text else (None, None)
+            self._table.append(self._code.frame(Frame(raw.name, file, line, user, text, guard)))
             if user and place:
                 self._lines.setdefault(file, (code, {}))[1][line] = raw.name
         return index
