@@ -30,16 +30,16 @@ from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.units import percent
 from aitop.sources.devices import SharedDevices, device_source
-from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
+from aitop.sources.host.source import HostSource
 from aitop.sources.host.target import still_there
 from aitop.sources.ring.source import HookSource
 from aitop.sources.servers.recognition import Recogniser
 from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import Source, SourceError
-from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.dump import native_frames, take_dump
 from aitop.sources.stacks.pace import SELDOM, IdleCores, PartOfBudget, SharedBudget
+from aitop.sources.stacks.source import StackSource
 from aitop.stacks.work import step_levels
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ import pytest
 
 from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.host import HostSample
-from aitop.sources.host import HostSource, discovery
+from aitop.sources.host import discovery
 from aitop.sources.host.discovery import candidates
+from aitop.sources.host.source import HostSource
 from aitop.sources.host.target import look, still_there
 from aitop.sources.servers.engines import ENGINES
 from aitop.sources.servers.recognition import Server

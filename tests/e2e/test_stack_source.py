@@ -16,7 +16,7 @@ import pytest
 from aitop.model.event import Sample
 from aitop.model.stacks import StackWindow
 from aitop.sources.source import SourceError
-from aitop.sources.stacks import StackSource
+from aitop.sources.stacks.source import StackSource
 from aitop.sources.stacks.spy import PySpy
 from aitop.stacks.view import StackView
 
@@ -250,7 +250,7 @@ def test_another_users_process_is_denied_with_the_reason(busy: subprocess.Popen[
     if os.geteuid() != 0:
         pytest.skip("needs a second user")
     code = f"""
-        from aitop.sources.stacks import StackSource
+        from aitop.sources.stacks.source import StackSource
         from aitop.sources.source import SourceError
         import os
         os.setgroups([])

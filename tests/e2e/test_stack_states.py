@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from aitop.model.stacks import StackWindow
-from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.kernel_waits import KernelWaits
+from aitop.sources.stacks.source import StackSource
 
 pytestmark = pytest.mark.e2e
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aitop import cli
+from aitop.commands.explain import explanation
 from aitop.diagnosis import catalogue
 from aitop.diagnosis.rules import RULES
-from aitop.outputs.explanation import explanation
 
 PAGES = files(catalogue).joinpath("pages")
 

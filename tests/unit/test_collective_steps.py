@@ -10,7 +10,7 @@ import pytest
 from aitop.engine.snapshot.steps import steps_view
 from aitop.hook.measures.collectives import DdpLog
 from aitop.protocol import events as at
-from aitop.sources.ring.facts import decode_facts
+from aitop.sources.ring.reader import decode_facts
 from aitop.sources.ring.step_maker import StepMaker
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from aitop.model.steps import CallSite
 from aitop.protocol.ring import JSON_ROOM
-from aitop.sources.ring.facts import decode_facts
+from aitop.sources.ring.reader import decode_facts
 
 SITE = {
     "kind": "blocking",

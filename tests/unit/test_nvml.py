@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from aitop.sources import plausible, procfs
 from aitop.sources.nvml import processes
-from aitop.sources.nvml.device import reason_names
-from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
-from aitop.sources.nvml.links import NvlinkMeter
+from aitop.sources.nvml.device import NvlinkMeter, reason_names
+from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 
 ALL_BITS = 4294967295
 

@@ -17,8 +17,8 @@ from aitop.engine.runner import SourceRunner
 from aitop.model.snapshot import Target
 from aitop.model.source import SourceStatus
 from aitop.sources import procfs
-from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started
+from aitop.sources.host.source import HostSource
 from aitop.sources.host.target import still_there
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.spy import Spy

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from stack_maker import stack, window
 
-from aitop.sources.host import HostSource
+from aitop.sources.host.source import HostSource
 from aitop.sources.host.tree import Member, ProcessTree
 from aitop.sources.procfs import Stat
 from aitop.sources.servers.recognition import Recogniser, command_words, version_of

@@ -1,5 +1,1 @@
 """The target's process tree, the machine it runs on and the control group that bounds it."""
-
-from aitop.sources.host.source import HostSource
-
-__all__ = ["HostSource"]

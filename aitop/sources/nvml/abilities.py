@@ -10,7 +10,7 @@ import pynvml
 from aitop.sources import plausible
 from aitop.sources.nvml import library
 from aitop.sources.nvml.device import read_slices
-from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
+from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 
 WAIT_SECONDS = 2.0
 MIG_ON = 1

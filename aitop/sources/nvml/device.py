@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from aitop.model.gpu import GpuDevice, MigDevice
+from aitop.model.gpu import GpmSample, GpuDevice, MigDevice
 from aitop.sources import plausible
-from aitop.sources.nvml.gate import DeviceLostError, Gate, Handle
-from aitop.sources.nvml.gpm import GpmMeter
-from aitop.sources.nvml.links import NvlinkMeter, active_nvlinks, pcie_rate
+from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.nvml.processes import ProcessMeter
 
 SLOW_TICKS = 5
@@ -196,3 +194,144 @@ def read_slices(gate: Gate, handle: Handle) -> tuple[MigDevice, ...]:
             )
         )
     return tuple(slices)
+
+
+# --- traffic of links -------------------------------------------------------------------------------------------------
+
+
+PCIE_SENT_COUNTER, PCIE_RECEIVED_COUNTER = 0, 1
+NVLINK_SENT_FIELD, NVLINK_RECEIVED_FIELD, ALL_LINKS = 138, 139, 0xFFFFFFFF
+MOST_NVLINKS = 36
+KIBIBYTE, KILOBYTE = 1024, 1000
+
+# Bytes per second, received and sent by the device.
+Traffic = tuple[float | None, float | None]
+
+
+def pcie_rate(gate: Gate, handle: Handle) -> Traffic:
+    """What the driver measures over 20 ms for each direction, while the caller waits."""
+    counters = (PCIE_RECEIVED_COUNTER, PCIE_SENT_COUNTER)
+    received, sent = (gate.ask(handle, "nvmlDeviceGetPcieThroughput", counter) for counter in counters)
+    return plausible.rate(received, KILOBYTE), plausible.rate(sent, KILOBYTE)
+
+
+class NvlinkMeter:
+    """Turns the device's NVLink counters into rates."""
+
+    def __init__(self, gate: Gate, handle: Handle) -> None:
+        self._gate = gate
+        self._handle = handle
+        self._before: tuple[float, int, int] | None = None
+
+    def read(self, now: float) -> Traffic:
+        """Bytes per second since the last call."""
+        fields = [(NVLINK_RECEIVED_FIELD, ALL_LINKS), (NVLINK_SENT_FIELD, ALL_LINKS)]
+        values = self._gate.ask(self._handle, "nvmlDeviceGetFieldValues", fields, variant="nvlink")
+        before, self._before = self._before, None
+        if values is None or any(value.nvmlReturn != 0 for value in values):
+            return None, None
+        received, sent = int(values[0].value.ullVal), int(values[1].value.ullVal)
+        self._before = (now, received, sent)
+        if before is None or now <= before[0]:
+            return None, None
+        scale = KIBIBYTE / (now - before[0])
+        return plausible.rate(received - before[1], scale), plausible.rate(sent - before[2], scale)
+
+
+def active_nvlinks(gate: Gate, handle: Handle) -> int | None:
+    """How many NVLinks are up; None where the device has none."""
+    states: list[int] = []
+    for link in range(MOST_NVLINKS):
+        state = gate.ask(handle, "nvmlDeviceGetNvLinkState", link)
+        if state is None:
+            break
+        states.append(int(state))
+    return states.count(1) if states else None
+
+
+# --- performance monitoring -------------------------------------------------------------------------------------------
+
+
+# NVML asks for more than 100 ms between the two samples of a pair.
+SHORTEST_INTERVAL_SECONDS = 0.11
+MEBIBYTE = 1 << 20
+
+# NVML's numbers of its metrics: percentages, then MiB per second.
+SHARES = {
+    "sm_active": 2,
+    "sm_occupancy": 3,
+    "tensor_active": 5,
+    "dram_active": 10,
+    "fp64_active": 11,
+    "fp32_active": 12,
+}
+RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
+METRICS = tuple({**SHARES, **RATES}.values())
+
+
+class GpmReading(NamedTuple):
+    """Shares of the interval, and by their names in GpuDevice the link traffic in bytes per second."""
+
+    sample: GpmSample
+    links: dict[str, float | None]
+
+
+class GpmMeter:
+    """Keeps two sample buffers of one device and swaps them. Nothing is allocated where GPM is not supported.
+
+    `working` is True where it is supported and the last sample could be taken.
+    """
+
+    def __init__(self, gate: Gate, handle: Handle) -> None:
+        self._gate = gate
+        self._handle = handle
+        self._buffers: list[Any] = []
+        self._sampled_at: float | None = None
+        self._reading: GpmReading | None = None
+        support = gate.ask(handle, "nvmlGpmQueryDeviceSupport")
+        if support is not None and support.isSupportedDevice:
+            allocated = (gate.ask(SYSTEM, "nvmlGpmSampleAlloc") for _ in range(2))
+            self._buffers = [buffer for buffer in allocated if buffer is not None]
+        self.working = len(self._buffers) == 2
+
+    def read(self, now: float) -> GpmReading | None:
+        """The metrics since the last call; None before there are two samples, and where GPM is not supported."""
+        if len(self._buffers) < 2:
+            return None
+        if self._sampled_at is not None and now - self._sampled_at < SHORTEST_INTERVAL_SECONDS:
+            return self._reading
+        older, newer = self._buffers
+        self.working = self._gate.ask(self._handle, "nvmlGpmSampleGet", newer, variant="gpm") is not None
+        if not self.working:
+            self._sampled_at = self._reading = None
+            return None
+        self._reading = self._between(older, newer) if self._sampled_at is not None else None
+        self._sampled_at = now
+        self._buffers = [newer, older]
+        return self._reading
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for buffer in self._buffers:
+            self._gate.ask(SYSTEM, "nvmlGpmSampleFree", buffer, variant="gpm")
+        self._buffers = []
+
+    def _between(self, older: Any, newer: Any) -> GpmReading | None:
+        nvml = self._gate.nvml
+        wanted = nvml.c_nvmlGpmMetricsGet_t()
+        wanted.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        wanted.numMetrics = len(METRICS)
+        wanted.sample1, wanted.sample2 = older, newer
+        for position, metric in enumerate(METRICS):
+            wanted.metrics[position].metricId = metric
+        got = self._gate.ask(SYSTEM, "nvmlGpmMetricsGet", wanted, variant=self._handle.label)
+        if got is None:
+            return None
+        values = {
+            metric: float(got.metrics[position].value)
+            for position, metric in enumerate(METRICS)
+            if got.metrics[position].nvmlReturn == 0
+        }
+        shares = {name: plausible.share(values.get(metric)) for name, metric in SHARES.items()}
+        links = {name: plausible.rate(values.get(metric), MEBIBYTE) for name, metric in RATES.items()}
+        return GpmReading(GpmSample(**shares), links)

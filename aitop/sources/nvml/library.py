@@ -1,15 +1,17 @@
-"""Loading, starting and ending NVML, and saying in words why it cannot be."""
+"""NVML itself: starting and ending it, saying in words why that cannot be, and the one place where it is called."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 import pynvml
 
 from aitop.sources.nvml import DRIVER_REMEDY, NO_DRIVER
-from aitop.sources.nvml.gate import Handle
 from aitop.sources.source import SourceError
 
 # NVML says that it may be called from several threads; drivers that hang have taught others not to.
@@ -93,3 +95,84 @@ def _why(error: pynvml.NVMLError) -> SourceError:
         ),
     }
     return known.get(int(error.value), SourceError("failed", f"NVML does not start: {error}"))
+
+
+_NEVER = frozenset(
+    {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+    | {pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_DEPRECATED}
+)
+_NOTHING_NOW = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_NO_DATA})
+_LOST = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+
+
+class DeviceLostError(Exception):
+    """The driver lost the device that was asked, or wants it reset before it answers again."""
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """The object of an NVML call: a device, a MIG slice or (without pointer) the system. `label` is unique."""
+
+    label: str
+    pointer: Any = None
+
+
+SYSTEM = Handle("system")
+
+
+class Gate:
+    """Asks NVML by function name.
+
+    A call that this device does not support, that this driver does not have or that this user may not make is made
+    once and never again; any other failure gives None this time and is tried again the next.
+    `answered` counts calls of devices that gave something, `last_error` is the newest failure that was neither.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.answered = 0
+        self.last_error: str | None = None
+        self._never: set[tuple[str, str, Hashable]] = set()
+
+    def ask(self, handle: Handle, function: str, *arguments: Any, variant: Hashable = None) -> Any | None:
+        """What `function` returns for `handle`, or None. Raises DeviceLostError.
+
+        `variant` tells apart uses of one function that may be supported independently; by default its arguments do.
+        """
+        key = (handle.label, function, arguments if variant is None else variant)
+        if key in self._never:
+            return None
+        call = getattr(self.nvml, function, None)
+        if call is None:
+            self._never.add(key)
+            return None
+        everything = arguments if handle.pointer is None else (handle.pointer, *arguments)
+        try:
+            result = call(*everything)
+        except self.nvml.NVMLError as error:
+            self._note(key, handle, error)
+            return None
+        except (ValueError, TypeError, OverflowError, ctypes.ArgumentError) as error:
+            # pynvml itself stumbles over some answers, for example a name that is not UTF-8.
+            self.last_error = f"{function}: {error}"
+            return None
+        if handle.pointer is not None:
+            self.answered += 1
+        return result
+
+    def first(self, handle: Handle, functions: tuple[str, ...], *arguments: Any) -> Any | None:
+        """The first of several functions, newest first, that gives something: older drivers lack the newer ones."""
+        for function in functions:
+            result = self.ask(handle, function, *arguments)
+            if result is not None:
+                return result
+        return None
+
+    def _note(self, key: tuple[str, str, Hashable], handle: Handle, error: Any) -> None:
+        code = int(error.value)
+        # A device says 'invalid' of a sensor or a link that it does not have; elsewhere it is about these arguments.
+        if code in _NEVER or (code == pynvml.NVML_ERROR_INVALID_ARGUMENT and handle.pointer is not None):
+            self._never.add(key)
+        elif code in _LOST and handle.pointer is not None:
+            raise DeviceLostError(handle.label) from error
+        elif code not in _NOTHING_NOW:
+            self.last_error = f"{key[1]}: {error}"

@@ -11,15 +11,13 @@ import pynvml
 
 from aitop.model.gpu import GpuProcess
 from aitop.sources import plausible, procfs
+from aitop.sources.devices import DeviceUsers
 from aitop.sources.nvml import library
-from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
+from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.source import SourceError
 
 RUNNING = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 FIRST_LOOK_BACK_SECONDS = 2.0
-
-# By pid, the indices of its devices and the bytes it has on them together, None where NVML does not tell.
-GpuUsers = dict[int, tuple[tuple[int, ...], int | None]]
 
 
 def running(gate: Gate, handle: Handle) -> dict[int, int | None] | None:
@@ -102,20 +100,20 @@ class ProcessMeter:
         return self._minor is not None and any(file in procfs.open_devices(pid) for pid in tree)
 
 
-def gpu_users(timeout: float = 1.0) -> GpuUsers:
+def gpu_users(timeout: float = 1.0) -> DeviceUsers:
     """Compute processes of all devices; empty where there is no NVML or where it does not answer in `timeout` seconds.
 
     NVML is asked in a daemon thread: a driver that hangs keeps the thread, not the caller.
     """
-    answers: list[GpuUsers] = []
+    answers: list[DeviceUsers] = []
     thread = threading.Thread(target=lambda: answers.append(_look(timeout)), name="aitop-gpu-users", daemon=True)
     thread.start()
     thread.join(timeout)
     return answers[0] if answers else {}
 
 
-def _look(timeout: float) -> GpuUsers:
-    users: GpuUsers = {}
+def _look(timeout: float) -> DeviceUsers:
+    users: dict[int, tuple[tuple[int, ...], int | None]] = {}
     try:
         with library.started(timeout):
             gate = Gate(pynvml)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pynvml
 
@@ -13,8 +15,7 @@ from aitop.model.source import SourceName
 from aitop.sources import plausible
 from aitop.sources.nvml import library
 from aitop.sources.nvml.device import Device
-from aitop.sources.nvml.events import XidWatch
-from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate
+from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.source import Source, SourceError
 
 WAIT_FOR_TURN_SECONDS = 2.0
@@ -93,3 +94,62 @@ class NvmlSource(Source):
         if ours:
             ours[self._turn % len(ours)].measure_pcie()
             self._turn += 1
+
+
+# --- Xid errors -------------------------------------------------------------------------------------------------------
+
+
+XID_EVENT = 0x8
+MOST_KEPT = 16
+MOST_A_TICK = 64
+
+
+class XidWatch:
+    """Collects the Xids of the devices that report them, without ever waiting for one."""
+
+    def __init__(self, gate: Gate, devices: Mapping[int, Handle]) -> None:
+        self._gate = gate
+        self._seen: dict[int, list[int]] = {}
+        self._index_of: dict[int, int] = {}
+        self._set: Any = gate.ask(SYSTEM, "nvmlEventSetCreate")
+        if self._set is None:
+            return
+        for index, handle in devices.items():
+            if self._register(handle):
+                self._seen[index] = []
+                self._index_of[_address(handle.pointer)] = index
+
+    def _register(self, handle: Handle) -> bool:
+        types = self._gate.ask(handle, "nvmlDeviceGetSupportedEventTypes")
+        if types is None or not int(types) & XID_EVENT:
+            return False
+        answered = self._gate.answered
+        self._gate.ask(handle, "nvmlDeviceRegisterEvents", XID_EVENT, self._set, variant="xid")
+        return self._gate.answered > answered  # it returns nothing when it works
+
+    def poll(self) -> None:
+        """Take what has been reported since the last call."""
+        if not self._seen:
+            return
+        for _ in range(MOST_A_TICK):
+            event = self._gate.ask(SYSTEM, "nvmlEventSetWait_v2", self._set, 0, variant="xid")
+            if event is None:
+                return
+            index = self._index_of.get(_address(event.device))
+            if index is not None and int(event.eventType) == XID_EVENT:
+                self._seen[index] = [*self._seen[index], int(event.eventData)][-MOST_KEPT:]
+
+    def of(self, index: int) -> tuple[int, ...] | None:
+        """The newest Xids of the device since the source was opened, oldest first; None where it reports none."""
+        seen = self._seen.get(index)
+        return None if seen is None else tuple(seen)
+
+    def close(self) -> None:
+        """Give the event set back."""
+        if self._set is not None:
+            self._gate.ask(SYSTEM, "nvmlEventSetFree", self._set, variant="xid")
+            self._set = None
+
+
+def _address(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
