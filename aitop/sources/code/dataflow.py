@@ -19,7 +19,7 @@ from aitop.sources.code.syntax import BUILTINS, FUNCTIONS, parsed
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import COLLECTORS
 
-_Method = ast.FunctionDef | ast.AsyncFunctionDef
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _OF_COLLECTORS = "|".join(sorted({name.partition(".")[0] for name in COLLECTORS}))
 _COLLECTORS = re.compile(rf"\b(?:{_OF_COLLECTORS})\b")
 _RENAMED = re.compile(rf"\bfrom\s+(?:{_OF_COLLECTORS})\s+import\b|\b(?:{_OF_COLLECTORS})\s+as\b")
@@ -29,12 +29,11 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 class _Scope(NamedTuple):
-    """A function, or the module itself: its lines, and the methods of the class that it stands in."""
+    """A function, or the module itself, and its lines."""
 
     first: int
     last: int
-    node: ast.Module | _Method
-    methods: dict[str, _Method] | None
+    node: ast.Module | _Function
 
 
 class Span(NamedTuple):
@@ -69,11 +68,13 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
         return Functions()
     try:
         modules = dict(_imported(tree))
-        bodies = [(tree, None), *_scopes(tree, None)]
-        scopes = [_Scope(*_span(node), node, methods) for node, methods in bodies]
+        scopes = [
+            _Scope(*_span(node), node)
+            for node in (tree, *(node for node in _statements(tree) if isinstance(node, FUNCTIONS)))
+        ]
         wanted = {id(scope.node) for line in lines if (scope := innermost(scopes, line)) is not None}
         read = [scope for scope in scopes if id(scope.node) in wanted]
-        flows = tuple(_Reading(file, scope.node, scope.methods, modules).flow() for scope in read)
+        flows = tuple(_Reading(file, scope.node, modules).flow() for scope in read)
     except RecursionError:
         return Functions()
     return Functions(tuple(Span(scope.first, scope.last) for scope in scopes), flows)
@@ -97,19 +98,6 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-def _scopes(node: ast.AST, methods: dict[str, _Method] | None) -> Iterator[tuple[_Method, dict[str, _Method] | None]]:
-    """Every function below a node, with the methods of the class that it stands in."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
-            continue
-        if isinstance(child, ast.ClassDef):
-            yield from _scopes(child, {each.name: each for each in child.body if isinstance(each, FUNCTIONS)})
-            continue
-        if isinstance(child, FUNCTIONS):
-            yield child, methods
-        yield from _scopes(child, None if isinstance(child, FUNCTIONS) else methods)
-
-
 @dataclass
 class _Uses:
     """What an expression reads, and what objects its calls may change, as variables: `name` or `name.attribute`."""
@@ -121,12 +109,9 @@ class _Uses:
 class _Reading:
     """Follows the assignments of one function, loops included."""
 
-    def __init__(
-        self, file: str, scope: ast.Module | _Method, methods: dict[str, _Method] | None, modules: dict[str, str]
-    ) -> None:
+    def __init__(self, file: str, scope: ast.Module | _Function, modules: dict[str, str]) -> None:
         self._file = file
         self._scope = scope
-        self._methods = methods or {}
         self._modules = modules
         # Numbers and texts, which no call can change.
         self._constants = {
@@ -136,8 +121,6 @@ class _Reading:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        arguments = [] if isinstance(scope, ast.Module) else [*scope.args.posonlyargs, *scope.args.args]
-        self._self = arguments[0].arg if methods is not None and arguments else ""
         self._ends: dict[int, int] = {}
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
@@ -304,39 +287,13 @@ class _Reading:
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         function = node.func
         if isinstance(function, ast.Attribute):
-            base = function.value
-            if isinstance(base, ast.Name) and base.id == self._self:
-                reads, changes = self._method(function.attr, frozenset())
-                uses.reads |= reads
-                uses.changes |= changes
-            else:
-                self._collect(base, uses)
-                if given and (path := self._path(base)) is not None:
-                    uses.changes.add(path)
+            self._collect(function.value, uses)
+            if given and (path := self._path(function.value)) is not None:
+                uses.changes.add(path)
         elif not isinstance(function, ast.Name):
             self._collect(function, uses)
         for argument in given:
             self._collect(argument, uses)
-
-    def _method(self, name: str, seen: frozenset[str]) -> tuple[set[str], set[str]]:
-        """Attributes that a method of the same class reads and sets, the methods that it calls included."""
-        reads: set[str] = set()
-        changes: set[str] = set()
-        method = self._methods.get(name)
-        arguments = [*method.args.posonlyargs, *method.args.args] if method is not None else []
-        if method is None or name in seen or not arguments:
-            return reads, changes
-        own = arguments[0].arg
-        for node in ast.walk(method):
-            if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own):
-                continue
-            if node.attr in self._methods:
-                inner = self._method(node.attr, seen | {name})
-                reads |= inner[0]
-                changes |= inner[1]
-            else:
-                (reads if isinstance(node.ctx, ast.Load) else changes).add(f"{self._self}.{node.attr}")
-        return reads, changes
 
     def _function(self, value: ast.expr) -> str | None:
         """The imported function that this is a call of, by its full name."""
