@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
         write_report(export(recording, args.export, args.file.name), args.output)
     elif args.format is not None:
         from aitop.commands.diagnose import render, write_report
+        from aitop.engine.replay import last_snapshot
 
-        last = deque(snapshots(recording), maxlen=1)
-        if not last:
+        last = last_snapshot(recording)
+        if last is None:
             raise _too_short(args.file)
-        write_report(render(last[0], args.format), args.output)
+        write_report(render(last, args.format), args.output)
     else:
         from aitop.commands.monitor import check_terminal
         from aitop.engine.replay import ReplayFeed

@@ -73,11 +73,11 @@ def request_series(history: History, now: float) -> dict[str, Series]:
 
 
 def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[ServedSecond]]:
-    found: dict[int, list[ServedSecond]] = {}
+    by_second: dict[int, list[ServedSecond]] = {}
     for seconds in histories:
         for second in seconds:
-            found.setdefault(second.second, []).append(second)
-    return found
+            by_second.setdefault(second.second, []).append(second)
+    return by_second
 
 
 def _row(
@@ -164,13 +164,13 @@ def _window(served: Mapping[int, ServedHistory], end: float) -> float:
     if sum(record.end >= since for own in served.values() for record in own.requests) < ENOUGH_REQUESTS:
         since = end - LONG_WINDOW_SECONDS
     watched = min(own.since for own in served.values() if own.since is not None)
-    kept = [
+    forgotten = [
         records[0].end
         for own in served.values()
         for records in (own.requests, own.iterations)
         if len(records) == records.maxlen
     ]
-    return max([since, watched, *kept])
+    return max([since, watched, *forgotten])
 
 
 def front_processes(host: HostSample | None, requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:

@@ -105,8 +105,8 @@ def _scaled(values: Values, names: Names) -> list[float]:
 
 def _sums(values: Values, table: Mapping[str, Names]) -> dict[str, float]:
     """Over all labels; of shares, which do not add up, the mean."""
-    found = {ours: _scaled(values, names) for ours, names in table.items()}
-    return {ours: sum(numbers) / (len(numbers) if ours in SHARES else 1) for ours, numbers in found.items() if numbers}
+    scaled = {ours: _scaled(values, names) for ours, names in table.items()}
+    return {ours: sum(numbers) / (len(numbers) if ours in SHARES else 1) for ours, numbers in scaled.items() if numbers}
 
 
 def _from_sums(values: Values, total: Names, number: Names) -> Histogram | None:

@@ -35,29 +35,29 @@ def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
     if not answering:
         raise SourceError("absent", f"no process of {server.name} that is watched answers HTTP", transient=True)
     named = named_ports(server.commands, metrics)
-    found: dict[int, Endpoint] = {}
+    by_port: dict[int, Endpoint] = {}
     for pid in answering:
-        one = _of_process(pid, named)
-        if one is not None:
-            found.setdefault(one.port, one)
-    if not found:
+        endpoint = _of_process(pid, named)
+        if endpoint is not None:
+            by_port.setdefault(endpoint.port, endpoint)
+    if not by_port:
         pids = ", ".join(map(str, answering[:4]))
         reason = f"{server.name} (pid {pids}) listens on no TCP port that would be its HTTP port on the loopback"
         raise SourceError("absent", reason, transient=True)
-    return list(found.values())[:MOST_SERVERS]
+    return list(by_port.values())[:MOST_SERVERS]
 
 
 def named_ports(commands: Sequence[Sequence[str]], metrics: Metrics) -> frozenset[int]:
     """The ports that the command lines name with the engine's option, else its default."""
-    told = set()
+    ports = set()
     for argv in commands:
         for number, word in enumerate(argv):
             option, equals, value = word.partition("=")
             if option == metrics.port_option:
                 value = value if equals else "".join(argv[number + 1 : number + 2])
                 if value.isascii() and value.isdigit() and 0 < int(value[:6]) < 65536:
-                    told.add(int(value[:6]))
-    return frozenset(told) or frozenset([metrics.port] if metrics.port is not None else [])
+                    ports.add(int(value[:6]))
+    return frozenset(ports) or frozenset([metrics.port] if metrics.port is not None else [])
 
 
 def _of_process(pid: int, named: frozenset[int]) -> Endpoint | None:
@@ -66,13 +66,13 @@ def _of_process(pid: int, named: frozenset[int]) -> Endpoint | None:
     own = own_sockets(pid)
     if not own and procfs.user_id(pid) not in (None, os.geteuid()):
         raise SourceError("denied", f"the sockets of process {pid} belong to another user")
-    listening = [one for one in connections(pid) if one.state == LISTENS and one.inode in own]
-    ports = {one.local_port for one in listening}
+    listening = [socket for socket in connections(pid) if socket.state == LISTENS and socket.inode in own]
+    ports = {socket.local_port for socket in listening}
     chosen = ports & named or (ports if len(ports) == 1 else set())
-    for one in sorted(listening, key=lambda one: one.local_port):
-        address = loopback_for(one) if one.local_port in chosen else None
+    for socket in sorted(listening, key=lambda socket: socket.local_port):
+        address = loopback_for(socket) if socket.local_port in chosen else None
         if address is not None:
-            return Endpoint(pid, address, one.local_port)
+            return Endpoint(pid, address, socket.local_port)
     return None
 
 

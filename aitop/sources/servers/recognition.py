@@ -181,8 +181,8 @@ def version_of(pid: int, distributions: Iterable[str], files: Iterable[str] = ()
     if not names:
         return None
     folders = {match["folder"]: None for file in files if (match := _FOLDER.match(file))}
-    for found in _MAPPED.findall(procfs.maps(pid) or b""):
-        folders[found.decode("utf-8", "replace")] = None
+    for mapped in _MAPPED.findall(procfs.maps(pid) or b""):
+        folders[mapped.decode("utf-8", "replace")] = None
     for folder in folders:
         versions = _versions(f"{procfs.PROC}/{pid}/root{folder}")
         known = next((versions[name] for name in names if name in versions), None)
@@ -197,13 +197,13 @@ def _versions(folder: str) -> dict[str, str]:
         entries = os.listdir(folder)
     except (OSError, ValueError):
         return {}
-    found = {}
+    versions = {}
     for entry in entries:
         if entry.endswith(".dist-info"):
             name, _, version = entry.removesuffix(".dist-info").partition("-")
             if _VERSION.fullmatch(version):
-                found[_normal(name)] = version
-    return found
+                versions[_normal(name)] = version
+    return versions
 
 
 def _normal(name: str) -> str:
