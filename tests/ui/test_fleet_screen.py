@@ -288,6 +288,13 @@ def test_columns_fill_the_width_and_never_more(table):
     assert before == len(table)
 
 
+def test_a_column_that_just_fits_is_shown():
+    table = [Column("a", 5, 0, str), Column("b", 7, 1, str)]
+    assert [room for _, room in fit(table, 2 + 5 + 2 + 7)] == [5, 7]
+    assert [room for _, room in fit(table, 2 + 5 + 2 + 6)] == [5]
+    assert [room for _, room in fit(table, 2 + 5 + 1 + 7, gap=1)] == [5, 7]
+
+
 def test_what_is_not_measured_comes_last_in_either_order():
     table = (Column("a", 3, 0, lambda row: row[0]), Column("b", 3, 0, lambda row: row[1]))
     rows = [(2, "x"), (None, "y"), (9, None)]

@@ -21,7 +21,8 @@ Row = TypeVar("Row")
 class Column(NamedTuple):
     """A heading, its cells, the `value` of a row that it shows and sorts by (None: not measured), and its words.
 
-    It may grow to `most` cells. `keep`: the lower the longer it stays as the table narrows.
+    It may grow to `most` cells, and then has a `long` heading. `keep`: the lower the longer it stays as the table
+    narrows. `draw` draws a measured value, where words do not.
     """
 
     heading: str
@@ -32,6 +33,8 @@ class Column(NamedTuple):
     style: Callable[[Any], Style] = lambda _: TEXT
     right: bool = True
     most: int = 0
+    draw: Callable[[Any, int], Line] | None = None
+    long: str = ""
 
 
 class Order(NamedTuple):
@@ -45,16 +48,15 @@ Fit = Sequence[tuple[Column, int]]
 """The columns that there is room for, each with its cells."""
 
 
-def fit(table: Sequence[Column], width: int) -> Fit:
+def fit(table: Sequence[Column], width: int, gap: int = GAP) -> Fit:
     """The columns for a table of `width` cells; the least useful ones are dropped, the others share what is left."""
-    room = width - MARK
+    room = width - MARK + gap
     shown: list[Column] = []
     for column in sorted(table, key=lambda column: column.keep):
-        if column.cells + GAP > room + GAP * (not shown):
+        if column.cells + gap > room:
             break
-        room -= column.cells + GAP
+        room -= column.cells + gap
         shown.append(column)
-    room += GAP
     cells = {column.heading: column.cells for column in shown}
     # Cell by cell, so that all of them grow together.
     growing = shown
@@ -87,24 +89,28 @@ def next_order(headings: Sequence[str], order: Order, steps: int) -> Order:
     return Order(row[max(0, min(len(row) - 1, at + steps))])
 
 
-def heading(shape: Fit, order: Order) -> Line:
+def heading(shape: Fit, order: Order, gap: int = GAP) -> Line:
     """The headings; an arrow marks the one that rows are sorted by."""
     cells = []
     for column, width in shape:
         chosen = column.heading == order.by
         arrow = ("↑" if order.inverted else "↓") if chosen else ""
-        cells.append(_cell(column.heading + arrow, width, BRIGHT if chosen else FAINT, column.right))
-    return Line().to(MARK).join(columns(cells, GAP))
+        words = column.long if column.long and len(column.long) <= width else column.heading
+        cells.append(_cell(words + arrow, width, BRIGHT if chosen else FAINT, column.right))
+    return Line().to(MARK).join(columns(cells, gap))
 
 
-def row_line(row: Any, shape: Fit, width: int, *, cursor: bool) -> Line:
-    """One row; `cursor` lights it up."""
+def row_line(row: Any, shape: Fit, width: int, *, cursor: bool, chosen: bool = False, gap: int = GAP) -> Line:
+    """One row; `cursor` lights it up, `chosen` marks the one that the screen is narrowed to."""
     cells = []
     for column, room in shape:
         value = column.value(row)
+        if column.draw is not None and value is not None:
+            cells.append((column.draw(row, room), room))
+            continue
         text, style = (NOT_SUPPORTED, FAINT) if value is None else (column.text_of(value), column.style(row))
         cells.append(_cell(text, room, style, column.right))
-    line = Line("▸ " if cursor else "  ", BRIGHT).join(columns(cells, GAP)).fit(width)
+    line = Line("● " if chosen else "▸ " if cursor else "  ", BRIGHT).join(columns(cells, gap)).fit(width)
     return lit(line) if cursor else line
 
 
