@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any, Literal
 
 from textual.pilot import Pilot
@@ -15,7 +16,6 @@ from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
 from aitop.sources.prometheus.fleet import FleetReader
 from aitop.ui.app import AitopApp, FleetApp, MonitorApp, PickerApp
-from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.fleet import TableScreen
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.picker import CandidatesPane, PickerScreen
@@ -34,6 +34,10 @@ KEYS: dict[ScreenName, tuple[str, ...]] = {
     "processes": ("T",),
     "hang": ("h",),
 }
+
+
+READING = ("aitop-source", "aitop-edits")
+"""Threads that read source for a screen."""
 
 
 class StillFeed:
@@ -110,4 +114,4 @@ def _waits(screen: Screen[Any]) -> bool:
         return screen.answer is None
     if isinstance(screen, PickerScreen):
         return not screen.query_one(CandidatesPane).searched
-    return isinstance(screen, EvidenceScreen) and screen.reading
+    return any(thread.name in READING for thread in threading.enumerate())

@@ -225,17 +225,12 @@ class MonitorApp(AitopApp[None]):
         cluster: FleetReader | None = None,
     ) -> None:
         super().__init__(settings, feed.stop)
-        self._cluster = cluster
-        self._recorder = recorder
         self._feed = feed
         self._run_title = title
-        self._source_around = source_around
+        self._details = source_around, recorder, self.settings.folded, cluster
 
     def get_default_screen(self) -> MonitorScreen:
-        view = View(look=self.settled_look(), title=self._run_title)
-        return self.main_screen(
-            self._feed, view, self._source_around, self._recorder, self.settings.folded, cluster=self._cluster
-        )
+        return self.main_screen(self._feed, View(look=self.settled_look(), title=self._run_title), *self._details)
 
     def show(self) -> int:
         """The feed is started by the screen, and stopped once the terminal is restored."""

@@ -80,17 +80,12 @@ def edit(app: App[Any], where: CodeLine, process: ProcessId | None) -> str:
     words = arguments(command, path, where.line)
     try:
         if has_window(command):
-            _start(words)
+            silent = subprocess.DEVNULL
+            subprocess.Popen(words, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
             return f"{place(where)} opened in {base_name(command[0])}"
         return _lend_terminal(app, words)
     except OSError as error:
         return f"{printable(command[0])} does not start: {error.strerror or error}"
-
-
-def _start(words: list[str]) -> None:
-    subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )  # fmt: skip
 
 
 def _lend_terminal(app: App[Any], words: list[str]) -> str:

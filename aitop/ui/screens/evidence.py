@@ -47,8 +47,11 @@ class EvidencePane(Pane, can_focus=False):
     """Evidence, place with source, fixes and how sure; below them what could not be judged, and the verdict's page."""
 
     verdict: Verdict | None = None
-    excerpts: dict[tuple[str, int], Excerpt] = {}  # noqa: RUF012 - replaced by the screen that owns it
-    edits: dict[str, Edit | None] = {}  # noqa: RUF012 - as above
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self.excerpts: dict[tuple[str, int], Excerpt] = {}
+        self.edits: dict[str, Edit | None] = {}
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         if self.verdict is None:
@@ -183,7 +186,7 @@ def _lines(block: Block, width: int) -> list[Line]:
     return hanging(Line("· " if block.kind == "item" else "", DIM), block.text, width)
 
 
-LIST_ROWS = 8
+LIST_ROWS, LEAST_FOR_LIST = 8, 16
 
 
 class EvidenceScreen(HeadedScreen):
@@ -203,9 +206,6 @@ class EvidenceScreen(HeadedScreen):
         super().__init__(view, self.listing, self.evidence)
         self._source_around = source_around
         self._selected: tuple[str, str | None] | None = None
-        self._excerpts: dict[tuple[str, int], Excerpt] = {}
-        self._edits: dict[str, Edit | None] = {}
-        self._looking = 0
 
     def on_mount(self) -> None:
         self.show(self.view)
@@ -213,27 +213,18 @@ class EvidenceScreen(HeadedScreen):
     def on_resize(self, event: events.Resize) -> None:
         self.show(self.view)
 
-    @property
-    def reading(self) -> bool:
-        return self._looking > 0 or any(excerpt.reading for excerpt in self._excerpts.values())
-
     def show(self, view: View) -> None:
         """Take a new view; the selected verdict stays selected while it is there."""
         self.view = view
         verdicts = shown_verdicts(view)
         at = self._position(verdicts)
-        listing, evidence = self.listing, self.evidence
-        small = self.size.height < 16
-        rows = max(1, min(len(verdicts), LIST_ROWS, self.size.height // 3))
-        listing.display = not small
-        self.query_one(Header).display = not small
-        listing.styles.height = rows + 2
-        listing.selected = at
-        evidence.verdict = verdicts[at] if verdicts else None
-        evidence.excerpts, evidence.edits = self._excerpts, self._edits
-        if evidence.verdict is not None:
-            self._read_source(evidence.verdict)
-            self._read_edits(evidence.verdict)
+        self.listing.display = self.query_one(Header).display = self.size.height >= LEAST_FOR_LIST
+        self.listing.styles.height = 2 + max(1, min(len(verdicts), LIST_ROWS, self.size.height // 3))
+        self.listing.selected = at
+        self.evidence.verdict = verdicts[at] if verdicts else None
+        if self.evidence.verdict is not None:
+            self._read_source(self.evidence.verdict)
+            self._read_edits(self.evidence.verdict)
         self.show_all()
 
     def action_select(self, by: int) -> None:
@@ -265,30 +256,28 @@ class EvidenceScreen(HeadedScreen):
         """Ask for the lines around each place once, off this thread: the file may be slow, gone or huge."""
         for where in verdict.where:
             place = (where.file, where.line)
-            if self._source_around is not None and place not in self._excerpts:
-                self._excerpts[place] = Excerpt(None, reading=True)
+            if self._source_around is not None and place not in self.evidence.excerpts:
+                self.evidence.excerpts[place] = Excerpt(None, reading=True)
                 read = partial(Excerpt.around, self._source_around, self.view.process(where.pid), *place)
                 in_background(self, "source", read, partial(self._source_read, place))
 
     def _source_read(self, place: tuple[str, int], excerpt: Excerpt | Exception) -> None:
-        self._excerpts[place] = excerpt if isinstance(excerpt, Excerpt) else Excerpt(None)
+        self.evidence.excerpts[place] = excerpt if isinstance(excerpt, Excerpt) else Excerpt(None)
         self.evidence.redraw()
 
     def _read_edits(self, verdict: Verdict) -> None:
         """Look once for the lines that the fixes change, in the script and in the files that the verdict names."""
         read, target = self._source_around, self.view.snapshot.target if self.view.snapshot else None
-        fixes = tuple(fix for fix in verdict.fixes if fix.text not in self._edits and editable(fix))
+        fixes = tuple(fix for fix in verdict.fixes if fix.text not in self.evidence.edits and editable(fix))
         if read is None or target is None or not fixes:
             return
-        self._edits |= dict.fromkeys(fix.text for fix in fixes)
-        self._looking += 1
+        self.evidence.edits |= dict.fromkeys(fix.text for fix in fixes)
         named = [(target.pid, target.script or ""), *((one.pid, one.file) for one in verdict.where)]
         living = [(process, file) for pid, file in named if (process := self.view.process(pid)) is not None]
         files = dict.fromkeys(living)
         in_background(self, "edits", partial(find_edits, read, fixes, tuple(files)), self._edits_read)
 
     def _edits_read(self, edits: dict[str, Edit] | Exception) -> None:
-        self._looking -= 1
         if not isinstance(edits, Exception):
-            self._edits.update(edits)
+            self.evidence.edits.update(edits)
         self.evidence.redraw()

@@ -110,14 +110,13 @@ class MonitorScreen(Screen[int]):
 
     has_replay_bar = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         feed: Feed,
         view: View,
         source_around: SourceAround | None = None,
         recorder: Recorder | None = None,
         folded: Iterable[str] = (),
-        *,
         cluster: FleetReader | None = None,
     ) -> None:
         super().__init__()
