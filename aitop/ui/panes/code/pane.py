@@ -49,7 +49,6 @@ from aitop.ui.panes.code.hot_lines import (
     room_below,
 )
 from aitop.ui.panes.since_mark import NO_CHANGE
-from aitop.ui.panes.step_figures import GAP
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import DIM, FAINT, TEXT
 from aitop.ui.widgets.line import Line, lit, shorten_left
@@ -83,7 +82,7 @@ def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | 
         if number and line.width + cells + 7 > width:
             left = sum(1 for other in asked[number:] if other.gil)
             return line.add(f"  {left} more", FAINT) if line.width + 10 <= width else line
-        line.add(GAP if number else "").add(share_text(thread.gil), TEXT).add(" ").join(Line(name, DIM).fit(cells))
+        line.add("  " if number else "").add(share_text(thread.gil), TEXT).add(" ").join(Line(name, DIM).fit(cells))
     return line
 
 
