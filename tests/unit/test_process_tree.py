@@ -125,7 +125,7 @@ def test_columns_fit_their_width_and_stand_under_their_headings(width: int) -> N
     head = heading(shape, Order())
     assert head.width <= width
     for row in process_rows(JOB, None, WALL):
-        line = row_line(row, shape, width, View(), cursor=False, chosen=False).text
+        line = row_line(row, shape, width, cursor=False, chosen=False).text
         assert len(line) == width
         if row.process.pid == 12 and shape.columns:
             end = head.text.index("cpu") + 3
@@ -216,7 +216,7 @@ def test_the_room_of_a_folded_pane_goes_to_its_column() -> None:
 def test_what_a_new_process_has_no_rates_of_yet_looks_other_than_what_is_not_supported() -> None:
     new = process(40, 10, "other", started=WALL - 1)
     lines = [
-        row_line(row, fit(100, gpu=False), 100, View(), cursor=False, chosen=False).text
+        row_line(row, fit(100, gpu=False), 100, cursor=False, chosen=False).text
         for row in process_rows((new, process(41, 10, "other", started=WALL - 60)), None, WALL)
     ]
     assert ["…" in line for line in lines] == [False, True]

@@ -18,7 +18,7 @@ from aitop.model.host import ProcessSample, Role
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, size
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
-from aitop.ui.panes.since_mark import WIDTH, change_between
+from aitop.ui.panes.since_mark import WIDTH, difference
 from aitop.ui.state import View, children, descendants, family, labels_of, lead_word, matches, process_words
 from aitop.ui.theme.palette import (
     BRIGHT,
@@ -331,7 +331,7 @@ def _heading(text: str, field: str, order: Order, cells: int, *, right: bool = T
 
 
 def row_line(
-    row: ProcessRow, shape: Fit, width: int, view: View, before: Figures | None = None, *, cursor: bool, chosen: bool
+    row: ProcessRow, shape: Fit, width: int, before: Figures | None = None, *, cursor: bool, chosen: bool
 ) -> Line:
     """One process; `cursor` lights it up, `chosen` marks the one that the screen is narrowed to.
 
@@ -344,17 +344,17 @@ def row_line(
         text, style = column.write(row.figures)
         line.add(" " * GAP).add(shorten(text, column.cells).rjust(column.cells), style if row.matches else FAINT)
         if shape.marked and column.field in CHANGING:
-            line.join(_changed(view, column, row.figures, before))
+            line.join(_changed(column, row.figures, before))
     if shape.command:
         line.add(" " * GAP).add(shorten(one_line(short_command(row.process.command)), shape.command), FAINT)
     return lit(line.fit(width)) if cursor else line.fit(width)
 
 
-def _changed(view: View, column: Column, now: Figures, before: Figures | None) -> Line:
+def _changed(column: Column, now: Figures, before: Figures | None) -> Line:
     if (column.gpu and not now.on_gpu) or getattr(now, column.field) is None:
         return Line().to(WIDTH)
     then = getattr(before, column.field) if before else None
-    return change_between(view, getattr(now, column.field), then, points=column.field in SHARES)
+    return difference(getattr(now, column.field), then, points=column.field in SHARES)
 
 
 def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:
@@ -431,7 +431,7 @@ class ProcessPane(RowPane[ProcessRow]):
         lines = [heading(shape, self._order)]
         for row, at in self.take(rows, height - 1 - len(foot)):
             then, chosen = before.get(row.process.pid), row.process.pid == view.chosen
-            lines.append(row_line(row, shape, width, view, then, cursor=at, chosen=chosen))
+            lines.append(row_line(row, shape, width, then, cursor=at, chosen=chosen))
         if view.filter:
             title += f" · /{view.filter} {sum(row.matches for row in rows)} match"
         sorted_by = next((column.heading for column in COLUMNS if column.field == self._order.by), "role")

@@ -14,6 +14,7 @@ from aitop.model.source import SourceName
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
 from aitop.ui.panes.latency_histogram import LEAST_ROWS, LEAST_WIDTH, histogram, tail_causes
 from aitop.ui.panes.since_mark import change, field_of, figure
+from aitop.ui.panes.step_figures import LABEL, Figure
 from aitop.ui.state import View
 from aitop.ui.theme.palette import (
     BRIGHT,
@@ -46,7 +47,7 @@ LEAST_CHART = 2
 ROOM_FOR_LEGEND = 10
 ROOM_FOR_MORE = 14
 """Rows from which on the parts of turns have a legend, and requests and kinds of turns a bar of their own."""
-LABEL, GAP = 8, 2
+GAP = 2
 BETWEEN = 3
 """Cells between two things that stand side by side."""
 
@@ -129,21 +130,6 @@ LATENCIES = (("latency", "latency"), ("TTFT", "first_token"), ("ITL", "inter_tok
 """The name of a row, and the field of Serving that it shows."""
 
 
-class Row(NamedTuple):
-    """Figures of one subject, the most important first. `measured`: at least one of them is known."""
-
-    name: str
-    parts: tuple[Line, ...]
-    measured: bool
-
-    @property
-    def width(self) -> int:
-        return LABEL + sum(part.width for part in self.parts) + GAP * (len(self.parts) - 1)
-
-    def line(self, width: int) -> Line:
-        return Line(self.name.ljust(LABEL), DIM).join_fitting(self.parts, width, " " * GAP)
-
-
 def figure_lines(view: View, serving: Serving, width: int, most: int) -> list[Line]:
     """The rows in at most `most` lines: side by side where there is room; what is not measured goes first."""
     left = [_traffic(view, serving), _engine(view, serving), _now(serving)]
@@ -157,13 +143,13 @@ def figure_lines(view: View, serving: Serving, width: int, most: int) -> list[Li
     return [row.line(width) for (row,) in _most_important(single, most)]
 
 
-def _most_important(lines: Sequence[tuple[Row, ...]], most: int) -> list[tuple[Row, ...]]:
+def _most_important(lines: Sequence[tuple[Figure, ...]], most: int) -> list[tuple[Figure, ...]]:
     """At most so many of the lines, in their order."""
     ranked = sorted(range(len(lines)), key=lambda at: (not any(row.measured for row in lines[at]), at))
     return [lines[at] for at in sorted(ranked[: max(0, most)])]
 
 
-def _traffic(view: View, serving: Serving) -> Row:
+def _traffic(view: View, serving: Serving) -> Figure:
     return _row(
         serving,
         "traffic",
@@ -174,7 +160,7 @@ def _traffic(view: View, serving: Serving) -> Row:
     )
 
 
-def _engine(view: View, serving: Serving) -> Row:
+def _engine(view: View, serving: Serving) -> Figure:
     return _row(
         serving,
         "engine",
@@ -184,26 +170,27 @@ def _engine(view: View, serving: Serving) -> Row:
     )
 
 
-def _row(serving: Serving, name: str, **parts: Line) -> Row:
-    return Row(name, tuple(parts.values()), any(getattr(serving, field) is not None for field in parts))
+def _row(serving: Serving, name: str, **parts: Line) -> Figure:
+    measured = any(getattr(serving, field) is not None for field in parts)
+    return Figure(name, list(parts.values()), measured=measured)
 
 
-def _now(serving: Serving) -> Row:
+def _now(serving: Serving) -> Figure:
     alive = NOT_SUPPORTED if serving.alive is None else str(serving.alive)
-    parts = (
+    parts = [
         Line(alive.rjust(4), TEXT).add(" under way", DIM),
         Line("last ended ", DIM).add(duration(serving.still).rjust(7), TEXT).add(" ago", DIM),
-    )
-    return Row("now", parts, serving.alive is not None or serving.still is not None)
+    ]
+    return Figure("now", parts, measured=serving.alive is not None or serving.still is not None)
 
 
-def _percentiles(view: View, serving: Serving, name: str, field: str) -> Row:
+def _percentiles(view: View, serving: Serving, name: str, field: str) -> Figure:
     """Seconds below which half, 95 % and 99 % of the values lie."""
     parts = []
     for percentile in ("p50", "p95", "p99"):
         value = figure(view, field_of(f"serving.{field}.{percentile}"), lambda seconds: duration(seconds).rjust(7))
         parts.append(Line(f"{percentile} ", DIM).join(value))
-    return Row(name, tuple(parts), getattr(serving, field) is not None)
+    return Figure(name, parts, measured=getattr(serving, field) is not None)
 
 
 def _amount(view: View, field: str, unit: str, *, cells: int = 4, style: Style = TEXT, points: bool = False) -> Line:

@@ -31,15 +31,20 @@ OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unk
 def change(
     view: View, value_of: Callable[[Snapshot], float | None], *, better: Better | None = None, points: bool = False
 ) -> Line:
-    """The change of a figure since the mark, in WIDTH cells; empty without a mark.
+    """The change of a figure since the mark; empty without a mark.
 
-    In percent of the old value, or for shares in percentage `points`. Coloured only where one direction is `better` and
-    the steps got faster or slower by more than noise: a single figure is no evidence.
+    Coloured only where one direction is `better` and the steps got faster or slower by more than noise: a single figure
+    is no evidence.
     """
     if view.mark is None:
         return Line()
     now = value_of(view.snapshot) if view.snapshot else None
-    then = value_of(view.mark)
+    told = better if judged(view).outcome in ("faster", "slower") else None
+    return difference(now, value_of(view.mark), better=told, points=points)
+
+
+def difference(now: float | None, then: float | None, *, better: Better | None = None, points: bool = False) -> Line:
+    """How a figure has changed, in WIDTH cells: in percent of the old value, or for shares in percentage `points`."""
     if now is None or then is None or then < 0:
         return Line("–".rjust(WIDTH), FAINT)
     if not points and then == 0:
@@ -47,9 +52,7 @@ def change(
     by = now - then if points else now / then - 1
     if abs(by) < (LEAST_POINTS if points else LEAST_SHARE):
         return Line("=".rjust(WIDTH), FAINT)
-    style = DIM
-    if better is not None and judged(view).outcome in ("faster", "slower"):
-        style = GAIN if (by > 0) == (better == "more") else LOSS
+    style = DIM if better is None else GAIN if (by > 0) == (better == "more") else LOSS
     amount = f"{abs(by) * 100:.0f}" if abs(by) < MOST else f">{MOST * 100:.0f}"
     return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
 
@@ -87,11 +90,6 @@ def recent(snapshot: Snapshot, name: str) -> float | None:
     known = zip(series.times, series.values, strict=False)
     values = [value for time, value in known if value is not None and time > snapshot.time - SETTLING_SECONDS]
     return sum(values) / len(values) if values else None
-
-
-def change_between(view: View, now: float | None, then: float | None, *, points: bool) -> Line:
-    """The change of a figure since the mark, from both values."""
-    return change(view, lambda snapshot: now if snapshot is view.snapshot else then, points=points)
 
 
 def judged(view: View) -> Comparison:

@@ -23,11 +23,19 @@ LEAST_WORDS = 20
 
 
 class Figure(NamedTuple):
-    """A figure in parts, the most important first. The first `brief` parts are its short form."""
+    """A figure in parts, the most important first. The first `brief` parts are its short form.
+
+    `measured`: at least one part is known.
+    """
 
     name: str
     parts: list[Line]
     brief: int = 1
+    measured: bool = True
+
+    @property
+    def width(self) -> int:
+        return LABEL + sum(part.width for part in self.parts) + len(GAP) * (len(self.parts) - 1)
 
     def line(self, width: int) -> Line:
         """The name and as many parts as fit. A part in words (FAINT) is cut to the room that is left."""

@@ -12,7 +12,7 @@ from aitop.model.snapshot import CallNode, ProcessStacks, Snapshot, Stacks, Thre
 from aitop.model.units import percent
 from aitop.stacks.call_tree import MOST_DEPTH, merged
 from aitop.stacks.origin import Origin, origin_of
-from aitop.ui.panes.since_mark import NO_CHANGE, change_between
+from aitop.ui.panes.since_mark import NO_CHANGE, difference
 from aitop.ui.state import EVERYBODY, PARTS, ROLE_NAMES, Part, View, Who, matches, part_of, resting_threads
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS, RANK, TEXT, WORKER, Kind
 from aitop.ui.widgets.line import Line, shorten
@@ -193,7 +193,7 @@ def node_change(view: View, node: Node) -> Line:
     if view.mark is None:
         return Line()
     then = _nodes_at(view.mark, view.pids(), view.who)
-    return change_between(view, node.share, None if then is None else then.get(node.path, 0.0), points=True)
+    return difference(node.share, None if then is None else then.get(node.path, 0.0), points=True)
 
 
 @lru_cache(maxsize=2)

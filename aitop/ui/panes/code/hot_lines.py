@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Snapshot, Stacks
 from aitop.stacks.origin import Origin
-from aitop.ui.panes.since_mark import NO_CHANGE, change_between
+from aitop.ui.panes.since_mark import NO_CHANGE, difference
 from aitop.ui.state import EVERYBODY, ROLE_NAMES, View, Who, matches, part_of, resting_threads
 from aitop.ui.theme.palette import BRIGHT, DIM, TEXT, phase_of
 from aitop.ui.widgets.bars import bar
@@ -158,7 +158,7 @@ def line_change(view: View, row: HotRow, pids: frozenset[int] | None, who: Who) 
     if view.mark is None:
         return Line()
     then = _lines_at(view.mark, pids, who)
-    return change_between(view, row.share, None if then is None else then.get(row.key, 0.0), points=True)
+    return difference(row.share, None if then is None else then.get(row.key, 0.0), points=True)
 
 
 @lru_cache(maxsize=4)
