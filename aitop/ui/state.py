@@ -110,10 +110,11 @@ def descendants(pid: int, below: Mapping[int, Sequence[ProcessSample]]) -> list[
     return pids
 
 
-def labels_of(processes: Sequence[ProcessSample], lead: str = "rank") -> dict[int, str]:
+def labels_of(snapshot: Snapshot) -> dict[int, str]:
     """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), its part in a server
-    (numbered by age where it is one of several), or its name. `lead` is what one with the role `rank` is called.
+    (numbered by age where it is one of several), or its name.
     """
+    processes, lead = snapshot.host.processes if snapshot.host else (), lead_word(snapshot)
     labels: dict[int, str] = {}
     workers: dict[int, int] = {}
     several, seen = Counter(process.part for process in processes), Counter[str]()
@@ -142,7 +143,7 @@ def process_words(snapshot: Snapshot | None, pid: int) -> str:
     process = next((process for process in processes if process.pid == pid), None)
     if snapshot is None or process is None:
         return f"process {pid}"
-    words = labels_of(processes, lead_word(snapshot))[pid]
+    words = labels_of(snapshot)[pid]
     if process.role == "loader-worker" and process.rank is not None:
         words += f" of rank {process.rank}"
     below = len(family(processes, pid)) - 1

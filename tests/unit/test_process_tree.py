@@ -38,12 +38,24 @@ JOB = (
 )
 
 
+def of(processes: tuple[ProcessSample, ...], **given: Any) -> Snapshot:
+    return Snapshot(
+        tick=1, time=1.0, wall=WALL, window=1.0, target=Target(pid=10, command="torchrun"),
+        host=HostSample(time=1.0, processes=processes, machine=MachineSample(cores=4)),
+        steps=Steps(basis="hook", phases=Phases(forward=1.0), pid=12), **given,
+    )  # fmt: skip
+
+
+def snapshot(**given: Any) -> Snapshot:
+    return of(JOB, **given)
+
+
 def shown(rows: list[ProcessRow]) -> list[str]:
     return [row.guide + row.label for row in rows]
 
 
 def test_ranks_come_in_their_order_with_their_workers_below_and_others_last() -> None:
-    assert shown(process_rows(JOB, None, WALL)) == [
+    assert shown(process_rows(of(JOB))) == [
         "launcher",
         "├ rank 0",
         "│ ├ worker 0",
@@ -62,7 +74,7 @@ def test_a_servers_processes_are_called_by_their_parts() -> None:
         process(13, 11, "other", part="worker", started=WALL - 60),
         process(14, 10, "helper", name="resource_track"),
     )
-    assert shown(process_rows(server, None, WALL)) == [
+    assert shown(process_rows(of(server))) == [
         "API server",
         "├ engine",
         "│ ├ worker 0",
@@ -72,17 +84,17 @@ def test_a_servers_processes_are_called_by_their_parts() -> None:
 
 
 def test_a_folded_process_stands_for_all_below_it() -> None:
-    rows = process_rows(JOB, None, WALL, folded={12})
+    rows = process_rows(of(JOB), folded={12})
     folded = next(row for row in rows if row.process.pid == 12)
     assert (folded.folded, folded.figures.rss, folded.figures.cpu) == (2, 2050, pytest.approx(1.0))
     assert {20, 21}.isdisjoint(row.process.pid for row in rows)
-    top = process_rows(JOB, None, WALL, folded={10})
+    top = process_rows(of(JOB), folded={10})
     assert [row.folded for row in top] == [6]
 
 
 def test_siblings_are_sorted_by_a_column_and_what_is_not_measured_comes_last() -> None:
     def pids(order: Order) -> list[int]:
-        return [row.process.pid for row in process_rows(JOB, None, WALL, order=order)]
+        return [row.process.pid for row in process_rows(of(JOB), order=order)]
 
     assert pids(Order("cpu")) == [10, 12, 20, 21, 11, 22, 30]
     assert pids(Order("cpu", True)) == [10, 11, 22, 12, 20, 21, 30]
@@ -90,9 +102,9 @@ def test_siblings_are_sorted_by_a_column_and_what_is_not_measured_comes_last() -
 
 
 def test_the_filter_keeps_the_way_to_what_it_found_even_below_folded_ones() -> None:
-    rows = process_rows(JOB, None, WALL, wanted="decode", folded={10})
+    rows = process_rows(of(JOB), wanted="decode", folded={10})
     assert [(row.process.pid, row.matches) for row in rows] == [(10, False), (12, False), (21, True)]
-    assert process_rows(JOB, None, WALL, wanted="nothing like it") == []
+    assert process_rows(of(JOB), wanted="nothing like it") == []
 
 
 def test_use_of_devices_is_added_up_and_a_process_on_none_has_none() -> None:
@@ -102,7 +114,7 @@ def test_use_of_devices_is_added_up_and_a_process_on_none_has_none() -> None:
         )
         for i in (0, 1)
     )
-    rows = {row.process.pid: row.figures for row in process_rows(JOB, GpuSample(time=0.0, devices=devices), WALL)}
+    rows = {row.process.pid: row.figures for row in process_rows(of(JOB, gpu=GpuSample(time=0.0, devices=devices)))}
     assert (rows[12].gpu_memory, rows[12].gpu, rows[12].on_gpu) == (200, pytest.approx(0.3), True)
     assert (rows[11].gpu_memory, rows[11].on_gpu) == (None, True)
     assert not rows[20].on_gpu
@@ -113,7 +125,7 @@ def test_every_process_is_shown_once_or_counted_in_a_folded_one(pairs: list[tupl
     parents = dict(pairs)
     # What the source gives has no circles: a parent started before its child.
     tree = tuple(process(pid, ppid if ppid < pid else 0, "other") for pid, ppid in parents.items())
-    rows = process_rows(tree, None, WALL, folded=folded)
+    rows = process_rows(of(tree), folded=folded)
     pids = [row.process.pid for row in rows]
     assert len(pids) == len(set(pids))
     assert len(pids) + sum(row.folded for row in rows) == len(tree)
@@ -124,7 +136,7 @@ def test_columns_fit_their_width_and_stand_under_their_headings(width: int) -> N
     shape = fit(width, gpu=True)
     head = heading(shape, Order())
     assert head.width <= width
-    for row in process_rows(JOB, None, WALL):
+    for row in process_rows(of(JOB)):
         line = row_line(row, shape, width, cursor=False, chosen=False).text
         assert len(line) == width
         if row.process.pid == 12 and shape.columns:
@@ -144,14 +156,6 @@ def test_columns_that_tell_least_go_first() -> None:
 )
 def test_ages_are_short(seconds: float | None, text: str) -> None:
     assert age_text(seconds) == text
-
-
-def snapshot(**given: Any) -> Snapshot:
-    return Snapshot(
-        tick=1, time=1.0, wall=WALL, window=1.0, target=Target(pid=10, command="torchrun"),
-        host=HostSample(time=1.0, processes=JOB, machine=MachineSample(cores=4)),
-        steps=Steps(basis="hook", phases=Phases(forward=1.0), pid=12), **given,
-    )  # fmt: skip
 
 
 def test_a_chosen_process_takes_what_is_below_it_along() -> None:
@@ -217,7 +221,7 @@ def test_what_a_new_process_has_no_rates_of_yet_looks_other_than_what_is_not_sup
     new = process(40, 10, "other", started=WALL - 1)
     lines = [
         row_line(row, fit(100, gpu=False), 100, cursor=False, chosen=False).text
-        for row in process_rows((new, process(41, 10, "other", started=WALL - 60)), None, WALL)
+        for row in process_rows(of((new, process(41, 10, "other", started=WALL - 60))))
     ]
     assert ["…" in line for line in lines] == [False, True]
     assert ["–" in line for line in lines] == [True, True]

@@ -128,7 +128,7 @@ def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line
     shown = largest[: most - 2] if len(largest) > most - 1 else largest
     if not shown or snapshot.host is None:
         return []
-    labels, room = labels_of(snapshot.host.processes, lead_word(snapshot)), max(4, width - NAMED - 19)
+    labels, room = labels_of(snapshot), max(4, width - NAMED - 19)
     lines = [rule("who has it", width)]
     for process in shown:
         line = Line(shorten(one_line(labels[process.pid]), NAMED - 2).ljust(NAMED), DIM)

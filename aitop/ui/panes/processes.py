@@ -19,7 +19,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, size
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, difference
-from aitop.ui.state import View, children, descendants, family, labels_of, lead_word, matches, process_words
+from aitop.ui.state import View, children, descendants, family, labels_of, matches, process_words
 from aitop.ui.theme.palette import (
     BRIGHT,
     DIM,
@@ -83,20 +83,13 @@ class ProcessRow(msgspec.Struct, frozen=True):
 
 
 def process_rows(
-    processes: Sequence[ProcessSample],
-    gpu: GpuSample | None,
-    wall: float,
-    *,
-    folded: Collection[int] = (),
-    order: Order = BY_ROLE,
-    wanted: str = "",
-    lead: str = "rank",
+    snapshot: Snapshot, *, folded: Collection[int] = (), order: Order = BY_ROLE, wanted: str = ""
 ) -> list[ProcessRow]:
-    """Rows from the top down, children below their parents. `wall` (seconds since the epoch) gives the ages.
+    """Rows from the top down, children below their parents.
 
     While something is `wanted`, rows that hold it are shown with those that lead to them, whatever is folded.
     """
-    use = gpu_use(gpu)
+    processes, use = snapshot.host.processes if snapshot.host else (), gpu_use(snapshot.gpu)
     figures = {
         process.pid: Figures(
             pid=process.pid,
@@ -106,13 +99,13 @@ def process_rows(
             writes=process.write_bytes,
             threads=process.threads,
             state=process.state,
-            age=max(0.0, wall - process.started) if process.started > 0 else None,
+            age=max(0.0, snapshot.wall - process.started) if process.started > 0 else None,
             on_gpu=process.pid in use,
             **use.get(process.pid, {}),
         )
         for process in processes
     }
-    below, labels = children(processes), labels_of(processes, lead)
+    below, labels = children(processes), labels_of(snapshot)
     wanted_pids = _wanted(processes, below, labels, wanted)
     rows: list[ProcessRow] = []
 
@@ -382,9 +375,7 @@ class ProcessChosen(Message):
 
 def figures_at(snapshot: Snapshot | None, folded: Collection[int]) -> dict[int, Figures]:
     """What each process used in a snapshot, folded ones with all below them."""
-    if snapshot is None or snapshot.host is None:
-        return {}
-    rows = process_rows(snapshot.host.processes, snapshot.gpu, snapshot.wall, folded=folded)
+    rows = process_rows(snapshot, folded=folded) if snapshot else ()
     return {row.process.pid: row.figures for row in rows}
 
 
@@ -407,17 +398,8 @@ class ProcessPane(RowPane[ProcessRow]):
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
             return Drawing([state_line("host", view.source("host"))], "Processes")
-        processes = snapshot.host.processes
-        rows = process_rows(
-            processes,
-            snapshot.gpu,
-            snapshot.wall,
-            folded=self._folded,
-            order=self._order,
-            wanted=view.filter,
-            lead=lead_word(snapshot),
-        )
-        title = f"Processes · {len(processes)}"
+        rows = process_rows(snapshot, folded=self._folded, order=self._order, wanted=view.filter)
+        title = f"Processes · {len(snapshot.host.processes)}"
         if not rows:
             self.rows = ()
             return Drawing([Line("no process matches", DIM)], f"{title} · /{view.filter}")
