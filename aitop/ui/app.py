@@ -34,7 +34,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, believe_the_terminal, signals_as_input, sparing
-from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme
+from aitop.ui.theme.themes import THEMES, Look, Theme, after, look_for, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
 
@@ -84,9 +84,6 @@ class AitopApp(App[ResultType]):
 
     def get_driver_class(self) -> type[Driver]:
         return sparing(super().get_driver_class(), self._cells)
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        return textual_theme(DARK).variables
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         plain = to_ascii if self.look.ascii else str
