@@ -33,8 +33,8 @@ from aitop.ui.screens.monitor import PANES, MonitorScreen
 from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.state import View
-from aitop.ui.terminal import LastResort, believe_the_terminal, signals_as_input, sparing
-from aitop.ui.theme.themes import THEMES, Look, Theme, after, look_for, textual_theme
+from aitop.ui.terminal import LastResort, forget_exported_size, signals_as_input, writing_changes_only
+from aitop.ui.theme.themes import THEMES, Look, Theme, look_for, next_theme, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
 
@@ -61,13 +61,13 @@ class AitopApp(App[ResultType]):
 
     def __init__(self, settings: Settings | None = None, clean_up: Callable[[], None] = lambda: None) -> None:
         self._cells = ChangedCells()
-        with _colours_are_ours():
+        with _no_color_hidden():
             super().__init__()
         self.settings = settings or Settings()
         self.look = look_for(self.settings, os.environ, getattr(sys.__stdout__, "encoding", None))
         for theme in THEMES.values():
             self.register_theme(textual_theme(theme))
-        self._wear(self.look)
+        self._apply(self.look)
         self.failure: BaseException | None = None
         self._last_resort = LastResort(clean_up)
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
@@ -79,11 +79,11 @@ class AitopApp(App[ResultType]):
         """The look at the start. Without a terminal, only the settings decide it."""
         if self.is_headless:
             self.look = look_for(self.settings, {}, "utf-8")
-            self._wear(self.look)
+            self._apply(self.look)
         return self.look
 
     def get_driver_class(self) -> type[Driver]:
-        return sparing(super().get_driver_class(), self._cells)
+        return writing_changes_only(super().get_driver_class(), self._cells)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         plain = to_ascii if self.look.ascii else str
@@ -97,7 +97,7 @@ class AitopApp(App[ResultType]):
                 words = PANES[name][1] if name in PANES else name
                 yield SystemCommand(f"show {words}", f"pane: {name}", partial(screen.show_pane, name))
         for theme in THEMES.values():
-            yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.wear, theme))
+            yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.use_theme, theme))
 
     def action_none(self) -> None:
         """The focused pane obeys these keys itself; a screen only describes them."""
@@ -106,11 +106,11 @@ class AitopApp(App[ResultType]):
         self.push_screen(HelpScreen(our_bindings(self.screen), View(look=self.look)))
 
     def action_next_theme(self) -> None:
-        self.wear(after(self.look.theme))
+        self.use_theme(next_theme(self.look.theme))
 
-    def wear(self, theme: Theme) -> None:
+    def use_theme(self, theme: Theme) -> None:
         self.look = replace(self.look, theme=theme)
-        self._wear(self.look)
+        self._apply(self.look)
         for screen in self.screen_stack:
             view = getattr(screen, "view", None)
             if isinstance(view, View):
@@ -138,7 +138,7 @@ class AitopApp(App[ResultType]):
             self.failure = error
             self.exit(return_code=1)
 
-    def _wear(self, look: Look) -> None:
+    def _apply(self, look: Look) -> None:
         self.ansi_color = look.theme.ansi
         self.theme = f"aitop-{look.theme.name}"
 
@@ -178,7 +178,7 @@ class AitopApp(App[ResultType]):
 
     def run_to_end(self) -> ResultType | None:
         """Run until the end; then signals have their old handlers again. Raises the error that ended it."""
-        believe_the_terminal()
+        forget_exported_size()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:
             # Not the event loop's own handlers: those lose an interrupt that comes while the screen starts, and wait
@@ -278,7 +278,7 @@ class FleetApp(AitopApp[None]):
 
 
 @contextmanager
-def _colours_are_ours() -> Iterator[None]:
+def _no_color_hidden() -> Iterator[None]:
     """Hide NO_COLOR from Textual, which would turn colours to greys: the monochrome theme is made to be read."""
     value = os.environ.pop("NO_COLOR", None)
     try:

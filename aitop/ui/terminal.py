@@ -23,7 +23,7 @@ LEAVE = (
 """Keyboard protocol, paste, resize and mouse reports off; wrapping on; alternate screen off; cursor on."""
 
 
-def believe_the_terminal() -> None:
+def forget_exported_size() -> None:
     """Forget COLUMNS and LINES where the terminal knows its size: a shell may have exported old ones."""
     try:
         size = os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ else None
@@ -127,10 +127,10 @@ def _in_background(terminal: int) -> bool:
         return False  # no job control
 
 
-def sparing(driver: type[Driver], cells: ChangedCells) -> type[Driver]:
+def writing_changes_only(driver: type[Driver], cells: ChangedCells) -> type[Driver]:
     """The same driver, taking the terminal only once and writing only cells that change."""
 
-    class Sparing(driver):  # type: ignore[misc, valid-type]
+    class ChangesOnly(driver):  # type: ignore[misc, valid-type]
         """Takes the terminal only once, writes only cells that change, and leaves no picture behind."""
 
         _drawing = False
@@ -167,4 +167,4 @@ def sparing(driver: type[Driver], cells: ChangedCells) -> type[Driver]:
                     termios.tcsetattr(self.fileno, termios.TCSANOW, self._as_drawn)
             self.send_message(self.SignalResume())
 
-    return Sparing
+    return ChangesOnly

@@ -39,8 +39,8 @@ def change(
     if view.mark is None:
         return Line()
     now = value_of(view.snapshot) if view.snapshot else None
-    told = better if judged(view).outcome in ("faster", "slower") else None
-    return difference(now, value_of(view.mark), better=told, points=points)
+    counts = better if judged(view).outcome in ("faster", "slower") else None
+    return difference(now, value_of(view.mark), better=counts, points=points)
 
 
 def difference(now: float | None, then: float | None, *, better: Better | None = None, points: bool = False) -> Line:

@@ -106,7 +106,7 @@ _UNDERLAID = frozenset({"ground", "raised", "trough"})
 _SOFT = frozenset({"faint", "frame", "dim"})
 
 
-def after(theme: Theme) -> Theme:
+def next_theme(theme: Theme) -> Theme:
     """The next theme, the first one after the last."""
     names = list(THEMES)
     return THEMES[names[(names.index(theme.name) + 1) % len(names)]]
