@@ -86,7 +86,7 @@ def test_a_servers_processes_are_called_by_their_parts() -> None:
 def test_a_folded_process_stands_for_all_below_it() -> None:
     rows = process_rows(of(JOB), folded={12})
     folded = next(row for row in rows if row.process.pid == 12)
-    assert (folded.folded, folded.figures.rss, folded.figures.cpu) == (2, 2050, pytest.approx(1.0))
+    assert (folded.folded, folded.process.rss, folded.process.cpu) == (2, 2050, pytest.approx(1.0))
     assert {20, 21}.isdisjoint(row.process.pid for row in rows)
     top = process_rows(of(JOB), folded={10})
     assert [row.folded for row in top] == [6]
@@ -114,10 +114,10 @@ def test_use_of_devices_is_added_up_and_a_process_on_none_has_none() -> None:
         )
         for i in (0, 1)
     )
-    rows = {row.process.pid: row.figures for row in process_rows(of(JOB, gpu=GpuSample(time=0.0, devices=devices)))}
-    assert (rows[12].gpu_memory, rows[12].gpu, rows[12].on_gpu) == (200, pytest.approx(0.3), True)
-    assert (rows[11].gpu_memory, rows[11].on_gpu) == (None, True)
-    assert not rows[20].on_gpu
+    rows = {row.process.pid: row.gpu for row in process_rows(of(JOB, gpu=GpuSample(time=0.0, devices=devices)))}
+    assert (rows[12].memory, rows[12].sm) == (200, pytest.approx(0.3))
+    assert (rows[11].memory, rows[11].sm) == (None, None)
+    assert rows[20] is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), max_size=14), st.sets(st.integers(1, 12)))
@@ -145,7 +145,7 @@ def test_columns_fit_their_width_and_stand_under_their_headings(width: int) -> N
 
 
 def test_columns_that_tell_least_go_first() -> None:
-    kept = [{column.field for column in fit(width, gpu=True).columns} for width in (26, 60, 120)]
+    kept = [{column.heading for column in fit(width, gpu=True).columns} for width in (26, 60, 120)]
     assert kept[0] < kept[1] < kept[2]
     assert "cpu" in kept[0]
     assert not any(column.gpu for column in fit(200, gpu=False).columns)

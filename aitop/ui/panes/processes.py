@@ -43,40 +43,22 @@ ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "he
 UNNUMBERED = 1 << 30
 BY_ROLE = Order()
 """The order of the job: launcher, ranks, workers, others."""
-ADDED = ("cpu", "rss", "reads", "writes", "threads", "gpu_memory")
-
-
-class Figures(msgspec.Struct, frozen=True):
-    """What one process uses, or a folded one with all below it. None is not measured.
-
-    `cpu` in cores, `rss` and `gpu_memory` in bytes, `reads` and `writes` in bytes per second, `gpu` a share of its
-    devices, `age` in seconds, `state` the kernel's letter. `on_gpu` says that a device lists it.
-    """
-
-    pid: int = 0
-    cpu: float | None = None
-    rss: int | None = None
-    reads: float | None = None
-    writes: float | None = None
-    threads: int | None = None
-    state: str | None = None
-    age: float | None = None
-    gpu: float | None = None
-    gpu_memory: int | None = None
-    on_gpu: bool = False
+ADDED = ("cpu", "rss", "read_bytes", "write_bytes", "threads")
 
 
 class ProcessRow(msgspec.Struct, frozen=True):
-    """A row: the process, the lines that lead to it in the tree, its name to people, and its figures.
+    """A row: the process, the lines that lead to it in the tree, its name to people, and its use of all GPUs.
 
-    `folded` counts the processes hidden below it. `parent` tells whether anything is below it, shown or not. `matches`
-    is False for a row that is shown only because it leads to one that the filter wants.
+    The figures of a folded one include those of all below it, which `folded` counts. `gpu` is None where no device
+    lists it, `age` is in seconds. `parent` tells whether anything is below it, shown or not. `matches` is False for a
+    row that is shown only because it leads to one that the filter wants.
     """
 
     process: ProcessSample
-    guide: str
     label: str
-    figures: Figures
+    age: float | None
+    gpu: GpuProcess | None
+    guide: str = ""
     folded: int = 0
     parent: bool = False
     matches: bool = True
@@ -90,41 +72,26 @@ def process_rows(
     While something is `wanted`, rows that hold it are shown with those that lead to them, whatever is folded.
     """
     processes, use = snapshot.host.processes if snapshot.host else (), gpu_use(snapshot.gpu)
-    figures = {
-        process.pid: Figures(
-            pid=process.pid,
-            cpu=process.cpu,
-            rss=process.rss,
-            reads=process.read_bytes,
-            writes=process.write_bytes,
-            threads=process.threads,
-            state=process.state,
-            age=max(0.0, snapshot.wall - process.started) if process.started > 0 else None,
-            on_gpu=process.pid in use,
-            **use.get(process.pid, {}),
-        )
-        for process in processes
-    }
     below, labels = children(processes), labels_of(snapshot)
+    ages = {one.pid: max(0.0, snapshot.wall - one.started) for one in processes if one.started > 0}
+    alone = {one.pid: ProcessRow(one, labels[one.pid], ages.get(one.pid), use.get(one.pid)) for one in processes}
     wanted_pids = _wanted(processes, below, labels, wanted)
     rows: list[ProcessRow] = []
 
     def walk(siblings: Iterable[ProcessSample], guide: str, top: bool) -> None:
-        shown = [process for process in _sorted(siblings, figures, order) if process.pid in wanted_pids]
-        for number, process in enumerate(shown):
-            last = number == len(shown) - 1
-            mine = below.get(process.pid, [])
-            closed = not wanted and process.pid in folded and bool(mine)
-            all_below = descendants(process.pid, below) if closed else []
+        shown = [alone[process.pid] for process in siblings if process.pid in wanted_pids]
+        for number, row in enumerate(_sorted(shown, order), 1):
+            last, pid = number == len(shown), row.process.pid
+            mine = below.get(pid, [])
+            closed = not wanted and pid in folded and bool(mine)
+            hidden = [alone[each] for each in descendants(pid, below)] if closed else []
             rows.append(
-                ProcessRow(
-                    process=process,
+                replace(
+                    _summed(row, hidden),
                     guide=guide if top else guide + ("└ " if last else "├ "),
-                    label=labels[process.pid],
-                    figures=_summed([figures[process.pid], *(figures[pid] for pid in all_below)]),
-                    folded=len(all_below),
+                    folded=len(hidden),
                     parent=bool(mine),
-                    matches=not wanted or wanted_pids[process.pid],
+                    matches=not wanted or wanted_pids[pid],
                 )
             )
             if not closed:
@@ -134,21 +101,25 @@ def process_rows(
     return rows
 
 
-def gpu_use(sample: GpuSample | None) -> dict[int, dict[str, Any]]:
-    """By pid, its share of the multiprocessors (the most of its devices) and its memory on all devices together."""
+def gpu_use(sample: GpuSample | None) -> dict[int, GpuProcess]:
+    """What each process uses of all devices together, by pid."""
     by_pid: dict[int, list[GpuProcess]] = {}
     for device in sample.devices if sample else ():
         for process in device.processes or ():
             by_pid.setdefault(process.pid, []).append(process)
-    return {
-        pid: {
-            "gpu": max((each.sm for each in uses if each.sm is not None), default=None),
-            "gpu_memory": sum(each.memory or 0 for each in uses)
-            if any(each.memory is not None for each in uses)
-            else None,
-        }
-        for pid, uses in by_pid.items()
-    }
+    return {pid: _together(uses) for pid, uses in by_pid.items()}
+
+
+def _together(uses: Sequence[GpuProcess]) -> GpuProcess:
+    """The largest share of the multiprocessors, and all memory."""
+    share = max((use.sm for use in uses if use.sm is not None), default=None)
+    return replace(uses[0], sm=share, memory=_sum(use.memory for use in uses))
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    """The sum of what was measured, None where nothing was."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _wanted(
@@ -172,38 +143,34 @@ def _wanted(
     return matching
 
 
-def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], order: Order) -> list[ProcessSample]:
-    """By role, rank and age; or by a field of Figures, what is not measured last in either direction.
+def _sorted(siblings: Iterable[ProcessRow], order: Order) -> list[ProcessRow]:
+    """By role, rank and age; or by a column, what is not measured last in either direction.
 
     Pids go from the lowest on, other figures from the largest.
     """
-    by_role = sorted(
-        siblings,
-        key=lambda process: (
-            process.part is None,
-            ROLE_ORDER[process.role],
-            process.rank if process.role == "rank" and process.rank is not None else UNNUMBERED,
-            process.started,
-            process.pid,
-        ),
-    )
-    by = order.by
-    if not by:
+
+    def role(row: ProcessRow) -> tuple[bool, int, int, float, int]:
+        process = row.process
+        rank = process.rank if process.role == "rank" and process.rank is not None else UNNUMBERED
+        return process.part is None, ROLE_ORDER[process.role], rank, process.started, process.pid
+
+    by_role = sorted(siblings, key=role)
+    value_of = next((column.value for column in COLUMNS if column.heading == order.by), None)
+    if value_of is None:
         return by_role[::-1] if order.inverted else by_role
-    known = [process for process in by_role if getattr(figures[process.pid], by) is not None]
-    known.sort(key=lambda process: getattr(figures[process.pid], by), reverse=order.inverted == (by == "pid"))
-    return known + [process for process in by_role if getattr(figures[process.pid], by) is None]
+    known = [row for row in by_role if value_of(row) is not None]
+    known.sort(key=value_of, reverse=order.inverted == (order.by == "pid"))
+    return known + [row for row in by_role if value_of(row) is None]
 
 
-def _summed(all_figures: Sequence[Figures]) -> Figures:
-    """The figures of several processes together: sums, the largest GPU share, and for all else the first one's."""
-    if len(all_figures) == 1:
-        return all_figures[0]
-    changes: dict[str, Any] = {"on_gpu": any(figures.on_gpu for figures in all_figures)}
-    for name in (*ADDED, "gpu"):
-        known = [value for figures in all_figures if (value := getattr(figures, name)) is not None]
-        changes[name] = (max if name == "gpu" else sum)(known) if known else None
-    return replace(all_figures[0], **changes)
+def _summed(row: ProcessRow, hidden: Sequence[ProcessRow]) -> ProcessRow:
+    """The row with the figures of those hidden below it."""
+    if not hidden:
+        return row
+    rows = (row, *hidden)
+    sums = {name: _sum(getattr(each.process, name) for each in rows) for name in ADDED}
+    uses = [each.gpu for each in rows if each.gpu is not None]
+    return replace(row, process=replace(row.process, **sums), gpu=_together(uses) if uses else None)
 
 
 TREE_LEAST, TREE_MOST, TREE_STEP = 16, 40, 6
@@ -215,29 +182,29 @@ KINDS: dict[str, Kind] = {"launcher": LAUNCHER, "rank": RANK, "loader-worker": W
 
 
 class Column(NamedTuple):
-    """A heading, its cells, the field of Figures it shows and sorts by, how that is written; `keep`: the lower the
+    """A heading, its cells, the value of a row that it shows and sorts by, how that is written; `keep`: the lower the
     longer it stays as the pane narrows."""
 
     heading: str
     cells: int
-    field: str
+    value: Callable[[ProcessRow], Any]
     text_of: Callable[[Any], str]
     keep: int
     style: Style = TEXT
     gpu: bool = False
 
-    def write(self, figures: Figures) -> tuple[str, Style]:
+    def write(self, row: ProcessRow) -> tuple[str, Style]:
         """The text and its style; empty for GPU figures of a process that uses no GPU."""
-        value = getattr(figures, self.field)
-        if self.gpu and not figures.on_gpu:
+        value = self.value(row)
+        if self.gpu and row.gpu is None:
             return "", FAINT
         if value is None:
             # A rate needs two samples: a new process has none yet.
-            new = self.field in CHANGING and figures.age is not None and figures.age < NEW_SECONDS
+            new = self.heading in CHANGING and row.age is not None and row.age < NEW_SECONDS
             return NOT_YET if new else NOT_SUPPORTED, FAINT
-        if self.field == "state":
+        if self.heading == "state":
             return self.text_of(value), STATE_STYLES.get(value, FAINT)
-        return self.text_of(value), self.style if value >= 1 or self.field in SHARES else FAINT
+        return self.text_of(value), self.style if value >= 1 or self.heading in SHARES else FAINT
 
 
 def age_text(seconds: float | None) -> str:
@@ -251,19 +218,19 @@ def age_text(seconds: float | None) -> str:
 
 
 COLUMNS = (
-    Column("pid", 7, "pid", str, 7, DIM),
-    Column("cpu", 5, "cpu", tight_percent, 0, BRIGHT),
-    Column("memory", 7, "rss", size, 1),
-    Column("gpu", 4, "gpu", tight_percent, 2, BRIGHT, gpu=True),
-    Column("gpu mem", 7, "gpu_memory", size, 3, gpu=True),
-    Column("read/s", 7, "reads", size, 5),
-    Column("write/s", 7, "writes", size, 6),
-    Column("thr", 4, "threads", str, 8, DIM),
-    Column("state", 6, "state", lambda letter: STATES.get(letter, letter), 4),
-    Column("age", 5, "age", age_text, 9, DIM),
+    Column("pid", 7, lambda row: row.process.pid, str, 7, DIM),
+    Column("cpu", 5, lambda row: row.process.cpu, tight_percent, 0, BRIGHT),
+    Column("memory", 7, lambda row: row.process.rss, size, 1),
+    Column("gpu", 4, lambda row: row.gpu.sm if row.gpu else None, tight_percent, 2, BRIGHT, gpu=True),
+    Column("gpu mem", 7, lambda row: row.gpu.memory if row.gpu else None, size, 3, gpu=True),
+    Column("read/s", 7, lambda row: row.process.read_bytes, size, 5),
+    Column("write/s", 7, lambda row: row.process.write_bytes, size, 6),
+    Column("thr", 4, lambda row: row.process.threads, str, 8, DIM),
+    Column("state", 6, lambda row: row.process.state, lambda letter: STATES.get(letter, letter), 4),
+    Column("age", 5, lambda row: row.age, age_text, 9, DIM),
 )
 SHARES = frozenset({"cpu", "gpu"})
-CHANGING = SHARES | {"rss", "gpu_memory", "reads", "writes"}
+CHANGING = SHARES | {"memory", "gpu mem", "read/s", "write/s"}
 """Figures that show their change since the mark."""
 
 
@@ -276,7 +243,7 @@ class Fit(NamedTuple):
     marked: bool = False
 
     def cells(self, column: Column) -> int:
-        return column.cells + (WIDTH if self.marked and column.field in CHANGING else 0)
+        return column.cells + (WIDTH if self.marked and column.heading in CHANGING else 0)
 
 
 def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = False) -> Fit:
@@ -307,7 +274,7 @@ def heading(shape: Fit, order: Order) -> Line:
     line = Line().to(MARK)
     line.join(_heading("process", "", order, shape.tree, right=False))
     for column in shape.columns:
-        line.to(line.width + GAP).join(_heading(column.heading, column.field, order, column.cells))
+        line.to(line.width + GAP).join(_heading(column.heading, column.heading, order, column.cells))
         line.to(line.width + shape.cells(column) - column.cells)
     if shape.command:
         line.to(line.width + GAP).add("command".ljust(shape.command), FAINT)
@@ -324,30 +291,30 @@ def _heading(text: str, field: str, order: Order, cells: int, *, right: bool = T
 
 
 def row_line(
-    row: ProcessRow, shape: Fit, width: int, before: Figures | None = None, *, cursor: bool, chosen: bool
+    row: ProcessRow, shape: Fit, width: int, before: ProcessRow | None = None, *, cursor: bool, chosen: bool
 ) -> Line:
     """One process; `cursor` lights it up, `chosen` marks the one that the screen is narrowed to.
 
-    `before` is what it used at the mark, None where it was not there.
+    `before` is its row at the mark, None where it was not there.
     """
     kind = KINDS.get(row.process.role, OTHER_PROCESS)
     line = Line("● " if chosen else "▸ " if cursor else "  ", BRIGHT)
     line.join(_tree_cell(row, kind, shape.tree))
     for column in shape.columns:
-        text, style = column.write(row.figures)
+        text, style = column.write(row)
         line.add(" " * GAP).add(shorten(text, column.cells).rjust(column.cells), style if row.matches else FAINT)
-        if shape.marked and column.field in CHANGING:
-            line.join(_changed(column, row.figures, before))
+        if shape.marked and column.heading in CHANGING:
+            line.join(_changed(column, row, before))
     if shape.command:
         line.add(" " * GAP).add(shorten(one_line(short_command(row.process.command)), shape.command), FAINT)
     return lit(line.fit(width)) if cursor else line.fit(width)
 
 
-def _changed(column: Column, now: Figures, before: Figures | None) -> Line:
-    if (column.gpu and not now.on_gpu) or getattr(now, column.field) is None:
+def _changed(column: Column, now: ProcessRow, before: ProcessRow | None) -> Line:
+    if column.value(now) is None:
         return Line().to(WIDTH)
-    then = getattr(before, column.field) if before else None
-    return difference(getattr(now, column.field), then, points=column.field in SHARES)
+    then = column.value(before) if before else None
+    return difference(column.value(now), then, points=column.heading in SHARES)
 
 
 def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:
@@ -371,12 +338,6 @@ class ProcessChosen(Message):
 
     pid: int
     stay: bool
-
-
-def figures_at(snapshot: Snapshot | None, folded: Collection[int]) -> dict[int, Figures]:
-    """What each process used in a snapshot, folded ones with all below them."""
-    rows = process_rows(snapshot, folded=folded) if snapshot else ()
-    return {row.process.pid: row.figures for row in rows}
 
 
 class ProcessPane(RowPane[ProcessRow]):
@@ -409,15 +370,15 @@ class ProcessPane(RowPane[ProcessRow]):
         # With room for the number of what may be folded away.
         longest = max(len(row.guide) + len(row.label) + 6 * row.parent for row in rows)
         shape = fit(width, gpu=gpu, longest=longest, marked=marked)
-        before = figures_at(view.mark, self._folded)
+        then = process_rows(view.mark, folded=self._folded) if view.mark else ()
+        before = {row.process.pid: row for row in then}
         lines = [heading(shape, self._order)]
         for row, at in self.take(rows, height - 1 - len(foot)):
-            then, chosen = before.get(row.process.pid), row.process.pid == view.chosen
-            lines.append(row_line(row, shape, width, then, cursor=at, chosen=chosen))
+            pid = row.process.pid
+            lines.append(row_line(row, shape, width, before.get(pid), cursor=at, chosen=pid == view.chosen))
         if view.filter:
             title += f" · /{view.filter} {sum(row.matches for row in rows)} match"
-        sorted_by = next((column.heading for column in COLUMNS if column.field == self._order.by), "role")
-        note = " · ".join(filter(None, (f"by {sorted_by}", self.in_sight())))
+        note = " · ".join(filter(None, (f"by {self._order.by or 'role'}", self.in_sight())))
         return Drawing(lines, title, Line(note, DIM), view.stale("host"), foot)
 
     def _foot(self, view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:
@@ -455,12 +416,12 @@ class ProcessPane(RowPane[ProcessRow]):
         elif row is not None and row.parent:
             self.action_move(1)
 
-    def action_sort(self, field: str) -> None:
-        self._order = Order(field, not self._order.inverted if self._order.by == field else False)
+    def action_sort(self, heading: str) -> None:
+        self._order = Order(heading, not self._order.inverted if self._order.by == heading else False)
         self.redraw()
 
     def action_sort_by(self, steps: int) -> None:
-        self._order = next_order([column.field for column in COLUMNS], self._order, steps)
+        self._order = next_order([column.heading for column in COLUMNS], self._order, steps)
         self.redraw()
 
     def action_invert(self) -> None:
