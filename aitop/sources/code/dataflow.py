@@ -2,8 +2,7 @@
 
 What a line is for follows from where its values go. Only the structure of the code is used and only numbers leave this
 module, so no name can matter. It is a reading, not a proof: assignments are followed exactly within one function, a
-call may change the object whose method it is, and a call of no object's whose result is dropped may change what it is
-given.
+call may change the object whose method it is.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aitop.model.stacks import Flow, Statement
-from aitop.sources.code.syntax import BUILTINS, FUNCTIONS, parsed
+from aitop.sources.code.syntax import FUNCTIONS, parsed
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import COLLECTORS
 
@@ -113,14 +112,6 @@ class _Reading:
         self._file = file
         self._scope = scope
         self._modules = modules
-        # Numbers and texts, which no call can change.
-        self._constants = {
-            target.id
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
         self._ends: dict[int, int] = {}
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
@@ -130,9 +121,7 @@ class _Reading:
 
     def flow(self) -> Flow:
         """The statements of the function with what they use."""
-        state = self._block(self._scope.body, {})
-        # Attributes live on to the next call of the function.
-        self._block(self._scope.body, {name: made for name, made in state.items() if "." in name})
+        self._block(self._scope.body, {})
         first, last = _span(self._scope)
         statements = (
             Statement(
@@ -159,7 +148,7 @@ class _Reading:
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             return self._loop(node, state)
         if isinstance(node, ast.If):
-            self._read(node, node.test, state)
+            state = self._assign(node, node.test, [], state)
             return _either(self._block(node.body, state), self._block(node.orelse, state))
         if isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
@@ -169,7 +158,7 @@ class _Reading:
         if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
             return self._try(node, state)  # type: ignore[arg-type]
         if isinstance(node, ast.Match):
-            self._read(node, node.subject, state)
+            state = self._assign(node, node.subject, [], state)
             return _either(state, *(self._block(case.body, state) for case in node.cases))
         if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)):
             return state
@@ -178,8 +167,6 @@ class _Reading:
         if isinstance(node, (ast.AnnAssign, ast.AugAssign)):
             adds = isinstance(node, ast.AugAssign)
             return self._assign(node, node.value, [node.target], state, adds=adds) if node.value else state
-        if isinstance(node, ast.Expr):
-            return self._assign(node, node.value, [], state, dropped=True)
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 state = self._assign(node, child, [], state)
@@ -206,9 +193,6 @@ class _Reading:
         handled = [self._block(handler.body, _either(state, done)) for handler in node.handlers]
         return self._block(node.finalbody, _either(self._block(node.orelse, done), *handled))
 
-    def _read(self, node: ast.stmt, value: ast.expr, state: _State) -> None:
-        self._assign(node, value, [], state)
-
     def _assign(
         self,
         node: ast.stmt,
@@ -217,14 +201,13 @@ class _Reading:
         state: _State,
         *,
         adds: bool = False,
-        dropped: bool = False,
     ) -> _State:
-        """The state after `targets = value`. `adds`: they keep what they had; `dropped`: the value goes nowhere."""
+        """The state after `targets = value`. `adds`: they keep what they had."""
         line = node.lineno
         self._ends[line] = max(self._ends.get(line, line), _head_end(node))
         if self._function(value) in COLLECTORS:
             self._collects.add(line)
-        uses = self._uses(value, dropped=dropped)
+        uses = self._uses(value)
         names: set[str] = set()
         for target in targets:
             self._target(target, names, uses)
@@ -257,25 +240,15 @@ class _Reading:
 
     # Expressions.
 
-    def _uses(self, value: ast.expr, *, dropped: bool = False) -> _Uses:
+    def _uses(self, value: ast.expr) -> _Uses:
         uses = _Uses()
         self._collect(value, uses)
-        called = value.func if isinstance(value, ast.Call) else None
-        own = isinstance(called, ast.Name) and called.id in BUILTINS
-        # A method whose result is dropped is called for what it does to its object.
-        method = isinstance(called, ast.Attribute) and self._path(called.value) is not None
-        if dropped and isinstance(value, ast.Call) and not own and not method:
-            for argument in (*value.args, *(keyword.value for keyword in value.keywords)):
-                if (path := self._path(argument)) is not None and path not in self._constants:
-                    uses.changes.add(path)
         return uses
 
     def _collect(self, node: ast.AST, uses: _Uses) -> None:
         if isinstance(node, ast.Call):
             self._call(node, uses)
             return
-        if isinstance(node, ast.NamedExpr):
-            uses.changes.add(node.target.id)
         if isinstance(node, (ast.Name, ast.Attribute)) and (path := self._path(node)) is not None:
             uses.reads.add(path)
             return
