@@ -141,10 +141,9 @@ def _second(records: Sequence[StepRecord]) -> Second:
 
 @dataclass
 class HookHistory:
-    """One process's steps and facts. `began`: when the first step that was seen did, however few of them are kept."""
+    """One process's steps and facts."""
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
-    began: float | None = None
     count: int = 0
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
@@ -273,8 +272,6 @@ class History:
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory())
         hook.steps.extend(sample.steps)
-        if hook.began is None and sample.steps:
-            hook.began = sample.steps[0].end - sample.steps[0].seconds
         hook.seconds.add(sample.steps)
         hook.served.add(sample)
         hook.totals.take(sample)

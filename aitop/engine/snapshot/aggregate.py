@@ -29,7 +29,6 @@ from aitop.stacks.work import working
 ENOUGH_STEPS = 30
 # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
 ENOUGH_FORWARD_SAMPLES = 5
-SETUP_SLACK_SECONDS = 0.5
 # Phases that neither compute a step nor move its data.
 BESIDE: frozenset[Phase] = frozenset({"data_wait", "outside"})
 
@@ -46,7 +45,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
-    windows = _stepping_windows(history, lead)
+    windows = _stepping_windows(history)
     since = min(since, _sampled_since(windows, history.reach.sampled))
     callers = {pid: hook.facts.callers for pid, hook in history.hooks.items() if hook.facts is not None}
     stacks = history.stacks.view(windows, roles, since, callers)
@@ -192,20 +191,13 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
     return since, training or records
 
 
-def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
-    """Stack windows of the time in which the process stepped: importing and setting up say nothing of a step.
+def _stepping_windows(history: History) -> list[StackWindow]:
+    """Stack windows from the first one on that shows a step; all of them where none does.
 
-    Where no steps were counted, those from the first on that shows one; all of them where none does.
+    Importing and setting up say nothing of a step.
     """
-    hook = history.hooks.get(lead) if lead is not None else None
-    windows = list(history.windows)
-    if lead is None or hook is None or hook.began is None:
-        first = min(history.stepped.values(), default=0.0)
-        return [window for window in windows if window.time >= first]
-    began = hook.began - SETUP_SLACK_SECONDS
-    # The hook may have come in long after the first step; a window in which it was made may have begun before it.
-    early = next((window.time for window in windows if history.stacks.steps_in(window, lead)), began)
-    return [window for window in windows if window.time - window.seconds >= min(began, early)]
+    first = min(history.stepped.values(), default=0.0)
+    return [window for window in history.windows if window.time >= first]
 
 
 def _sampled_since(windows: Sequence[StackWindow], seconds: float) -> float:
