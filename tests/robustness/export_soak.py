@@ -3,6 +3,7 @@
 Some small training runs stay from beginning to end. Beside them a new one starts every minute and a half, and is killed
 two minutes and a half later. The exporter is scraped every 15 s and looked at every 30 s. "ended jobs" counts those in
 the scrape that ended more than half a minute ago; "series" are the lines of a scrape, which follow the jobs there are.
+Time for which all of it was stopped, for another bench, does not count.
 
     python tests/robustness/export_soak.py [--minutes M]
 """
@@ -77,16 +78,15 @@ def jobs_of(text: str) -> set[int]:
 
 def soak(watched: Watched, jobs: Jobs, minutes: float) -> Figures:
     """Scrape and look at the exporter for so long."""
-    found, begin = Figures("hour"), time.monotonic()
-    look_at = begin
-    while (now := time.monotonic()) < begin + minutes * 60:
+    found, now, look_at, last = Figures("hour"), 0.0, 0.0, time.monotonic()
+    while now < minutes * 60:
         jobs.update(now)
         text = watched.scrape()
         if now >= look_at:
             look_at += LOOK_SECONDS
             ended = {pid for pid, when in jobs.ended.items() if now - when > FORGET_SECONDS}
             found.add(
-                (now - begin) / 3600,
+                now / 3600,
                 memory_MB=watched.process.memory_info().rss / 1e6,
                 files=float(watched.process.num_fds()),
                 threads=float(watched.process.num_threads()),
@@ -96,6 +96,8 @@ def soak(watched: Watched, jobs: Jobs, minutes: float) -> Figures:
             )
             print({name: round(values[-1], 1) for name, values in found.read.items()}, flush=True)
         time.sleep(SCRAPE_SECONDS)
+        before, last = last, time.monotonic()
+        now += min(last - before, 2 * SCRAPE_SECONDS)
     return found
 
 
