@@ -186,9 +186,14 @@ def test_a_real_run_is_scraped_and_its_series_end_with_it(tmp_path):
         arguments = ("--pid", str(job.pid), "--prometheus", str(port), "--textfile", str(file), "--every", "2s")
         with exporter(*arguments) as export:
             until(lambda: file.exists(), 20)
-            text = until(lambda: (seen := get(url)) and "aitop_verdict_share{" in seen and seen, 40)
-            (first,) = [line for line in text.splitlines() if "aitop_verdict_order{" in line and line.endswith(" 1.0")]
-            assert 'verdict="input-bound"' in first
+
+            def judged():
+                """The scrape that has the verdict, and the line of it."""
+                text = get(url)
+                orders = re.findall(r'^aitop_verdict_order\{.*verdict="input-bound".*\} 1\.0$', text, re.MULTILINE)
+                return orders and (text, orders)
+
+            text, (first,) = until(judged, 40)
             assert f'job="n1/{job.pid}"' in first
             assert "slow_loader.py" in first
             assert f'pid="{job.pid}"' in text
