@@ -44,7 +44,7 @@ def job(one, count, *, late=3, gpu=False, **fields):
 
 
 def standing(number, odd):
-    guarded = Frame("train", "/home/ada/train.py", 90, True, "dist.all_reduce(loss)", None, "if step % 10 == 0:")
+    guarded = Frame("train", "/home/ada/train.py", 90, True, "dist.all_reduce(loss)", "if step % 10 == 0:")
     frames = (Frame("read", "/home/ada/data.py", 31, True, "batch = queue.get()"), QUEUE) if odd else (guarded, REDUCE)
     return Standing(
         pid=3720 + number, rank=number, role="rank", doing="own" if odd else "collective", frames=frames,

@@ -40,7 +40,9 @@ class MemoryPane(ChartPane):
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
             return Drawing([state_line("host", view.source("host"))], "Memory")
-        lines, allocators = _gauges(view, snapshot.host, width), snapshot.allocators
+        limited = snapshot.host.cgroup is not None and snapshot.host.cgroup.memory_limit is not None
+        lines = [_gauge(view, snapshot, name, width) for name in ("machine", *(["cgroup"] if limited else []))]
+        allocators = snapshot.allocators
         resident = {"rss": "server" if serves(snapshot) else "ranks"}
         if height >= ROOM_FOR_LIST and snapshot.series.get("workers_rss", Series()).times:
             resident["workers_rss"] = "workers"
@@ -172,35 +174,21 @@ def _reading(line: Line, field: Field, allocators: Sequence[AllocatorSample]) ->
     return line
 
 
-Filled = tuple["int | None", "int | None"]
-"""Bytes used, and of how many."""
-
-
-def _gauges(view: View, host: HostSample, width: int) -> list[Line]:
-    lines = [_gauge(view, "machine", _machine, width)]
-    if host.cgroup is not None and host.cgroup.memory_limit is not None:
-        lines.append(_gauge(view, "cgroup", _group, width))
-    return lines
-
-
-def _machine(host: HostSample) -> Filled:
-    total, left = host.machine.memory_total, host.machine.memory_available
+def _filled(snapshot: Snapshot, name: str) -> tuple[int | None, int | None]:
+    """Bytes used of the machine's memory or of the control group's, and of how many."""
+    host = snapshot.host
+    if name == "cgroup":
+        return (host.cgroup.memory_used, host.cgroup.memory_limit) if host and host.cgroup else (None, None)
+    total, left = (host.machine.memory_total, host.machine.memory_available) if host else (None, None)
     return (None if total is None or left is None else total - left), total
 
 
-def _group(host: HostSample) -> Filled:
-    return (host.cgroup.memory_used, host.cgroup.memory_limit) if host.cgroup else (None, None)
-
-
-def _gauge(view: View, name: str, filled_of: Callable[[HostSample], Filled], width: int) -> Line:
-    def filled(snapshot: Snapshot | None) -> Filled:
-        return filled_of(snapshot.host) if snapshot and snapshot.host else (None, None)
-
-    def share_of(snapshot: Snapshot | None) -> float | None:
-        used, total = filled(snapshot)
+def _gauge(view: View, snapshot: Snapshot, name: str, width: int) -> Line:
+    def share_of(snapshot: Snapshot) -> float | None:
+        used, total = _filled(snapshot, name)
         return None if used is None or not total else used / total
 
-    (used, total), share = filled(view.snapshot), share_of(view.snapshot)
+    (used, total), share = _filled(snapshot, name), share_of(snapshot)
     style = LOSS if (share or 0) >= NEARLY_FULL else TEXT
     head = Line(name.ljust(8), DIM).join(figure(view, share_of, share_text, style, points=True)).add(" ")
     return gauge(head, share, Line(f" {size(used)} of {size(total)}".rjust(18), DIM), width, HOST_CHART)
