@@ -34,9 +34,10 @@ from aitop.ui.theme.palette import (
     Kind,
     clickable,
 )
-from aitop.ui.widgets.line import Line, key_hints, lit, shorten
+from aitop.ui.widgets.line import Line, columns, key_hints, shorten
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.table import GAP, MARK, Order, RowPane, next_order
+from aitop.ui.widgets.table import GAP, MARK, Column, Fit, Order, RowPane, next_order, row_line
+from aitop.ui.widgets.table import fit as table_fit
 from aitop.ui.words import one_line, short_command, state_line, tight_percent
 
 ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "helper": 3, "other": 4}
@@ -155,7 +156,7 @@ def _sorted(siblings: Iterable[ProcessRow], order: Order) -> list[ProcessRow]:
         return process.part is None, ROLE_ORDER[process.role], rank, process.started, process.pid
 
     by_role = sorted(siblings, key=role)
-    value_of = next((column.value for column in COLUMNS if column.heading == order.by), None)
+    value_of = next((column.value for column in FIGURES if column.heading == order.by), None)
     if value_of is None:
         return by_role[::-1] if order.inverted else by_role
     known = [row for row in by_role if value_of(row) is not None]
@@ -181,7 +182,7 @@ STATE_STYLES = {"R": TEXT, "D": STATE_STALE, "Z": STATE_FAILED, "T": STATE_STALE
 KINDS: dict[str, Kind] = {"launcher": LAUNCHER, "rank": RANK, "loader-worker": WORKER}
 
 
-class Column(NamedTuple):
+class Figure(NamedTuple):
     """A heading, its cells, the value of a row that it shows and sorts by, how that is written; `keep`: the lower the
     longer it stays as the pane narrows."""
 
@@ -217,115 +218,90 @@ def age_text(seconds: float | None) -> str:
     return duration(float(int(seconds))) if seconds >= 10 else f"{int(seconds)} s"
 
 
-COLUMNS = (
-    Column("pid", 7, lambda row: row.process.pid, str, 7, DIM),
-    Column("cpu", 5, lambda row: row.process.cpu, tight_percent, 0, BRIGHT),
-    Column("memory", 7, lambda row: row.process.rss, size, 1),
-    Column("gpu", 4, lambda row: row.gpu.sm if row.gpu else None, tight_percent, 2, BRIGHT, gpu=True),
-    Column("gpu mem", 7, lambda row: row.gpu.memory if row.gpu else None, size, 3, gpu=True),
-    Column("read/s", 7, lambda row: row.process.read_bytes, size, 5),
-    Column("write/s", 7, lambda row: row.process.write_bytes, size, 6),
-    Column("thr", 4, lambda row: row.process.threads, str, 8, DIM),
-    Column("state", 6, lambda row: row.process.state, lambda letter: STATES.get(letter, letter), 4),
-    Column("age", 5, lambda row: row.age, age_text, 9, DIM),
+FIGURES = (
+    Figure("pid", 7, lambda row: row.process.pid, str, 7, DIM),
+    Figure("cpu", 5, lambda row: row.process.cpu, tight_percent, 0, BRIGHT),
+    Figure("memory", 7, lambda row: row.process.rss, size, 1),
+    Figure("gpu", 4, lambda row: row.gpu.sm if row.gpu else None, tight_percent, 2, BRIGHT, gpu=True),
+    Figure("gpu mem", 7, lambda row: row.gpu.memory if row.gpu else None, size, 3, gpu=True),
+    Figure("read/s", 7, lambda row: row.process.read_bytes, size, 5),
+    Figure("write/s", 7, lambda row: row.process.write_bytes, size, 6),
+    Figure("thr", 4, lambda row: row.process.threads, str, 8, DIM),
+    Figure("state", 6, lambda row: row.process.state, lambda letter: STATES.get(letter, letter), 4),
+    Figure("age", 5, lambda row: row.age, age_text, 9, DIM),
 )
 SHARES = frozenset({"cpu", "gpu"})
 CHANGING = SHARES | {"memory", "gpu mem", "read/s", "write/s"}
 """Figures that show their change since the mark."""
 
 
-class Fit(NamedTuple):
-    """What there is room for: cells of the tree, the columns, cells of the command or 0."""
-
-    tree: int
-    columns: tuple[Column, ...]
-    command: int
-    marked: bool = False
-
-    def cells(self, column: Column) -> int:
-        return column.cells + (WIDTH if self.marked and column.heading in CHANGING else 0)
-
-
-def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = False) -> Fit:
+def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, mark: Mapping[int, ProcessRow] | None = None) -> Fit:
     """The columns for a pane of `width` cells; the least useful ones are dropped first.
 
-    `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes, `marked`
-    whether changes are shown.
+    `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes. `mark` has the
+    rows at the mark by pid, None without one.
     """
-    bare = Fit(0, (), 0, marked)
-    room = width - MARK - TREE_LEAST
-    shown: list[Column] = []
-    for column in sorted((column for column in COLUMNS if gpu or not column.gpu), key=lambda column: column.keep):
-        cells = GAP + bare.cells(column)
-        if cells > room:
-            break
-        room -= cells
-        shown.append(column)
     # In steps, so that a branch more or less moves nothing.
-    wished = max(0, min(TREE_MOST, TREE_STEP * math.ceil(longest / TREE_STEP)) - TREE_LEAST)
-    grown = min(wished, room)
-    tree, room = TREE_LEAST + grown, room - grown
-    command = room - GAP if room >= COMMAND_LEAST + GAP else 0
-    return Fit(tree, tuple(column for column in COLUMNS if column in shown), command, marked)
+    most = min(TREE_MOST, TREE_STEP * math.ceil(longest / TREE_STEP))
+    tree = Column("process", TREE_LEAST, -1, lambda row: row, draw=_tree_cell, right=False, most=most)
+    shape = list(table_fit([tree, *(_column(figure, mark) for figure in FIGURES if gpu or not figure.gpu)], width))
+    left = width - MARK - sum(cells + GAP for _, cells in shape)
+    if left >= COMMAND_LEAST:
+        shape.append((Column("command", COMMAND_LEAST, 0, lambda row: row, draw=_command_cell), left))
+    return shape
+
+
+def _column(figure: Figure, mark: Mapping[int, ProcessRow] | None) -> Column:
+    """The column of a figure, with its change since the mark."""
+    changing, rows_then = mark is not None and figure.heading in CHANGING, mark or {}
+
+    def draw(row: ProcessRow, _cells: int) -> Line:
+        text, style = figure.write(row)
+        line = Line(shorten(text, figure.cells).rjust(figure.cells), style if row.matches else FAINT)
+        return line.join(_changed(figure, row, rows_then.get(row.process.pid))) if changing else line
+
+    return Column(figure.heading, figure.cells + WIDTH * changing, figure.keep, lambda row: row, draw=draw)
 
 
 def heading(shape: Fit, order: Order) -> Line:
     """The headings; the one sorted by has an arrow, and a click on one sorts by it."""
-    line = Line().to(MARK)
-    line.join(_heading("process", "", order, shape.tree, right=False))
-    for column in shape.columns:
-        line.to(line.width + GAP).join(_heading(column.heading, column.heading, order, column.cells))
-        line.to(line.width + shape.cells(column) - column.cells)
-    if shape.command:
-        line.to(line.width + GAP).add("command".ljust(shape.command), FAINT)
-    return line
+    return (
+        Line().to(MARK).join(columns([(_heading(column.heading, order, cells), cells) for column, cells in shape], GAP))
+    )
 
 
-def _heading(text: str, field: str, order: Order, cells: int, *, right: bool = True) -> Line:
-    chosen = order.by == field
-    style = clickable(BRIGHT if chosen else FAINT, f"sort('{field}')")
-    up = order.inverted != (field in ("", "pid"))
-    marked = chosen and order != BY_ROLE
-    text = f"{text}{'↑' if up else '↓'}" if marked and len(text) < cells else text
-    return Line().add(text.rjust(cells) if right else text.ljust(cells), style)
+def _heading(name: str, order: Order, cells: int) -> Line:
+    if name == "command":
+        return Line(name, FAINT)
+    by = "" if name == "process" else name
+    chosen, up = order.by == by, order.inverted != (by in ("", "pid"))
+    style = clickable(BRIGHT if chosen else FAINT, f"sort('{by}')")
+    # Without the cells of the change since the mark.
+    cells = next((figure.cells for figure in FIGURES if figure.heading == name), cells)
+    text = f"{name}{'↑' if up else '↓'}" if chosen and order != BY_ROLE and len(name) < cells else name
+    return Line(text.rjust(cells) if by else text.ljust(cells), style)
 
 
-def row_line(
-    row: ProcessRow, shape: Fit, width: int, before: ProcessRow | None = None, *, cursor: bool, chosen: bool
-) -> Line:
-    """One process; `cursor` lights it up, `chosen` marks the one that the screen is narrowed to.
-
-    `before` is its row at the mark, None where it was not there.
-    """
-    kind = KINDS.get(row.process.role, OTHER_PROCESS)
-    line = Line("● " if chosen else "▸ " if cursor else "  ", BRIGHT)
-    line.join(_tree_cell(row, kind, shape.tree))
-    for column in shape.columns:
-        text, style = column.write(row)
-        line.add(" " * GAP).add(shorten(text, column.cells).rjust(column.cells), style if row.matches else FAINT)
-        if shape.marked and column.heading in CHANGING:
-            line.join(_changed(column, row, before))
-    if shape.command:
-        line.add(" " * GAP).add(shorten(one_line(short_command(row.process.command)), shape.command), FAINT)
-    return lit(line.fit(width)) if cursor else line.fit(width)
-
-
-def _changed(column: Column, now: ProcessRow, before: ProcessRow | None) -> Line:
+def _changed(column: Figure, now: ProcessRow, before: ProcessRow | None) -> Line:
     if column.value(now) is None:
         return Line().to(WIDTH)
     then = column.value(before) if before else None
     return difference(column.value(now), then, points=column.heading in SHARES)
 
 
-def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:
+def _tree_cell(row: ProcessRow, cells: int) -> Line:
     line = Line(row.guide, FAINT)
     if row.parent:
         action = f"fold({row.process.pid})"
         line.add("▸ " if row.folded else "▾ ", clickable(DIM, action))
-    line.add(one_line(row.label), kind.ink if row.matches else FAINT)
+    line.add(one_line(row.label), KINDS.get(row.process.role, OTHER_PROCESS).ink if row.matches else FAINT)
     if row.folded:
         line.add(f" +{row.folded}", BRIGHT)
     return line.fit(cells)
+
+
+def _command_cell(row: ProcessRow, cells: int) -> Line:
+    return Line(shorten(one_line(short_command(row.process.command)), cells), FAINT)
 
 
 ROOM_FOR_KEYS = 10
@@ -366,16 +342,13 @@ class ProcessPane(RowPane[ProcessRow]):
             return Drawing([Line("no process matches", DIM)], f"{title} · /{view.filter}")
         self.take(rows, height - 1)
         foot = self._foot(view, snapshot, width, height)
-        gpu, marked = bool(snapshot.gpu and snapshot.gpu.devices), view.mark is not None
+        mark = {row.process.pid: row for row in process_rows(view.mark, folded=self._folded)} if view.mark else None
         # With room for the number of what may be folded away.
         longest = max(len(row.guide) + len(row.label) + 6 * row.parent for row in rows)
-        shape = fit(width, gpu=gpu, longest=longest, marked=marked)
-        then = process_rows(view.mark, folded=self._folded) if view.mark else ()
-        before = {row.process.pid: row for row in then}
+        shape = fit(width, gpu=bool(snapshot.gpu and snapshot.gpu.devices), longest=longest, mark=mark)
         lines = [heading(shape, self._order)]
         for row, at in self.take(rows, height - 1 - len(foot)):
-            pid = row.process.pid
-            lines.append(row_line(row, shape, width, before.get(pid), cursor=at, chosen=pid == view.chosen))
+            lines.append(row_line(row, shape, width, cursor=at, chosen=row.process.pid == view.chosen))
         if view.filter:
             title += f" · /{view.filter} {sum(row.matches for row in rows)} match"
         note = " · ".join(filter(None, (f"by {self._order.by or 'role'}", self.in_sight())))
@@ -421,7 +394,7 @@ class ProcessPane(RowPane[ProcessRow]):
         self.redraw()
 
     def action_sort_by(self, steps: int) -> None:
-        self._order = next_order([column.heading for column in COLUMNS], self._order, steps)
+        self._order = next_order([column.heading for column in FIGURES], self._order, steps)
         self.redraw()
 
     def action_invert(self) -> None:
