@@ -258,16 +258,19 @@ def _column(figure: Figure, mark: Mapping[int, ProcessRow] | None) -> Column:
     def draw(row: ProcessRow, _cells: int) -> Line:
         text, style = figure.write(row)
         line = Line(shorten(text, figure.cells).rjust(figure.cells), style if row.matches else FAINT)
-        return line.join(_changed(figure, row, rows_then.get(row.process.pid))) if changing else line
+        now, before = figure.value(row), rows_then.get(row.process.pid)
+        if not changing or now is None:
+            return line
+        then = figure.value(before) if before else None
+        return line.join(difference(now, then, points=figure.heading in SHARES))
 
     return Column(figure.heading, figure.cells + WIDTH * changing, figure.keep, lambda row: row, draw=draw)
 
 
 def heading(shape: Fit, order: Order) -> Line:
     """The headings; the one sorted by has an arrow, and a click on one sorts by it."""
-    return (
-        Line().to(MARK).join(columns([(_heading(column.heading, order, cells), cells) for column, cells in shape], GAP))
-    )
+    headings = [(_heading(column.heading, order, cells), cells) for column, cells in shape]
+    return Line().to(MARK).join(columns(headings, GAP))
 
 
 def _heading(name: str, order: Order, cells: int) -> Line:
@@ -280,13 +283,6 @@ def _heading(name: str, order: Order, cells: int) -> Line:
     cells = next((figure.cells for figure in FIGURES if figure.heading == name), cells)
     text = f"{name}{'↑' if up else '↓'}" if chosen and order != BY_ROLE and len(name) < cells else name
     return Line(text.rjust(cells) if by else text.ljust(cells), style)
-
-
-def _changed(column: Figure, now: ProcessRow, before: ProcessRow | None) -> Line:
-    if column.value(now) is None:
-        return Line().to(WIDTH)
-    then = column.value(before) if before else None
-    return difference(column.value(now), then, points=column.heading in SHARES)
 
 
 def _tree_cell(row: ProcessRow, cells: int) -> Line:
