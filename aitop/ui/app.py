@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -61,8 +60,11 @@ class AitopApp(App[ResultType]):
 
     def __init__(self, settings: Settings | None = None, clean_up: Callable[[], None] = lambda: None) -> None:
         self._cells = ChangedCells()
-        with _no_color_hidden():
-            super().__init__()
+        # Textual would turn our colours to greys: the monochrome theme is made to be read.
+        no_color = os.environ.pop("NO_COLOR", None)
+        super().__init__()
+        if no_color is not None:
+            os.environ["NO_COLOR"] = no_color
         self.settings = settings or Settings()
         self.look = look_for(self.settings, os.environ, getattr(sys.__stdout__, "encoding", None))
         for theme in THEMES.values():
@@ -275,14 +277,3 @@ class FleetApp(AitopApp[None]):
         from aitop.ui.screens.fleet import FleetScreen  # noqa: PLC0415 - loads for 7 ms
 
         return FleetScreen(self._cluster, self._every, View(look=self.settled_look()))
-
-
-@contextmanager
-def _no_color_hidden() -> Iterator[None]:
-    """Hide NO_COLOR from Textual, which would turn colours to greys: the monochrome theme is made to be read."""
-    value = os.environ.pop("NO_COLOR", None)
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ["NO_COLOR"] = value

@@ -185,7 +185,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
     `snapshot` is None before the first. `rank` narrows processes and code to one rank, None for all. `code` says how
     the code is shown and `who` whose it is. `live` is False for a replay. `notice` is a short line about what was
-    just done. `filter` is the text that rows of lists and trees must hold (see ui.matching), empty to show all.
+    just done. `filter` is the text that rows of lists and trees must hold (see `matches`), empty to show all.
     `chosen` is the process (pid) that the screen is narrowed to, None for all. `mark` is the moment that figures are
     held against, None without one; `recording` says in a word or two how far a recording is. `compared` is the run
     beside an earlier one of the same script, None where there is none.

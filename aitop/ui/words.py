@@ -24,12 +24,12 @@ from aitop.ui.theme.palette import (
 )
 from aitop.ui.widgets.line import Line
 
-STATES: dict[SourceState, tuple[str, Style]] = {
-    "ok": ("●", STATE_OK),
-    "absent": ("○", DIM),
-    "denied": ("⊘", STATE_DENIED),
-    "stale": ("◐", STATE_STALE),
-    "failed": ("✗", STATE_FAILED),
+STATES: dict[SourceState, tuple[str, Style, str]] = {
+    "ok": ("●", STATE_OK, "works"),
+    "absent": ("○", DIM, "not there"),
+    "denied": ("⊘", STATE_DENIED, "not permitted"),
+    "stale": ("◐", STATE_STALE, "nothing new"),
+    "failed": ("✗", STATE_FAILED, "broken"),
 }
 SEVERITY_LABELS = {"critical": LOSS_LABEL, "warning": LOSS_SOFT_LABEL, "info": CALM_LABEL}
 
@@ -43,7 +43,7 @@ def state_mark(status: SourceStatus | None) -> tuple[str, Style]:
     """Glyph and colour of a source's state; `…` before the first state and while the hook waits to enter."""
     if status is None:
         return NOT_YET, FAINT
-    return (NOT_YET, STATE_STALE) if waits_for_target(status) else STATES[status.state]
+    return (NOT_YET, STATE_STALE) if waits_for_target(status) else STATES[status.state][:2]
 
 
 def state_line(name: str, status: SourceStatus | None) -> Line:

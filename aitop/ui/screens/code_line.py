@@ -184,7 +184,6 @@ class LineScreen(HeadedScreen):
             self.pane.excerpt = Excerpt(None, reading=True)
             read = partial(Excerpt.around, self._source_around, self.view.process(at.pid), at.file, at.line)
             in_background(self, "source", read, self._read)
-        self.show_all()
         self.pane.focus()
 
     def _read(self, excerpt: Excerpt | Exception) -> None:

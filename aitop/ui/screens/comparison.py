@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from textual import events
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.comparison_words import comparison_text
@@ -82,21 +81,15 @@ class ComparisonScreen(HeadedScreen):
         super().__init__(view, self.words, self.stacks)
         self._stacks_chosen = False
 
-    def on_mount(self) -> None:
-        self._arrange()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self._arrange()
-
     def action_switch(self) -> None:
         """Go to the other pane."""
         self._stacks_chosen = not self._stacks_chosen
-        self._arrange()
+        self.show()
 
-    def _arrange(self) -> None:
+    def show(self) -> None:
         both = self.size.height >= BOTH
         self.words.display, self.stacks.display = both or not self._stacks_chosen, both or self._stacks_chosen
         self.stacks.styles.height = "40%" if both else "1fr"
         (self.stacks if self._stacks_chosen else self.words).focus()
         # They have their size after the next layout, and draw themselves then.
-        self.show_all()
+        super().show()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import ClassVar
 
-from textual import events
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.catalogue import Block, page
@@ -207,16 +206,9 @@ class EvidenceScreen(HeadedScreen):
         self._source_around = source_around
         self._selected: tuple[str, str | None] | None = None
 
-    def on_mount(self) -> None:
-        self.show(self.view)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.show(self.view)
-
-    def show(self, view: View) -> None:
-        """Take a new view; the selected verdict stays selected while it is there."""
-        self.view = view
-        verdicts = shown_verdicts(view)
+    def show(self) -> None:
+        """Draw everything again; the selected verdict stays selected while it is there."""
+        verdicts = shown_verdicts(self.view)
         at = self._position(verdicts)
         self.listing.display = self.query_one(Header).display = self.size.height >= LEAST_FOR_LIST
         self.listing.styles.height = 2 + max(1, min(len(verdicts), LIST_ROWS, self.size.height // 3))
@@ -225,7 +217,7 @@ class EvidenceScreen(HeadedScreen):
         if self.evidence.verdict is not None:
             self._read_source(self.evidence.verdict)
             self._read_edits(self.evidence.verdict)
-        self.show_all()
+        super().show()
 
     def action_select(self, by: int) -> None:
         verdicts = shown_verdicts(self.view)
@@ -234,7 +226,7 @@ class EvidenceScreen(HeadedScreen):
             self._selected = (chosen.id, chosen.subtype)
             self.evidence.top = 0
             self.listing.notice = ""
-            self.show(self.view)
+            self.show()
 
     def action_scroll(self, by: int) -> None:
         self.evidence.action_scroll_by(by)

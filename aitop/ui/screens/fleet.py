@@ -396,16 +396,12 @@ def waited_for(ranks: Sequence[FleetRank]) -> Line:
         return Line(f"{plural(len(stalled), 'rank')} of {len(ranks)} stalled", LOSS)
     if late is not None:
         waits = median(rank.wait for rank in ranks if rank is not late and rank.wait is not None)
-        return Line(f"The others wait {percent(waits)} of a step for {rank_words(late)}", LOSS)
+        name = "a rank" if late.rank is None else f"rank {late.rank}"
+        on = f" on {one_line(late.node)}" if late.node else ""
+        return Line(f"The others wait {percent(waits)} of a step for {name}{on}", LOSS)
     if any(rank.wait is not None for rank in ranks):
         return Line("no rank keeps the others waiting", DIM)
     return Line("whether a rank keeps the others waiting is not measured" if len(ranks) > 1 else "", DIM)
-
-
-def rank_words(rank: FleetRank) -> str:
-    """rank 3 on node017, as far as both are known."""
-    number = "a rank" if rank.rank is None else f"rank {rank.rank}"
-    return f"{number} on {one_line(rank.node)}" if rank.node else number
 
 
 class RanksPane(TablePane[FleetRank]):

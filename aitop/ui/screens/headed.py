@@ -22,7 +22,13 @@ class HeadedScreen(Screen[None]):
         yield Header(id="header")
         yield from self._panes
 
-    def show_all(self) -> None:
-        """Hand the view to every pane."""
+    def on_mount(self) -> None:
+        self.show()
+
+    def on_resize(self) -> None:
+        self.show()
+
+    def show(self) -> None:
+        """Hand the view to every pane. A subclass may first decide which of them there is room for."""
         for pane in self.query(Pane):
             pane.show(self.view)

@@ -20,13 +20,6 @@ from aitop.ui.words import STATES
 INDENT = 11
 FUNCTION_KEY = re.compile(r"f\d+")
 WIDTH = 76
-STATE_MEANINGS = {
-    "ok": "works",
-    "absent": "not there",
-    "denied": "not permitted",
-    "stale": "nothing new",
-    "failed": "broken",
-}
 
 
 class HelpPane(Pane):
@@ -42,8 +35,8 @@ class HelpPane(Pane):
         lines = [Line(keys.ljust(INDENT), BRIGHT).add(binding.description, TEXT) for keys, binding in self._keys]
         lines.append(Line())
         sources = Line("sources".ljust(INDENT), DIM)
-        for state, (glyph, style) in STATES.items():
-            sources.add(f"{glyph} {STATE_MEANINGS[state]}   ", style)
+        for glyph, style, meaning in STATES.values():
+            sources.add(f"{glyph} {meaning}   ", style)
         phases = Line("phases".ljust(INDENT), DIM)
         for phase in PHASES:
             phases.add(f"{phase.letter if view.look.mono else '■'} {phase.name}   ", phase.ink)

@@ -188,7 +188,10 @@ class MonitorScreen(Screen[int]):
             notice=self._notice(),
             compared=compared_now,
         )
-        self._forget_ended_process()
+        chosen, known = self.view.chosen, self.view.pids() is not None
+        if chosen is not None and known and all(process.pid != chosen for process in self.view.processes):
+            # Nothing is left to narrow to.
+            self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
 
     def _catch_up(self) -> None:
         """Draw the newest snapshot, if it is not on the screen yet."""
@@ -205,12 +208,6 @@ class MonitorScreen(Screen[int]):
             self._shown_notice, self._notice_ticks = notice, NOTICE_TICKS
         self._notice_ticks -= 1
         return notice if self._notice_ticks > 0 else None
-
-    def _forget_ended_process(self) -> None:
-        """A chosen process that has ended leaves nothing to narrow to."""
-        chosen, known = self.view.chosen, self.view.pids() is not None
-        if chosen is not None and known and all(process.pid != chosen for process in self.view.processes):
-            self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
 
     def on_resize(self, event: events.Resize) -> None:
         self._lay_out()
@@ -492,8 +489,9 @@ class MonitorScreen(Screen[int]):
         """Hand the view down; while the evidence covers this screen, only the evidence is kept up to date."""
         evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
         if evidence is not None:
+            evidence.view = self.view
             if evidence.is_mounted:
-                evidence.show(self.view)
+                evidence.show()
             return
         for name in self._plan:
             self._pane(name).show(self.view)

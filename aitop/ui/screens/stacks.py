@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import ClassVar, Generic, TypeVar
 
-from textual import events
 from textual.binding import Binding, BindingType
 
 from aitop.engine.feed import Feed
@@ -195,9 +194,6 @@ class StackScreen(HeadedScreen, Generic[Entry]):
     def on_mount(self) -> None:
         self.action_again()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.show()
-
     def action_again(self) -> None:
         if self.view.live and isinstance(self._feed, LazyFeed):
             self.listing.doing = "looking at every thread…"
@@ -253,7 +249,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
         above = self.listing.above(self.view, max(20, self.size.width - 4))
         rows, most = len(above) + len(self.listing.entries) + 2, self.size.height * (3 if above else 2) // 5
         self.listing.styles.height = max(4, min(rows, most)) if self.stack.display else "1fr"
-        self.show_all()
+        super().show()
 
 
 class StacksScreen(StackScreen[StackGroup]):

@@ -144,7 +144,6 @@ class ProfileScreen(HeadedScreen):
 
     def on_mount(self) -> None:
         self.pane.doing = "asking the run for a profile…"
-        self.show_all()
         self.pane.focus()
 
         def progress(state: str) -> None:
@@ -156,14 +155,14 @@ class ProfileScreen(HeadedScreen):
         steps = plural(STEPS, "step")
         doing = {"running": f"torch.profiler is on for {steps}…", "waiting": "waiting for the next step to begin…"}
         self.pane.doing = doing.get(state, state)
-        self.show_all()
+        self.show()
 
     def _profiled(self, answer: TakenProfile | Exception) -> None:
         if isinstance(answer, Exception):
             self.pane.problem = str(answer)
         else:
             self._taken, self.pane.profile = answer, answer.profile
-        self.show_all()
+        self.show()
 
     def action_write(self) -> None:
         if self._taken is not None:
@@ -174,4 +173,4 @@ class ProfileScreen(HeadedScreen):
     def _written(self, answer: list[Path] | Exception) -> None:
         where = f"not written: {answer}" if isinstance(answer, Exception) else f"written to {answer[0]}"
         self.pane.written = f"trace {where}"
-        self.show_all()
+        self.show()
