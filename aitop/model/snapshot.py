@@ -141,12 +141,23 @@ class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
     gil: float | None = None
 
 
+class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads that take the same work in turns. `working` of them work at a time on average, and `standing` have a
+    request to themselves that stands in line: it waits for what another thread does.
+    """
+
+    threads: tuple[str, ...]
+    working: float
+    standing: float
+
+
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     """Stacks of one process in the window. `samples` of the thread that steps; `phases` estimated from them.
 
-    `thread` is its name: the main thread, unless that only waits while another one runs the model. `by_window` counts
-    its samples in each window, the oldest first. `lineless` has the shares of its time without a line of the user's, by
-    phase and activity: all of it, in an engine that is a library.
+    `thread` is its name: the main thread, unless that only waits while another one runs the model. Where threads take
+    turns at that, it is one of the `pool`, and all that is said of it is of the pool as one worker.
+    `by_window` counts its samples in each window, the oldest first. `lineless` has the shares of its time without a
+    line of the user's, by phase and activity: all of it, in an engine that is a library.
     """
 
     pid: int
@@ -158,6 +169,7 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = "MainThread"
     by_window: tuple[int, ...] = ()
     lineless: tuple[tuple[str, Activity, float], ...] = ()
+    pool: ThreadPool | None = None
 
 
 class ThreadTree(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ _LEAST_LOOKS = 10
 
 
 class ThreadLooks(msgspec.Struct, frozen=True):
-    """All looks at one thread, and its states in the kernel, over all windows.
+    """All looks at one thread, or at several together, and their states in the kernel, over all windows.
 
     `cpu` and `gil` count by stack how often it was on a core or held the GIL, in `cpu_asked` and `gil_asked` looks.
     From the kernel: `waits` are shares of its time (0..1) by kind; `running` is the share on or for a core, None if it
@@ -71,9 +71,16 @@ class ThreadLooks(msgspec.Struct, frozen=True):
 
 
 def looks_of(
-    windows: Sequence[StackWindow], looks: Iterable[tuple[Look, Mapping[Seen, int]]], pid: int, thread: str
+    windows: Sequence[StackWindow],
+    looks: Iterable[tuple[Look, Mapping[Seen, int]]],
+    pid: int,
+    threads: Collection[str],
+    at_once: float = 1.0,
 ) -> ThreadLooks:
-    """The looks at one thread. `looks` come with the stacks of that thread only."""
+    """The looks at a thread, or at several together. `looks` come with the stacks of those threads only.
+
+    `at_once` of the threads are seen in a look on average.
+    """
     counts: dict[str, dict[Seen, int]] = {"cpu": {}, "gil": {}}
     asked = {"cpu": 0, "gil": 0}
     for look, stacks in looks:
@@ -81,7 +88,7 @@ def looks_of(
         for seen, count in stacks.items():
             counts[look.kind][seen] = counts[look.kind].get(seen, 0) + count
     states: list[ThreadState] = [
-        state for window in windows for state in window.states if (state.pid, state.thread) == (pid, thread)
+        state for window in windows for state in window.states if state.pid == pid and state.thread in threads
     ]
     total = sum(state.asked for state in states)
     running = sum(state.on_core * state.asked for state in states) / total if total else None
@@ -94,9 +101,9 @@ def looks_of(
     waits: dict[WaitKind, float] = {kind: waiting * count / sum(met.values()) for kind, count in met.items()}
     return ThreadLooks(
         cpu=counts["cpu"],
-        cpu_asked=asked["cpu"],
+        cpu_asked=round(asked["cpu"] * at_once),
         gil=counts["gil"],
-        gil_asked=asked["gil"],
+        gil_asked=round(asked["gil"] * at_once),
         running=running,
         waits=waits if met else {"other": waiting},
         asked=total,

@@ -12,17 +12,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import MappingProxyType
 from typing import NamedTuple
 
-import msgspec
-
 from aitop.model.host import Role
 from aitop.model.ledger import Activity, Position
 from aitop.model.phases import TIMED_ALONE
-from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
+from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadPool, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
+from aitop.stacks.pool import Place, alike, pool, threads_at_once, together
 from aitop.stacks.position import StepFunctions
 from aitop.stacks.reading import Seen, read_stack
 from aitop.stacks.short_threads import Digest, ThreadKey, as_one, relabelled, short_threads
@@ -212,22 +211,37 @@ def _merged_view(
         main = threads.get(lead, {}) if lead is not None else {}
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         known[pid] = role
-        for key, stacks in threads.items():
-            steps = StepFunctions(stacks.items(), flows, callers.get(pid, ()))
-            by_window = [digest.get(key, {}) for digest in digests]
+        of_process = [(look, digest) for look, digest in looks if look.pid == pid]
+
+        def account(keys: Sequence[ThreadKey], at_once: float = 1.0) -> _Account:
+            stacks = _summed(keys, threads)  # noqa: B023
+            steps = StepFunctions(stacks.items(), flows, callers.get(keys[0].pid, ()))
             groups = _groups(stacks, steps, collecting)
-            of_thread = [(look, digest.get(key, {})) for look, digest in looks if look.pid == pid]
-            thread_looks = looks_of(windows, of_thread, pid, key.thread)
+            of_threads = [(look, _summed(keys, digest)) for look, digest in of_process]  # noqa: B023
+            names = {key.thread for key in keys}
+            thread_looks = looks_of(windows, of_threads, keys[0].pid, names, at_once)
             parts = parts_of_groups(groups, thread_looks, {group: group.state for group in groups})
-            samples = sum(main.values()) or sum(stacks.values())
-            if key == lead:
-                process = _process(key, role, stacks, steps, by_window)
-                processes.append(msgspec.structs.replace(process, lineless=_lineless(groups, parts, samples)))
-            else:
-                beside[key] = stacks
+            by_window = [_summed(keys, digest) for digest in digests]
+            return _Account(keys[0], groups, {group: sum(groups[group].values()) for group in groups}, parts, by_window)
+
+        peers = alike(threads, lead)
+        beside |= {key: stacks for key, stacks in threads.items() if key not in peers}
+        accounts = [account([key]) for key in threads if key not in peers]
+        samples = sum(main.values())
+        at_once = threads_at_once(peers, threads)
+        if at_once is not None:
+            samples = round(sum(sum(threads[key].values()) for key in peers) / at_once)
+            one, own = _as_one_worker(account(peers, at_once), peers, samples)
+        elif lead is not None:
+            one, own = account([lead]), None
+        if lead is not None:
+            processes.append(_process(one, role, samples, own))
+            accounts.append(one)
+        for each in accounts:
+            whole_time = samples if lead is not None else sum(threads[each.key].values())
             lines += [
-                _hot_line(key, role, group, members, doing=parts.get(group, {}), samples=samples, by_window=by_window)
-                for group, members in groups.items()
+                _hot_line(each.key, role, group, each, samples=whole_time)
+                for group in each.groups
                 if group.line is not None
             ]
     if not processes and not lines:
@@ -358,34 +372,80 @@ def _trees(threads: Mapping[ThreadKey, Mapping[Seen, int]], roles: Mapping[int, 
     return tuple(trees)
 
 
-def _process(
-    key: ThreadKey,
-    role: Role,
-    stacks: Mapping[Seen, int],
-    steps: StepFunctions,
-    by_window: Sequence[Mapping[Seen, int]],
-) -> ProcessStacks:
-    """The account of a process's lead thread."""
-    samples = sum(stacks.values())
+class _Account(NamedTuple):
+    """What a thread, or several as one worker, was seen at: stacks by group, how many samples of it count, and what it
+    does there.
+    """
+
+    key: ThreadKey
+    groups: dict[Group, dict[Seen, int]]
+    counts: Mapping[Group, float]
+    parts: Mapping[Group, Parts]
+    by_window: Sequence[Mapping[Seen, int]]
+
+    @property
+    def stacks(self) -> Iterator[tuple[Seen, int]]:
+        """All stacks of it."""
+        return (each for group in self.groups.values() for each in group.items())
+
+
+def _as_one_worker(account: _Account, threads: Collection[ThreadKey], moments: int) -> tuple[_Account, ThreadPool]:
+    """The account of threads that take the same work in turns as that of one worker, in so many moments."""
+    places = {
+        group: Place(
+            group.phase,
+            max(account.parts[group], key=lambda activity: account.parts[group][activity]),
+            group.work,
+            _heaviest(stacks).handler,
+            account.counts[group],
+        )
+        for group, stacks in account.groups.items()
+    }
+    counts = together(places, moments)
+    left = {group: stacks for group, stacks in account.groups.items() if counts[group]}
+    one = _Account(account.key, left, counts, account.parts, account.by_window)
+    return one, pool(threads, places.values(), moments)
+
+
+def _summed(keys: Sequence[ThreadKey], digest: Mapping[ThreadKey, dict[Seen, int]]) -> dict[Seen, int]:
+    """The stacks of these threads together."""
+    if len(keys) == 1:
+        return digest.get(keys[0], {})
+    stacks: dict[Seen, int] = {}
+    for key in keys:
+        for seen, count in digest.get(key, {}).items():
+            stacks[seen] = stacks.get(seen, 0) + count
+    return stacks
+
+
+def _heaviest(stacks: Mapping[Seen, int]) -> Seen:
+    return max(stacks, key=lambda seen: stacks[seen])
+
+
+def _process(account: _Account, role: Role, samples: int, own: ThreadPool | None) -> ProcessStacks:
+    """The account of a process's lead thread, or of the pool that it belongs to."""
+    stacks = dict(account.stacks)
     loads = all(seen.worker for seen in stacks)
     idle = sum(count for seen, count in stacks.items() if seen.idle)
     return ProcessStacks(
-        pid=key.pid,
+        pid=account.key.pid,
         role=role,
         samples=samples,
-        phases=Phases() if loads else _phases(stacks, steps),
+        phases=Phases() if loads else _phases(account.counts),
         tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
         idle=idle / samples if samples and (loads or role == "loader-worker") else None,
-        thread=key.thread,
-        by_window=tuple(sum(window.values()) for window in by_window),
+        thread=account.key.thread,
+        by_window=tuple(sum(window.values()) for window in account.by_window),
+        lineless=_lineless(account, samples),
+        pool=own,
     )
 
 
-def _phases(stacks: Mapping[Seen, int], steps: StepFunctions) -> Phases:
+def _phases(of_groups: Mapping[Group, float]) -> Phases:
     """Shares of the thread's samples. Phases that stacks often miss are None, not 0, if they were never seen."""
     counts: dict[Phase, float] = defaultdict(float)
-    for seen, count in stacks.items():
-        counts[steps.phase(seen)] += count
+    for group, count in of_groups.items():
+        counts[group.phase] += count
     samples = sum(counts.values())
     if not samples:
         return Phases()
@@ -419,34 +479,23 @@ def _groups(
     return groups
 
 
-def _lineless(
-    groups: Mapping[Group, Mapping[Seen, int]], parts: Mapping[Group, Parts], samples: int
-) -> tuple[tuple[str, Activity, float], ...]:
+def _lineless(account: _Account, samples: int) -> tuple[tuple[str, Activity, float], ...]:
     """The shares of `samples` in which no line of the user's was on the stack, by phase and activity, largest first."""
     shares: dict[tuple[str, Activity], float] = {}
-    for group, stacks in groups.items():
+    for group, count in account.counts.items():
         if group.line is None:
-            for activity, part in parts.get(group, {}).items():
+            for activity, part in account.parts.get(group, {}).items():
                 key = group.phase, activity
-                shares[key] = shares.get(key, 0.0) + part * sum(stacks.values()) / samples
+                shares[key] = shares.get(key, 0.0) + part * count / samples
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return tuple((phase, activity, share) for (phase, activity), share in ordered if share > 0.0)
 
 
-def _hot_line(
-    key: ThreadKey,
-    role: Role,
-    group: Group,
-    stacks: Mapping[Seen, int],
-    *,
-    doing: Parts,
-    samples: int,
-    by_window: Sequence[Mapping[Seen, int]],
-) -> HotLine:
+def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, samples: int) -> HotLine:
     """A line of one thread with its share of `samples`. `group.line` must not be None."""
-    line = group.line or Frame("", "", 0)
-    heaviest = max(stacks, key=lambda seen: stacks[seen])
-    count = sum(stacks.values())
+    line, stacks, doing = group.line or Frame("", "", 0), account.groups[group], account.parts.get(group, {})
+    heaviest = _heaviest(stacks)
+    count = account.counts[group]
     return HotLine(
         pid=key.pid,
         role=role,
@@ -458,12 +507,12 @@ def _hot_line(
         activity=max(doing, key=lambda activity: doing[activity], default="python"),
         parts=tuple(sorted(doing.items(), key=lambda part: -part[1])),
         work=group.work,
-        samples=count,
+        samples=round(count),
         share=count / samples,
         text=line.text,
         thread=key.thread,
         via=heaviest.via,
         callers=len(heaviest.callers),
-        by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
+        by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in account.by_window),
         handler=heaviest.handler,
     )

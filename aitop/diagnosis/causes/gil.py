@@ -32,7 +32,10 @@ IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "wait-gil", "sleep", "wait
 
 @rule("gil-contention", 0.12, 0.07, scope=Scope(everywhere=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether the main thread waits for the GIL while other threads hold it: the smaller of the shares counts."""
+    """Whether the main thread waits for the GIL while other threads hold it: the smaller of the shares counts.
+
+    Threads that take turns at the same work are not in each other's way: they are one, with all that they do.
+    """
     process = main_stacks(snapshot)
     front = full_front(snapshot, making=False)
     if front is not None:
@@ -41,7 +44,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     own = [thread for thread in threads if process and thread.pid == process.pid]
     if process is None or all(thread.gil is None for thread in own):
         return "GIL not sampled yet"
-    holding = (thread for thread in own if thread.thread != process.thread and thread.gil)
+    one = process.pool.threads if process.pool is not None else (process.thread,)
+    holding = (thread for thread in own if thread.thread not in one and thread.gil)
     others = sorted(holding, key=lambda thread: -(thread.gil or 0.0))
     held = min(1.0, sum(thread.gil or 0.0 for thread in others))
     waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-gil")

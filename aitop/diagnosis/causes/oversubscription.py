@@ -149,9 +149,12 @@ def _answering(snapshot: Snapshot) -> int:
     if ledger is None or stacks is None or snapshot.kind != "inference":
         return 0
     names = {(entry.pid, entry.thread) for entry in ledger.entries if entry.handler == "thread"}
+    for process in stacks.processes:
+        if process.pool is not None and (process.pid, process.thread) in names:
+            names |= {(process.pid, thread) for thread in process.pool.threads}
     looks = {thread.pid: thread.samples for thread in stacks.threads if thread.thread == MAIN}
-    pools = [thread for thread in stacks.threads if (thread.pid, thread.thread) in names and looks.get(thread.pid)]
-    return sum(round(thread.samples / looks[thread.pid]) for thread in pools)
+    answering = [thread for thread in stacks.threads if (thread.pid, thread.thread) in names]
+    return sum(round(thread.samples / looks[thread.pid]) for thread in answering if looks.get(thread.pid))
 
 
 def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:

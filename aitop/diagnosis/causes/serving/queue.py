@@ -6,6 +6,7 @@ import msgspec
 
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
+from aitop.diagnosis.evidence import leisure, main_lines, main_stacks, serves, stands_in_line
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
 from aitop.diagnosis.series import mean_of
@@ -14,7 +15,7 @@ from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cos
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
-from aitop.model.verdict import Fix, Setting
+from aitop.model.verdict import Fix, Setting, Where
 
 # From here on a request waits longer than it is worked on. A server that is half busy, with requests of equal length
 # that come at random, has a third of their time in its queue.
@@ -33,25 +34,26 @@ class Queue(msgspec.Struct, frozen=True):
     """`share` of the requests' time that they wait, `busy` the part of its time that the server works (None: unknown).
 
     `seconds` is the mean wait, None where only the number of waiting requests is known. `waiting` is that number.
+    `where` are the lines on which threads wait for their turn, empty where the wait is seen elsewhere.
     """
 
     share: float
     busy: float | None
     seconds: float | None
     waiting: float | None
+    where: tuple[Where, ...] = ()
 
 
 def _look(snapshot: Snapshot) -> Explanation | str | None:
     """Whether requests wait for most of their time, for a server that is never idle."""
-    serving = snapshot.serving
-    if serving is None:
-        return "how long each request takes was not measured" if snapshot.kind == "inference" else None
-    share = _waiting(serving)
-    if share is None:
-        return "how long requests wait was not measured"
-    if share < LEAVE:
+    if snapshot.serving is None and snapshot.kind != "inference":
         return None
-    queue = _queue(serving, share)
+    serving = snapshot.serving or Serving(basis="stacks")
+    queue = _queue(serving, snapshot)
+    if queue is None:
+        return "how long requests wait was not measured"
+    if queue.share < LEAVE:
+        return None
     if queue.busy is None and not queue.waiting:
         return None
     if queue.busy is not None and queue.busy < LEAST_BUSY:
@@ -75,7 +77,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
         evidence=_evidence(serving, queue, load, cost),
         fixes=_fixes(serving, replica, batch, _here(replica, snapshot)),
-        where=(),
+        where=queue.where,
     )
 
 
@@ -93,11 +95,26 @@ def _waiting(serving: Serving) -> float | None:
     return max(shares, default=None)
 
 
-def _queue(serving: Serving, share: float) -> Queue:
-    idle = idle_share(serving)
-    waits = [one.queue for one in serving.requests if one.queue is not None]
-    seconds = sum(waits) / len(waits) if waits else None
-    return Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue)
+def _queue(serving: Serving, snapshot: Snapshot) -> Queue | None:
+    """The longest of the queues that were measured; None where none was."""
+    queues = []
+    share = _waiting(serving)
+    if share is not None:
+        idle = idle_share(serving)
+        waits = [one.queue for one in serving.requests if one.queue is not None]
+        seconds = sum(waits) / len(waits) if waits else None
+        queues.append(Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue))
+    process = main_stacks(snapshot)
+    own = process.pool if process is not None and serves(snapshot) else None
+    if own is not None and own.working > 0.0:
+        # Each thread has one request: by Little's law their numbers are in the same proportion as their times.
+        waiting = own.standing / (own.standing + own.working)
+        queues.append(Queue(waiting, 1.0 - leisure(snapshot), None, own.standing, _in_line(snapshot)))
+    return max(queues, key=lambda queue: queue.share, default=None)
+
+
+def _in_line(snapshot: Snapshot) -> tuple[Where, ...]:
+    return main_lines(snapshot, stands_in_line).where
 
 
 def _batch(serving: Serving) -> int:
