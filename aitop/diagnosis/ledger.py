@@ -90,7 +90,10 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
         main = [msgspec.structs.replace(entry, seconds=entry.share * length) for entry in main]
     others = _others(snapshot, process) if first else []
     ordered = sorted([*main, *others], key=lambda entry: (entry.lane != "main", -entry.share))
-    return Ledger(pid=process.pid, thread=process.thread, unit=unit, entries=tuple(ordered), length=length)
+    threads = max(1, round(process.pool.there)) if process.pool is not None else 1
+    return Ledger(
+        pid=process.pid, thread=process.thread, unit=unit, entries=tuple(ordered), length=length, threads=threads
+    )
 
 
 def _of_server(entry: Entry, serves: Served) -> Entry:

@@ -105,10 +105,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """The account of one working process, heaviest entry first. `length` is seconds of one unit, None if unknown."""
+    """The account of one working process, heaviest entry first. `length` is seconds of one unit, None if unknown.
+
+    It is that of its `thread`, or of several `threads` like it that take the same work in turns, as one worker.
+    """
 
     pid: int
     thread: str
     unit: Unit
     entries: tuple[Entry, ...] = ()
     length: float | None = None
+    threads: int = 1

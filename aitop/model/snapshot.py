@@ -142,11 +142,14 @@ class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
-    """Threads that take the same work in turns. `working` of them work at a time on average, and `standing` have a
-    request to themselves that stands in line: it waits for what another thread does.
+    """Threads that take the same work in turns. On average `there` are alive at a time, `working` work, and `standing`
+    have a request to themselves that stands in line: it waits for what another thread does.
+
+    `threads` are their names, of which several of them may have the same.
     """
 
     threads: tuple[str, ...]
+    there: float
     working: float
     standing: float
 

@@ -55,29 +55,31 @@ def tables(report: Report) -> list[Table]:
         return []
     first, *others = workers
     lanes = [(lane, [entry for entry in accounts[first.pid] if entry.lane == lane]) for lane in ("main", *SIDE_LANES)]
-    made = [_lane_table(first, lane, entries) for lane, entries in lanes if entries]
+    trains = report.target.kind == "training"
+    made = [_lane_table(_title(first, lane, trains=trains), lane, entries) for lane, entries in lanes if entries]
     if others:
         made.append(_process_table([accounts[worker.pid] for worker in others]))
     return made
 
 
-def _lane_table(worker: ReportWorker, lane: Lane, entries: Sequence[ReportEntry]) -> Table:
+def _lane_table(title: str, lane: Lane, entries: Sequence[ReportEntry]) -> Table:
     most = MAIN_ROWS if lane == "main" else SIDE_ROWS
     heavy = [entry for number, entry in enumerate(entries[:most]) if number == 0 or entry.share >= LEAST_SHARE]
     left_out = entries[len(heavy) :]
     share = sum(entry.share for entry in left_out)
     entries_left = f"{len(left_out)} lighter {'entry' if len(left_out) == 1 else 'entries'}"
     rest = f"{percent(share) if share >= LEAST_SHARE else '<1 %'} in {entries_left}" if left_out else ""
-    return Table(_title(worker, lane), tuple(map(_row, heavy)), rest)
+    return Table(title, tuple(map(_row, heavy)), rest)
 
 
-def _title(worker: ReportWorker, lane: Lane) -> str:
+def _title(worker: ReportWorker, lane: Lane, *, trains: bool) -> str:
     if lane != "main":
-        serves = lane == "producers" and worker.unit in ("request", "iteration")
-        return "What its other threads and processes do" if serves else SIDE_LANES[lane]
+        beside = lane == "producers" and not trains
+        return "What its other threads and processes do" if beside else SIDE_LANES[lane]
+    thread = worker.thread if worker.threads == 1 else f"{worker.threads} threads like {worker.thread}"
     length = f", {duration(worker.seconds)}" if worker.seconds is not None and worker.unit != "second" else ""
     unit = "" if worker.unit == "second" else f" of {UNITS[worker.unit]}"
-    return f"Where the time{unit} goes (pid {worker.pid}, {worker.thread}{length})"
+    return f"Where the time{unit} goes (pid {worker.pid}, {thread}{length})"
 
 
 def _process_table(accounts: Sequence[Sequence[ReportEntry]]) -> Table:

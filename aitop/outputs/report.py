@@ -37,12 +37,16 @@ class ReportProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that does the work, and the thread of it. `seconds` is the mean length of one unit of that work."""
+    """A process that does the work, and the thread of it, or one of several `threads` that take the same work in turns.
+
+    `seconds` is the mean length of one unit of that work.
+    """
 
     pid: int
     thread: str
     unit: Unit
     seconds: float | None = None
+    threads: int = 1
 
 
 class ReportTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +184,13 @@ def report_of(snapshot: Snapshot) -> Report:
             processes=tuple(map(_process, snapshot.host.processes if snapshot.host else ())),
             engine=snapshot.engine,
             working=tuple(
-                ReportWorker(pid=ledger.pid, thread=ledger.thread, unit=ledger.unit, seconds=ledger.length)
+                ReportWorker(
+                    pid=ledger.pid,
+                    thread=ledger.thread,
+                    unit=ledger.unit,
+                    seconds=ledger.length,
+                    threads=ledger.threads,
+                )
                 for ledger in snapshot.ledgers
             ),
             ended=snapshot.target.ended,

@@ -78,12 +78,13 @@ def together(places: Mapping[Key, Place], moments: float) -> dict[Key, float]:
 
 def pool(threads: Iterable[ThreadKey], places: Iterable[Place], moments: float) -> ThreadPool:
     """The pool of these threads, which were seen at these places in so many moments."""
-    working = standing = 0.0
+    there = working = standing = 0.0
     for place in places:
+        there += place.samples
         working += place.samples if _rank(place) == 0 else 0.0
         standing += place.samples if _stands_in_line(place) else 0.0
     names = tuple(key.thread for key in threads)
-    return ThreadPool(threads=names, working=working / moments, standing=standing / moments)
+    return ThreadPool(threads=names, there=there / moments, working=working / moments, standing=standing / moments)
 
 
 def threads_at_once(keys: Sequence[ThreadKey], threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> float | None:

@@ -403,7 +403,10 @@ def _as_one_worker(account: _Account, threads: Collection[ThreadKey], moments: i
     }
     counts = together(places, moments)
     left = {group: stacks for group, stacks in account.groups.items() if counts[group]}
-    one = _Account(account.key, left, counts, account.parts, account.by_window)
+    # In the rest of the time none of them is there, as there is nothing to do.
+    rest = Group(None, "outside", None, "wait-queue", None)
+    counts[rest] = counts.get(rest, 0.0) + max(0.0, moments - sum(counts.values()))
+    one = _Account(account.key, left, counts, {**account.parts, rest: {"wait-queue": 1.0}}, account.by_window)
     return one, pool(threads, places.values(), moments)
 
 

@@ -113,7 +113,9 @@ def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[
 
 
 def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
-    """The share of its lead thread's time in which it runs, or waits for a disk or a device."""
+    """The share of the time in which its lead thread, or one of the pool's, runs or waits for a disk or a device."""
+    if process.pool is not None:
+        return min(1.0, process.pool.working)
     mine = process.pid, process.thread
     threads = stacks.threads if stacks else ()
     runs = next((share.active for share in threads if (share.pid, share.thread) == mine), None)

@@ -17,6 +17,10 @@ ONE_BY_ONE = "answers = self.net(torch.stack([job.ids for job in jobs])).tolist(
 COUNTS = "weights[item % 97] = weights.get(item % 97, 0.0) + 1.0 / (1 + age)"
 COMPARES = "table[a, b] = sum(x == y for x, y in zip(str(a * 7919), str(b * 7919), strict=False))"
 ENCODES = "return self.model(ids.reshape(-1, LENGTH))"
+GENERATES = (
+    "out = lm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))"
+)
+GATE = "with gate:"
 SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
@@ -55,6 +59,10 @@ def judged(name, tier):
         ("chat_batching_long", 3, "latency-tail/prefill", None),
         ("ranking_queue_single", 3, "underbatched/None", ONE_BY_ONE),
         ("embeddings_single", 3, "underbatched/None", ENCODES),
+        ("generate_behind_a_lock", 3, "underbatched/None", GENERATES),
+        ("generate_behind_a_lock", 2, "queue-bound/None", GATE),
+        ("threads_a_request", 3, "cpu-oversubscription/None", None),
+        ("threads_a_request", 2, "cpu-oversubscription/None", None),
         ("embeddings_stopped", 3, "hang/stopped", None),
         ("embeddings_stopped", 2, "hang/stopped", None),
     ],
@@ -63,6 +71,13 @@ def test_what_holds_a_server_up_is_named_first_with_its_line(name, tier, expecte
     first, *_ = judged(name, tier)
     assert f"{first.id}/{first.subtype}" == expected
     assert text is None or first.where[0].text.strip() == text
+
+
+@pytest.mark.parametrize("tier", [3, 2])
+def test_threads_that_compute_for_one_request_each_are_not_in_each_others_way(tier):
+    """They take turns with the interpreter's lock, as one thread would with itself."""
+    warned = [verdict.id for verdict in judged("threads_a_request", tier) if verdict.severity != "info"]
+    assert warned == ["cpu-oversubscription"]
 
 
 @pytest.mark.parametrize("tier", [3, 2])

@@ -259,8 +259,8 @@ def test_json_has_the_entries_of_all_ledgers_heaviest_first():
     second = Ledger(pid=4300, thread="Thread-1", unit="second", entries=(entry(1.0, "host", "sleep", pid=4300),))
     said = json.loads(as_json(report_of(snapshot(ledgers=(LEDGER, second)))))
     assert said["target"]["working"] == [
-        {"pid": 4242, "thread": "MainThread", "unit": "step", "seconds": 0.0238},
-        {"pid": 4300, "thread": "Thread-1", "unit": "second", "seconds": None},
+        {"pid": 4242, "thread": "MainThread", "unit": "step", "seconds": 0.0238, "threads": 1},
+        {"pid": 4300, "thread": "Thread-1", "unit": "second", "seconds": None, "threads": 1},
     ]
     shares = [one["share"] for one in said["ledger"]]
     assert shares == sorted(shares, reverse=True) and len(shares) == 5

@@ -177,8 +177,9 @@ def test_threads_that_live_for_one_request_are_one():
     snapshot = requests(8)
     (ledger,) = snapshot.ledgers
     assert ledger.thread == "threads that end soon"
-    (entry,) = [one for one in ledger.entries if one.lane == "main"]
-    assert (entry.phase, entry.line, entry.share) == ("forward", 23, 1.0)
+    # Eight of them are seen three times each in forty looks at the process: else none is there.
+    entries = [(one.phase, one.activity, one.line, round(one.share, 3)) for one in ledger.entries if one.lane == "main"]
+    assert entries == [("forward", "native", 23, 0.6), ("host", "wait-queue", 0, 0.4)]
     assert {share.thread for share in snapshot.stacks.threads} == {"MainThread", "feeder-0", ledger.thread}
 
 

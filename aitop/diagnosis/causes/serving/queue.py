@@ -76,7 +76,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         most_sure=UNPROVEN if queue.busy is None else 0.95,
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
         evidence=_evidence(serving, queue, load, cost),
-        fixes=_fixes(serving, replica, batch, _here(replica, snapshot)),
+        fixes=_fixes(serving, queue, replica, batch, _here(replica, snapshot)),
         where=queue.where,
     )
 
@@ -209,7 +209,9 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
     return evidence
 
 
-def _fixes(serving: Serving, replica: Change | None, batch: Change | None, here: Length | None) -> list[Fix]:
+def _fixes(
+    serving: Serving, queue: Queue, replica: Change | None, batch: Change | None, here: Length | None
+) -> list[Fix]:
     fixes = []
     size = _batch(serving)
     if batch is not None and batch.length.speedup >= WORTH_IT:
@@ -224,6 +226,8 @@ def _fixes(serving: Serving, replica: Change | None, batch: Change | None, here:
     fixes.append(fix(more) if replica is None else fix(f"{more}{_latency(replica)}", replica.length))
     if serving.kv_used is not None and serving.kv_used >= KV_FULL:
         fixes.append(fix("a larger KV cache: gpu_memory_utilization, kv_cache_dtype fp8, or shorter contexts"))
+    if queue.where:
+        fixes.append(fix("one thread that takes all requests that wait, and runs the model once for them"))
     fixes.append(fix("refuse requests early that cannot be answered in time"))
     return fixes
 

@@ -1,0 +1,76 @@
+"""Threads that take the same work in turns, as one worker."""
+
+from __future__ import annotations
+
+import pytest
+from stack_maker import stack, window
+
+from aitop.stacks.view import StackView
+
+PID = 7
+BOOT = ("std/threading.py _bootstrap", "std/threading.py _bootstrap_inner")
+SELECTS = stack("user/serve.py:60 main | server.serve_forever()", "std/selectors.py:415 select")
+POOL = (*BOOT, "std/threading.py run", "std/concurrent/futures/thread.py _worker")
+RESTS = stack(*POOL, "std/queue.py get")
+MODEL = stack(*POOL, "user/serve.py:23 predict | model(x)", "torch/nn/modules/module.py _wrapped_call_impl")
+CLIENT = (*BOOT, "std/socketserver.py process_request_thread", "std/http/server.py handle_one_request")
+GATE = stack(*CLIENT, "user/serve.py:40 do_POST | with gate:", "std/threading.py acquire")
+SCORES = stack(*CLIENT, "user/serve.py:41 do_POST | out = model(x)", "torch/nn/modules/module.py _wrapped_call_impl")
+WRITES = stack(*BOOT, "user/serve.py:80 flush | file.write(line)")
+
+
+def process_of(*threads, looks=100):
+    samples = [(PID, name, False, frames, count) for name, *each in threads for frames, count in each]
+    stacks = StackView().view((window(2.0, (PID, "MainThread", True, SELECTS, looks), *samples),), {PID: "rank"}, 0.0)
+    (process,) = stacks.processes
+    lines = {
+        (line.line, line.phase): round(line.share, 3)
+        for line in stacks.lines
+        if line.thread == process.thread and line.share
+    }
+    return process, lines, stacks
+
+
+def test_a_server_is_as_busy_as_all_threads_of_its_pool_together():
+    """Each of four rests for three quarters of the time; the server never does."""
+    process, lines, stacks = process_of(*((f"pool_{n}", (MODEL, 25), (RESTS, 75)) for n in range(4)))
+    assert process.pool.threads == ("pool_0", "pool_1", "pool_2", "pool_3")
+    assert (process.samples, process.pool.working, process.pool.standing) == (100, 1.0, 0.0)
+    assert lines == {(23, "forward"): 1.0}
+    assert process.phases.forward == 1.0
+    assert {line.thread for line in stacks.lines} == {"pool_0", "MainThread"}
+
+
+def test_it_rests_only_when_none_of_them_works():
+    process, lines, _ = process_of(*((f"pool_{n}", (MODEL, 10), (RESTS, 90)) for n in range(4)))
+    assert lines == {(23, "forward"): 0.4}
+    assert {(phase, activity): share for phase, activity, share in process.lineless} == {
+        ("outside", "wait-queue"): pytest.approx(0.6)
+    }
+
+
+def test_requests_that_wait_for_each_other_stand_in_line():
+    """Five of six threads wait at a lock: the server computes all the time, and each request waits for five others."""
+    process, lines, _ = process_of(*((f"Thread-{n}", (SCORES, 17), (GATE, 83)) for n in range(6)))
+    assert lines == {(41, "forward"): 1.0}
+    assert process.pool.working == pytest.approx(1.0, abs=0.03)
+    assert process.pool.standing == pytest.approx(5.0, abs=0.03)
+
+
+def test_threads_of_one_name_are_a_pool_where_several_are_in_each_look():
+    process, lines, _ = process_of(("AnyIO worker thread", (MODEL, 60), (RESTS, 540)))
+    assert process.pool.threads == ("AnyIO worker thread",)
+    assert lines == {(23, "forward"): 0.6}
+    alone, lines, _ = process_of(("AnyIO worker thread", (MODEL, 60), (RESTS, 40)))
+    assert alone.pool is None
+    assert lines == {(23, "forward"): 0.6}
+
+
+def test_a_thread_with_work_of_its_own_belongs_to_no_pool():
+    process, lines, stacks = process_of(
+        ("pool_0", (MODEL, 50), (RESTS, 50)), ("pool_1", (MODEL, 30), (RESTS, 70)), ("flusher", (WRITES, 100))
+    )
+    assert process.pool.threads == ("pool_0", "pool_1")
+    assert lines == {(23, "forward"): 0.8}
+    assert "flusher" in {line.thread for line in stacks.lines}
+    assert "flusher" in {tree.thread for tree in stacks.trees}
