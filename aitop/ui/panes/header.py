@@ -12,7 +12,6 @@ from aitop.ui.panes.since_mark import OUTCOMES, change, field_of
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, shorten, spread
-from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural, share_text, short_command, significant, state_mark
 
 BRAND_WIDTH = 9
@@ -21,30 +20,18 @@ MOST_ENGINE = 24
 MOST_FILTER = 16
 
 
-class Header(Pane, can_focus=False):
-    """Command, pid, ranks and workers, or the engine of a server; the rate; the state of each source."""
-
-    framed = False
-
-    def draw(self, view: View, width: int, height: int) -> Drawing:
-        return Drawing([header_line(view, width)])
-
-
-class Banner(Pane, can_focus=False):
+def banner_line(view: View, width: int) -> Line:
     """Says that the target has ended, while the last picture stays."""
-
-    framed = False
-
-    def draw(self, view: View, width: int, height: int) -> Drawing:
-        ended = view.snapshot.target.ended if view.snapshot else None
-        if not ended:
-            return Drawing()
-        words = f" target ended: {ended} · this is the last picture"
-        return Drawing([Line(shorten(words, width), NOTICE).to(width, style=NOTICE)])
+    ended = view.snapshot.target.ended if view.snapshot else None
+    words = f" target ended: {ended} · this is the last picture"
+    return Line(shorten(words, width), NOTICE).to(width, style=NOTICE) if ended else Line()
 
 
 def header_line(view: View, width: int) -> Line:
-    """The header; less important parts are left out where there is no room."""
+    """Command, pid, ranks and workers, or the engine of a server; the rate; the state of each source.
+
+    Less important parts are left out where there is no room.
+    """
     who, rates = _who(view), _rates(view)
     state = _state(view).join(_sources(view, short=False))
     engine = view.snapshot.engine if view.snapshot else None

@@ -45,13 +45,9 @@ class Excerpt(msgspec.Struct, frozen=True):
 
     @classmethod
     def around(cls, source_around: SourceAround, process: ProcessId | None, file: str, line: int) -> Excerpt:
-        """Read the lines around a place, of a process that is there. May be slow; never raises."""
-        try:
-            lines = source_around(process, file, line) if process is not None else None
-            return cls(coloured(lines) if lines else None)
-        except Exception:
-            # Whatever keeps the file from being read: the screen says that it is not readable.
-            return cls(None)
+        """Read the lines around a place, of a process that is there. May be slow, and may raise anything."""
+        lines = source_around(process, file, line) if process is not None else None
+        return cls(coloured(lines) if lines else None)
 
 
 def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
@@ -187,7 +183,7 @@ class LineScreen(HeadedScreen):
         self.pane.focus()
 
     def _read(self, excerpt: Excerpt | Exception) -> None:
-        self.pane.excerpt = excerpt if isinstance(excerpt, Excerpt) else None
+        self.pane.excerpt = excerpt if isinstance(excerpt, Excerpt) else Excerpt(None)
         self.pane.redraw()
 
     def action_edit(self) -> None:

@@ -13,7 +13,6 @@ from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where, share_of
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
-from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
 from aitop.ui.screens.code_line import Excerpt, source_line
 from aitop.ui.screens.headed import HeadedScreen
@@ -210,7 +209,7 @@ class EvidenceScreen(HeadedScreen):
         """Draw everything again; the selected verdict stays selected while it is there."""
         verdicts = shown_verdicts(self.view)
         at = self._position(verdicts)
-        self.listing.display = self.query_one(Header).display = self.size.height >= LEAST_FOR_LIST
+        self.listing.display = self.header.display = self.size.height >= LEAST_FOR_LIST
         self.listing.styles.height = 2 + max(1, min(len(verdicts), LIST_ROWS, self.size.height // 3))
         self.listing.selected = at
         self.evidence.verdict = verdicts[at] if verdicts else None

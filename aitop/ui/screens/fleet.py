@@ -420,10 +420,9 @@ class RanksPane(TablePane[FleetRank]):
 
     def foot(self, row: FleetRank, width: int) -> list[Line]:
         command = command_for(row)
-        line = (
-            Line(command, BRIGHT).add("   c copies it", DIM) if command else Line("its node or pid is not known", FAINT)
-        )
-        return [line]
+        if command is None:
+            return [Line("its node or pid is not known", FAINT)]
+        return [Line(command, BRIGHT).add("   c copies it", DIM)]
 
 
 class RanksScreen(TableScreen):

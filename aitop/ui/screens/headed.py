@@ -5,9 +5,9 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from aitop.ui.panes.header import Header
+from aitop.ui.panes.header import header_line
 from aitop.ui.state import View
-from aitop.ui.widgets.pane import Pane
+from aitop.ui.widgets.pane import OneLine, Pane
 
 
 class HeadedScreen(Screen[None]):
@@ -16,10 +16,11 @@ class HeadedScreen(Screen[None]):
     def __init__(self, view: View, *panes: Pane) -> None:
         super().__init__()
         self.view = view
+        self.header = OneLine(header_line, id="header")
         self._panes = panes
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header")
+        yield self.header
         yield from self._panes
 
     def on_mount(self) -> None:

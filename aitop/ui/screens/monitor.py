@@ -29,7 +29,7 @@ from aitop.ui.panes.code.pane import CodePane, LineWanted
 from aitop.ui.panes.data import DataPane
 from aitop.ui.panes.footer import Filtered, FilterLine, Footer
 from aitop.ui.panes.gpu import GpuPane
-from aitop.ui.panes.header import Banner, Header
+from aitop.ui.panes.header import banner_line, header_line
 from aitop.ui.panes.ledger import LedgerPane
 from aitop.ui.panes.memory import MemoryPane
 from aitop.ui.panes.processes import ProcessChosen, ProcessPane
@@ -45,7 +45,7 @@ from aitop.ui.screens.stacks import StacksScreen
 from aitop.ui.screens.torch_profile import ProfileScreen
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
-from aitop.ui.widgets.pane import Pane
+from aitop.ui.widgets.pane import OneLine, Pane
 
 if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader
@@ -138,8 +138,8 @@ class MonitorScreen(Screen[int]):
         self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LazyFeed) and feed.live)
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield Banner(id="banner")
+        yield OneLine(header_line, id="header")
+        yield OneLine(banner_line, id="banner")
         yield from (pane(id=name) for name, (pane, _) in PANES.items())
         yield Footer(id="footer")
         yield FilterLine(id="filter")
@@ -403,14 +403,13 @@ class MonitorScreen(Screen[int]):
     def panes(self) -> list[str]:
         """The panes that tab goes through: all but those of which this run has nothing."""
         snapshot = self.view.snapshot
-        absent = {"step"} if serves(self.view.snapshot) else set()
-        if snapshot is None or snapshot.serving is None:
-            absent.add("serving")
-        if snapshot is None or not snapshot.ledgers:
-            absent.add("ledger")
-        if snapshot is None or snapshot.ranks is None or len(snapshot.ranks.ranks) <= 1:
-            absent.add("ranks")
-        return [name for name in PANES if name not in absent]
+        there = {
+            "step": not serves(snapshot),
+            "serving": snapshot is not None and snapshot.serving is not None,
+            "ledger": snapshot is not None and bool(snapshot.ledgers),
+            "ranks": snapshot is not None and snapshot.ranks is not None and len(snapshot.ranks.ranks) > 1,
+        }
+        return [name for name in PANES if there.get(name, True)]
 
     def action_next_pane(self, by: int) -> None:
         """Go to the next pane. While one is zoomed by the user, the next one is zoomed in its place."""

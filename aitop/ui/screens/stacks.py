@@ -14,7 +14,6 @@ from aitop.stacks.groups import StackGroup, most_seen, stack_groups
 from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
-from aitop.ui.panes.header import Header
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
@@ -243,7 +242,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
     def show(self) -> None:
         """Draw everything again, each part as high as it needs to be."""
         small = self.size.height < SMALL_ROWS
-        self.query_one(Header).display = not small
+        self.header.display = not small
         self.listing.display = not self._full
         self.stack.display = self._full or (self.stack.group is not None and not small)
         above = self.listing.above(self.view, max(20, self.size.width - 4))

@@ -122,7 +122,8 @@ def _cell(text: str, width: int, style: Style, right: bool) -> tuple[Line, int]:
 class RowPane(Pane, Generic[Row]):
     """A pane of rows under a heading, with a cursor that stays on its row when rows come, go and change places.
 
-    A subclass says what a row is about, and what choosing it does; its `draw` calls `take` first.
+    A subclass says what a row is about, and what choosing it does (`stay` keeps the pane as it is); its `draw` calls
+    `take` first.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -138,10 +139,6 @@ class RowPane(Pane, Generic[Row]):
 
     def key_of(self, row: Row) -> Hashable:
         """What tells this row from the others: the process or the job that it is about."""
-        raise NotImplementedError
-
-    def action_choose(self, stay: bool = False) -> None:
-        """Choose the row at the cursor; `stay` keeps the pane as it is."""
         raise NotImplementedError
 
     def take(self, rows: Sequence[Row], page: int) -> list[tuple[Row, bool]]:
@@ -182,4 +179,4 @@ class RowPane(Pane, Generic[Row]):
         if 0 <= row < min(len(self.rows) - self.first, self.page):
             self.action_move(self.first + row - self.cursor)
             if event.chain >= 2:
-                self.action_choose(True)
+                await self.run_action("choose(True)")

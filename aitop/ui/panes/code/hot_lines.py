@@ -85,6 +85,12 @@ def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVER
     return sorted((_row(group, sampled) for group in groups.values()), key=lambda row: -row.share)
 
 
+def matching_rows(stacks: Stacks, wanted: str, pids: frozenset[int] | None, who: Who) -> list[HotRow]:
+    """The same, of which something matches the filter."""
+    rows = hot_rows(stacks, pids, who)
+    return [row for row in rows if matches(wanted, row.function, row.file, row.text, row.who)]
+
+
 def _row(group: list[HotLine], sampled: Counter[tuple[Role | None, str]]) -> HotRow:
     first, name = group[0], _name(group[0].thread)
     total = sampled[first.role, name]
@@ -191,9 +197,8 @@ def lines_below(
     who: Who = EVERYBODY,
 ) -> list[Line]:
     """The hot lines of some processes and threads under a title, in `room` rows."""
-    rows = hot_rows(stacks, pids, who) if stacks is not None and room else []
-    wanted = [row for row in rows if matches(view.filter, row.function, row.file, row.text, row.who)]
-    lines = [hot_line(row, width, line_change(view, row, pids, who)) for row in wanted]
+    rows = matching_rows(stacks, view.filter, pids, who) if stacks is not None and room else []
+    lines = [hot_line(row, width, line_change(view, row, pids, who)) for row in rows]
     return filled_below(rule(title, width), lines, room)
 
 

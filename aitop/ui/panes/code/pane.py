@@ -43,13 +43,13 @@ from aitop.ui.panes.code.hot_lines import (
     Place,
     hot_line,
     hot_line_and_text,
-    hot_rows,
     line_change,
     lines_below,
+    matching_rows,
     room_below,
 )
 from aitop.ui.panes.since_mark import NO_CHANGE
-from aitop.ui.state import View, matches
+from aitop.ui.state import View
 from aitop.ui.theme.palette import DIM, FAINT, TEXT
 from aitop.ui.widgets.line import Line, lit, shorten_left
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -147,19 +147,15 @@ class CodePane(Pane):
             room = room_below(len(lines), height - len(foot))
             below = self._lines_below if view.code == "tree" else self._flame_below
             foot = below(stacks, view, width, room) + foot
-        nothing = "no line of the user's own code was seen"
-        if view.who.words():
-            nothing = f"nothing of {view.who.words()} was seen"
-        if view.filter and not lines:
+        nothing = (
+            f"nothing of {view.who.words()} was seen" if view.who.words() else "no line of the user's own code was seen"
+        )
+        if view.filter:
             nothing = f"nothing here matches {one_line(view.filter)}"
         return Drawing(lines or [Line(nothing, DIM)], title, note, stale, foot)
 
     def _lines(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
-        rows = [
-            row
-            for row in hot_rows(stacks, view.pids(), view.who)
-            if matches(view.filter, row.function, row.file, row.text, row.who)
-        ]
+        rows = matching_rows(stacks, view.filter, view.pids(), view.who)
         self._hot = self._settled.order(("hot", view.who), rows, lambda row: row.key, lambda row: row.share)
         self._heights = 2 if width < LEAST_FOR_TEXT and len(rows) * 2 <= height else 1
         draw = hot_line_and_text if self._heights == 2 else lambda row, width, by: [hot_line(row, width, by)]
