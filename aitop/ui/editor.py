@@ -11,7 +11,6 @@ import termios
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from textual.app import App, SuspendNotSupported
@@ -23,13 +22,17 @@ from aitop.ui.terminal import LEAVE, keyboard, settings_of
 from aitop.ui.words import CodeLine, base_name, place
 
 FALLBACKS = ("editor", "nano", "vim", "vi")
-# Editors that do not take `+LINE FILE`.
-_GOTO = frozenset({"code", "code-insiders", "code-oss", "codium", "vscodium", "cursor", "windsurf", "positron"})
-_COLON = frozenset({"subl", "sublime_text", "zed", "zeditor", "hx", "helix"})
-_LINE_OPTION = frozenset({"pycharm", "charm", "idea", "kate"})
+_CODE = ("code", "code-insiders", "code-oss", "codium", "vscodium", "cursor", "windsurf", "positron")
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_CODE, ("-g", "{path}:{line}")),
+    **dict.fromkeys(("subl", "sublime_text", "zed", "zeditor", "hx", "helix"), ("{path}:{line}",)),
+    **dict.fromkeys(("pycharm", "charm", "idea", "kate"), ("--line", "{line}", "{path}")),
+}
+"""How editors take a line, where not as `+LINE FILE`."""
 # Those with a window of their own leave the terminal to us.
-_WINDOWED = (_GOTO | _COLON | _LINE_OPTION | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
-_LENT = threading.Event()
+_WINDOWED = ({*ARGUMENTS} | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
+LENT = threading.Event()
+"""Set while an editor has the terminal: nothing can be shown, and nobody looks."""
 
 
 def editor_command(environment: Mapping[str, str]) -> list[str] | None:
@@ -45,15 +48,8 @@ def editor_command(environment: Mapping[str, str]) -> list[str] | None:
 
 def arguments(command: list[str], path: str, line: int) -> list[str]:
     """The command with the file and the line, as this editor wants them."""
-    name = os.path.basename(command[0])
-    line = max(1, line)
-    if name in _GOTO:
-        return [*command, "-g", f"{path}:{line}"]
-    if name in _COLON:
-        return [*command, f"{path}:{line}"]
-    if name in _LINE_OPTION:
-        return [*command, "--line", str(line), path]
-    return [*command, f"+{line}", path]
+    wanted = ARGUMENTS.get(os.path.basename(command[0]), ("+{line}", "{path}"))
+    return [*command, *(word.format(path=path, line=max(1, line)) for word in wanted)]
 
 
 def has_window(command: list[str]) -> bool:
@@ -105,24 +101,21 @@ def _lend_terminal(app: App[Any], words: list[str]) -> str:
     return f"back from {name}" if code == 0 else f"{name} ended with {'signal' if code < 0 else 'code'} {abs(code)}"
 
 
-def is_lent() -> bool:
-    """Whether an editor has the terminal now: nothing can be shown, and nobody looks."""
-    return _LENT.is_set()
-
-
 @contextmanager
 def _as_it_was() -> Iterator[None]:
     """Restore the terminal's settings, its foreground group and our signals at the end."""
     terminal = keyboard()
     before = settings_of(terminal)
-    # A key that interrupts the editor is not meant for us; one that stops it stops us with it.
-    wanted: dict[int, Any] = {signal.SIGINT: _ignore, signal.SIGQUIT: _ignore, signal.SIGTSTP: signal.SIG_DFL}
+    # A key that interrupts the editor is not meant for us; one that stops it stops us with it. Unlike SIG_IGN, a
+    # handler is not inherited by the editor.
+    wanted: dict[int, Any] = dict.fromkeys((signal.SIGINT, signal.SIGQUIT), lambda *_: None)
+    wanted[signal.SIGTSTP] = signal.SIG_DFL
     handlers = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    _LENT.set()
+    LENT.set()
     try:
         yield
     finally:
-        _LENT.clear()
+        LENT.clear()
         if before is not None:
             _take_back(terminal, before)
         for number, handler in handlers.items():
@@ -141,7 +134,3 @@ def _take_back(terminal: int, settings: list[Any]) -> None:
         pass
     finally:
         signal.signal(signal.SIGTTOU, others)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Unlike SIG_IGN, a handler is not inherited by the editor."""

@@ -145,13 +145,13 @@ class CodePane(Pane):
             draw = self._tree if view.code == "tree" else self._lines
             lines = draw(stacks, view, width, height - len(foot))
             room = room_below(len(lines), height - len(foot))
-            below = self._lines_below if view.code == "tree" else self._flame_below
-            foot = below(stacks, view, width, room) + foot
-        nothing = (
-            f"nothing of {view.who.words()} was seen" if view.who.words() else "no line of the user's own code was seen"
-        )
-        if view.filter:
-            nothing = f"nothing here matches {one_line(view.filter)}"
+            if view.code == "tree":
+                foot = self._lines_below(stacks, view, width, room) + foot
+            elif room:
+                foot = flame_below(self._trees(stacks, view), view, width, room) + foot
+        whom = view.who.words()
+        nothing = f"nothing of {whom} was seen" if whom else "no line of the user's own code was seen"
+        nothing = f"nothing here matches {one_line(view.filter)}" if view.filter else nothing
         return Drawing(lines or [Line(nothing, DIM)], title, note, stale, foot)
 
     def _lines(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
@@ -195,9 +195,6 @@ class CodePane(Pane):
         return [*head, *lines], [node_line(shown, width, NO_CHANGE if shown.change else node_change(view, shown))][
             :foot
         ]
-
-    def _flame_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
-        return flame_below(self._trees(stacks, view), view, width, room) if room else []
 
     def _lines_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
         return lines_below(stacks, view, "hot lines", width, room, pids=view.pids(), who=view.who)
