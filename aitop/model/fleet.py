@@ -69,6 +69,19 @@ class FleetJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wasted: float | None = msgspec.field(default=None, name="wasted_device_hours")
     finding: Finding | None = msgspec.field(default=None, name="verdict")
 
+    @property
+    def nodes_text(self) -> str:
+        """The first node, and how many there are besides it; empty where no node is known."""
+        more = len(self.nodes) - 1
+        return "".join(self.nodes[:1]) + (f" +{more}" if more > 0 else "")
+
+    @property
+    def finding_text(self) -> str:
+        """That it is stalled, or the first verdict with its subtype; empty without one."""
+        if self.stalled:
+            return f"STALLED {self.stalled} of {self.ranks}"
+        return self.finding.name if self.finding is not None else ""
+
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs at one moment: `time` in monotonic seconds. `window` is what `wasted` looks back, in seconds.
@@ -115,6 +128,13 @@ class FleetRank(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wait: float | None = None
     lost: float | None = None
     finding: Finding | None = None
+
+    @property
+    def finding_text(self) -> str:
+        """That it is stalled or may not be looked into, or the first verdict with its subtype; empty without one."""
+        if self.stalled or not self.watched:
+            return "STALLED" if self.stalled else "not permitted"
+        return self.finding.name if self.finding is not None else ""
 
 
 class JobRanks(msgspec.Struct, frozen=True, kw_only=True):

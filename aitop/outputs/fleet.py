@@ -58,14 +58,13 @@ def to_text(fleet: Fleet, address: str) -> str:
 
 def _row(job: FleetJob) -> tuple[str, ...]:
     finding = job.finding
-    verdict = finding.name if finding is not None else NOT_SUPPORTED
     texts = (
         job.job,
         job.user or NOT_SUPPORTED,
-        f"{job.nodes[0]} +{len(job.nodes) - 1}" if len(job.nodes) > 1 else "".join(job.nodes) or NOT_SUPPORTED,
+        job.nodes_text or NOT_SUPPORTED,
         str(job.ranks),
         f"{job.wasted:.2f} h" if job.wasted is not None else NOT_SUPPORTED,
-        f"STALLED {job.stalled} of {job.ranks}" if job.stalled else verdict,
+        job.finding_text or NOT_SUPPORTED,
         finding.place if finding is not None and finding.place else NOT_SUPPORTED,
         factor(finding.speedup if finding is not None else None),
     )

@@ -234,21 +234,6 @@ def hours(device_hours: float) -> str:
     return f"{device_hours:,.{2 if device_hours < 1 else 1 if device_hours < 100 else 0}f}"
 
 
-def nodes_text(job: FleetJob) -> str | None:
-    """The first node, and how many there are besides it; None where no node is known."""
-    more = len(job.nodes) - 1
-    return one_line(job.nodes[0]) + (f" +{more}" if more else "") if job.nodes else None
-
-
-def finding_text(row: FleetJob | FleetRank) -> str | None:
-    """That it is stalled, or the first verdict with its subtype."""
-    if row.stalled:
-        return f"STALLED {row.stalled} of {row.ranks}" if isinstance(row, FleetJob) else "STALLED"
-    if isinstance(row, FleetRank) and not row.watched:
-        return "not permitted"
-    return one_line(row.finding.name) if row.finding is not None else None
-
-
 def finding_style(row: FleetJob | FleetRank) -> Style:
     """Red for what stands still and for critical verdicts."""
     if row.stalled:
@@ -272,7 +257,7 @@ def gain_style(row: FleetJob | FleetRank) -> Style:
 
 
 FINDING = (
-    Column("verdict", 18, 0, finding_text, style=finding_style, right=False, most=34),
+    Column("verdict", 18, 0, lambda row: one_line(row.finding_text) or None, str, finding_style, right=False, most=34),
     Column("line", 14, 3, place_text, right=False, most=32),
     Column("gain", 5, 4, gain_of, factor, gain_style),
 )
@@ -280,7 +265,7 @@ FINDING = (
 JOBS = (
     Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=40),
     Column("user", 8, 8, lambda job: one_line(job.user or "") or None, style=lambda _: DIM, right=False, most=16),
-    Column("nodes", 10, 7, nodes_text, style=lambda _: DIM, right=False, most=32),
+    Column("nodes", 10, 7, lambda job: one_line(job.nodes_text) or None, style=lambda _: DIM, right=False, most=32),
     Column("ranks", 5, 5, lambda job: job.ranks, "{:,}".format),
     Column("wasted", 7, 2, lambda job: job.wasted, hours, lambda _: BRIGHT),
     Column("now", 4, 6, lambda job: job.lost, tight_percent),
@@ -301,7 +286,7 @@ class JobsPane(TablePane[FleetJob]):
         return (
             row.job,
             row.user,
-            finding_text(row),
+            row.finding_text,
             row.finding.name if row.finding else None,
             place_text(row),
             *row.nodes,
@@ -357,7 +342,7 @@ class FleetScreen(TableScreen):
 
     def on_row_chosen(self, message: RowChosen) -> None:
         job: FleetJob = message.row
-        self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every, finding_text(job)))
+        self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every, job.finding_text))
 
     def action_command(self) -> None:
         """The command for the job's worst rank: its ranks are asked for first."""
@@ -416,7 +401,7 @@ class RanksPane(TablePane[FleetRank]):
         return row.node, row.rank, row.pid
 
     def texts(self, row: FleetRank) -> Sequence[str | None]:
-        return (row.node, str(row.rank), finding_text(row), place_text(row))
+        return (row.node, str(row.rank), row.finding_text, place_text(row))
 
     def foot(self, row: FleetRank, width: int) -> list[Line]:
         command = command_for(row)
