@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from aitop.engine.past import PastHistory
 from aitop.engine.served_history import ServedHistory
 from aitop.engine.totals import CoreTotals, UnitTotals, shares_of_time
-from aitop.model.event import Event
+from aitop.model.event import Event, Sample
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
@@ -32,6 +32,13 @@ KEEP_RECOMPILES = 256
 KEEP_LOOKS = 256
 MOST_RANKS = 4096
 ENDING_SECONDS = 3.0
+_SOURCES: dict[type[Sample], SourceName] = {
+    HostSample: "host",
+    GpuSample: "gpu",
+    StackWindow: "stacks",
+    HookSample: "hook",
+    ServerSample: "server",
+}
 
 
 SampleType = TypeVar("SampleType", HostSample, GpuSample)
@@ -199,56 +206,48 @@ class History:
 
     def add(self, event: Event) -> None:
         """Take one event."""
-        if isinstance(event, (HookSample, HostSample, GpuSample, StackWindow, ServerSample)):
-            self.past.add(event, self.stacks)
         if isinstance(event, Tick):
             self.ticks.append(event)
             self.tick_count += 1
             self.first_time = event.time if self.first_time is None else self.first_time
             self._forget(event.time)
-        elif isinstance(event, HostSample):
-            self.hosts.append(event)
-            self._add_host(event)
-            self.newest["host"] = event.time
-        elif isinstance(event, GpuSample):
-            self.gpus.append(event)
-            self.newest["gpu"] = event.time
-        elif isinstance(event, StackWindow):
-            self.windows.append(event)
-            self._note_steps(event)
-            self.newest["stacks"] = event.time
-        elif isinstance(event, HookSample):
-            self._add_hook(event)
-        elif isinstance(event, ServerSample):
-            self.servers.setdefault(event.pid, deque(maxlen=KEEP_LOOKS)).append(event)
-            self.newest["server"] = event.time
         elif isinstance(event, SourceStatus):
             before = self.statuses.get(event.source)
             if before is not None and before.state == "ok":
                 self.last_ok[event.source] = before
             self.statuses[event.source] = event
-        elif isinstance(event, (GrowthSites, StackDump, ExchangeNotes)):
-            self._add_finding(event)
-        else:
+        elif isinstance(event, Target):
             self.target = event
             if event.ended is not None:
                 self._ignore_failures_at_the_end(event.time)
-
-    def _add_host(self, event: HostSample) -> None:
-        self.cores.take(event)
-        for pid, shares in shares_of_time(event).items():
-            if pid in self.hooks:
-                self.hooks[pid].totals.shares = shares
-        self._number(event)
-
-    def _add_finding(self, event: GrowthSites | StackDump | ExchangeNotes) -> None:
-        """Keep the newest of its kind."""
-        if isinstance(event, GrowthSites):
+        elif isinstance(event, GrowthSites):
             self.growth = event
         elif isinstance(event, StackDump):
             self.dump = event
-        else:
+        elif isinstance(event, ExchangeNotes):
             self.exchange_notes = event
+        else:
+            self._add_sample(event)
+
+    def _add_sample(self, sample: Sample) -> None:
+        self.past.add(sample, self.stacks)
+        self.newest[_SOURCES[type(sample)]] = sample.time
+        if isinstance(sample, HostSample):
+            self.hosts.append(sample)
+            self.cores.take(sample)
+            for pid, shares in shares_of_time(sample).items():
+                if pid in self.hooks:
+                    self.hooks[pid].totals.shares = shares
+            self._number(sample)
+        elif isinstance(sample, GpuSample):
+            self.gpus.append(sample)
+        elif isinstance(sample, StackWindow):
+            self.windows.append(sample)
+            self._note_steps(sample)
+        elif isinstance(sample, HookSample):
+            self._add_hook(sample)
+        else:
+            self.servers.setdefault(sample.pid, deque(maxlen=KEEP_LOOKS)).append(sample)
 
     def _number(self, host: HostSample) -> None:
         """Remember the first number seen for each rank: ranks started by `spawn` have no number of their own."""
@@ -284,7 +283,6 @@ class History:
         if sample.allocators:
             hook.allocators = sample.allocators
             self.allocators.append((sample.time, sample.allocators))
-        self.newest["hook"] = sample.time
 
     def _ignore_failures_at_the_end(self, time: float) -> None:
         """Set sources that failed in the last seconds back to their last `ok`: they failed because the target ended."""

@@ -11,14 +11,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from typing import TypeVar, Union
+from typing import TypeVar
 
 from aitop.engine.totals import FIELDS, LOADS, Sums, joined, summed
+from aitop.model.event import Sample
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.past import Past, PastLine, PastUnit, Stretch
 from aitop.model.serving import RequestRecord, ServerSample
-from aitop.model.stacks import StackWindow
 from aitop.model.steps import HookSample, StepRecord
 from aitop.stacks.view import StackView
 
@@ -29,7 +29,6 @@ MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.
 MOST_UNITS = 50
 
-PastSample = Union[HookSample, HostSample, GpuSample, StackWindow, ServerSample]  # noqa: UP007 - for isinstance on 3.10
 Unit = TypeVar("Unit", StepRecord, RequestRecord)
 # What regressions are asked about beside the parts of a unit.
 BESIDE = {"gc": ("gc",)}
@@ -64,7 +63,7 @@ class PastHistory:
         self.recompiles = self.look = self.made = None
         self.levels, self.open = [], {}
 
-    def add(self, event: PastSample, stacks: StackView) -> None:
+    def add(self, event: Sample, stacks: StackView) -> None:
         """Take one sample; `stacks` reads windows."""
         if not self.pids:
             return

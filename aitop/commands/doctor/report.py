@@ -62,9 +62,9 @@ def _broken(head: str, text: str, indent: int, columns: int | None) -> list[str]
     """`text` after `head`; further lines begin under its start."""
     if columns is None:
         return [head + text]
-    room = max(columns - indent, NARROWEST)
-    parts = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
-    return [head + parts[0], *(" " * indent + part for part in parts[1:])]
+    width, below = max(columns, indent + NARROWEST), " " * indent
+    wrapper = textwrap.TextWrapper(width, head, below, break_on_hyphens=False, break_long_words=False)
+    return wrapper.wrap(text) or [head]
 
 
 def as_json(checks: Sequence[Check], pid: int | None) -> str:
