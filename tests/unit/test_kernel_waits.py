@@ -18,7 +18,6 @@ from aitop.sources.stacks.kernel_waits import (
     parse_call,
     rules_of,
     wait_in_call,
-    wait_in_channel,
 )
 
 PID = 4242
@@ -167,32 +166,6 @@ def test_the_numbers_are_those_of_the_system_headers():
 
 
 @pytest.mark.parametrize(
-    ("channel", "state", "kind"),
-    [
-        ("futex_wait_queue", "S", "lock"),
-        ("futex_do_wait", "S", "lock"),
-        ("rwsem_down_write_slowpath", "D", "lock"),
-        ("hrtimer_nanosleep", "S", "sleep"),
-        ("do_wait", "S", "child"),
-        ("anon_pipe_read", "S", "queue"),
-        ("unix_stream_read_generic", "S", "queue"),
-        ("sk_wait_data", "S", "network"),
-        ("inet_csk_accept", "S", "network"),
-        ("io_schedule", "D", "disk"),
-        ("folio_wait_bit_common", "D", "disk"),
-        ("request_wait_answer", "S", "disk"),
-        ("nvidia_poll", "S", "device"),
-        ("ep_poll", "S", "other"),
-        ("0", "D", "disk"),
-        ("0", "S", "other"),
-        ("", "S", "other"),
-    ],
-)
-def test_what_a_kernel_function_waits_for(proc: Path, channel: str, state: str, kind: WaitKind) -> None:
-    assert wait_in_channel(channel, state, Descriptors(PID)) == kind
-
-
-@pytest.mark.parametrize(
     ("links", "kind"),
     [
         ({}, "other"),
@@ -231,14 +204,13 @@ Thread = Callable[..., Path]
 
 @pytest.fixture
 def thread(proc: Path) -> Thread:
-    def make(number: int, call: bytes | None, *, pid: int = PID, state: str = "S", wchan: str = "0") -> Path:
+    def make(number: int, call: bytes | None, *, pid: int = PID, state: str = "S") -> Path:
         folder = proc / str(pid) / "task" / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         if call is not None:
             (folder / "syscall").write_bytes(call)
         rest = " ".join(["1"] * 48)
         (folder / "stat").write_text(f"{number} (python) {state} {rest}\n")
-        (folder / "wchan").write_text(wchan)
         return folder
 
     return make
@@ -375,31 +347,28 @@ def test_the_kernel_counts_how_long_a_thread_ran_or_waited_for_a_core(
     assert states[PID, "other"].counted is None and states[PID, "other"].on_core == 0.0
 
 
-def test_without_the_file_of_the_call_state_and_channel_say_it(thread: Thread) -> None:
+def test_without_the_file_of_the_call_the_state_says_it(thread: Thread) -> None:
     main = thread(PID, None, state="R")
     kernel = KernelWaits("x86_64")
     kernel.begin([PID])
     kernel.look()
-    thread(PID, None, wchan="futex_wait_queue")
+    thread(PID, None)
     kernel.look()
     thread(PID, None, state="D")
     kernel.look()
     (main / "stat").unlink()
     kernel.look()
     [state] = kernel.states({})
-    assert (state.asked, state.running, state.waits) == (3, 1, {"lock": 1, "disk": 1})
+    assert (state.asked, state.running, state.waits) == (3, 1, {"other": 1, "disk": 1})
 
 
-def test_a_page_fault_is_disk_and_a_wait_for_the_memory_map_a_lock(thread: Thread) -> None:
-    fault = f"-1 {STACK}\n".encode()
-    thread(PID, fault, state="D", wchan="folio_wait_bit_common")
+def test_a_page_fault_is_disk(thread: Thread) -> None:
+    thread(PID, f"-1 {STACK}\n".encode(), state="D")
     kernel = KernelWaits("x86_64")
     kernel.begin([PID])
     kernel.look()
-    thread(PID, fault, state="D", wchan="rwsem_down_read_slowpath")
-    kernel.look()
     kernel.end()
-    assert kernel.states({})[0].waits == {"disk": 1, "lock": 1}
+    assert kernel.states({})[0].waits == {"disk": 1}
 
 
 def test_a_process_that_is_gone_has_no_states(proc: Path) -> None:
