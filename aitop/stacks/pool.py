@@ -18,8 +18,10 @@ from aitop.stacks.reading import Seen
 from aitop.stacks.short_threads import SHORT_THREADS, ThreadKey
 
 RUNS: frozenset[Activity] = frozenset({"python", "native", "compile", "collect", "spawn", "wait-disk", "wait-device"})
-# Waits for something that another thread does, or for the next piece of work.
-_HANDED: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait", "wait-network"})
+# Waits for something that another thread does, or for the next piece of work; and those of which that is not known:
+# the thread may only wait for a core.
+_HANDED: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait-network"})
+_UNKNOWN: Activity = "wait"
 # Where Python starts a thread.
 _STARTS = "/threading.py"
 # From so many samples in a look on, threads of one name are more than one.
@@ -101,10 +103,11 @@ def threads_at_once(keys: Sequence[ThreadKey], threads: Mapping[ThreadKey, Mappi
 
 def _rank(place: Place) -> int:
     """0 where a thread works, 1 where something that it has begun waits, 2 where it rests."""
-    if place.activity in RUNS:
+    begun = place.handler is not None or place.phase != "outside"
+    if place.activity in RUNS or (place.activity == _UNKNOWN and begun):
         return 0
-    rests = place.activity in _HANDED or place.activity == "sleep"
-    return 2 if rests and place.handler is None and place.phase == "outside" else 1
+    rests = place.activity in _HANDED or place.activity in ("sleep", _UNKNOWN)
+    return 2 if rests and not begun else 1
 
 
 def _stands_in_line(place: Place) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from stack_maker import stack, window
 
+from aitop.model.stacks import Look
 from aitop.stacks.view import StackView
 
 PID = 7
@@ -55,6 +57,19 @@ def test_requests_that_wait_for_each_other_stand_in_line():
     assert lines == {(41, "forward"): 1.0}
     assert process.pool.working == pytest.approx(1.0, abs=0.03)
     assert process.pool.standing == pytest.approx(5.0, abs=0.03)
+
+
+def test_a_wait_of_which_nothing_is_known_is_no_standing_in_line():
+    """Of threads that end soon the kernel is not asked what they wait for: on a crowded machine it is a core."""
+    read = (*CLIENT, "user/serve.py:30 read | x = torch.tensor(pixels)")
+    kept = [(f"Thread-{number}", (SCORES, 3), (stack(*read), 3)) for number in range(12)]
+    samples = [(PID, name, False, frames, count) for name, *each in kept for frames, count in each]
+    looks = [Look(kind="cpu", pid=PID, asked=50, stacks=())]
+    seen = msgspec.structs.replace(window(2.0, (PID, "MainThread", True, SELECTS, 100), *samples), looks=tuple(looks))
+    stacks = StackView().view((seen,), {PID: "rank"}, 0.0)
+    (process,) = stacks.processes
+    assert {line.activity for line in stacks.lines if line.thread == process.thread} == {"wait"}
+    assert (process.pool.working, process.pool.standing) == (pytest.approx(0.72), 0.0)
 
 
 def test_threads_of_one_name_are_a_pool_where_several_are_in_each_look():
