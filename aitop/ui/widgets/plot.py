@@ -269,6 +269,7 @@ class ChartPane(Pane):
         return Field(snapshot.series, snapshot.time, span, scale, self.cursor)
 
     def redraw(self) -> None:
+        """As any pane; without charts in the new drawing there is nothing to point at."""
         self.moments = ()
         super().redraw()
 
