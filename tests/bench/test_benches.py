@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
+import random
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import all as every
 import pytest
 import results
+from export_slowdown import slowdown
 from results import BENCHES, MISSED_BAR, TESTS, Bench, Figure, outdated, publish
 
 PATHS = [bench.path for group in BENCHES.values() for bench in group]
@@ -141,3 +144,15 @@ def test_a_bench_that_measures_nothing_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["serving_cost.py"])
     monkeypatch.setattr(results, "versions", dict)
     assert publish(argparse.Namespace(results=tmp_path / "results.json"), []) == MISSED_BAR
+
+
+@pytest.mark.parametrize("longer", [0.0, 0.03])
+def test_the_slowdown_of_some_stretches_is_found_in_a_run_that_drifts(longer):
+    chance, ends = random.Random(0), [0.0]
+    stretches = [(float(begin), begin + 2.0) for begin in range(5, 95, 12)]
+    while ends[-1] < 100.0:
+        length = 1e-3 * (1 + 0.05 * math.sin(ends[-1] / 7)) * chance.gauss(1.0, 0.1)
+        ends.append(ends[-1] + length * (1 + longer * any(begin <= ends[-1] < end for begin, end in stretches)))
+    found = slowdown(ends, stretches, full=False)
+    assert found.percent(found.excess) == pytest.approx(longer * 100 * 16 / 100, abs=0.06)
+    assert (found.active, len(found.excess)) == (16.0, 8)
