@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import stat
 import subprocess
@@ -254,3 +255,35 @@ def test_a_job_that_may_not_be_looked_into_is_told_once_and_dropped_at_its_end(m
         job.communicate(b"\n")
     assert said == [f"process {job.pid} belongs to ada"]
     assert [family.name for family in collector.collect()] == ["aitop_jobs"]
+
+
+MANY_THREADS = """
+import ctypes, re, threading
+from aitop.commands.export import use_one_arena
+{call}
+libc = ctypes.CDLL(None)
+libc.open_memstream.restype = ctypes.c_void_p
+together = threading.Barrier(8)
+def work():
+    taken = [bytearray(4000) for _ in range(100)]
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+text, size = ctypes.c_char_p(), ctypes.c_size_t()
+stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+libc.malloc_info(0, stream)
+libc.fclose(stream)
+print(len(re.findall(rb"<heap nr=", text.value)))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has several arenas")
+def test_all_threads_take_memory_from_one_arena():
+    arenas = []
+    for call in ("use_one_arena()", ""):
+        words = [sys.executable, "-c", MANY_THREADS.format(call=call)]
+        arenas.append(int(subprocess.run(words, capture_output=True, text=True, check=True).stdout))
+    assert arenas[0] == 1 < arenas[1]
