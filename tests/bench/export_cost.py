@@ -8,6 +8,7 @@ of it, as are py-spy and all other children. The last figures are with the hook 
 it may, the bench runs in a pid namespace of its own: jobs of others on this machine are not its subject.
 
     python tests/bench/export_cost.py
+    python tests/bench/export_cost.py --resume                      go on where this was interrupted
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from results import Figure, options, publish
+from results import Figure, Pieces, options, publish
 
 MOST_CORES, MOST_MEGABYTES, MOST_SECONDS = 0.02, 80.0, 60.0
 SCRAPE_SECONDS, LOOK_SECONDS = 15.0, 5.0
@@ -156,10 +157,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--start", type=int, default=100, help="seconds that are not measured")
     parser.add_argument("--seconds", type=int, default=240, help="seconds that are measured")
+    parser.add_argument("--resume", action="store_true", help="go on where an interrupted run of this commit ended")
     args = parser.parse_args()
     if shutil.which("unshare"):
         in_own_namespace()
-    usual, hooked = (measure(args.jobs, args.start, args.seconds, *words) for words in ((), ("--hook",)))
+    pieces = Pieces(resume=args.resume)
+    for words in ((), ("--hook",))[len(pieces.read()) :]:
+        pieces.add(measure(args.jobs, args.start, args.seconds, *words))
+    usual, hooked = (Cost(*piece) for piece in pieces.read())
     usual_start, hooked_start = (
         f"the first {args.start} s: {cost.start / args.jobs:.2f} CPU seconds a job" for cost in (usual, hooked)
     )

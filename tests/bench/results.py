@@ -85,7 +85,7 @@ BENCHES = {
         Bench("bench/growth.py", "", "--start 12 --seconds 10 --working 16"),
         Bench("bench/monitor_hour.py", "", "--minutes 16", about=(*JUDGING, "aitop/ui")),
         Bench("bench/serving_judge_cost.py", "", "--ticks 8", about=JUDGING),
-        Bench("bench/export_cost.py", ""),
+        Bench("bench/export_cost.py", "", resumes=True),
         Bench("bench/export_slowdown.py", resumes=True, about=(*WATCHING, "aitop/commands")),
         Bench("bench/first_frame.py", "", "--rounds 2"),
         Bench("bench/fleet_scale.py", "", "--seconds 5"),
