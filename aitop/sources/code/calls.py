@@ -105,16 +105,13 @@ def _note(function: _Function, statement: ast.stmt) -> None:
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
         function.generates |= isinstance(node, (ast.Yield, ast.YieldFrom))
-        # The result of a call may be called as well, and a comprehension asks for values.
-        mentions.implicit |= isinstance(node, (ast.Call, ast.Subscript)) and id(node) in called
+        # A comprehension asks for values.
         mentions.implicit |= isinstance(node, (ast.comprehension, ast.Await))
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
         if name is not None:
             mentions.names.add(name)
             if id(node) in called:
                 mentions.called.add(name)
-    if isinstance(statement, ast.ClassDef):
-        mentions.names.add(statement.name)
     function.statements.append(mentions)
 
 
@@ -128,12 +125,8 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _own_expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """The expressions of a statement; of a compound one those of its head. Of a function what surrounds its body."""
-    if isinstance(node, FUNCTIONS):
-        yield from node.decorator_list
-        yield from (default for default in (*node.args.defaults, *node.args.kw_defaults) if default is not None)
-        return
-    for child in ast.iter_child_nodes(node):
+    """The expressions of a statement; of a compound one those of its head, and of a function none."""
+    for child in () if isinstance(node, FUNCTIONS) else ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             yield child
         elif not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
