@@ -27,14 +27,6 @@ _State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
 
 
-class _Scope(NamedTuple):
-    """A function, or the module itself, and its lines."""
-
-    first: int
-    last: int
-    node: ast.Module | _Function
-
-
 class Span(NamedTuple):
     """From the first to the last line of a function, or of the module."""
 
@@ -67,16 +59,14 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
         return Functions()
     try:
         modules = dict(_imported(tree))
-        scopes = [
-            _Scope(*_span(node), node)
-            for node in (tree, *(node for node in _statements(tree) if isinstance(node, FUNCTIONS)))
-        ]
-        wanted = {id(scope.node) for line in lines if (scope := innermost(scopes, line)) is not None}
-        read = [scope for scope in scopes if id(scope.node) in wanted]
-        flows = tuple(_Reading(file, scope.node, modules).flow() for scope in read)
+        scopes = [tree, *(node for node in _statements(tree) if isinstance(node, FUNCTIONS))]
+        spans = tuple(Span(*_span(scope)) for scope in scopes)
+        wanted = {id(innermost(spans, line)) for line in lines}
+        read = (scope for scope, span in zip(scopes, spans, strict=True) if id(span) in wanted)
+        flows = tuple(_Reading(file, scope, modules).flow() for scope in read)
     except RecursionError:
         return Functions()
-    return Functions(tuple(Span(scope.first, scope.last) for scope in scopes), flows)
+    return Functions(spans, flows)
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
