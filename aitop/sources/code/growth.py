@@ -44,24 +44,17 @@ _Rank = tuple[bool, bool, bool]
 
 
 class _Growth(NamedTuple):
-    """What a statement makes longer by `value`; `grown` is None for what has no name."""
+    """A statement that makes `grown` longer by `value`, within these loops, the outermost first.
 
-    grown: str | None
-    value: ast.expr
-    how: Literal["list", "sum", "key"]
-
-
-class _Addition(NamedTuple):
-    """A statement that makes `grown` longer, within these loops, the outermost first.
-
-    `graph`: what it adds keeps the graph of a step alive. `key`: it sets a key of a dictionary.
+    `graph`: the value keeps the graph of a step alive.
     """
 
     grown: str
+    value: ast.expr
+    how: Literal["list", "sum", "key"]
     line: int
-    loops: tuple[ast.stmt, ...]
-    graph: bool
-    key: bool
+    loops: tuple[ast.stmt, ...] = ()
+    graph: bool = False
 
 
 def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:
@@ -75,38 +68,38 @@ def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:
         }
         calls = _Calls([function for functions in files.values() for function in functions])
         ranked = [
-            (rank, _site(file, texts[file] or "", function, addition))
+            (rank, _site(file, texts[file] or "", function, growth))
             for file, functions in files.items()
             for function in functions
-            for addition in function.additions
-            if (rank := _rank(addition, function, functions, calls)) is not None
+            for growth in function.growths
+            if (rank := _rank(growth, function, functions, calls)) is not None
         ]
     except (RecursionError, MemoryError):
         return ()
     return tuple(site for _, site in sorted(ranked, key=lambda pair: pair[0]))
 
 
-def _site(file: str, text: str, function: _Function, addition: _Addition) -> GrowthSite:
+def _site(file: str, text: str, function: _Function, growth: _Growth) -> GrowthSite:
     lines = text.splitlines()
-    line = lines[addition.line - 1] if addition.line <= len(lines) else ""
+    line = lines[growth.line - 1] if growth.line <= len(lines) else ""
     shown = printable(line).strip()[:LONGEST_TEXT]
-    return GrowthSite(file=file, line=addition.line, function=function.name, text=shown, keeps_graph=addition.graph)
+    return GrowthSite(file=file, line=growth.line, function=function.name, text=shown, keeps_graph=growth.graph)
 
 
-def _rank(addition: _Addition, function: _Function, of_file: Sequence[_Function], calls: _Calls) -> _Rank | None:
+def _rank(growth: _Growth, function: _Function, of_file: Sequence[_Function], calls: _Calls) -> _Rank | None:
     """None if it does not grow from step to step: something empties it, or it is made anew."""
-    grown, loops = addition.grown, addition.loops
+    grown, loops, key = growth.grown, growth.loops, growth.how == "key"
     others = [other for other in of_file if other is not function and not other.name.endswith("__init__")]
     if grown.startswith("self.") and any(other.empties(grown) for other in others):
         return None
     lasting = [loop for loop in loops if not function.empties(grown, loop)]
     trains = any(map(calls.trains, lasting))
     called = calls.runs_at_steps(function) and not function.empties(grown)
-    if addition.key and calls.hooks(function):
+    if key and calls.hooks(function):
         return None
     if not trains and (len(lasting) < len(loops) or function.owns(grown) or not (lasting or called)):
         return None
-    return not addition.graph, addition.key, not trains
+    return not growth.graph, key, not trains
 
 
 class _Function:
@@ -120,7 +113,7 @@ class _Function:
         self, node: _Scope, name: str, dictionaries: set[str], queues: set[str], models: frozenset[str]
     ) -> None:
         self.node, self.name = node, name
-        self.additions: list[_Addition] = []
+        self.growths: list[_Growth] = []
         self._dictionaries, self._queues, self._models = dictionaries, queues, models
         # Names that are emptied, with the loops around.
         self._emptied: list[tuple[str, tuple[ast.stmt, ...]]] = []
@@ -163,20 +156,17 @@ class _Function:
 
     def _note(self, statement: ast.stmt, loops: tuple[ast.stmt, ...], *, flagged: bool) -> None:
         growth = _growth_of(statement)
-        if growth is not None and growth.grown is not None and self._lasts(growth):
+        key = growth is not None and growth.how == "key"
+        if growth is not None and growth.grown not in self._queues and (not key or growth.grown in self._dictionaries):
             graph = self._holds(growth.value)
             # A sum of numbers is a number.
             if graph or growth.how != "sum":
-                self.additions.append(_Addition(growth.grown, statement.lineno, loops, graph, growth.how == "key"))
-        if not flagged and (growth is None or growth.how == "key"):
+                self.growths.append(growth._replace(loops=loops, graph=graph))
+        if not flagged and (growth is None or key):
             self._emptied += [(name, loops) for name in _emptied(statement)]
         for name, given in _assignments(statement):
             self._assigned.add(name)
             self._graph[name] = self._holds(given)
-
-    def _lasts(self, growth: _Growth) -> bool:
-        """Whether a container may grow without end: no queue of a greatest length, and no list with a number set."""
-        return growth.grown not in self._queues and (growth.how != "key" or growth.grown in self._dictionaries)
 
     def _holds(self, value: ast.expr) -> bool:
         """Whether a value keeps a graph alive, as far as that is known."""
@@ -274,23 +264,29 @@ def _hooked(scope: ast.AST, functions: Iterable[_Function]) -> Iterator[str]:
 
 
 def _growth_of(statement: ast.stmt) -> _Growth | None:
-    """The growth that a statement causes; None for a statement that makes nothing longer."""
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        grown, value = _name_of(statement.target), statement.value
-        return _Growth(grown, value, "list" if isinstance(value, (ast.List, ast.Tuple, ast.ListComp)) else "sum")
-    if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
-        same = isinstance(target.slice, (ast.Constant, ast.Slice))
-        return None if same else _Growth(_name_of(target.value), statement.value, "key")
+    """The growth that a statement causes; None for a statement that makes nothing with a name longer."""
+    holder: ast.expr
+    how: Literal["list", "sum", "key"] = "list"
     call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        holder, value = statement.target, statement.value
+        how = "list" if isinstance(value, (ast.List, ast.Tuple, ast.ListComp)) else "sum"
+    elif isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
+        holder, value, how = target.value, statement.value, "key"
+        if isinstance(target.slice, (ast.Constant, ast.Slice)):
+            return None
+    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _ADDING:
+        holder, place = call.func.value, _ADDING[call.func.attr]
+        if len(call.args) <= place:
+            return None
+        value = call.args[place]
+        # known.setdefault(key, []).append(more)
+        if isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute) and holder.func.attr == "setdefault":
+            holder = holder.func.value
+    else:
         return None
-    place, holder = _ADDING.get(call.func.attr), call.func.value
-    if place is None or len(call.args) <= place:
-        return None
-    # known.setdefault(key, []).append(more)
-    if isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute) and holder.func.attr == "setdefault":
-        holder = holder.func.value
-    return _Growth(_name_of(holder), call.args[place], "list")
+    grown = _name_of(holder)
+    return None if grown is None else _Growth(grown, value, how, statement.lineno)
 
 
 def _emptied(statement: ast.stmt) -> Iterator[str]:
