@@ -383,11 +383,6 @@ class _Account(NamedTuple):
     parts: Mapping[Group, Parts]
     by_window: Sequence[Mapping[Seen, int]]
 
-    @property
-    def stacks(self) -> Iterator[tuple[Seen, int]]:
-        """All stacks of it."""
-        return (each for group in self.groups.values() for each in group.items())
-
 
 def _as_one_worker(account: _Account, threads: Collection[ThreadKey], moments: int) -> tuple[_Account, ThreadPool]:
     """The account of threads that take the same work in turns as that of one worker, in so many moments."""
@@ -427,7 +422,10 @@ def _heaviest(stacks: Mapping[Seen, int]) -> Seen:
 
 def _process(account: _Account, role: Role, samples: int, own: ThreadPool | None) -> ProcessStacks:
     """The account of a process's lead thread, or of the pool that it belongs to."""
-    stacks = dict(account.stacks)
+    stacks: dict[Seen, float] = {}
+    for group, members in account.groups.items():
+        part = account.counts[group] / sum(members.values())
+        stacks |= {seen: count * part for seen, count in members.items()}
     loads = all(seen.worker for seen in stacks)
     idle = sum(count for seen, count in stacks.items() if seen.idle)
     return ProcessStacks(
@@ -435,7 +433,7 @@ def _process(account: _Account, role: Role, samples: int, own: ThreadPool | None
         role=role,
         samples=samples,
         phases=Phases() if loads else _phases(account.counts),
-        tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
+        tree=call_tree((seen.frames, round(count)) for seen, count in stacks.items()),
         idle=idle / samples if samples and (loads or role == "loader-worker") else None,
         thread=account.key.thread,
         by_window=tuple(sum(window.values()) for window in account.by_window),

@@ -8,6 +8,7 @@ from stack_maker import stack, window
 
 from aitop.model.stacks import Look
 from aitop.stacks.view import StackView
+from aitop.ui.panes.code.hot_lines import hot_rows
 
 PID = 7
 BOOT = ("std/threading.py _bootstrap", "std/threading.py _bootstrap_inner")
@@ -89,3 +90,9 @@ def test_a_thread_with_work_of_its_own_belongs_to_no_pool():
     assert lines == {(23, "forward"): 0.8}
     assert "flusher" in {line.thread for line in stacks.lines}
     assert "flusher" in {tree.thread for tree in stacks.trees}
+
+
+def test_a_line_of_a_pool_is_one_row_with_the_number_of_its_threads():
+    _, _, stacks = process_of(*((f"pool_{n}", (MODEL, 10), (RESTS, 90)) for n in range(4)))
+    rows = [(row.who, round(row.share, 2)) for row in hot_rows(stacks) if row.line == 23]
+    assert rows == [("pool ×4", 0.4)]
