@@ -145,13 +145,15 @@ class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
     """Threads that take the same work in turns. On average `there` are alive at a time, `working` work, and `standing`
     have a request to themselves that stands in line: it waits for what another thread does.
 
-    `threads` are their names, of which several of them may have the same.
+    `threads` are their names, of which several of them may have the same. `lines` are those on which requests stand in
+    line, the longest line first; their shares are of all that do.
     """
 
     threads: tuple[str, ...]
     there: float
     working: float
     standing: float
+    lines: tuple[HotLine, ...] = ()
 
 
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):

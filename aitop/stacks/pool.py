@@ -84,7 +84,7 @@ def pool(threads: Iterable[ThreadKey], places: Iterable[Place], moments: float) 
     for place in places:
         there += place.samples
         working += place.samples if _rank(place) == 0 else 0.0
-        standing += place.samples if _stands_in_line(place) else 0.0
+        standing += place.samples if stands_in_line(place) else 0.0
     names = tuple(key.thread for key in threads)
     return ThreadPool(threads=names, there=there / moments, working=working / moments, standing=standing / moments)
 
@@ -110,5 +110,6 @@ def _rank(place: Place) -> int:
     return 2 if rests and not begun else 1
 
 
-def _stands_in_line(place: Place) -> bool:
+def stands_in_line(place: Place) -> bool:
+    """Whether a thread that has a request to itself waits there for what another thread does."""
     return place.activity in _HANDED and place.handler not in (None, "event-loop") and place.work is None

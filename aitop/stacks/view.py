@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import MappingProxyType
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from aitop.model.host import Role
 from aitop.model.ledger import Activity, Position
 from aitop.model.phases import TIMED_ALONE
@@ -21,7 +23,7 @@ from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
-from aitop.stacks.pool import Place, alike, pool, threads_at_once, together
+from aitop.stacks.pool import Place, alike, pool, stands_in_line, threads_at_once, together
 from aitop.stacks.position import StepFunctions
 from aitop.stacks.reading import Seen, read_stack
 from aitop.stacks.short_threads import Digest, ThreadKey, as_one, relabelled, short_threads
@@ -231,7 +233,7 @@ def _merged_view(
         at_once = threads_at_once(peers, threads)
         if at_once is not None:
             samples = round(sum(sum(threads[key].values()) for key in peers) / at_once)
-            one, own = _as_one_worker(account(peers, at_once), peers, samples)
+            one, own = _as_one_worker(account(peers, at_once), role, peers, samples)
         elif lead is not None:
             one, own = account([lead]), None
         if lead is not None:
@@ -384,7 +386,9 @@ class _Account(NamedTuple):
     by_window: Sequence[Mapping[Seen, int]]
 
 
-def _as_one_worker(account: _Account, threads: Collection[ThreadKey], moments: int) -> tuple[_Account, ThreadPool]:
+def _as_one_worker(
+    account: _Account, role: Role, threads: Collection[ThreadKey], moments: int
+) -> tuple[_Account, ThreadPool]:
     """The account of threads that take the same work in turns as that of one worker, in so many moments."""
     places = {
         group: Place(
@@ -402,7 +406,11 @@ def _as_one_worker(account: _Account, threads: Collection[ThreadKey], moments: i
     rest = Group(None, "outside", None, "wait-queue", None)
     counts[rest] = counts.get(rest, 0.0) + max(0.0, moments - sum(counts.values()))
     one = _Account(account.key, left, counts, {**account.parts, rest: {"wait-queue": 1.0}}, account.by_window)
-    return one, pool(threads, places.values(), moments)
+    standing = [group for group, place in places.items() if group.line is not None and stands_in_line(place)]
+    whole = sum(places[group].samples for group in standing)
+    lines = (_hot_line(account.key, role, group, account, samples=whole) for group in standing)
+    ordered = tuple(sorted(lines, key=lambda line: -line.share))
+    return one, replace(pool(threads, places.values(), moments), lines=ordered)
 
 
 def _summed(keys: Sequence[ThreadKey], digest: Mapping[ThreadKey, dict[Seen, int]]) -> dict[Seen, int]:
@@ -492,7 +500,7 @@ def _lineless(account: _Account, samples: int) -> tuple[tuple[str, Activity, flo
     return tuple((phase, activity, share) for (phase, activity), share in ordered if share > 0.0)
 
 
-def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, samples: int) -> HotLine:
+def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, samples: float) -> HotLine:
     """A line of one thread with its share of `samples`. `group.line` must not be None."""
     line, stacks, doing = group.line or Frame("", "", 0), account.groups[group], account.parts.get(group, {})
     heaviest = _heaviest(stacks)

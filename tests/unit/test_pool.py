@@ -58,6 +58,7 @@ def test_requests_that_wait_for_each_other_stand_in_line():
     assert lines == {(41, "forward"): 1.0}
     assert process.pool.working == pytest.approx(1.0, abs=0.03)
     assert process.pool.standing == pytest.approx(5.0, abs=0.03)
+    assert [(line.line, line.share) for line in process.pool.lines] == [(40, 1.0)]
 
 
 def test_a_wait_of_which_nothing_is_known_is_no_standing_in_line():

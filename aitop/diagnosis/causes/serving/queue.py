@@ -6,14 +6,14 @@ import msgspec
 
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
-from aitop.diagnosis.evidence import leisure, main_lines, main_stacks, serves, stands_in_line
+from aitop.diagnosis.evidence import leisure, main_stacks, serves
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
 from aitop.model.serving import Serving
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Setting, Where
 
@@ -109,12 +109,12 @@ def _queue(serving: Serving, snapshot: Snapshot) -> Queue | None:
     if own is not None and own.working > 0.0:
         # Each thread has one request: by Little's law their numbers are in the same proportion as their times.
         waiting = own.standing / (own.standing + own.working)
-        queues.append(Queue(waiting, 1.0 - leisure(snapshot), None, own.standing, _in_line(snapshot)))
+        queues.append(Queue(waiting, 1.0 - leisure(snapshot), None, own.standing, tuple(map(_where, own.lines[:3]))))
     return max(queues, key=lambda queue: queue.share, default=None)
 
 
-def _in_line(snapshot: Snapshot) -> tuple[Where, ...]:
-    return main_lines(snapshot, stands_in_line).where
+def _where(line: HotLine) -> Where:
+    return Where(pid=line.pid, file=line.file, line=line.line, function=line.function, text=line.text, share=line.share)
 
 
 def _batch(serving: Serving) -> int:
