@@ -121,7 +121,7 @@ class Outline:
 
 
 def lasting(history: History) -> History:
-    """A copy without what goes by: samples, windows, and steps where they come so fast that they are soon replaced."""
+    """A copy of what is kept for good: without samples and windows, and without steps that are soon replaced."""
     return replace(
         history,
         statuses=dict(history.statuses),

@@ -118,6 +118,7 @@ def own_start(frames: Sequence[Frame]) -> int:
 
 
 def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
+    """The phase that library frames stand for, and the index of the first; else "outside" and the number of frames."""
     phase: Phase | None = None
     first = len(frames)
     for index, frame in enumerate(frames):
@@ -145,7 +146,7 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
         says = [each for each in says if each.handler != "event-loop"]
     state: State | None = "compile" if any(each.state == "compile" for each in says) else None
     if state is not None and any(frame.user for frame in below):
-        # The compiler calls the user's function to see what it does: so it begins each time anew.
+        # The compiler calls the user's function to see what it does: every compilation begins like this.
         return state, "trace"
     for each in says:
         if state is None and (each.state is not None or each.work is not None):

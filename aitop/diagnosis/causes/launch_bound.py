@@ -87,7 +87,7 @@ def _explained(snapshot: Snapshot) -> float:
 
 
 def _op_seconds(snapshot: Snapshot) -> float | None:
-    """Host time of one operation's forward, None where they were not counted or are few."""
+    """Median seconds of the host for one operation of the forward pass; None where they were not counted or are few."""
     ops = snapshot.facts.ops if snapshot.facts else None
     forwards = sorted(step.forward for step in records(snapshot))
     return forwards[len(forwards) // 2] / ops if ops and ops >= MANY_OPS and forwards else None
@@ -101,6 +101,7 @@ def _fixes(snapshot: Snapshot, share: float) -> list[Fix]:
     samples = sorted(step.samples for step in records(snapshot) if step.samples)
     if samples:
         batch = samples[len(samples) // 2]
+        # The power of two, at least 2, that fills the device with so much more work.
         larger = batch * 2 ** max(1, round(1.0 / max(0.05, 1.0 - share)) - 1).bit_length()
         setting = Setting(name="batch_size", to=larger, current=batch)
         fixes.append(fix(f"batch {batch} → {larger}: as many launches for more samples", share, setting))
