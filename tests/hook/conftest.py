@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 
 import hook_runs
 import pytest
@@ -11,22 +10,9 @@ from fast_run import Fast
 
 import aitop.hook
 from aitop.hook import sampling as sampling_module
-from aitop.hook.measures.serving import earlier
 
 # The import puts it in.
 aitop.hook.remove()
-
-
-@pytest.fixture(autouse=True)
-def without_threads_of_other_tests(monkeypatch):
-    """A server of another test in this process may have left a thread that is busy with a request for good."""
-    there = {thread.ident for thread in threading.enumerate()} - {threading.main_thread().ident}
-    frames = earlier._current_frames
-
-    def own():
-        return {ident: frame for ident, frame in frames().items() if ident not in there}
-
-    monkeypatch.setattr(earlier, "_current_frames", own)
 
 
 def forget_compiling():
