@@ -79,7 +79,8 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
         # The hook counts forward passes without gradients as evaluation; here the model acts.
         measured["forward"] += measured["evaluation"]
         measured["evaluation"] = 0.0
-    main = _fitted(sampled, measured, process) if measured else _filled(sampled, process)
+    requests = serves is not None and serves.unit == "request"
+    main = _fitted(sampled, measured, process, requests=requests) if measured else _filled(sampled, process)
     main = _without_core(main, _run_delay(snapshot, process))
     main = _collecting(main, _share(records, lambda step: step.gc), process)
     length = sum(step.seconds for step in records) / len(records) if records else None
@@ -195,8 +196,10 @@ def _lineless(process: ProcessStacks) -> list[Entry]:
     return entries
 
 
-def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: ProcessStacks) -> list[Entry]:
-    """Entries scaled so that each phase has its measured length."""
+def _fitted(
+    sampled: list[Entry], measured: dict[Phase, float], process: ProcessStacks, *, requests: bool
+) -> list[Entry]:
+    """Entries scaled so that each phase has its measured length. `requests`: these phases are those of requests."""
     by_phase: dict[Phase, list[Entry]] = {}
     for entry in sampled:
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
@@ -210,6 +213,12 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
         moved = max(0.0, min(beyond, measured["host"] if missed else unseen))
         measured[phase] += moved
         measured["host"] -= moved
+    held = min(seen_in.get("idle", 0.0) - measured.get("idle", 0.0), measured["host"])
+    if requests and held > 0.0:
+        # The thread rested for longer than there was no request: those under way waited for something else.
+        by_phase["queue"] = [msgspec.structs.replace(entry, phase="queue") for entry in by_phase["idle"]]
+        seen_in["queue"], measured["queue"] = seen_in["idle"], held
+        measured["host"] -= held
     fitted = []
     for phase, share in measured.items():
         entries = by_phase.get(phase, [])

@@ -38,7 +38,6 @@ FIELDS: dict[Unit, dict[str, tuple[str, ...]]] = {
     "request": {
         "seconds": ("seconds",),
         "tokens": ("prompt_tokens", "tokens"),
-        "queue": ("queue",),
         **{phase.key: (phase.request,) for phase in SERVED if phase.request},
     },
 }

@@ -13,7 +13,7 @@ from aitop.model.steps import StepRecord, total
 
 Phase = Literal[
     "data", "environment", "transfer", "forward", "backward", "optimizer", "exchange", "evaluation", "save", "idle",
-    "preprocess", "schedule", "prepare", "sample", "output", "postprocess", "host",
+    "queue", "preprocess", "schedule", "prepare", "sample", "output", "postprocess", "host",
 ]  # fmt: skip
 # A file and a function of a library, as in the rows of stacks.libraries.
 Frames = tuple[str, str]
@@ -83,6 +83,7 @@ class ServedPhase(NamedTuple):
 
 
 SERVED = (
+    ServedPhase("queue", "communication", request="queue"),
     ServedPhase("preprocess", "data_wait", request="preprocess", computes=True),
     ServedPhase("schedule", "optimizer", iteration="schedule", computes=True),
     ServedPhase("prepare", "transfer", iteration="prepare", computes=True),

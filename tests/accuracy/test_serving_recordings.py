@@ -21,6 +21,7 @@ GENERATES = (
     "out = lm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))"
 )
 GATE = "with gate:"
+FILLS = "jobs.append(self.jobs.get(timeout=max(0.0, until - time.monotonic())))"
 SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
@@ -57,6 +58,7 @@ def judged(name, tier):
         ("ranking_queue_collect", 3, "latency-tail/collector", COLLECTS),
         ("ranking_queue_collect", 2, "latency-tail/collector", COLLECTS),
         ("chat_batching_long", 3, "latency-tail/prefill", None),
+        ("ranking_queue_window", 3, "queue-bound/held", FILLS),
         ("ranking_queue_single", 3, "underbatched/None", ONE_BY_ONE),
         ("embeddings_single", 3, "underbatched/None", ENCODES),
         ("generate_behind_a_lock", 3, "underbatched/None", GENERATES),

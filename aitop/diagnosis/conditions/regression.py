@@ -40,7 +40,7 @@ EXPLAINS = 0.5
 MOST_REASONS = 4
 # The least change that counts, in cores and as a share of a figure.
 LEAST_CORES, LEAST_CHANGE = 0.25, 0.15
-PARTS = tuple(dict.fromkeys(("queue", *(phase.key for phase in (*MEASURED, *SERVED)), "host")))
+PARTS = tuple(dict.fromkeys((*(phase.key for phase in (*MEASURED, *SERVED)), "host")))
 """What a unit consists of: the names of its parts among the sums."""
 # More input takes longer to compute, and so does the same on a slower clock; the rest of a unit does not.
 COMPUTES = ("forward", "backward", "optimizer")

@@ -334,6 +334,9 @@ ALWAYS = (
         accepted=("latency-tail/lock",),
         guilty=("self.counts[number % 61] = ", "for number in range(20_000):"),
     ),
+    # A batch is taken when eight requests are there or 0.2 s are over; three clients never fill it.
+    case("ranking_queue:window", "ranking_queue.py", "queue-bound", ("held",), clients=3,
+         guilty=("jobs.append(self.jobs.get(timeout=",)),
     case(
         "ranking_queue:single",
         "ranking_queue.py",

@@ -1,4 +1,7 @@
-"""queue-bound: requests wait because they arrive faster than they are served; what a replica or larger batches give."""
+"""queue-bound: requests wait because they arrive faster than they are served; what a replica or larger batches give.
+
+They may wait though nothing works for them, too: for a batch to fill, for a timer, for another service.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,22 @@ import msgspec
 
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
-from aitop.diagnosis.evidence import leisure, main_stacks, serves
+from aitop.diagnosis.evidence import (
+    Lines,
+    beside_lines,
+    cores_wanted,
+    leisure,
+    main_lines,
+    main_stacks,
+    serves,
+    takes_request,
+)
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
+from aitop.model.ledger import Entry
 from aitop.model.serving import Serving
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.units import duration, percent
@@ -49,6 +62,9 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     if snapshot.serving is None and snapshot.kind != "inference":
         return None
     serving = snapshot.serving or Serving(basis="stacks")
+    held = _held(serving, snapshot)
+    if held is not None and held >= LEAVE:
+        return _of_held(serving, held, main_lines(snapshot, _waits_for_batch))
     queue = _queue(serving, snapshot)
     if queue is None:
         return "how long requests wait was not measured"
@@ -78,6 +94,48 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         evidence=_evidence(serving, queue, load, cost),
         fixes=_fixes(serving, queue, replica, batch, _here(replica, snapshot)),
         where=queue.where,
+    )
+
+
+def _held(serving: Serving, snapshot: Snapshot) -> float | None:
+    """The part (0..1) of the time with requests in which surely no thread works for them; None where it is not known.
+
+    At most so much of that time is work as all threads that take part do together.
+    """
+    idle = idle_share(serving)
+    if idle is None or idle >= 1.0 or not snapshot.ledgers:
+        return None
+    main = [entry for ledger in snapshot.ledgers for entry in ledger.entries if entry.lane == "main"]
+    rest = sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry))
+    work = len(snapshot.ledgers) - rest
+    return 1.0 - (work + cores_wanted(beside_lines(snapshot))) / (1.0 - idle)
+
+
+def _waits_for_batch(entry: Entry) -> bool:
+    """Whether an entry waits, with requests under way, in the function that calls the model."""
+    return entry.phase == "queue" and entry.position is not None
+
+
+def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
+    """The verdict on requests that wait while nothing works for them, at these lines where they are known."""
+    evidence = [f"no thread of the server works for {percent(held)} of the time in which requests are under way"]
+    if serving.latency is not None:
+        evidence.append(f"half of the requests take longer than {duration(serving.latency.p50)}")
+    if serving.concurrency is not None:
+        evidence.append(f"{serving.concurrency:.1f} requests are under way on average")
+    return Explanation(
+        subtype="held",
+        share=held,
+        gains=False,
+        critical=False,
+        signals=(serving.basis == "hook", held >= 0.9),
+        title=f"requests wait {percent(held)} of their time while the server rests: for a batch, a timer or a service",
+        evidence=evidence,
+        where=waits.where,
+        fixes=(
+            fix("a shorter time to wait until a batch is full: take what is there when the model is free"),
+            fix("ask other services at the same time, not one after the other, and keep connections to them open"),
+        ),
     )
 
 

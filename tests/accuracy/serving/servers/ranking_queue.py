@@ -41,14 +41,16 @@ class Model(threading.Thread):
         super().__init__(daemon=True)
         self.jobs = queue.Queue()
         self.batch = batch
+        self.window = 0.2 if cause == "window" else 0.0
         self.history = [[number] for number in range(1_000_000)] if cause == "collect" else []
         self.net = Ranker().eval()
 
     def waiting(self):
         jobs = [self.jobs.get()]
+        until = time.monotonic() + self.window
         while len(jobs) < self.batch:
             try:
-                jobs.append(self.jobs.get_nowait())
+                jobs.append(self.jobs.get(timeout=max(0.0, until - time.monotonic())))
             except queue.Empty:
                 break
         return jobs
