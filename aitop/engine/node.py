@@ -91,6 +91,8 @@ class Node:
         # The topmost processes of jobs that are to be watched next.
         self._waiting: list[int] = []
         self._search_at = 0.0
+        # How many jobs have ended that were watched.
+        self.ended = 0
 
     @property
     def idle(self) -> bool:
@@ -117,6 +119,7 @@ class Node:
         if watched.failed is not None:
             # It would fail again.
             self._broken.add((top, started(top)))
+        self.ended += 1
         self._say(watched.failed or f"the job of process {top} has ended")
 
     def stop(self) -> None:
