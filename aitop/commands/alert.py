@@ -31,6 +31,7 @@ DWELL_SECONDS = 600.0
 # Seconds that a command which still runs gets at the end, and after SIGTERM.
 FINISH_SECONDS, KILL_SECONDS = 30.0, 1.0
 ANY = "any"
+METAVAR = "VERDICT[:SEVERITY]"
 
 
 class Trigger(NamedTuple):
@@ -68,7 +69,7 @@ def add_alert_options(parser: argparse.ArgumentParser) -> None:
         type=trigger,
         action="append",
         default=[],
-        metavar="VERDICT[:SEVERITY]",
+        metavar=METAVAR,
         help="run the command of --exec when there is this verdict (or `any`), at least this severe; may be repeated",
     )
     group.add_argument(

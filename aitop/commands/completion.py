@@ -30,14 +30,24 @@ class PrintCompletion(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Write the script for the shell `values`; what takes a path is completed with files."""
+        """Write the script for the shell `values`; what takes a path is completed with files, names with those known."""
         import shtab
 
+        names = _names()
         for action in _actions(parser):
             if action.type is Path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+            action.choices = action.choices or names.get(action.metavar)
         print(shtab.complete(parser, shell=str(values)))
         parser.exit()
+
+
+def _names() -> dict[str | tuple[str, ...] | None, tuple[str, ...]]:
+    """What an argument may be that is no fixed choice, by its metavar."""
+    from aitop.commands import alert, demo, explain
+    from aitop.diagnosis.catalogue import IDS
+
+    return {demo.METAVAR: tuple(demo.workloads()), explain.METAVAR: IDS, alert.METAVAR: (alert.ANY, *IDS)}
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

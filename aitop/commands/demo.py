@@ -25,6 +25,7 @@ from aitop.sources import procfs
 
 FOLDER = Path(__file__).parents[1] / "workloads"
 DEFAULT = "slow-loader"
+METAVAR = "NAME"
 FIRST_STEP_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 REPORT_SECONDS = 10.0
@@ -35,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """NAME --list --fixed --record and the options of watching."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("name", nargs="?", default=DEFAULT, metavar="NAME", help=f"which run (default: {DEFAULT})")
+    parser.add_argument("name", nargs="?", default=DEFAULT, metavar=METAVAR, help=f"which run (default: {DEFAULT})")
     parser.add_argument("--list", action="store_true", help="list the runs there are")
     parser.add_argument("--fixed", action="store_true", help="run it with its fault mended")
     add_record_option(parser)

@@ -13,12 +13,13 @@ from aitop.errors import WrongUsageError
 if TYPE_CHECKING:
     from aitop.diagnosis.catalogue import Block, Page
 
+METAVAR = "ID"
 WIDEST = 78
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The id, which may be left out."""
-    parser.add_argument("id", nargs="?", metavar="ID", help="a verdict, as input-bound; without one, all are listed")
+    parser.add_argument("id", nargs="?", metavar=METAVAR, help="a verdict, as input-bound; without one, all are listed")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,6 +39,9 @@ def test_bash_completes_verbs_options_and_choices(script, tmp_path):
     assert bash(path, "aitop", "diagnose", "--fo") == ["--for", "--format"]
     assert bash(path, "aitop", "diagnose", "--format", "") == ["text", "json", "html"]
     assert bash(path, "aitop", "replay", "--export", "c") == ["collapsed", "csv"]
+    assert bash(path, "aitop", "demo", "slow-") == ["slow-loader", "slow-transform"]
+    assert bash(path, "aitop", "explain", "gil") == ["gil-contention"]
+    assert bash(path, "aitop", "diagnose", "--on", "a") == ["any"]
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
