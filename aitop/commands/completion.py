@@ -30,7 +30,7 @@ class PrintCompletion(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Write the script for the shell `values`; what takes a path is completed with files, names with those known."""
+        """Write the script for the shell `values`. Paths are completed with files, names with those there are."""
         import shtab
 
         names = _names()
