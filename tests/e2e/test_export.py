@@ -35,6 +35,7 @@ from aitop.sources.prometheus.fleet import FleetReader
 pytestmark = [pytest.mark.e2e]
 DEPLOYMENTS = files("aitop.commands").joinpath("deployments")
 ALERTS = DEPLOYMENTS.joinpath("alerts.yaml").read_text(encoding="utf-8")
+SECRET = "hunter2hunter2"
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -77,8 +78,10 @@ def started(*command: str, **options):
 
 
 def workload(name: str):
+    """A run with a secret among its arguments and in its environment."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return started(sys.executable, "-m", f"aitop.workloads.{name}", env=ONE_THREAD, **quiet)
+    command = (sys.executable, "-X", f"token={SECRET}", "-m", f"aitop.workloads.{name}")
+    return started(*command, env=ONE_THREAD | {"API_TOKEN": SECRET}, **quiet)
 
 
 def exporter(*arguments: str, node: str = "n1"):
@@ -197,7 +200,9 @@ def test_a_real_run_is_scraped_and_its_series_end_with_it(tmp_path):
             assert f'job="n1/{job.pid}"' in first
             assert "slow_loader.py" in first
             assert f'pid="{job.pid}"' in text
-            assert "aitop_verdict_share{" in until(lambda: (seen := file.read_text()) and "share{" in seen and seen, 10)
+            written = until(lambda: (seen := file.read_text()) and "share{" in seen and seen, 10)
+            assert "aitop_verdict_share{" in written
+            assert SECRET in Path(f"/proc/{job.pid}/cmdline").read_text() and SECRET not in text + written
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
             # The processes named have ended, so there is nothing left to export.
@@ -261,6 +266,7 @@ def test_a_collector_gets_the_metrics_and_the_verdicts_of_a_real_run():
             job.wait()
             assert export.wait(20) == 0
         assert (events()[0], events()[-1]) == ("aitop.verdict.begin", "aitop.verdict.end")
+        assert not any(SECRET.encode() in body for bodies in receiver.bodies.values() for body in bodies)
         receiver.shutdown()
 
 

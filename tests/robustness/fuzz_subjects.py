@@ -12,6 +12,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,9 +20,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import fuzz_subjects_text as text
 import msgspec
 
+from aitop.commands.compare import read_run, render
+from aitop.diagnosis.run_comparison import compare_runs
 from aitop.engine.core import Engine
-from aitop.errors import UnreadableRecordingError
+from aitop.engine.replay import last_snapshot
+from aitop.errors import AitopError, UnreadableRecordingError
 from aitop.model.event import Event
+from aitop.model.run import Run
 from aitop.model.serving import Histogram, IterationRecord, Pause, RequestRecord, ServerSample
 from aitop.model.snapshot import Snapshot, Tick
 from aitop.model.stacks import StackDump, StackWindow
@@ -34,7 +39,7 @@ from aitop.outputs.report import as_json, report_of
 from aitop.outputs.text import to_text
 from aitop.protocol import ring
 from aitop.protocol.events import KINDS
-from aitop.sources.replay import read_recording
+from aitop.sources.replay import Recording, read_recording
 from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import dump, speedscope
@@ -318,12 +323,51 @@ def _area(data: bytes) -> list[tuple[int, int]]:
     return [(8 * WORDS, 8 * WORDS + length)] if 0 < length <= len(data) - 8 * WORDS else []
 
 
+# A JSON report of an earlier run, to the comparison with another.
+
+
+def comparison_seeds() -> list[bytes]:
+    """Reports of real recordings."""
+    return [
+        as_json(report_of(snapshot)).encode()
+        for path in sorted(RECORDINGS.glob("*.jsonl.gz"))
+        if (snapshot := last_snapshot(Recording(path))) is not None
+    ]
+
+
+def feed_comparison(data: bytes) -> None:
+    """As the run before and as the run after that of a recording, to the text, the JSON and the page."""
+    path = Path("/dev/shm") / f"aitop-fuzz-{os.getpid()}.json"
+    path.write_bytes(data)
+    try:
+        run, other = read_run(path), _other_run()
+    except AitopError as error:
+        if "\n" in str(error):
+            raise Finding("the error has several lines") from error
+        return
+    finally:
+        path.unlink()
+    for compared in (compare_runs(run, other), compare_runs(other, run)):
+        written = [render(compared, form) for form in ("text", "json", "html")]
+        json.loads(written[1], parse_constant=_no_constant)
+        if not all(text.replace("\n", "").isprintable() for text in written):
+            raise Finding("a control character in a comparison")
+        if written[2].count("<script") != OWN_SCRIPTS:
+            raise Finding("a script in the page of a comparison")
+
+
+@cache
+def _other_run() -> Run:
+    return read_run(RECORDINGS / "slow-loader.jsonl.gz")
+
+
 SUBJECTS = {
     subject.name: subject
     for subject in (
         Subject("ring", ring_seeds, feed_ring, _area),
         Subject("recording", recording_seeds, feed_recording, _lines),
         Subject("screen", recording_seeds, feed_screen, _lines),
+        Subject("comparison", comparison_seeds, feed_comparison, lambda data: [(0, len(data))]),
         Subject("spy", spy_seeds, feed_spy, lambda data: [(0, len(data))]),
         Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
         Subject("source", text.source_seeds, text.feed_source, lambda data: []),

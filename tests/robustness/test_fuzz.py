@@ -10,7 +10,10 @@ import pytest
 from fuzz import CORPUS, fuzz
 from fuzz_subjects import SUBJECTS, Subject, forget_ring
 
-INPUTS = {"ring": 250, "recording": 40, "spy": 250, "dump": 250, "trace": 250, "metrics": 250, "notes": 250, "elf": 250}
+INPUTS = {
+    "ring": 250, "recording": 40, "comparison": 40, "spy": 250, "dump": 250, "trace": 250, "metrics": 250, "notes": 250,
+    "elf": 250,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
