@@ -316,22 +316,29 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 
 
 def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
-    """Reinforcement learning: the environment is stepped by the thread that computes."""
-    workers, beside = _with_best_workers(snapshot, share, _waits(lines))
+    """Reinforcement learning: the environment is stepped by the thread that computes, or by those that it waits for."""
+    made = makers(snapshot) if lines.part(lambda entry: entry.activity in HANDED_WAITS) >= LEAST_MAKING else None
+    steppers = made.count if made is not None else 0
+    lines = made.lines if made is not None else lines
+    workers, beside = _with_best_workers(snapshot, share, _waits(lines), makers=steppers)
     policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
     learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
     place = place_of(lines.where[0]) if lines.where else "the environment"
     cheaper = f"make {place} cheaper: a compiled or vectorised environment, less work for each step of it"
     several = f"step {max(2, workers)} environments in processes (AsyncVectorEnv), one policy call for all"
+    by_others = f", stepped by {made.who}" if made is not None else ""
+    fixes = [fix(cheaper, share * within_first(lines))]
+    if not steppers or (workers > steppers and beside.speedup >= WORTH_IT):
+        fixes.append(fix(several, beside))
     return Why(
         subtype="environment",
         where=lines.where,
         evidence=(
-            f"the environment takes {percent(share)}, model calls {percent(policy)}, "
+            f"the environment{by_others} takes {percent(share)}, model calls {percent(policy)}, "
             f"backward and update {percent(learning)}",
             *_free(free_cores(snapshot)),
         ),
-        fixes=(fix(cheaper, share * within_first(lines)), fix(several, beside)),
+        fixes=tuple(fixes),
         confirmed=bool(lines.where),
     )
 
@@ -346,6 +353,12 @@ class Makers(msgspec.Struct, frozen=True):
     processes: bool
     lines: Lines
     blocked: bool
+
+    @property
+    def who(self) -> str:
+        """3 processes."""
+        what = "process" if self.processes else "thread"
+        return f"{self.count} {what}{('es' if self.processes else 's') if self.count > 1 else ''}"
 
 
 def makers(snapshot: Snapshot) -> Makers | None:
@@ -387,11 +400,9 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
     subtype = "workers" if made.processes and more.speedup >= _most_of(share) else "transform"
     if blocked:
         subtype = "storage" if made.lines.part(stored) > 0.4 else "workers"
-    what = "process" if made.processes else "thread"
-    who = f"{made.count} {what}{('es' if made.processes else 's') if made.count > 1 else ''}"
     doing = (_source_words(made.lines) or "waiting for something other than the CPU") if blocked else "computing"
     at_work = percent(min(1.0, made.lines.share))
-    evidence = [f"batches are made by {who} of the run's own, {at_work} of the time at work: {doing}"]
+    evidence = [f"batches are made by {made.who} of the run's own, {at_work} of the time at work: {doing}"]
     if not blocked and not made.processes:
         evidence.append("threads of one process take turns at running Python: they share one interpreter's lock")
     place = place_of(made.lines.where[0]) if made.lines.where else "their work"
