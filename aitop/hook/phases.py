@@ -209,10 +209,16 @@ def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
 
 
 def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
-    """Return the first dimension of the first tensor that has one among the arguments, -1 without one."""
+    """Return the first dimension of the first tensor that has one among the arguments, -1 without one.
+
+    The features of a single sample, a vector that is no list of ids, count as one.
+    """
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, tensor):
-            if value.dim():  # type: ignore[attr-defined]
+            dimensions = value.dim()  # type: ignore[attr-defined]
+            if dimensions == 1 and value.is_floating_point():  # type: ignore[attr-defined]
+                return 1
+            if dimensions:
                 size = value.size(0)  # type: ignore[attr-defined]
                 return size if type(size) is int else -1
             continue

@@ -54,8 +54,12 @@ class TestPatches:
 class Tensor:
     """As much of a tensor as the hook asks."""
 
-    def __init__(self, *shape):
+    def __init__(self, *shape, floating=False):
         self._shape = shape
+        self._floating = floating
+
+    def is_floating_point(self):
+        return self._floating
 
     def dim(self):
         return len(self._shape)
@@ -74,6 +78,10 @@ class TestLeading:
         assert leading((Tensor(8, 3),), {}, Tensor) == 8
         assert leading((None, [Tensor(4)]), {}, Tensor) == 4
         assert leading((), {"x": {"ids": Tensor(2, 2)}}, Tensor) == 2
+
+    def test_the_features_of_one_sample_are_one_sample(self):
+        assert leading((Tensor(8, floating=True),), {}, Tensor) == 1
+        assert leading((Tensor(8, 3, floating=True),), {}, Tensor) == 8
 
     def test_a_scalar_says_nothing(self):
         assert leading((Tensor(), Tensor(8, 3)), {}, Tensor) == 8
