@@ -4,9 +4,9 @@ A unit's length is its mean over the run without the warm-up, per sample or toke
 programs made the main thread wait for a core, both runs are made what they would be if it had waited as long in each
 for each second on a core. As caches and memory are shared, too, how much longer units get where others take more of
 the machine is learnt from the stretches of both runs, and taken out likewise. The 95 % interval comes from how blocks
-of each run scatter without all this, from how well it could be learnt, and from how much of the machine others had at
-all: what they did with it may have differed. The parts add up: phases to the length of a
-unit, lines to their phases, and what no verdict explains is a part of its own.
+of each run scatter without all this, from how well it could be learnt, from how much of the machine others had at all
+(what they did with it may have differed), and from how runs of the same code differ anyway. The parts add up: phases to
+the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ BESIDE_OTHERS = 1.0
 # By how much units may be longer or shorter, relatively, beside others that take all of the machine, for what those do
 # there (95 %). Recordings of the same code beside tests that took 1.8 of 2 cores scattered so.
 KIND_OF_OTHERS = 0.1
+# By how much the units of a run may be longer or shorter, relatively, for what none of its stretches shows: where its
+# memory lies, how fast the machine happens to be (95 %). Seven runs of one program on an idle machine scattered so
+# beside the noise within each (2026-11-26).
+OF_A_RUN = 0.016
 # What goes into a unit counts as unchanged within this.
 EQUAL_LOAD = 0.01
 # Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
@@ -323,7 +327,8 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
             record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count),
         )
     by_noise = math.hypot(old.noise, new.noise)
-    wide = math.hypot(by_noise, by_others)
+    by_run = math.sqrt(2.0) * OF_A_RUN
+    wide = math.hypot(by_noise, by_others, by_run)
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
     equal = _equal_load(old, new, load)
     outcome: Outcome = "cannot-tell"
@@ -335,11 +340,13 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
         outcome = "faster" if ratio > 1 else "slower"
     elif low > 1 - SAME and high < 1 + SAME:
         outcome = "same"
-    elif by_others > by_noise:
+    elif by_others > max(by_noise, by_run):
         reason = "other programs kept the machine busy, or more so in one run: compare them while less else runs"
+    elif by_run > by_noise:
+        reason = "runs of the same code differ by as much from one to the next"
     else:
         reason = "the difference is within the noise of these runs"
-        enough = max(SAME, abs(math.log(ratio))) ** 2 - by_others**2
+        enough = max(SAME, abs(math.log(ratio))) ** 2 - by_others**2 - by_run**2
         record = _longer(min(old.run.watched, new.run.watched), max(2.0, by_noise**2 / max(1e-9, enough)))
     return Change(
         verdict=outcome,

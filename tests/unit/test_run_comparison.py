@@ -119,9 +119,9 @@ def beside(run, often, seed, slows=0.5):
     return replace(run, units=replace(units, seconds=seconds, phases=phases, others=others), cores=cores)
 
 
-@pytest.mark.parametrize(("host", "wanted"), [(0.02, ("same", "cannot-tell")), (0.0255, ("slower",))])
+@pytest.mark.parametrize(("host", "wanted"), [(0.02, ("same", "cannot-tell")), (0.027, ("slower",))])
 def test_what_others_cost_is_learnt_from_the_stretches(host, wanted):
-    """Other programs make one run 5 % slower and the other 15 %."""
+    """Other programs make one run 5 % slower and the other 15 %: 7 % by the run itself is told from that."""
     right, holds = [], []
     for seed in range(60):
         was, now = beside(made(seed), 0.2, seed), beside(made(seed + SEEDS, host=host), 0.6, seed + SEEDS)
