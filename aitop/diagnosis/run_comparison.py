@@ -2,11 +2,13 @@
 
 A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. Where other
 programs made the main thread wait for a core, both runs are made what they would be if it had waited as long in each
-for each second on a core. As caches and memory are shared, too, how much longer units get where others take more of
-the machine is learnt from the stretches of both runs, and taken out likewise. The 95 % interval comes from how blocks
-of each run scatter without all this, from how well it could be learnt, from how much of the machine others had at all
-(what they did with it may have differed), and from how runs of the same code differ anyway. The parts add up: phases to
-the length of a unit, lines to their phases, and what no verdict explains is a part of its own.
+for each second on a core; and on the same kind of processor, as if that had been as fast: clocks change, and so does
+what other virtual machines do on its cores. As caches and memory are shared, too, how much longer units get where
+others take more of the machine is learnt from the stretches of both runs, and taken out likewise. The 95 % interval
+comes from how blocks of each run scatter without all this, from how well it could be learnt, from how much of the
+machine others had at all (what they did with it may have differed), and from how runs of the same code differ anyway.
+The parts add up: phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its
+own.
 """
 
 from __future__ import annotations
@@ -104,6 +106,9 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
         length = old.mean
         old, new = old.with_waits(waits), new.with_waits(waits)
         old, new = (replace(side, scale=side.scale * length / old.mean) for side in (old, new))
+    if old.paces and new.paces and before.settings.get("CPU") == after.settings.get("CPU") is not None:
+        pace = fmean(old.paces)
+        old, new = old.at_pace(pace), new.at_pace(pace)
     slowing = _slowing(old, new)
     beside, beside_after = old.part, new.part
     by_others = 0.0
@@ -160,6 +165,18 @@ class _Timed:
         """The same as if others had made the main thread wait for so many seconds for each second on a core."""
         spans = zip(self.units.seconds, self.units.waited or (), self.ran, strict=True)
         return self._kept([(seconds - waited + ran * waits) / seconds for seconds, waited, ran in spans])
+
+    @property
+    def paces(self) -> tuple[float, ...]:
+        """CPU seconds of a fixed piece of work in each stretch, empty where that is not known of all."""
+        parts = zip(self.units.pace or (), self.units.seconds, strict=False)
+        paces = tuple(part / seconds if seconds else 0.0 for part, seconds in parts)
+        return paces if all(paces) else ()
+
+    def at_pace(self, pace: float) -> _Timed:
+        """The same as if the machine had always been as fast: what its main thread does on a core goes with that."""
+        spans = zip(self.units.seconds, self.ran, self.paces, strict=True)
+        return self._kept([1 + min(1.0, ran / seconds) * (pace / own - 1) for seconds, ran, own in spans])
 
     def _kept(self, keep: Sequence[float]) -> _Timed:
         """The same with each stretch as many times as long."""

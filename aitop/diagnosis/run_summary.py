@@ -157,6 +157,7 @@ def _settings(snapshot: Snapshot) -> dict[str, Scalar]:
         roles = [process.role for process in host.processes]
         named |= {"ranks": roles.count("rank") or None, "loader workers": roles.count("loader-worker")}
         named |= {"cores": host.machine.cores, "usable cores": host.usable_cores}
+        named |= {"CPU": host.machine.model}
     if snapshot.gpu is not None:
         named["GPU"] = tuple(sorted({device.name for device in snapshot.gpu.devices if device.name}))
     if snapshot.facts is not None:

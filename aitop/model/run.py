@@ -22,8 +22,8 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
     `seconds` has the length of each stretch, `phases` the seconds of each phase in it, `samples` and `tokens` what went
     into it; None where some unit did not count them. `waited` is how long other programs kept the main thread from a
-    core, `ran` how long it had one, `others` the seconds times the part of the machine's cores that other programs had;
-    None where that is not known.
+    core, `ran` how long it had one, `others` the seconds times the part of the machine's cores that other programs had,
+    `pace` the seconds times the CPU seconds of a fixed piece of work; None where that is not known.
     """
 
     kind: Unit
@@ -33,6 +33,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     waited: tuple[float, ...] | None = None
     ran: tuple[float, ...] | None = None
     others: tuple[float, ...] | None = None
+    pace: tuple[float, ...] | None = None
     samples: tuple[float, ...] | None = None
     tokens: tuple[float, ...] | None = None
 

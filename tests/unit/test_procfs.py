@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aitop.sources import procfs
 from aitop.sources.host.command_lines import Invocation, RankNumbers, invocation, kind_of, rank_numbers
-from aitop.sources.host.machine import interface_bytes
+from aitop.sources.host.machine import Machine, interface_bytes
 
 LINE = (
     b"4242 (a (b) c) S 17 4242 17 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 7 0 123456 1000000 2048 "
@@ -49,6 +49,10 @@ def test_this_process():
     assert procfs.user_id(os.getpid()) == os.geteuid()
     assert os.getpid() in procfs.pids()
     assert (procfs.environ(os.getpid()) or {}).get("PATH") == os.environ["PATH"]
+
+
+def test_the_machine_says_how_fast_it_is():
+    assert 1e-6 < Machine().read().pace < 1e-2
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 40])
