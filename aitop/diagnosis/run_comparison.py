@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from aitop.diagnosis.catalogue import SHARES_OF
 from aitop.diagnosis.evidence import interval
 from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, chance, half_width, warm_up
 from aitop.diagnosis.run_summary import anonymous, run_of
@@ -45,7 +46,7 @@ from aitop.model.run import (
 from aitop.model.serving import Percentiles
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import moment
-from aitop.model.verdict import Verdict, Where, share_of
+from aitop.model.verdict import Verdict, Where
 
 # Runs whose ratio is certainly within this of 1 count as equally fast.
 SAME = 0.05
@@ -302,7 +303,7 @@ class _Timed:
 
     def causes(self) -> dict[str | None, float]:
         """Seconds that each verdict explains: those that are about a unit's time and want something changed."""
-        verdicts = [one for one in self.run.verdicts if one.severity != "info" and share_of(one.id) == "of step time"]
+        verdicts = [one for one in self.run.verdicts if one.severity != "info" and one.id not in SHARES_OF]
         # Causes claim their time one after the other. Should they claim more than there is, all give way alike.
         fit = self.mean / max(1.0, sum(one.share or 0.0 for one in verdicts))
         explained: dict[str | None, float] = {}

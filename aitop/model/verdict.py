@@ -12,15 +12,6 @@ Severity = Literal["critical", "warning", "info"]
 SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
-# What the share of a verdict is a part of, where it is not the time of a step.
-_SHARES_OF = {"latency-tail": "of the tail", "queue-bound": "of request time"}
-
-
-def share_of(verdict: str) -> str:
-    """The words for what a share is a part of, by the id of the verdict."""
-    return _SHARES_OF.get(verdict, "of step time")
-
-
 class Where(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the user's code; `share` is of the samples of the processes where the time is lost."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
+from aitop.diagnosis.catalogue import share_of
 from aitop.diagnosis.comparison_words import headline, in_a_sentence
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, pace, percent
-from aitop.model.verdict import Fix, Verdict, Where, by_reason, share_of
+from aitop.model.verdict import Fix, Verdict, Where, by_reason
 from aitop.outputs.ledger_table import Row, Table, tables
 from aitop.outputs.report import Report
 

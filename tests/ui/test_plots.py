@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
 
+from aitop.diagnosis.catalogue import FAMILIES
 from aitop.model.snapshot import Series
+from aitop.model.verdict import Verdict
 from aitop.ui.panes.code.pane import gil_line
 from aitop.ui.panes.data import copies, pageable_share, use_of
 from aitop.ui.panes.step_figures import figure_lines, measured_figures
@@ -137,11 +139,15 @@ def test_threads_that_hold_the_lock_are_named_and_idle_ones_not():
     assert gil_line(samples.stacks(), None, 100) is None
 
 
-async def test_a_verdict_about_memory_stands_beside_the_memory(look_at):
+async def test_every_verdict_about_memory_stands_beside_the_memory(look_at):
+    measured = samples.measured()
     async with look_at(samples.healthy()) as eyes:
-        assert "oom-risk" not in eyes.pane("memory")
-        await eyes.give(samples.measured())
-        assert "oom-risk" in eyes.pane("memory").split("\n")[0]
+        for verdict in dict(FAMILIES)["memory"]:
+            assert verdict not in eyes.pane("memory")
+            verdicts = (Verdict(id=verdict, severity="warning", title="Memory runs out", confidence=0.9),)
+            diagnosis = msgspec.structs.replace(measured.diagnosis, verdicts=verdicts)
+            await eyes.give(msgspec.structs.replace(measured, diagnosis=diagnosis))
+            assert verdict in eyes.pane("memory").split("\n")[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""The catalogue: every verdict id and the page of text that explains it. The pages are text files in `pages/`."""
+"""The catalogue: every verdict id, and the page of text that explains it.
+
+A page is a text file in `pages/`: "ID: SUMMARY" in its first line, then each of PARTS, at most 76 cells wide. Lines
+that begin with "- " are items, those that are indented by four spaces are code.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,8 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("serving, and runs compared", ("latency-tail", "queue-bound", "regression")),
 )
 IDS = tuple(verdict for _, members in FAMILIES for verdict in members)
+# What the share of a verdict is a part of, where it is not the time of a step.
+SHARES_OF = {"latency-tail": "of the tail", "queue-bound": "of request time"}
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -39,6 +45,11 @@ class Page(msgspec.Struct, frozen=True):
     id: str
     summary: str
     parts: tuple[tuple[str, tuple[Block, ...]], ...]
+
+
+def share_of(verdict: str) -> str:
+    """The words for what the share of a verdict with this id is a part of."""
+    return SHARES_OF.get(verdict, "of step time")
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 from rich.style import Style
 
+from aitop.diagnosis.catalogue import FAMILIES
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
@@ -30,7 +31,7 @@ ROOM_FOR_LIST = 20
 ROOM_FOR_WORD = 3
 LEAST_WIDTH = 40
 LEAST_STRIP = 6
-MEMORY_VERDICTS = frozenset({"oom-risk", "memory-leak", "host-memory-pressure"})
+MEMORY_VERDICTS = frozenset(dict(FAMILIES)["memory"])
 
 
 class MemoryPane(ChartPane):

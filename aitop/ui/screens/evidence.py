@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from aitop.diagnosis.catalogue import Block, page
+from aitop.diagnosis.catalogue import Block, page, share_of
 from aitop.diagnosis.fix_edit import Edit, SourceAround, editable, find_edits
 from aitop.model.units import factor, percent
-from aitop.model.verdict import Verdict, Where, share_of
+from aitop.model.verdict import Verdict, Where
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
