@@ -1,8 +1,9 @@
-"""What there is in a recording: its ticks, where verdicts change, and bookmarks to read on from.
+"""The outline of a recording: the times of its ticks, marks where verdicts change, and bookmarks for jumps.
 
-A bookmark holds what a History keeps for good. The rest, which it forgets after KEEP_SECONDS, is read again: a place is
-reached from the last bookmark that lies so long before it. To take all events of an hour costs 3 to 6 s of CPU, to
-pass over its lines 0.2 to 0.5 s: without bookmarks every step back late in a recording of hours would take seconds.
+To jump back, a replay starts at a bookmark instead of at the beginning, and handles the events from there on. Of the
+History at its place a bookmark holds only what is kept for good. What a History forgets after KEEP_SECONDS has to be
+read again, so the replay starts at the last bookmark that lies at least that long before the wanted place. Handling
+all events of an hour costs 3 to 6 s of CPU, skipping their lines 0.2 to 0.5 s.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ MOST_MARKS = 500
 
 
 class Bookmark(NamedTuple):
-    """`lines` of the recording lie before it. `history` is what was known there for good."""
+    """A place after so many `lines` of the recording, and what lasts of the `history` there."""
 
     lines: int
     history: History
 
 
 class Outline:
-    """Goes through a recording in a thread of its own: quickly for the ticks, then at half speed for the rest.
+    """Reads a recording in a thread of its own: first only its ticks, then everything, at half speed.
 
-    Everything may be read from any thread meanwhile; `times` is complete once `measured` is set. A recording that
-    cannot be read to its end has an outline of what could be read. While `free` is not set it stands still: whoever
-    clears it is in a hurry, and two threads at once would take several times as long.
+    All of it may be used from any thread meanwhile; `times` is complete once `measured` is set. Of a recording that
+    cannot be read to its end it has what could be read. It pauses while `free` is not set: a replay clears that during
+    a jump, as two busy threads would take several times as long.
     """
 
     def __init__(self, recording: Recording) -> None:

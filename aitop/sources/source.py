@@ -66,7 +66,7 @@ class Source:
         """Give back what is held."""
 
     def finish(self) -> None:
-        """Make a read that is under way return soon with what it has by then, if it can. Any thread may call."""
+        """End a read that is under way early, which still returns what it has by then. Any thread may call."""
 
     def interrupt(self) -> None:
-        """Make a read that is under way return soon, if it can. Any thread may call."""
+        """Give up a read that is under way: nobody wants its samples any more. Any thread may call."""

@@ -112,7 +112,7 @@ def gpu_use(sample: GpuSample | None) -> dict[int, GpuProcess]:
 
 
 def _together(uses: Sequence[GpuProcess]) -> GpuProcess:
-    """The largest share of the multiprocessors, and all memory."""
+    """One process's use of several devices as one: its largest share of a device's time, and the sum of its memory."""
     share = max((use.sm for use in uses if use.sm is not None), default=None)
     return replace(uses[0], sm=share, memory=_sum(use.memory for use in uses))
 

@@ -480,6 +480,7 @@ class MonitorScreen(Screen[int]):
     # Arranging and drawing the panes
 
     def _change(self, **changes: object) -> None:
+        """Replace these fields of the view, and draw every pane anew."""
         self.view = replace(self.view, **changes)
         self._lay_out()
         self._show()

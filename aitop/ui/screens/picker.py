@@ -66,7 +66,10 @@ def _gpus(candidate: Candidate) -> str:
 def _column(
     heading: str, cells: int, text_of: Callable[[Candidate], str], *, right: bool = True, most: int = 0
 ) -> Column:
-    """A column that stands for itself even where its figure is not known, so that the whole row has one colour."""
+    """A column that takes the whole Candidate for its value.
+
+    So the table takes no cell for an unmeasured one, which it would dim: a row has the same colour throughout.
+    """
     return Column(heading, cells, 0, lambda job: job, text_of, _style, right, most)
 
 

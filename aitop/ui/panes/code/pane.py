@@ -338,7 +338,7 @@ class CodePane(Pane):
                 self.action_look()
 
     def _click_cell(self, cell: Cell, clicks: int) -> None:
-        """Zoom in, or out of the cell with the whole width. A second click on a leaf shows its line."""
+        """Zoom into this cell, or out if it is the one that fills the view. A double click on a leaf shows its line."""
         self._path = cell.node.path
         if cell.node.path == self._zoom:
             self.action_out()
