@@ -97,16 +97,9 @@ class Ring:
         words[at.W_FACTS_LENGTH] = len(text)
         words[at.W_FACTS_SEQ] = writing + 1
 
-    def wanted(self, now: int, stays: bool) -> bool:
-        """Return whether the hook should stay: a monitor holds a lease, or none has come yet within the grace period.
-
-        With `stays` only a monitor's explicit request ends it.
-        """
+    def wanted(self, now: int) -> bool:
+        """Return whether a monitor holds a lease, or may still take the first one within the grace period."""
         words = self._words
-        if words[at.W_CONTROL] & at.CONTROL_LEAVE:
-            return False
-        if stays:
-            return True
         taken = False
         for slot in range(at.W_SLOTS, at.W_SLOTS + 2 * at.SLOTS, 2):
             deadline = words[slot + 1]

@@ -304,7 +304,10 @@ class Session:
             self.failed()
 
     def met_module(self, module: Any) -> bool:
-        """Return whether this outermost module is a root; if so, note its facts."""
+        """Return whether calls of this outermost module are forwards of a root; if so, note its facts.
+
+        Gradients that it has already show that the run trains, though no backward was seen yet.
+        """
         try:
             if self._roots is None or not self._roots.met(module):
                 return False
@@ -372,7 +375,7 @@ class Session:
                 self._errors += 1
         if self.ring is None:
             return
-        if not self.ring.wanted(now, self.stays):
+        if not self.stays and not self.ring.wanted(now):
             self.leave_soon()
         elif self.facts.changed or now > self._facts_due:
             self._write_facts(now)

@@ -16,7 +16,8 @@ WORD = 8
 # Words of the header, by index.
 W_MAGIC, W_VERSION, W_PID, W_STRIDE, W_CAPACITY, W_JSON_ROOM = 0, 1, 2, 3, 4, 5
 # W_WRITTEN: events written so far. W_INSTALLED: when the hook came in.
-W_WRITTEN, W_STATE, W_WAY, W_CONTROL, W_INSTALLED = 6, 7, 8, 9, 10
+# Word 9 is free.
+W_WRITTEN, W_STATE, W_WAY, W_INSTALLED = 6, 7, 8, 10
 # W_FACTS_SEQ is odd while the JSON area is being written. W_FACTS_LENGTH: bytes of the text in it.
 W_FACTS_SEQ, W_FACTS_LENGTH = 11, 12
 # A monitor's request for a profile: a serial number above 16 bits, the number of steps below.
@@ -48,5 +49,3 @@ STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
 # How the hook came in: W_WAY is an index into these.
 WAYS = ("attach", "run", "import")
 WAY_ATTACH = WAYS.index("attach")
-# Written to W_CONTROL by a monitor that wants the hook to leave.
-CONTROL_LEAVE = 1

@@ -21,7 +21,6 @@ from aitop.hook import optimizer as optimizer_module
 from aitop.hook import sampling as sampling_module
 from aitop.hook import session as session_module
 from aitop.hook.phases import wrap_forward
-from aitop.protocol import ring
 
 
 def test_every_step_is_there_once_and_most_are_not_timed(fast):
@@ -177,9 +176,15 @@ def test_leaving_while_steps_are_counted_takes_everything_back_and_tells_the_cou
     assert left["net"] is None and left != with_hook and not left["pre"] and not left["post"]
 
 
-def test_a_hook_that_nobody_wants_leaves_while_steps_are_counted(fast):
+def leave_without_lease(fast, monkeypatch):
+    """Have the hook leave at its next look, as one that came by attach and has no lease."""
+    monkeypatch.setattr("aitop.hook.ring.GRACE_NS", 0)
+    fast.watched.session.stays = False
+
+
+def test_a_hook_that_nobody_wants_leaves_while_steps_are_counted(fast, monkeypatch):
     fast.until_it_counts()
-    fast.watched.session.ring._words[ring.W_CONTROL] = ring.CONTROL_LEAVE
+    leave_without_lease(fast, monkeypatch)
     until = time.monotonic() + 60
     while not fast.watched.session.gone and time.monotonic() < until:
         fast.steps(1)
@@ -451,10 +456,10 @@ def test_a_calm_run_that_takes_no_step_any_more_is_looked_at_again(calm):
     assert not calm.journal.counting
 
 
-def test_a_run_that_becomes_slow_is_looked_after_at_once(fast):
+def test_a_run_that_becomes_slow_is_looked_after_at_once(fast, monkeypatch):
     fast.until_it_counts()
     fast.read()
-    fast.watched.ring.ask_to_leave()
+    leave_without_lease(fast, monkeypatch)
     fast.net.pause = 0.15
     fast.steps(4)
     assert fast.watched.session.gone, "the first ends the counting, and the time that follows is over after the third"

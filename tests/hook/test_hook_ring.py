@@ -293,9 +293,8 @@ def test_leases_are_counted_apart(ring, reader, monkeypatch):
     now = time.monotonic_ns()
     assert should_stay(os.getpid())
     reader.release()
-    assert ring.wanted(now, stays=False)
-    assert not ring.wanted(now + 6 * 10**9, stays=False)
-    assert ring.wanted(now + 6 * 10**9, stays=True)
+    assert ring.wanted(now)
+    assert not ring.wanted(now + 6 * 10**9)
     other.close()
 
 

@@ -186,7 +186,7 @@ class TestRemoval:
         assert left.gone
         assert aitop.hook.remove() == "absent"
 
-    def test_a_hook_that_came_with_the_program_stays_until_asked(self, monkeypatch):
+    def test_a_hook_that_came_with_the_program_stays_without_a_lease(self, monkeypatch):
         monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
         monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         monkeypatch.setattr("aitop.hook.ring.GRACE_NS", 0)
@@ -196,8 +196,7 @@ class TestRemoval:
         reader.release()
         run_a_little()
         assert reader.state == "installed"
-        reader.ask_to_leave()
-        run_a_little()
+        assert aitop.hook.remove() == "removed"
         assert reader.state == "removed"
         reader.close()
 

@@ -234,10 +234,6 @@ class HookRing:
         now, mine = time.monotonic_ns(), os.getpid()
         return any(pid not in (0, mine) and deadline > now for pid, deadline in self._slots())
 
-    def ask_to_leave(self) -> None:
-        """Make the hook leave at its next step, however it came in, and even if others use it."""
-        self._pwrite(struct.pack("=Q", ring.CONTROL_LEAVE), ring.WORD * ring.W_CONTROL)
-
     def ask_for_burst(self, serial: int, steps: int) -> None:
         """Ask for a profile of `steps` steps (1 to 1000) under a serial number of ours. See burst.py."""
         self._pwrite(struct.pack("=Q", serial << 16 | steps), ring.WORD * ring.W_BURST)
