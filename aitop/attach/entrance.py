@@ -104,7 +104,7 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def survey(pid: int) -> Survey:
-    """Says which ways into process `pid` are open, by reading its memory only. Never raises for what the process is."""
+    """Say which ways into process `pid` are open, by only reading its memory. A refusal is returned, not raised."""
     try:
         status = check_alive(pid)
         memory = open_memory(status)

@@ -48,4 +48,3 @@ SIZE = RECORDS_AT + CAPACITY * STRIDE
 STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
 # How the hook came in: W_WAY is an index into these.
 WAYS = ("attach", "run", "import")
-WAY_ATTACH = WAYS.index("attach")

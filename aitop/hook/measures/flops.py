@@ -110,7 +110,7 @@ def _input(inputs: Any, position: int) -> Shape | None:
 
 
 def _passes(inputs: Any, first: int, second: int) -> int:
-    """Return the number of products: the forward, and one of the same size per factor that a gradient flows to."""
+    """Return how many products of the same size a step makes: one forward, and one for each factor's gradient."""
     return 1 + (inputs[first][0] is not None) + (inputs[second][0] is not None)
 
 
@@ -155,7 +155,7 @@ def _attention(node: Any, inputs: Any) -> float | None:
 
 
 def _recurrent(node: Any, inputs: Any) -> float | None:
-    """Count each weight matrix once per row and time step."""
+    """Count three products, one forward and two backward, of each weight matrix with each row of each time step."""
     shapes = [_input(inputs, position) for position in range(len(inputs))]
     weights = sum(prod(shape) for shape in shapes if shape is not None and len(shape) == 2)
     return 6.0 * prod(_result(node)[:2]) * weights if weights else None

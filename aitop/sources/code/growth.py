@@ -250,7 +250,7 @@ def _called_names(scope: ast.AST) -> set[str]:
 
 
 def _hooked(scope: ast.AST, functions: Iterable[_Function]) -> Iterator[str]:
-    """Functions that are handed to a `register_…_hook`, or made by one that is called for it."""
+    """Names of functions that are handed to a `register_…_hook`, or that a call made for it may return."""
     for call in _own_nodes(scope):
         for given in call.args if isinstance(call, ast.Call) and _HOOKING.match(_last_name(call.func)) else ():
             if isinstance(given, ast.Call):
@@ -264,7 +264,7 @@ def _hooked(scope: ast.AST, functions: Iterable[_Function]) -> Iterator[str]:
 
 
 def _growth_of(statement: ast.stmt) -> _Growth | None:
-    """The growth that a statement causes; None for a statement that makes nothing with a name longer."""
+    """The growth of something that has a name, where a statement causes any."""
     holder: ast.expr
     how: Literal["list", "sum", "key"] = "list"
     call = statement.value if isinstance(statement, ast.Expr) else None

@@ -53,7 +53,7 @@ msgspec.json.Decoder(_Entry)
 
 def flight_record(pid: int, rank: int) -> FlightRecord | None:
     """The newest unfinished collective in what process `pid`, rank `rank`, has dumped since it started, else its last
-    one; None where there is no such file, or it is none of a Flight Recorder.
+    one; None where there is no dump.
     """
     process, environment = procfs.process_id(pid), procfs.environ(pid)
     if process is None or environment is None:
@@ -67,7 +67,7 @@ def flight_record(pid: int, rank: int) -> FlightRecord | None:
 
 
 def prefixes(environment: Mapping[str, str]) -> list[str]:
-    """Where a process with this environment writes its dumps, but for the rank's number; the likeliest first."""
+    """Paths to which a process with this environment may write dumps, without the rank at the end; likeliest first."""
     given = [environment[name] for name in VARIABLES if environment.get(name, "").startswith("/")]
     if given:
         return given[:1]

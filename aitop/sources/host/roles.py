@@ -90,7 +90,7 @@ def _linked(processes: Iterable[Facts]) -> list[_Node]:
     by_pid = {facts.pid: _Node(facts) for facts in processes}
     for node in by_pid.values():
         parent = by_pid.get(node.facts.ppid)
-        # A parent is older than its child; otherwise its pid went to a newer process.
+        # A "parent" that is younger than its child is another process, to which the parent's pid has gone.
         if parent is not None and parent is not node and parent.facts.start <= node.facts.start:
             node.parent = parent
             parent.children.append(node)
@@ -187,11 +187,12 @@ def _demote_launcher(node: _Node, evidence: ProcessEvidence) -> None:
 
 
 def _number(nodes: Sequence[_Node]) -> None:
-    """Number the ranks that nobody numbered: alone it is 0, several count in the order of their start."""
+    """Number the ranks, in the order of their start, where none of them has a number of its own."""
     ranks = [node for node in nodes if node.role == "rank" and not node.steps]
     nameless = [node for node in ranks if node.numbers.rank is None or _inherited(node)]
     if len(ranks) != len(nameless) or not ranks:
         return
+    # One that was spawned and is watched alone may be any of its job's.
     if len(ranks) == 1 and ranks[0].parent is None and spawned(ranks[0].facts.argv):
         return
     for number, node in enumerate(sorted(ranks, key=lambda node: (node.facts.start, node.facts.pid))):

@@ -70,9 +70,10 @@ def serial_number() -> int:
 def wait_for(
     pid: int, serial: int, timeout: float, *, wanted: Callable[[], bool], progress: Callable[[str], None]
 ) -> Burst:
-    """The burst asked for under that number. `progress` hears waiting or running; `wanted` is asked all the while.
+    """Wait for the burst that was asked for under this serial number.
 
-    Raises SourceError: failed where the process refused, ended, or made nothing of it in `timeout` seconds.
+    Calls `progress` with "waiting" or "running" when that changes. Raises SourceError: absent once `wanted` returns
+    False; failed where the process refused or ended, or was not done within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     state = ""

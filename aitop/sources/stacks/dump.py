@@ -131,25 +131,25 @@ def _look(program: str, pid: int, how: Literal["--nonblocking", "--native"]) -> 
 
 
 def _dump(program: str, pid: int) -> PySpy:
-    """py-spy after its look, without stopping the process. Raises SourceError."""
+    """Run `py-spy dump`, which does not stop the process, to its end. Raises SourceError."""
     return _ended(PySpy(program, ["dump", "--pid", str(pid), "--json", "--nonblocking"]), PATIENCE_SECONDS)
 
 
 def _native_dump(program: str, pid: int) -> PySpy:
-    """py-spy after its look, for which it stops the process; the process runs on by now. Raises SourceError."""
+    """Run `py-spy dump`, which stops the process for native frames, and see the process run on. Raises SourceError."""
     runs_on = RunsOn(pid)
     spy = PySpy(program, ["dump", "--pid", str(pid), "--json", "--native"], native=True)
     try:
         return _ended(spy, NATIVE_PATIENCE_SECONDS)
     finally:
-        # By itself it ends with a code, and lets go of the process before.
+        # py-spy lets go of the process before it ends, unless a signal ends it (a negative code).
         hindrance = runs_on.hindrance(killed=spy.code is None or spy.code < 0)
         if hindrance is not None:
             raise LeftStoppedError("failed", hindrance, f"kill -CONT {pid}")
 
 
 def _ended(spy: PySpy, patience: float) -> PySpy:
-    """Wait for py-spy's end, or end it. Raises SourceError where it took too long."""
+    """Wait `patience` seconds for py-spy to end. Raises SourceError where it has not, and ends it."""
     in_time = spy.wait(patience)
     spy.stop()
     if not in_time:
@@ -160,7 +160,7 @@ def _ended(spy: PySpy, patience: float) -> PySpy:
 def parse(data: bytes) -> list[Thread]:
     """The threads in the JSON that py-spy wrote of one process. Raises ValueError for anything else.
 
-    One with a frame that cannot be was read while the process changed it, and is left out.
+    A thread with an impossible line number was read while the process changed it, and is left out.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"py-spy wrote {len(data)} bytes or more")

@@ -110,9 +110,10 @@ class SharedBudget:
 
 
 class PartOfBudget(Budget):
-    """What one source may take of a SharedBudget: cheap windows, some in the job's first minute, then each in turn.
+    """The part of one source, and so of one job, in a SharedBudget.
 
-    Those of the first minute do not put off the windows of other jobs.
+    In the job's first minute it takes a window every NEW_EVERY_SECONDS, without putting off those of other jobs. After
+    that it waits for its turn.
     """
 
     quick = False
@@ -128,7 +129,7 @@ class PartOfBudget(Budget):
         return True
 
     def found_idle(self, cores: float) -> None:
-        """It is cheap anyway."""
+        """Do nothing: the part is small whether cores are idle or not."""
 
     def spend(self, cpu: float, started: float, now: float, *, works: bool = True) -> float:
         self._began = started if self._began is None else self._began

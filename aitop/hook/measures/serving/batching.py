@@ -60,7 +60,7 @@ class Batching(Server):
             "offload_requests": lambda call: wrap_offload(call, self),
         }
 
-    # What the wrappers note: what they call has the same arguments, after those that `noting` adds.
+    # Called by the wrappers, with the arguments of the wrapped call after those that `noting` adds.
 
     def entered(self, start: int, name: Any, *_: Any, **__: Any) -> None:
         """Remember the web server's request that has handed this one in."""
@@ -147,6 +147,7 @@ class Batching(Server):
         request.tokens, request.model_ended = tokens, now
         if tokens and not request.first:
             request.first = now
+        # Of one that came through a web server, that server's wrapper notes the answer.
         if request.arrived == request.submitted:
             self.requests.answered(request, now)
 

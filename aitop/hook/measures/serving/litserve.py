@@ -60,7 +60,7 @@ class LitServe(Server):
         if "litserve" in sys.modules:
             super().look(now)
 
-    # What the wrappers note: what they call has the same arguments, after those that `noting` adds.
+    # Called by the wrappers, with the arguments of the wrapped call after those that `noting` adds.
 
     def called(self, start: int, result: Any, proxy: Any, methodname: Any, *_: Any, **__: Any) -> None:
         """Note what came out of the queue: (number of the queue for the answer, id, time, payload)."""

@@ -205,7 +205,7 @@ class Requests:
 
 
 def mono_of(wall: float, now: int) -> int:
-    """Return the moment of CLOCK_MONOTONIC at a time of the wall clock (seconds); not after `now`, which it is."""
+    """Return the moment of CLOCK_MONOTONIC at a time of the wall clock (seconds), at the latest `now`, the present."""
     return min(now, now - (time.time_ns() - int(wall * 1e9)))
 
 

@@ -64,7 +64,7 @@ class Vllm(Server):
             "sample_tokens": self.timing("sampling"),
         }
 
-    # What the wrappers note: what they call has the same arguments, after those that `noting` adds.
+    # Called by the wrappers, with the arguments of the wrapped call after those that `noting` adds.
 
     def received(self, engine: Any, request: Any, *_: Any, **__: Any) -> None:
         """Remember a request that came in from the API server."""
