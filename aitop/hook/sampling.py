@@ -9,8 +9,8 @@ the others, a new iterator, a save, a forward without gradient. It is noted as a
 steps later.
 
 Where nothing of that has happened for long, batches and forwards are passed on without a look, which halves the cost.
-Only the end of a step then tells that it was longer than the others, and what made it so stays unseen. So for
-`LOOK_TIMES` its length all are looked at: no more than a hundredth of the time is lost to sight.
+Only the end of a step then tells that it was longer than the others, and what made it so stays unseen. After such a
+step all are looked at for `LOOK_TIMES` its length, so that at most a hundredth of the time stays unexplained.
 """
 
 from __future__ import annotations

@@ -304,10 +304,7 @@ class Session:
             self.failed()
 
     def met_module(self, module: Any) -> bool:
-        """Return whether calls of this outermost module are forwards of a root; if so, note its facts.
-
-        Gradients that it has already show that the run trains, though no backward was seen yet.
-        """
+        """Return whether this outermost module is a root; if so, note its facts, and whether it has been trained."""
         try:
             if self._roots is None or not self._roots.met(module):
                 return False

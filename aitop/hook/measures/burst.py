@@ -231,9 +231,9 @@ class Burst(Measure):
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[Any]:
-        """Give the profile, to be ended, without its guards; all settings are as before afterwards.
+        """Take the guards back, yield the profile for the caller to end, and restore all settings.
 
-        CUPTI is detached with it: otherwise every later launch of the run is slower.
+        CUPTI is detached as the profile ends: otherwise every later launch of the run would be slower.
         """
         before = {TEARDOWN: os.environ.get(TEARDOWN)}
         try:

@@ -1,4 +1,4 @@
-"""Measures from where the model is called: the user's lines above the calls of a root, which no torn stack can show."""
+"""Collects the user's lines above the calls of a root: read in the process, so that no torn stack is among them."""
 
 from __future__ import annotations
 

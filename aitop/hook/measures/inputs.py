@@ -76,7 +76,7 @@ class Inputs(Measure):
                 self._collect(item, dtypes, depth + 1)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | int | None:
-        """Return the name or the position of the argument with ids, or the name in a dictionary that comes first."""
+        """Return the name or the position of the argument with token ids, or its key if the first one is a dict."""
         for name in (*NAMES, *kwargs):
             if self._is_ids(kwargs.get(name)):
                 return name

@@ -1,7 +1,7 @@
 """Requests of web servers that were under way before the hook came.
 
-An event loop has a task for each. A thread may be busy with one, which its stack tells; when it is done with it nobody
-says. So as long as such a thread has not left that call, how many requests are under way is not known.
+An event loop has a task for each, which tells when it ends. A thread that is busy with one is recognised by its stack,
+and nothing tells when it is done. So while there are such threads, how many requests are under way is not known.
 """
 
 from __future__ import annotations

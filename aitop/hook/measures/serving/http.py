@@ -35,7 +35,7 @@ CLOCK_MONOTONIC_COARSE = 6
 
 # An event loop that takes a request up so soon after it came back from a handler has not waited for it.
 AT_ONCE_NS = 500_000
-# Beyond this the exponential of a cut says nothing more.
+# Where a distribution is cut off at more than this many means, that makes no difference.
 MOST_CUT = 50.0
 # Of this many of the last requests is learnt how long they wait for the loop.
 LEARNT_FROM = 128
@@ -45,8 +45,9 @@ coarse_ns = time.clock_gettime_ns
 
 
 class Ticks:
-    """The kernel's ticks. Its coarse clock steps with them, but shows a time that lies before the tick by up to a tick
-    more: by how much is learnt, as no more than one tick can have passed since the last.
+    """Tells how long ago the kernel's last tick was, from its coarse clock, which changes at each tick.
+
+    What that clock shows may lie `behind` the tick. By how much is learnt: the last tick is at most one `length` ago.
     """
 
     __slots__ = ("behind", "length")
@@ -63,18 +64,19 @@ class Ticks:
 
 
 class Loop:
-    """The event loop of this process, as seen from the requests that it takes up and the handlers that it runs.
+    """Estimates when requests arrived that the event loop of this process takes up.
 
-    While a handler runs, the loop reads no socket. So a request that it takes up right afterwards came at some time
-    since it last took one up. The kernel knows when in ticks only, of 4 ms on most machines: that is too coarse for one
-    request, but right on average. From it is learnt for which part of such a time requests usually wait.
+    While a handler runs, the loop reads no socket. So a request that it takes up right afterwards arrived after it last
+    took one up, and after the answer to the request before it on the same connection. When exactly, the kernel knows
+    only in ticks, of 4 ms on most machines. That is too coarse for one request, but right on average: it tells for
+    which part of the time in which it could have come a request usually waits.
 
-    All moments are in nanoseconds.
-    A request also comes after the answer to the one before it on its connection.
+    Moments are in nanoseconds.
 
     took        when it took up the last request, `since` when it did so before the last handler ran
     ran         when a handler last gave an answer; `answers` by connection (the number of its descriptor)
-    waited, held    what the last requests waited by the kernel's ticks, of the times in which they could have come
+    waited      how long the last LEARNT_FROM requests waited by the kernel's ticks
+    held        how long the times were in which they could have come
     """
 
     __slots__ = ("answers", "at_once", "held", "ran", "since", "tick_ns", "took", "waited")
@@ -114,11 +116,10 @@ class Loop:
 
 
 class Threads:
-    """Threads that take up requests, each of one connection or from a pool.
+    """Estimates when requests arrived that threads take up, each of one connection or from a pool.
 
-    The kernel counts how long a request has waited in its socket in ticks. How many of them pass is right on average:
-    their mean is the usual wait, and waits that only chance makes longer are spread as an exponential distribution. Of
-    one request it is known between which two ticks it came.
+    The kernel counts in ticks how long a request has waited in its socket. The mean of many such counts is the usual
+    wait. Waits are taken to be distributed exponentially around it, within the tick in which the request came.
     """
 
     __slots__ = ("mean", "tick_ns")
@@ -135,7 +136,7 @@ class Threads:
 
 
 def _usual_within(width: int, mean: float) -> float:
-    """Return the mean of an exponential distribution with this mean, cut off at `width`."""
+    """Return the mean of those values of an exponential distribution with this `mean` that are less than `width`."""
     if mean <= 0.0 or width <= 0:
         return 0.0
     cut = width / mean
@@ -202,7 +203,7 @@ class Http(Server):
             return None
         if journal.computed is None:
             journal.computed = self.requests.computed
-        # What this thread, or this loop, did before the hook came is over, or is seen now.
+        # A thread that begins a request is done with any from before the hook; those of this loop are looked for now.
         self.earlier.threads.discard(_ident())
         if loop is not None:
             self.earlier.look_at_loop()
@@ -235,7 +236,7 @@ class Http(Server):
 
 
 def noted(call: Any, codes: set[CodeType]) -> Any:
-    """Return the call; its code, where it has one, is added to these."""
+    """Return the call, and add its code, where it has any, to `codes`."""
     code = getattr(call, "__code__", None)
     if code is not None:
         codes.add(code)

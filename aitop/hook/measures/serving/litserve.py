@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECOND = 1_000_000_000
 MOST_KNOWN = 100_000
 DECODES, PREDICTS, PREDICTED = "on_before_decode_request", "on_before_predict", "on_after_predict"
-# What a response says of its request; all others, and this one too where the answer comes in one piece, end it.
+# The status of a response with which an answer begins, and of one part of a streamed answer; any other ends it.
 STARTS, GOES_ON = "START", "OK"
 # The parameters of `put_response`.
 RESPONSE = ("self", "transport", "response_queue_id", "uid", "response_data", "status", "response_type")

@@ -109,7 +109,7 @@ class Requests:
         """Return whether requests are to be measured: not after the hook has left, and not in a forked child."""
         journal = self.journal
         if journal.owner == GONE:
-            # It leaves here, if it was only about to.
+            # Here the hook leaves, if it was about to.
             self.session.not_owner()
             return False
         if _pid() != self.session.pid:
