@@ -87,7 +87,7 @@ def _site(file: str, text: str, function: _Function, growth: _Growth) -> GrowthS
 
 
 def _rank(growth: _Growth, function: _Function, of_file: Sequence[_Function], calls: _Calls) -> _Rank | None:
-    """None if it does not grow from step to step: something empties it, or it is made anew."""
+    """A key that sorts the likeliest leaks first; None where something empties what grows, or makes it anew."""
     grown, loops, key = growth.grown, growth.loops, growth.how == "key"
     others = [other for other in of_file if other is not function and not other.name.endswith("__init__")]
     if grown.startswith("self.") and any(other.empties(grown) for other in others):

@@ -156,8 +156,9 @@ def _speedup(by: str, selector: str) -> str:
 
 
 def _late(job: str) -> str:
-    """The query for what holds up the rank of each job that waits least: its first verdict, by how much less it waits.
+    """The query for the first verdict of the rank of each job that waits least, which the others seem to wait for.
 
+    Its value is how much less that rank waits than they do on average, as a share of time.
     The exporter of a machine knows only of the ranks there. All of them wait for one on another machine.
     """
     rank = _labels("job", "node", "rank")
@@ -222,7 +223,7 @@ def ranks_of(answers: Answers) -> tuple[FleetRank, ...]:
 
 
 def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dict[Key, Finding]:
-    """The first verdict of each group, its share a mean over so many ranks (where they are given)."""
+    """The first verdict of each group. Its share is the mean over its `ranks`, as many as are given."""
     speedups = _values(answers["speedup"], *labels, "verdict")
     findings = {}
     for row in answers["verdict"]:
@@ -243,7 +244,7 @@ def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dic
 
 
 def _stragglers(answers: Answers) -> dict[Key, Finding]:
-    """Of each job that waits for one rank, that it does, with the verdict on this rank as the subtype."""
+    """A finding "straggler" for each job that waits for one rank, with the verdict on this rank as the subtype."""
     found = {}
     for row in answers["late"]:
         if row.value <= 0.0:

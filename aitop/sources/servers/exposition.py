@@ -16,7 +16,7 @@ from aitop.sources.servers.engines import Metrics, Names
 MOST_LINES, LONGEST_LINE = 100_000, 4096
 MOST_BUCKETS = 256
 SHARES = frozenset({"kv_used"})
-# No server has counted so much; float() also reads what no number of ours may be.
+# No server counts that far; float() reads larger numbers as well.
 LARGEST = 1e15
 _BOUND = re.compile(r'(?:^|[,{ ])le="(?P<bound>[^"\\]*)"')
 
@@ -104,7 +104,7 @@ def _scaled(values: Values, names: Names) -> list[float]:
 
 
 def _sums(values: Values, table: Mapping[str, Names]) -> dict[str, float]:
-    """Over all labels; of shares, which do not add up, the mean."""
+    """The sum of each figure over all labels; of shares, which do not add up, the mean."""
     scaled = {ours: _scaled(values, names) for ours, names in table.items()}
     return {ours: sum(numbers) / (len(numbers) if ours in SHARES else 1) for ours, numbers in scaled.items() if numbers}
 

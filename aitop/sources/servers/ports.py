@@ -28,8 +28,8 @@ class Endpoint(NamedTuple):
 def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
     """Where to ask: one for each process that answers; of those that share a port, one. Raises SourceError without any.
 
-    A port counts if the command line or the engine's default names it, or if it is the process's only one: nobody else
-    is to be sent a request that he does not expect.
+    A port counts if the command line or the engine's default names it, or if it is the process's only one. So no other
+    service gets a request that it does not expect.
     """
     answering = sorted(pid for pid, part in server.parts.items() if part.answers)
     if not answering:

@@ -15,8 +15,8 @@ from aitop.sources.source import Source, SourceError
 
 # Seldom where the hook already measures the requests; after 10 s figures would count as stale.
 EVERY_SECONDS, SELDOM_SECONDS = 2.0, 8.0
-# A server makes its figures in the thread that also answers requests: it is asked so seldom that this part of its time
-# goes into them at most.
+# A server makes its figures in the thread that also answers requests. They should take no more of its time than this:
+# where they take long, it is asked less often.
 MOST_OF_ITS_TIME = 0.02
 PATH = "/metrics"
 

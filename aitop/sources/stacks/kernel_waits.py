@@ -5,8 +5,8 @@ with which arguments; a descriptor among them says what it waits for. Where that
 sleep that no signal ends ("D") counts as one for the disk: of 181 such waits under load all were, and the kernel's
 function (`wchan`) told no more. Reading stops nothing, and nothing of the target is opened or read beyond these files.
 
-A lock alone does not say who is to let go of it. Where the main thread waits for one, not the interpreter's, while a
-thread of its process is at work that Python does not know, it waits for a library's threads to compute ("native").
+A lock does not say which thread holds it. Where the main thread waits for a lock other than the interpreter's while a
+thread that Python does not know works in its process, it counts as waiting for a library's threads ("native").
 """
 
 from __future__ import annotations

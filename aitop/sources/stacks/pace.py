@@ -77,8 +77,9 @@ class Budget:
         self._left = min(self._left, CREDIT_SECONDS * self._part)
 
     def spend(self, cpu: float, started: float, now: float, *, works: bool = True) -> float:
-        """Account for `cpu` seconds of a window that began at `started`: seconds from there to the next one's start.
+        """Account for a window that began at `started` and took `cpu` seconds.
 
+        Returns the seconds from there to the start of the next one.
         `works`: earlier windows have shown more of the job than imports.
         """
         cores, credit = CORES * self._part, CREDIT_SECONDS * self._part

@@ -21,8 +21,8 @@ from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 # The first windows are short: the user waits for them.
 FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
-# A child that looks at some threads only costs 15 to 20 ms of CPU in a window, most of it to start: 0.07 ms a look at
-# the lock, 0.3 at the cores. How long a line holds the lock takes many looks to tell from a line that lets go of it.
+# A child that looks only at threads in one state costs 15 to 20 ms of CPU in a window: most of it to start, 0.07 ms for
+# a look at the lock, 0.3 ms for one at the cores. It takes many looks to see which lines hold the lock for long.
 LOOK_RATE, GIL_RATE = 20, 100
 GRACE_SECONDS = 4.0
 # How long a window that is to end early waits for what py-spy writes.
@@ -167,7 +167,7 @@ class StackSource(Source):
         return looks
 
     def _wait(self, pids: Sequence[int], spies: Sequence[Spy], planned_end: float) -> float:
-        """Look at the threads of these processes until the spies have ended: the CPU seconds that it took."""
+        """Look at the threads of these processes until the spies have ended. Returns the CPU seconds that this took."""
         deadline, ending = planned_end + GRACE_SECONDS, False
         before = time.thread_time()
         self._kernel.begin(pids)

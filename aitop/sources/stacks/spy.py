@@ -79,7 +79,7 @@ class PySpy:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
-        # Milliseconds before it reads anything. The files that it writes lie in memory, too.
+        # It reads nothing for some milliseconds yet. The files that it writes lie in memory, too.
         _bound(self._child.pid, resource.RLIMIT_AS, MOST_MAPPED if native else MOST_MEMORY)
         _bound(self._child.pid, resource.RLIMIT_DATA, MOST_MEMORY)
         _bound(self._child.pid, resource.RLIMIT_FSIZE, MOST_BYTES + 1)
@@ -89,7 +89,7 @@ class PySpy:
         return self.code is not None or self._collect(os.WNOHANG)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for py-spy to end; whether it has."""
+        """Wait for py-spy to end. Returns whether it has."""
         deadline = time.monotonic() + seconds
         while not self.finished() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
