@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     from aitop.engine.node import Node
     from aitop.outputs.systemd import notify
     from aitop.sources.host.identity import node_name
-    from aitop.sources.host.job import started
+    from aitop.sources.host.job import start_ticks
     from aitop.sources.host.target import look
 
     for pid in args.pid or ():
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             for export in exports:
                 export()
             notify("WATCHDOG=1")
-            if args.pid and node.idle and not any(started(pid) for pid in args.pid):
+            if args.pid and node.idle and not any(start_ticks(pid) for pid in args.pid):
                 return 0
             time.sleep(pause)
 

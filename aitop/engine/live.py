@@ -30,7 +30,7 @@ from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.units import percent
 from aitop.sources.devices import SharedDevices, device_source
-from aitop.sources.host.job import same_process, started, whole_jobs
+from aitop.sources.host.job import may_still_run, start_ticks, whole_jobs
 from aitop.sources.host.source import HostSource
 from aitop.sources.host.target import still_there
 from aitop.sources.ring.source import HookSource
@@ -109,7 +109,7 @@ class LiveFeed:
         self.target = targets[0]
         self._shared = shared
         self._pids = whole_jobs([target.pid for target in targets])
-        self._tops = {pid: started(pid) for pid in self._pids}
+        self._tops = {pid: start_ticks(pid) for pid in self._pids}
         self._options = options
         self._sink = sink
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -437,7 +437,7 @@ class LiveFeed:
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)
         # If only one rank has ended, the rest of the job is still watched.
-        if ended is not None and not any(same_process(pid, begun) for pid, begun in self._tops.items()):
+        if ended is not None and not any(may_still_run(pid, begun) for pid, begun in self._tops.items()):
             self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
             self._take(self.target, publish)
 

@@ -18,7 +18,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.sources.devices import SharedDevices, device_users
 from aitop.sources.host.discovery import candidates
 from aitop.sources.host.identity import job_of, node_name
-from aitop.sources.host.job import started, whole_jobs
+from aitop.sources.host.job import start_ticks, whole_jobs
 from aitop.sources.host.target import look
 from aitop.sources.stacks.pace import SharedBudget
 
@@ -118,7 +118,7 @@ class Node:
         watched.feed.stop()
         if watched.failed is not None:
             # It would fail again.
-            self._broken.add((top, started(top)))
+            self._broken.add((top, start_ticks(top)))
         self.ended += 1
         self._say(watched.failed or f"the job of process {top} has ended")
 
@@ -144,7 +144,7 @@ class Node:
 
     def _begin(self, top: int) -> bool:
         """Start to watch a job; False where that is refused."""
-        if (top, started(top)) in self._broken:
+        if (top, start_ticks(top)) in self._broken:
             return False
         try:
             target = look(top)
@@ -158,7 +158,7 @@ class Node:
         return True
 
     def _refuse(self, top: int, why: str) -> None:
-        key = (top, started(top))
+        key = (top, start_ticks(top))
         if key[1] is None or self._refused.get(key) == why:
             return
         self._refused[key] = why
@@ -166,7 +166,7 @@ class Node:
         self._say(why)
 
     def _forget_refused(self, running: Sequence[int]) -> None:
-        for key in [key for key in self._refused if key[0] not in running or started(key[0]) != key[1]]:
+        for key in [key for key in self._refused if key[0] not in running or start_ticks(key[0]) != key[1]]:
             del self._refused[key]
             if key[0] not in self._watched:
                 self._receiver.drop(key[0])

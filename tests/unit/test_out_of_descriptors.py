@@ -17,7 +17,7 @@ from aitop.engine.runner import SourceRunner
 from aitop.model.snapshot import Target
 from aitop.model.source import SourceStatus
 from aitop.sources import procfs
-from aitop.sources.host.job import same_process, started
+from aitop.sources.host.job import may_still_run, start_ticks
 from aitop.sources.host.source import HostSource
 from aitop.sources.host.target import still_there
 from aitop.sources.source import Source, SourceError
@@ -37,7 +37,7 @@ def child():
 
 
 def test_a_process_that_cannot_be_read_has_not_ended(child, monkeypatch):
-    begun = started(child.pid)
+    begun = start_ticks(child.pid)
     target = Target(pid=child.pid, command="python", started=procfs.started(begun))
     source = HostSource([child.pid])
     source.open()
@@ -47,7 +47,7 @@ def test_a_process_that_cannot_be_read_has_not_ended(child, monkeypatch):
         shortage.setattr(os, "listdir", full)
         assert procfs.stat(child.pid) is None
         assert still_there(target) is None
-        assert same_process(child.pid, begun)
+        assert may_still_run(child.pid, begun)
         with pytest.raises(SourceError, match="cannot be read just now") as caught:
             source.read()
         assert caught.value.state == "failed"
@@ -57,7 +57,7 @@ def test_a_process_that_cannot_be_read_has_not_ended(child, monkeypatch):
     child.wait()
     monkeypatch.setattr(os, "open", full)
     assert "has ended" in still_there(target)
-    assert not same_process(child.pid, begun)
+    assert not may_still_run(child.pid, begun)
     with pytest.raises(SourceError, match="has ended"):
         source.read()
 

@@ -56,14 +56,14 @@ def _whole_job(pid: int) -> tuple[int, ...]:
     return (top.stat.pid, *sorted(_beside(known, top) - {top.stat.pid}))
 
 
-def started(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """When a process started, in ticks since boot; None when it is gone."""
     stat = procfs.stat(pid)
     return None if stat is None else stat.start
 
 
-def same_process(pid: int, start: int | None) -> bool:
-    """Whether the process that started then under this pid lives; True where it is there and cannot be read."""
+def may_still_run(pid: int, start: int | None) -> bool:
+    """Whether the process that started then under this pid lives, or there is one that cannot be read."""
     stat = procfs.stat(pid)
     if stat is None:
         return not procfs.gone(pid)
