@@ -33,24 +33,18 @@ def why_denied(pid: int) -> SourceError:
     boxed = (procfs.link("/proc/self/ns/user") or FIRST_USERS) != FIRST_USERS
     scope = procfs.text(YAMA) or ""
     yama = int(scope) if scope.isdigit() else 0
-    return condition(pid, own_status(), theirs, yama, closed=closed, boxed=boxed)
+    reason, remedy = condition(pid, own_status(), theirs, yama, closed=closed, boxed=boxed)
+    return SourceError("denied", reason, remedy)
 
 
 def condition(
     pid: int, ours: ProcStatus, theirs: ProcStatus | None, yama: int, *, closed: bool = False, boxed: bool = False
-) -> SourceError:
-    """The condition that failed where aitop may not look into process `pid`; `yama` is ptrace_scope, 0 without Yama.
+) -> tuple[str, str]:
+    """Why aitop may not look into process `pid`, and what would mend it. `yama` is ptrace_scope, 0 without Yama.
 
     `closed`: the process has forbidden it to all but root (PR_SET_DUMPABLE), or changed its user or rights.
     `boxed`: aitop is in a user namespace that is not the machine's.
     """
-    reason, remedy = _condition(pid, ours, theirs, yama, closed=closed, boxed=boxed)
-    return SourceError("denied", reason, remedy)
-
-
-def _condition(
-    pid: int, ours: ProcStatus, theirs: ProcStatus | None, yama: int, *, closed: bool, boxed: bool
-) -> tuple[str, str]:
     user, capable = ours.uids[1], bool(ours.capabilities & SYS_PTRACE)
     contained = CONTAINER if user == 0 else SUDO
     if theirs is not None and {*theirs.uids[:3]} - {user} and not (capable and ours.capabilities & DAC_OVERRIDE):
