@@ -6,9 +6,7 @@ that begin with "- " are items, those that are indented by four spaces are code.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 import msgspec
@@ -57,6 +55,8 @@ def page(verdict: str) -> Page | None:
     """The page of an id; None where there is none."""
     if verdict not in IDS:
         return None
+    from importlib.resources import files  # noqa: PLC0415 - loads hashlib and more, and only who reads a page needs it
+
     text = files(__name__).joinpath("pages").joinpath(f"{verdict}.txt").read_text(encoding="utf-8")
     head, _, body = text.partition("\n")
     name, _, summary = head.partition(": ")
@@ -65,6 +65,8 @@ def page(verdict: str) -> Page | None:
 
 def nearest(word: str) -> tuple[str, ...]:
     """Ids that `word` may have meant, the likeliest first: those that have it in their name, then alike ones."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for a word that is no id
+
     word = word.strip().lower().replace("_", "-").replace(" ", "-")
     within = [verdict for verdict in IDS if word and word in verdict]
     alike = get_close_matches(word, IDS, n=3, cutoff=0.5)
