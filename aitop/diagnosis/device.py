@@ -100,7 +100,7 @@ def host_limit(snapshot: Snapshot, *, in_phases: bool = False) -> float:
     """
     busy = device_busy(snapshot) if on_gpu(snapshot) else None
     idle = 1.0 if busy is None else max(0.0, 1.0 - busy)
-    outside = snapshot.steps.phases.outside if snapshot.steps else None
+    outside = snapshot.phases.outside
     return idle if in_phases or outside is None or not timed_on_device(snapshot) else min(idle, outside)
 
 

@@ -101,6 +101,11 @@ def lead_ledger(snapshot: Snapshot) -> Ledger | None:
     return snapshot.ledgers[0] if snapshot.ledgers else None
 
 
+def entries_of(snapshot: Snapshot) -> tuple[Entry, ...]:
+    """The entries of that ledger which no other cause has claimed."""
+    return snapshot.ledgers[0].entries if snapshot.ledgers else ()
+
+
 def judged_pid(snapshot: Snapshot) -> int:
     """The process whose time is judged."""
     if snapshot.ledgers:
@@ -123,14 +128,12 @@ def samples_of(snapshot: Snapshot) -> int:
 
 def main_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool]) -> Lines:
     """The entries of the stepping thread that are `wanted` and that no other cause has claimed."""
-    ledger = lead_ledger(snapshot)
-    return lines_of(entry for entry in (ledger.entries if ledger else ()) if entry.lane == "main" and wanted(entry))
+    return lines_of(entry for entry in entries_of(snapshot) if entry.lane == "main" and wanted(entry))
 
 
 def beside_lines(snapshot: Snapshot) -> tuple[Entry, ...]:
     """The entries of threads and processes beside the stepping thread; a share is of that thread's own time."""
-    ledger = lead_ledger(snapshot)
-    return tuple(entry for entry in (ledger.entries if ledger else ()) if entry.lane == "producers")
+    return tuple(entry for entry in entries_of(snapshot) if entry.lane == "producers")
 
 
 def cores_wanted(entries: Iterable[Entry]) -> float:
@@ -140,14 +143,19 @@ def cores_wanted(entries: Iterable[Entry]) -> float:
 
 def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda entry: True) -> Lines:
     """The entries of loader workers, without idle waiting; `share` is the mean over the workers."""
-    sampled = snapshot.stacks.processes if snapshot.stacks is not None else ()
-    workers = {process.pid for process in sampled if process.role == "loader-worker"}
+    workers = {process.pid for process in sampled_workers(snapshot)}
     working = lines_of(
         entry
         for entry in beside_lines(snapshot)
         if entry.pid in workers and entry.activity != "wait-queue" and wanted(entry)
     )
     return Lines(working.share / len(workers) if workers else 0.0, working.entries)
+
+
+def sampled_workers(snapshot: Snapshot) -> list[ProcessStacks]:
+    """The loader workers of which stacks were sampled."""
+    processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
+    return [process for process in processes if process.role == "loader-worker"]
 
 
 def interval(share: float, samples: int) -> tuple[float, float]:
@@ -201,8 +209,8 @@ def by_hand(snapshot: Snapshot) -> Lines:
     work = _large_operations(snapshot)
     if not stepping(snapshot):
         return work
-    optimizer = snapshot.steps.phases.optimizer if snapshot.steps else None
-    places = ("within", "after") if snapshot.kind == "training" and not optimizer else ("within",)
+    updates = snapshot.phases.optimizer or snapshot.kind != "training"
+    places = ("within",) if updates else ("within", "after")
     return lines_of(
         entry for entry in work.entries if entry.phase == "host" and entry.position in places and entry.work != "array"
     )
@@ -297,8 +305,7 @@ def running(snapshot: Snapshot) -> float:
 
 def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
     """Loader worker processes that live now."""
-    processes = snapshot.host.processes if snapshot.host is not None else ()
-    return tuple(process for process in processes if process.role == "loader-worker")
+    return tuple(process for process in snapshot.processes if process.role == "loader-worker")
 
 
 def free_cores(snapshot: Snapshot) -> float | None:

@@ -157,8 +157,7 @@ def _share_at(places: set[tuple[str, int]], ledger: Ledger) -> float:
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
     """The number of the rank that was judged; empty if it has none."""
     pid = judged_pid(snapshot)
-    processes = snapshot.host.processes if snapshot.host else ()
-    return tuple(process.rank for process in processes if process.pid == pid and process.rank is not None)
+    return tuple(process.rank for process in snapshot.processes if process.pid == pid and process.rank is not None)
 
 
 def _importance(verdict: Verdict, *, follows: bool) -> tuple[int, bool, bool, float, str]:

@@ -123,16 +123,18 @@ def rule(
     leave: float,
     *,
     scope: Scope = PART,
+    ready: Callable[[Snapshot], str | None] | None = enough,
     applies: Callable[[Snapshot], bool] | None = None,
     only_alone: bool = False,
+    follows: bool = False,
 ) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
-    """Decorator: a rule for a cause. It is asked only once enough steps or samples were seen (`enough`)."""
-    return lambda look: Rule(name, look, Band(enter, leave), scope, enough, applies, only_alone)
+    """Decorator: the rule of a function. It is asked only once enough steps or samples were seen (`ready`)."""
+    return lambda look: Rule(name, look, Band(enter, leave), scope, ready, applies, only_alone, follows)
 
 
 def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
     """Decorator: a rule for a condition. It needs no steps."""
-    return lambda look: Rule(name, look, Band(enter, leave))
+    return rule(name, enter, leave, ready=None)
 
 
 def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding:

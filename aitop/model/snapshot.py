@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.model.gpu import GpuSample
-from aitop.model.host import HostSample, Role
+from aitop.model.host import HostSample, ProcessSample, Role
 from aitop.model.ledger import Activity, Handler, Ledger, Position
 from aitop.model.past import Past
 from aitop.model.ranks import Ranks, Standstill
@@ -305,3 +305,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     so_far: SoFar = SoFar()
     before: Run | None = None
     diagnosis: Diagnosis = Diagnosis()
+
+    @property
+    def processes(self) -> tuple[ProcessSample, ...]:
+        """The processes of the target's tree; empty where they were not read."""
+        return self.host.processes if self.host is not None else ()
+
+    @property
+    def phases(self) -> Phases:
+        """The shares of step time by phase, each None without steps."""
+        return self.steps.phases if self.steps is not None else Phases()

@@ -181,7 +181,7 @@ def report_of(snapshot: Snapshot) -> Report:
             pid=snapshot.target.pid,
             command=snapshot.target.command,
             kind=snapshot.kind,
-            processes=tuple(map(_process, snapshot.host.processes if snapshot.host else ())),
+            processes=tuple(map(_process, snapshot.processes)),
             engine=snapshot.engine,
             working=tuple(
                 ReportWorker(

@@ -114,7 +114,7 @@ def labels_of(snapshot: Snapshot) -> dict[int, str]:
     """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), its part in a server
     (numbered by age where it is one of several), or its name.
     """
-    processes, lead = snapshot.host.processes if snapshot.host else (), lead_word(snapshot)
+    processes, lead = snapshot.processes, lead_word(snapshot)
     labels: dict[int, str] = {}
     workers: dict[int, int] = {}
     several, seen = Counter(process.part for process in processes), Counter[str]()
@@ -139,14 +139,13 @@ def family(processes: tuple[ProcessSample, ...], pid: int) -> frozenset[int]:
 
 def process_words(snapshot: Snapshot | None, pid: int) -> str:
     """The process in words: rank 1, worker 2 of rank 0, tensorboard; with what is below it."""
-    processes = snapshot.host.processes if snapshot and snapshot.host else ()
-    process = next((process for process in processes if process.pid == pid), None)
+    process = next((process for process in snapshot.processes if process.pid == pid), None) if snapshot else None
     if snapshot is None or process is None:
         return f"process {pid}"
     words = labels_of(snapshot)[pid]
     if process.role == "loader-worker" and process.rank is not None:
         words += f" of rank {process.rank}"
-    below = len(family(processes, pid)) - 1
+    below = len(family(snapshot.processes, pid)) - 1
     return f"{words} +{below}" if below else words
 
 
@@ -223,12 +222,12 @@ class View(msgspec.Struct, frozen=True, eq=False):
     @property
     def processes(self) -> tuple[ProcessSample, ...]:
         """The job's processes, none while they are not known."""
-        return self.snapshot.host.processes if self.snapshot and self.snapshot.host else ()
+        return self.snapshot.processes if self.snapshot else ()
 
     def narrowed_to(self, snapshot: Snapshot) -> list[ProcessSample]:
         """The processes of a Snapshot, this one or the mark, that the screen is narrowed to."""
-        pids, host = self.pids(), snapshot.host
-        return [process for process in (host.processes if host else ()) if pids is None or process.pid in pids]
+        pids = self.pids()
+        return [process for process in snapshot.processes if pids is None or process.pid in pids]
 
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({p.rank for p in self.processes if p.role == "rank" and p.rank is not None}))

@@ -8,7 +8,7 @@ import msgspec
 
 from aitop.diagnosis.device import calls_of
 from aitop.diagnosis.evidence import main_lines, records
-from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Snapshot
@@ -58,7 +58,8 @@ def _elsewhere(ranks: Ranks) -> list[str]:
     return [f"{told}: `aitop fleet` compares all ranks, where `aitop export --hook` watches them"] if number > 0 else []
 
 
-def _look(snapshot: Snapshot) -> Explanation | None:
+@rule("comm-bound", 0.2, 0.12, ready=_ready)
+def comm_bound(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late.
 
     When the last one comes is not known of ranks on other machines.
@@ -169,7 +170,7 @@ def _fixes(
     Who accumulates also makes fewer updates.
     """
     ddp = snapshot.facts.ddp if snapshot.facts else None
-    updates = (snapshot.steps.phases.optimizer if snapshot.steps else None) or 0.0
+    updates = snapshot.phases.optimizer or 0.0
     fixes = []
     if sites:
         place = f"{sites[0].file.rpartition('/')[2]}:{sites[0].line}"
@@ -187,6 +188,3 @@ def _fixes(
     if ddp.communication and (ddp.overlap or 0.0) < OVERLAPPED * ddp.communication:
         fixes.append(fix("a smaller bucket_cap_mb, so that the exchange begins earlier in the backward pass"))
     return fixes
-
-
-comm_bound = Rule("comm-bound", _look, Band(enter=0.2, leave=0.12), ready=_ready)

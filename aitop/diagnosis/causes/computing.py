@@ -15,7 +15,7 @@ from aitop.diagnosis.evidence import (
     takes_request,
 )
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
-from aitop.model.snapshot import Phases, Snapshot
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import operations, percent
 
 MOSTLY = 0.8
@@ -35,7 +35,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         return None
     if not stepping(snapshot) and not serves(snapshot):
         return _without_steps(snapshot)
-    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    phases = snapshot.phases
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}
     if snapshot.serving is not None and not known:

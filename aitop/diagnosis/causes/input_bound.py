@@ -120,8 +120,8 @@ def _in_loader(snapshot: Snapshot) -> Wait:
     lines = main_lines(snapshot, lambda entry: entry.phase == "data")
     share = lines.share
     measured = timed_on_device(snapshot)
-    if measured and snapshot.steps is not None:
-        share = min(share, snapshot.steps.phases.data_wait or 0.0)
+    if measured:
+        share = min(share, snapshot.phases.data_wait or 0.0)
     at_work = producers.workers_at_work(snapshot)
     # Where one worker holds up the rest, what the rest have made lies ready, and is not what comes next.
     if at_work is not None and at_work < IDLE_WORKERS and producers.slow_worker(snapshot) is None:

@@ -8,7 +8,7 @@ from aitop.diagnosis.evidence import main_lines, records, summed
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
-from aitop.model.snapshot import Phases, Snapshot
+from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import count, duration, percent
 from aitop.model.verdict import Fix, Setting
@@ -55,7 +55,7 @@ def _launching(snapshot: Snapshot) -> float | None:
     steps = records(snapshot)
     if steps:
         return share_of(steps, _host_work)
-    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    phases = snapshot.phases
     known = [share for share in (phases.forward, phases.backward, phases.optimizer) if share is not None]
     waits = main_lines(snapshot, lambda entry: entry.phase in ("forward", "backward", "optimizer") and _waits(entry))
     return max(0.0, sum(known) - waits.share) if known else None
@@ -82,7 +82,7 @@ def _explained(snapshot: Snapshot) -> float:
         # Waits and copies may lie between the phases, too.
         other = summed(steps, lambda step: step.data_wait + step.loader_start + max(step.outside, _aside(step)))
         return other or 0.0
-    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    phases = snapshot.phases
     return sum(share or 0.0 for share in (phases.data_wait, phases.transfer, phases.communication, phases.outside))
 
 
@@ -105,7 +105,7 @@ def _fixes(snapshot: Snapshot, share: float) -> list[Fix]:
         larger = batch * 2 ** max(1, round(1.0 / max(0.05, 1.0 - share)) - 1).bit_length()
         setting = Setting(name="batch_size", to=larger, current=batch)
         fixes.append(fix(f"batch {batch} → {larger}: as many launches for more samples", share, setting))
-    optimizer = (snapshot.steps.phases.optimizer if snapshot.steps else None) or 0.0
+    optimizer = snapshot.phases.optimizer or 0.0
     if facts is not None and facts.foreach is False and not facts.fused and optimizer > 0.1:
         text = f"fused=True (or foreach=True): {count(facts.parameter_tensors)} tensors are updated one after the other"
         fixes.append(fix(text, min(share, optimizer)))

@@ -16,14 +16,13 @@ from aitop.diagnosis.evidence import (
     others_cores,
     serves,
 )
-from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix, Setting
 
-ENTER, LEAVE = 0.12, 0.07
 # Cores are crowded if this multiple of them is wanted. Less is enough for the threads of one process, whose barriers
 # wait for each other.
 CROWDED, OWN_CROWD = 1.5, 1.1
@@ -97,7 +96,9 @@ class Crowd(msgspec.Struct, frozen=True):
         return not self.own and self.others >= OTHERS_PART * self.usable and self.kept_waiting >= OTHERS_DELAY
 
 
-def _look(snapshot: Snapshot) -> Explanation | str | None:
+# The kernel's queues tell of a crowd before any step was seen.
+@rule("cpu-oversubscription", 0.12, 0.07, scope=Scope(everywhere=True), ready=None)
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the run's own threads take each other's cores, or its quota stops them; else who takes them."""
     crowd = _crowd(snapshot)
     if crowd is None:
@@ -253,7 +254,3 @@ def _of_others(snapshot: Snapshot, crowd: Crowd) -> Explanation | None:
         ),
         fixes=(*own, fix("look for stray processes on this machine, or give the run cores of its own (taskset)")),
     )
-
-
-# The kernel's queues tell of a crowd before any step was seen.
-judge = Rule("cpu-oversubscription", _look, Band(ENTER, LEAVE), Scope(everywhere=True))

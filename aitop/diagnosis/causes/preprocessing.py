@@ -62,9 +62,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make the {_made(lines)}, most of them: {doing}"
     )
     evidence = [f"{made} in {place_of(lines.where[0])}"]
-    forward = snapshot.steps.phases.forward if snapshot.steps else None
-    if forward is not None:
-        evidence.append(f"the model itself takes {percent(forward)}")
+    if snapshot.phases.forward is not None:
+        evidence.append(f"the model itself takes {percent(snapshot.phases.forward)}")
     if at_leisure:
         evidence.append(at_leisure)
     return Explanation(

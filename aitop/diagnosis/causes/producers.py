@@ -23,6 +23,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     place_of,
     records,
+    sampled_workers,
     stepping,
     stored,
     within_first,
@@ -115,8 +116,7 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
 
 def workers_at_work(snapshot: Snapshot) -> float | None:
     """Share of their time in which loader workers make samples; None where there are none or no stacks of them."""
-    sampled = snapshot.stacks.processes if snapshot.stacks else ()
-    return worker_lines(snapshot).share if any(process.role == "loader-worker" for process in sampled) else None
+    return worker_lines(snapshot).share if sampled_workers(snapshot) else None
 
 
 def waited_empty(snapshot: Snapshot) -> float | None:
@@ -142,8 +142,7 @@ def handing_over(snapshot: Snapshot) -> float:
 
 def _without_workers(snapshot: Snapshot) -> Length:
     """The step without loader workers."""
-    sampled = snapshot.stacks.processes if snapshot.stacks else ()
-    samples = sum(process.samples for process in sampled if process.role == "loader-worker")
+    samples = sum(process.samples for process in sampled_workers(snapshot))
     _, most = interval(workers_at_work(snapshot) or 0.0, samples)
     wait = main_lines(snapshot, lambda entry: entry.phase == "data").share
     return Timeline(wait=wait, makers=len(loader_workers(snapshot)), at_work=most).with_workers(0)

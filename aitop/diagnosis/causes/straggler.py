@@ -7,7 +7,7 @@ from statistics import fmean
 
 from aitop.diagnosis.causes.comm_bound import scaling, too_few_steps
 from aitop.diagnosis.evidence import lines_of
-from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
 from aitop.model.ranks import RankPhases, Ranks, RankView
@@ -37,7 +37,8 @@ WORDS = {
 }
 
 
-def _look(snapshot: Snapshot) -> Explanation | None:
+@rule("straggler", 0.1, 0.06, ready=too_few_steps)
+def straggler(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the rank that the others wait for: the one that waits least itself."""
     ranks = snapshot.ranks
     timed = [view for view in ranks.ranks if view.work is not None and view.phases is not None] if ranks else []
@@ -150,8 +151,7 @@ def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
 def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
     """The lines at which the late rank loses time; for `compute` the line that exceeds the other ranks' share most."""
     entries = [entry for ledger in snapshot.ledgers for entry in ledger.entries]
-    processes = snapshot.host.processes if snapshot.host else ()
-    feeding = {process.pid for process in processes if process.rank == late.rank}
+    feeding = {process.pid for process in snapshot.processes if process.rank == late.rank}
 
     def wanted(entry: Entry) -> bool:
         if cause == "input":
@@ -188,6 +188,3 @@ def _since(late: RankView, now: float) -> str:
     if number < len(late.skew) or late.skew_since is None:
         return f"late by more than {1e3 * big:.1f} ms in each of the last {number} steps"
     return f"late in every step seen, for at least {now - late.skew_since:.0f} s"
-
-
-straggler = Rule("straggler", _look, Band(enter=0.1, leave=0.06), ready=too_few_steps)

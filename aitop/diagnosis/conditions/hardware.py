@@ -65,7 +65,7 @@ def shared(snapshot: Snapshot) -> Explanation | str | None:
     busiest = max(others, key=lambda process: (process.sm or 0.0, process.memory or 0))
     computing = [process.sm for process in others if process.sm is not None]
     # While the step waits for data, nobody takes the device from it.
-    waits = (snapshot.steps.phases.data_wait or 0.0) if snapshot.steps else 0.0
+    waits = snapshot.phases.data_wait or 0.0
     taken = min(0.95, sum(computing)) * (1.0 - waits) if any(computing) else None
     contended = device.busy is not None and device.busy >= CONTENDED
     severity: Severity = "critical" if taken is not None and taken >= 0.5 and contended else "warning"
@@ -169,7 +169,7 @@ def _link_used(device: GpuDevice) -> float | None:
 def _transfer(snapshot: Snapshot) -> float | None:
     """Share of step time in which the host copies: phases by the device's clock do not have it."""
     measured = share_of(records(snapshot), lambda step: step.transfer)
-    return measured if measured is not None or snapshot.steps is None else snapshot.steps.phases.transfer
+    return snapshot.phases.transfer if measured is None else measured
 
 
 @condition("gpu-fault")

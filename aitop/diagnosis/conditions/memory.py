@@ -118,8 +118,7 @@ def watched(snapshot: Snapshot) -> list[str]:
 def _processes(snapshot: Snapshot, name: str) -> int:
     """How many processes a series of memory is the sum of."""
     roles = {"rss": "rank", "workers_rss": "loader-worker"}
-    processes = snapshot.host.processes if snapshot.host is not None else ()
-    return max(1, sum(process.role == roles.get(name) for process in processes))
+    return max(1, sum(process.role == roles.get(name) for process in snapshot.processes))
 
 
 def what_grows(name: str) -> str:

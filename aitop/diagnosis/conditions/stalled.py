@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import device_busy
-from aitop.diagnosis.evidence import lead_ledger, lines_of, main_lines, main_stacks, place_of, takes_request
+from aitop.diagnosis.evidence import main_lines, main_stacks, place_of, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.host import ProcessSample
@@ -70,13 +70,11 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
 
     Who sleeps or waits for the network will go on by itself, or when somebody else does.
     """
-    process, ledger = main_stacks(snapshot), lead_ledger(snapshot)
-    if process is None or ledger is None or snapshot.stacks is None or _computes(snapshot):
+    process = main_stacks(snapshot)
+    if process is None or snapshot.stacks is None or _computes(snapshot):
         return None
     windows = len(process.by_window)
-    for entry in ledger.entries:
-        if entry.lane != "main" or entry.handler is None or entry.activity not in BLOCKED:
-            continue
+    for entry in main_lines(snapshot, lambda entry: entry.handler is not None and entry.activity in BLOCKED).entries:
         stood = 0
         while stood < windows and _fills(entry, process, -1 - stood):
             stood += 1
@@ -120,10 +118,9 @@ def _verdict(
         longest = _longest(serving)
         if longest is not None:
             evidence.append(f"the longest so far took {duration(longest)}")
-    sampled = snapshot.host.processes if snapshot.host else ()
     evidence += [
         f"process {thread.pid}: [{thread.state}{f' {thread.channel}' if thread.channel else ''}]"
-        for thread in sampled
+        for thread in snapshot.processes
         if thread.pid == first and thread.state is not None
     ]
     return Explanation(
@@ -147,10 +144,9 @@ def _verdict(
 
 def _stopped(snapshot: Snapshot) -> list[ProcessSample]:
     """Processes that somebody has stopped: of a server any, else the target and those that do the work."""
-    processes = snapshot.host.processes if snapshot.host else ()
-    serves = snapshot.serving is not None
+    stopped = [process for process in snapshot.processes if process.state in ("T", "t")]
     mine = {snapshot.target.pid, *snapshot.working}
-    return [process for process in processes if process.state in ("T", "t") and (serves or process.pid in mine)]
+    return stopped if snapshot.serving is not None else [process for process in stopped if process.pid in mine]
 
 
 def _longest(serving: Serving) -> float | None:
@@ -165,17 +161,13 @@ def _has_engine(serving: Serving) -> bool:
 
 
 def _computes(snapshot: Snapshot) -> bool:
-    processes = snapshot.host.processes if snapshot.host else ()
-    known = [process.cpu for process in processes if process.cpu is not None]
+    known = [process.cpu for process in snapshot.processes if process.cpu is not None]
     return not known or sum(known) >= COMPUTES or (device_busy(snapshot) or 0.0) >= COMPUTES
 
 
 def _standing(snapshot: Snapshot) -> tuple[Where, ...]:
     """The line on which the thread that does the work was in the newest window of stacks; empty if it rests."""
-    ledger = lead_ledger(snapshot)
-    newest = [
-        entry
-        for entry in (ledger.entries if ledger else ())
-        if entry.lane == "main" and entry.by_window and entry.by_window[-1] and not takes_request(entry)
-    ]
-    return lines_of(newest).where[:1]
+    newest = main_lines(
+        snapshot, lambda entry: bool(entry.by_window) and entry.by_window[-1] > 0 and not takes_request(entry)
+    )
+    return newest.where[:1]

@@ -27,8 +27,8 @@ class Rank(msgspec.Struct, frozen=True):
 
 def ranks_here(snapshot: Snapshot) -> tuple[Rank, ...]:
     """The ranks of the job on this machine; of a program without ranks the processes that do the work."""
-    processes = snapshot.host.processes if snapshot.host else ()
-    numbers = {process.pid: process.rank for process in processes if process.role == "rank" and process.state != "Z"}
+    ranks = (process for process in snapshot.processes if process.role == "rank" and process.state != "Z")
+    numbers = {process.pid: process.rank for process in ranks}
     if snapshot.engine is not None or not numbers:
         numbers = {pid: numbers.get(pid) for pid in snapshot.working or tuple(numbers) or (snapshot.target.pid,)}
     if snapshot.ranks is not None:

@@ -72,7 +72,7 @@ def process_rows(
 
     While something is `wanted`, rows that hold it are shown with those that lead to them, whatever is folded.
     """
-    processes, use = snapshot.host.processes if snapshot.host else (), gpu_use(snapshot.gpu)
+    processes, use = snapshot.processes, gpu_use(snapshot.gpu)
     below, labels = children(processes), labels_of(snapshot)
     ages = {one.pid: max(0.0, snapshot.wall - one.started) for one in processes if one.started > 0}
     alone = {one.pid: ProcessRow(one, labels[one.pid], ages.get(one.pid), use.get(one.pid)) for one in processes}

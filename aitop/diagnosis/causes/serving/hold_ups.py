@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from aitop.diagnosis.evidence import HOST, lead_ledger, stands_in_line
+from aitop.diagnosis.evidence import HOST, entries_of, stands_in_line
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import Span, parts_of
 from aitop.diagnosis.what_if import least_squares
@@ -135,8 +135,7 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
     A thread that has a request to itself and waits for another thread, in the program's own queue or at its own lock,
     does nothing meanwhile: the request stands in line there. In an event loop such a wait holds up everybody.
     """
-    ledger = lead_ledger(snapshot)
-    entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
+    entries = [entry for entry in entries_of(snapshot) if entry.where is not None]
     models = {entry.at for entry in entries if entry.phase == "forward"}
     lines: dict[tuple[str, int], list[Entry]] = {}
     for entry in entries:

@@ -20,7 +20,7 @@ from aitop.diagnosis.evidence import (
     takes_request,
 )
 from aitop.diagnosis.queueing import Change, Load, change, load_of
-from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
+from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
@@ -57,7 +57,9 @@ class Queue(msgspec.Struct, frozen=True):
     where: tuple[Where, ...] = ()
 
 
-def _look(snapshot: Snapshot) -> Explanation | str | None:
+# Its evidence is requests, not steps. What makes each of them slow is the fault, if anything is.
+@rule("queue-bound", ENTER, LEAVE, scope=Scope(capacity=True), ready=None, follows=True)
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether requests wait for most of their time, for a server that is never idle."""
     if snapshot.serving is None and snapshot.kind != "inference":
         return None
@@ -294,7 +296,3 @@ def _latency(changed: Change) -> str:
     if changed.latency is None:
         return ""
     return f": a request takes about {duration(changed.latency)} instead of {duration(changed.before)}"
-
-
-# Its evidence is requests, not steps. What makes each of them slow is the fault, if anything is.
-judge = Rule("queue-bound", _look, Band(ENTER, LEAVE), Scope(capacity=True), follows=True)

@@ -19,9 +19,9 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     tail_of,
 )
 from aitop.diagnosis.causes.serving.stops import FELT, Stop, bursty, longest_stop
-from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
+from aitop.diagnosis.evidence import entries_of, lead_ledger, lines_of, short_place
 from aitop.diagnosis.noise import least_mean
-from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -76,7 +76,9 @@ def number_of_slow(requests: int) -> int:
     return min(requests, max(LEAST_SLOW, math.ceil(PART * requests)))
 
 
-def _look(snapshot: Snapshot) -> Explanation | str | None:
+# Its evidence is requests, not steps. Its share is of the slowest requests' extra time, not of all time.
+@rule("latency-tail", ENTER, LEAVE, scope=Scope(capacity=True), ready=None)
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the slowest requests, from what held them up and not the others."""
     serving = snapshot.serving
     if serving is None or not serving.requests:
@@ -285,8 +287,7 @@ def _estimated(tail: Tail, bursts: Iterable[Burst], window: float, requests: int
 
 def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Where, ...]:
     """The lines that a kind comes from, heaviest first, where stack samples tell."""
-    ledger = lead_ledger(snapshot)
-    entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
+    entries = [entry for entry in entries_of(snapshot) if entry.where is not None]
     wanted: dict[Kind, Callable[[Entry], bool]] = {
         "collector": lambda entry: entry.activity == "collect",
         "compile": lambda entry: entry.activity == "compile",
@@ -341,7 +342,3 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
         "lock": (f"move that thread's work{at} into a process of its own",),
     }
     return tuple(fix(text) for text in words.get(kind, ()))
-
-
-# Its evidence is requests, not steps. Its share is of the slowest requests' extra time, not of all time.
-judge = Rule("latency-tail", _look, Band(ENTER, LEAVE), Scope(capacity=True))
