@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from aitop.diagnosis.evidence import short_place
 from aitop.model.ledger import Unit
 from aitop.model.run import CausePart, Change, LinePart, Part, PhasePart, RunComparison, Scalar, Side
 from aitop.model.text import printable
@@ -143,7 +144,7 @@ def _time(milliseconds: float) -> str:
 
 def _label(part: Part) -> str:
     if isinstance(part, LinePart) and part.where is not None:
-        return f"{part.where.file.rsplit('/', 1)[-1]}:{part.where.line} {part.where.function}"
+        return f"{short_place(part.where)} {part.where.function}"
     if isinstance(part, LinePart):
         return f"{part.phase} (other lines)"
     if isinstance(part, PhasePart):
@@ -165,8 +166,7 @@ def settings_of(compared: RunComparison) -> list[str]:
 
 def _verdict(verdict: Verdict) -> str:
     subtype = f" · {verdict.subtype}" if verdict.subtype else ""
-    place = verdict.where[0] if verdict.where else None
-    at = f"  {place.file.rsplit('/', 1)[-1]}:{place.line}" if place is not None else ""
+    at = f"  {short_place(verdict.where[0])}" if verdict.where else ""
     return f"{verdict.id}{subtype} [{verdict.severity}]{at}"
 
 

@@ -13,8 +13,9 @@ from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Entry, Ledger
 from aitop.model.phases import Phase
-from aitop.model.snapshot import ProcessStacks, Snapshot
-from aitop.model.steps import StepRecord
+from aitop.model.snapshot import GrowthSite, HotLine, ProcessStacks, Snapshot
+from aitop.model.stacks import Frame
+from aitop.model.steps import CallSite, StepRecord
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 from aitop.stacks.libraries import COMPUTES
@@ -256,9 +257,19 @@ def _functions(entry: Entry) -> list[tuple[str, str]]:
     return named or stack
 
 
-def short_place(where: Where) -> str:
+def where_of(pid: int, line: Frame | HotLine | GrowthSite) -> Where:
+    """A line of a stack, or of the source code, as a place in the process with this pid."""
+    return Where(pid=pid, file=line.file, line=line.line, function=line.function, text=line.text)
+
+
+def moved_to(entry: Entry, frame: Frame) -> Entry:
+    """The entry with a line that called its own in place of that."""
+    return replace(entry, where=where_of(entry.pid, frame))
+
+
+def short_place(place: Where | Frame | CallSite) -> str:
     """train.py:88."""
-    return f"{where.file.rsplit('/', 1)[-1]}:{where.line}"
+    return f"{place.file.rsplit('/', 1)[-1]}:{place.line}"
 
 
 def place_of(where: Where) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import RUNNING, interval, summed, takes_request
+from aitop.diagnosis.evidence import RUNNING, interval, summed, takes_request, where_of
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
 from aitop.model.phases import APART, MEASURED, SERVED, Phase
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
-from aitop.model.verdict import Where
 
 # A part of a line below this share of the lane is added to the line's other parts.
 LEAST_PART = 0.004
@@ -173,7 +172,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entr
                     thread=line.thread,
                     role=line.role,
                     samples=line.samples * fraction,
-                    where=Where(pid=line.pid, file=line.file, line=line.line, function=line.function, text=line.text),
+                    where=where_of(line.pid, line),
                     position=line.position,
                     work=line.work,
                     via=line.via,

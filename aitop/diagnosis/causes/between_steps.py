@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
-import msgspec
 from msgspec.structs import replace
 
 from aitop.diagnosis.device import host_limit, host_unproven
@@ -16,6 +15,7 @@ from aitop.diagnosis.evidence import (
     blocks_loop,
     lines_of,
     main_lines,
+    moved_to,
     records,
     seen_once,
     serves,
@@ -31,7 +31,7 @@ from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent, size
-from aitop.model.verdict import Fix, Where
+from aitop.model.verdict import Fix
 
 ENTER, LEAVE = 0.05, 0.03
 # Two or three samples come by chance where each step prints a line.
@@ -88,10 +88,7 @@ def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:
     if (entry.file, entry.function) not in shared:
         return entry
     own = next((frame for frame in reversed(entry.via) if (frame.file, frame.function) not in shared), None)
-    if own is None:
-        return entry
-    where = Where(pid=entry.pid, file=own.file, line=own.line, function=own.function, text=own.text)
-    return msgspec.structs.replace(entry, where=where)
+    return entry if own is None else moved_to(entry, own)
 
 
 @rule("host-io-stall", ENTER, LEAVE, scope=Scope(each_unit=True))

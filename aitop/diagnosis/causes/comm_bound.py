@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from aitop.diagnosis.device import calls_of
-from aitop.diagnosis.evidence import main_lines, records
+from aitop.diagnosis.evidence import main_lines, records, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.ranks import Ranks
@@ -139,7 +139,7 @@ def _where(snapshot: Snapshot, sites: Sequence[CallSite]) -> tuple[Where, ...]:
 
 def _site_words(site: CallSite) -> str:
     each = f": {1e3 * site.seconds / site.calls:.1f} ms each, lateness included" if site.seconds and site.calls else ""
-    return f"{site.name} at {site.file.rpartition('/')[2]}:{site.line}{each}"
+    return f"{site.name} at {short_place(site)}{each}"
 
 
 def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
@@ -173,8 +173,8 @@ def _fixes(
     updates = snapshot.phases.optimizer or 0.0
     fixes = []
     if sites:
-        place = f"{sites[0].file.rpartition('/')[2]}:{sites[0].line}"
-        fixes.append(fix(f"not at every step what only reports or waits: {sites[0].name} at {place}", calls))
+        call = f"{sites[0].name} at {short_place(sites[0])}"
+        fixes.append(fix(f"not at every step what only reports or waits: {call}", calls))
     if ddp is None:
         return fixes
     rarely = (gone - calls + updates) * (1.0 - 1.0 / ACCUMULATED)

@@ -93,9 +93,7 @@ def _waits(entry: Entry) -> bool:
 
 def _call_words(snapshot: Snapshot, call: CallSite) -> str:
     each = f", {duration(call.seconds / call.calls)} each" if call.seconds and call.calls else ""
-    return (
-        f"{call.name} at {call.file.rsplit('/', 1)[-1]}:{call.line}: {per_step(snapshot, call):.1f} calls a step{each}"
-    )
+    return f"{call.name} at {short_place(call)}: {per_step(snapshot, call):.1f} calls a step{each}"
 
 
 def _fix(snapshot: Snapshot, place: Where, calls: tuple[CallSite, ...], share: float) -> Fix:

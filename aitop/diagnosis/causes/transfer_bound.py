@@ -122,7 +122,7 @@ def _amounts(snapshot: Snapshot, copies: Copies) -> list[str]:
         often = per_step(snapshot, call)
         if often is not None:
             each = f" of {size(call.bytes / call.calls)}" if call.bytes and call.calls else ""
-            words.append(f"{call.name} at {call.file.rsplit('/', 1)[-1]}:{call.line}: {often:.1f} copies a step{each}")
+            words.append(f"{call.name} at {short_place(call)}: {often:.1f} copies a step{each}")
     if copies.link is not None:
         words.append(f"PCIe carries {percent(copies.link)} of what it can")
     return words

@@ -11,14 +11,24 @@ from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.turns import room, small_batches
 from aitop.diagnosis.device import idle_share, on_gpu
-from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, Lines, lines_of, main_lines, records, running, takes_request
+from aitop.diagnosis.evidence import (
+    AT_LEISURE,
+    MIN_STEPS,
+    Lines,
+    lines_of,
+    main_lines,
+    moved_to,
+    records,
+    running,
+    takes_request,
+)
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, Timeline, estimated, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.model.units import count, duration, percent
-from aitop.model.verdict import Fix, Setting, Where
+from aitop.model.verdict import Fix, Setting
 
 FEW_SAMPLES = 4
 BATCH = 32
@@ -200,9 +210,7 @@ def _above_forward(entry: Entry) -> Entry:
     """The entry at the line that calls the model, in place of a line that runs within the model."""
     if not 0 < entry.callers <= len(entry.via):
         return entry
-    caller = entry.via[entry.callers - 1]
-    where = Where(pid=entry.pid, file=caller.file, line=caller.line, function=caller.function, text=caller.text)
-    return msgspec.structs.replace(entry, where=where)
+    return moved_to(entry, entry.via[entry.callers - 1])
 
 
 def _fixes(cost: Cost, share: float, together: int, *, training: bool) -> tuple[Fix, ...]:

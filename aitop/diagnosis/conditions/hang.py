@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aitop.diagnosis.conditions.stalled import stalled
+from aitop.diagnosis.evidence import short_place, where_of
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.what_if import fix
 from aitop.model.ranks import FlightRecord, Standing, Standstill
@@ -241,16 +242,11 @@ def _stands(members: Sequence[Standing]) -> str:
 
 
 def _place(process: Standing) -> Where | None:
-    frame = process.where
-    if frame is None:
-        return None
-    return Where(pid=process.pid, file=frame.file, line=frame.line, function=frame.function, text=frame.text)
+    return where_of(process.pid, process.where) if process.where is not None else None
 
 
 def _line(process: Standing) -> str:
-    return (
-        f"{process.where.file.rpartition('/')[2]}:{process.where.line}" if process.where else f"process {process.pid}"
-    )
+    return short_place(process.where) if process.where is not None else f"process {process.pid}"
 
 
 def _numbers(standing: Sequence[Standing]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from aitop.diagnosis.device import own_devices
-from aitop.diagnosis.evidence import enough, records, short_place
+from aitop.diagnosis.evidence import enough, records, short_place, where_of
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import Trend, mean_of, trend
 from aitop.diagnosis.what_if import fix
@@ -55,10 +55,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     keeps_graph = bool(sites) and sites[0].keeps_graph
     left = left_of(snapshot, name)
     full_in = left / line.slope if left is not None else None
-    where = tuple(
-        Where(pid=snapshot.target.pid, file=site.file, line=site.line, function=site.function, text=site.text)
-        for site in sites[:3]
-    )
+    where = tuple(where_of(snapshot.target.pid, site) for site in sites[:3])
     soon = full_in is not None and full_in < min(SOON_SECONDS, FORECAST * line.seconds)
     severity: Severity = "critical" if soon else "warning"
     sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))

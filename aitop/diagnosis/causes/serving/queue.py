@@ -6,6 +6,7 @@ They may wait though nothing works for them, too: for a batch to fill, for a tim
 from __future__ import annotations
 
 import msgspec
+from msgspec import structs
 
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
@@ -18,6 +19,7 @@ from aitop.diagnosis.evidence import (
     main_stacks,
     serves,
     takes_request,
+    where_of,
 )
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
@@ -26,7 +28,7 @@ from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
 from aitop.model.ledger import Entry
 from aitop.model.serving import Serving
-from aitop.model.snapshot import HotLine, Snapshot
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Setting, Where
 
@@ -169,12 +171,9 @@ def _queue(serving: Serving, snapshot: Snapshot) -> Queue | None:
     if own is not None and own.working > 0.0:
         # Each thread has one request: by Little's law their numbers are in the same proportion as their times.
         waiting = own.standing / (own.standing + own.working)
-        queues.append(Queue(waiting, 1.0 - leisure(snapshot), None, own.standing, tuple(map(_where, own.lines[:3]))))
+        where = tuple(structs.replace(where_of(line.pid, line), share=line.share) for line in own.lines[:3])
+        queues.append(Queue(waiting, 1.0 - leisure(snapshot), None, own.standing, where))
     return max(queues, key=lambda queue: queue.share, default=None)
-
-
-def _where(line: HotLine) -> Where:
-    return Where(pid=line.pid, file=line.file, line=line.line, function=line.function, text=line.text, share=line.share)
 
 
 def _batch(serving: Serving) -> int:
