@@ -12,7 +12,7 @@ from typing import Union
 import msgspec
 
 from aitop.diagnosis.evidence import NO_LINES, Lines, enough, records
-from aitop.diagnosis.what_if import PART, Length, Scope, Timeline
+from aitop.diagnosis.what_if import PART, Length, Scope, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Abstention, Fix, Part, Severity, Verdict, Where
@@ -141,7 +141,7 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
     claims = explanation.lines.entries if explanation.claims is None else explanation.claims
     share = explanation.share
     gone = share if explanation.gone is None else explanation.gone
-    length = gone if gone is None or isinstance(gone, Length) else Timeline().without(gone, claims)
+    length = gone if gone is None or isinstance(gone, Length) else without(gone, claims)
     if share is None or not explanation.gains:
         length = None
     critical = sum(explanation.signals) >= 2 if explanation.critical is None else explanation.critical

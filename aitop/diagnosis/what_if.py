@@ -68,8 +68,31 @@ class Length(msgspec.Struct, frozen=True):
         return round(min(low, self.speedup), 3), round(max(high, self.speedup), 3)
 
 
-class Timeline(msgspec.Struct, frozen=True):
-    """One unit of work, and what its data loading costs.
+def without(share: float, entries: Sequence[Entry] = ()) -> Length:
+    """The unit without `share` of the lead thread's time. The error comes from its ledger `entries`."""
+    share = min(0.99, max(0.0, share))
+    whole = sum(entry.share for entry in entries)
+    below = above = UNSAMPLED
+    if whole > 0.0:
+        # Entries are divided by samples of their own: their errors are independent.
+        below = math.sqrt(sum((entry.share - entry.low) ** 2 for entry in entries)) / whole
+        above = math.sqrt(sum((entry.high - entry.share) ** 2 for entry in entries)) / whole
+    most = (1.0 - max(0.0, share * (1.0 - below) * ENDED)) * (1.0 + LEFT * share)
+    return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LIGHTER), min(1.0, most))
+
+
+def with_batch(size: int, samples: float, fixed: float, each: float, *, surely: bool) -> Length:
+    """The time per sample in batches of `size` instead of `samples`, relative to now.
+
+    A unit takes `fixed` seconds plus `each` seconds per sample. `surely`: both were measured, not estimated.
+    """
+    now = fixed / samples + each
+    share = max(0.0, 1.0 - (fixed / size + each) / now) if now > 0 else 0.0
+    return estimated(share, *(0.9 * share, 1.05 * share) if surely else (0.7 * share, share + 0.6 * (1.0 - share)))
+
+
+class Loading(msgspec.Struct, frozen=True):
+    """How the data of a unit are made, and what that costs.
 
     wait         part of the unit that the lead thread loses to data
     makers       threads or processes that make the data; 0 if the lead thread makes them itself
@@ -78,23 +101,11 @@ class Timeline(msgspec.Struct, frozen=True):
     free_cores   idle cores that could be used as well; None if not known
     """
 
-    wait: float = 0.0
+    wait: float
     makers: int = 0
     cores_each: float = 1.0
     free_cores: float | None = None
     at_work: float = 1.0
-
-    def without(self, share: float, entries: Sequence[Entry] = ()) -> Length:
-        """The unit without `share` of the lead thread's time. The error comes from its ledger `entries`."""
-        share = min(0.99, max(0.0, share))
-        whole = sum(entry.share for entry in entries)
-        below = above = UNSAMPLED
-        if whole > 0.0:
-            # Entries are divided by samples of their own: their errors are independent.
-            below = math.sqrt(sum((entry.share - entry.low) ** 2 for entry in entries)) / whole
-            above = math.sqrt(sum((entry.high - entry.share) ** 2 for entry in entries)) / whole
-        most = (1.0 - max(0.0, share * (1.0 - below) * ENDED)) * (1.0 + LEFT * share)
-        return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LIGHTER), min(1.0, most))
 
     def with_workers(self, workers: int) -> Length:
         """The unit with this many workers: loading and computing overlap as far as there are cores for both.
@@ -104,16 +115,6 @@ class Timeline(msgspec.Struct, frozen=True):
         overlapped = max(self._compute, self._load / workers) if workers else self._compute + self._load
         likely = max(overlapped, self._core_bound()) if workers else overlapped
         return Length(likely, overlapped * (1.0 - LEFT), likely + LEFT * (1.0 - likely))
-
-    @staticmethod
-    def with_batch(size: int, samples: float, fixed: float, each: float, *, surely: bool) -> Length:
-        """The time per sample in batches of `size` instead of `samples`, relative to now.
-
-        A unit takes `fixed` seconds plus `each` seconds per sample. `surely`: both were measured, not estimated.
-        """
-        now = fixed / samples + each
-        share = max(0.0, 1.0 - (fixed / size + each) / now) if now > 0 else 0.0
-        return estimated(share, *(0.9 * share, 1.05 * share) if surely else (0.7 * share, share + 0.6 * (1.0 - share)))
 
     @property
     def _compute(self) -> float:
@@ -156,7 +157,7 @@ def waits_for_core(now: float, running: float, wanted: float, cores: float) -> f
 
 def fix(text: str, gone: float | Length | None = None, setting: Setting | None = None) -> Fix:
     """A fix with its gain, from the share of a unit that it saves or the new length."""
-    length = gone if gone is None or isinstance(gone, Length) else Timeline().without(gone)
+    length = gone if gone is None or isinstance(gone, Length) else without(gone)
     return Fix(text=text, speedup=None if length is None else round(length.speedup, 2), setting=setting)
 
 
@@ -193,7 +194,7 @@ class TurnCost(msgspec.Struct, frozen=True):
         Each token comes with as much of a prompt as now, of which there is `prefilled` in an iteration.
         """
         each = self.decode + self.prefill * prefilled / now
-        return Timeline.with_batch(round(size), now, self.fixed, each, surely=True)
+        return with_batch(round(size), now, self.fixed, each, surely=True)
 
 
 def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
@@ -330,7 +331,7 @@ def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> li
     rest = remaining * other if scopes[first.id].everywhere or scopes[second.id].everywhere else min(other, remaining)
     if remaining <= 0.02 or rest <= 0.0:
         return verdicts
-    both = Timeline().without(share + rest).speedup
+    both = without(share + rest).speedup
     # A cause that also slows other parts of the step may gain more on its own than its share says.
     if both <= (first.speedup or 0.0):
         return verdicts

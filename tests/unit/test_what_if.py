@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from snapshot_builder import RANK, host, line, snapshot, steps
 
 from aitop.diagnosis.rules import RULES
-from aitop.diagnosis.what_if import Timeline, together, waits_for_core
+from aitop.diagnosis.what_if import Loading, together, waits_for_core, with_batch, without
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Fix, Verdict, Where
 
@@ -16,35 +16,35 @@ SCOPES = {rule.id: rule.scope for rule in RULES}
 
 
 def test_amdahl():
-    assert Timeline().without(0.0).speedup == 1.0
-    assert Timeline().without(0.5).speedup == pytest.approx(2.0)
-    assert Timeline().without(1.0).speedup == pytest.approx(100.0)
+    assert without(0.0).speedup == 1.0
+    assert without(0.5).speedup == pytest.approx(2.0)
+    assert without(1.0).speedup == pytest.approx(100.0)
 
 
 def test_saturated_sleeping_workers_scale_until_loading_is_hidden():
     # A step waits for 80 % of its time; two workers, so one batch takes one worker two steps and computing a fifth.
-    timeline = Timeline(wait=0.8, makers=2, cores_each=0.0, free_cores=1.0)
-    assert timeline.with_workers(4).speedup == pytest.approx(2.0)
-    assert timeline.best_workers() == 12
-    assert timeline.with_workers(12).speedup == pytest.approx(5.0)
+    loading = Loading(wait=0.8, makers=2, cores_each=0.0, free_cores=1.0)
+    assert loading.with_workers(4).speedup == pytest.approx(2.0)
+    assert loading.best_workers() == 12
+    assert loading.with_workers(12).speedup == pytest.approx(5.0)
 
 
 def test_computing_workers_are_capped_by_the_cores():
-    timeline = Timeline(wait=0.8, makers=2, cores_each=1.0, free_cores=0.1)
-    assert timeline.best_workers() == 2
-    assert timeline.with_workers(2).speedup == pytest.approx(1.0)
+    loading = Loading(wait=0.8, makers=2, cores_each=1.0, free_cores=0.1)
+    assert loading.best_workers() == 2
+    assert loading.with_workers(2).speedup == pytest.approx(1.0)
 
 
 def test_loading_in_the_main_process_can_only_be_overlapped():
-    assert Timeline(wait=0.5, free_cores=1.0).with_workers(1).speedup == pytest.approx(2.0)
-    assert Timeline(wait=0.5, free_cores=0.0).with_workers(1).speedup == pytest.approx(1.0)
-    slow = Timeline(wait=0.9, free_cores=1.0)
+    assert Loading(wait=0.5, free_cores=1.0).with_workers(1).speedup == pytest.approx(2.0)
+    assert Loading(wait=0.5, free_cores=0.0).with_workers(1).speedup == pytest.approx(1.0)
+    slow = Loading(wait=0.9, free_cores=1.0)
     assert slow.best_workers() == 1
     assert slow.with_workers(1).speedup == pytest.approx(1 / 0.9)
 
 
 def test_without_workers_loading_takes_turns_with_computing_but_nothing_is_handed_over():
-    cheap, dear = (Timeline(wait=0.4, makers=2, at_work=at_work) for at_work in (0.05, 0.5))
+    cheap, dear = (Loading(wait=0.4, makers=2, at_work=at_work) for at_work in (0.05, 0.5))
     assert cheap.with_workers(0).speedup == pytest.approx(1 / 0.7)
     assert dear.with_workers(0).speedup == pytest.approx(1 / 1.6)
 
@@ -57,8 +57,8 @@ def test_threads_that_want_more_cores_than_there_are_share_them():
 
 def test_a_batch_shares_what_is_fixed():
     # Of a step of one sample 90 % is the same for any number: with 9 of them each takes a tenth and a tenth.
-    assert Timeline.with_batch(9, 1, 0.9, 0.1, surely=True).speedup == pytest.approx(5.0)
-    sure, guess = (Timeline.with_batch(9, 1, 0.9, 0.1, surely=surely).speedup_range for surely in (True, False))
+    assert with_batch(9, 1, 0.9, 0.1, surely=True).speedup == pytest.approx(5.0)
+    sure, guess = (with_batch(9, 1, 0.9, 0.1, surely=surely).speedup_range for surely in (True, False))
     assert guess[0] < sure[0] < 5.0 < sure[1] < guess[1]
 
 
@@ -85,7 +85,7 @@ def sampled(share, samples):
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0.02, 0.98), st.integers(15, 5000))
 def test_the_range_contains_the_gain_and_is_narrower_with_more_samples(share, samples):
-    few, many = (Timeline().without(share, sampled(share, number)) for number in (samples, 9000))
+    few, many = (without(share, sampled(share, number)) for number in (samples, 9000))
     assert 0.999 <= few.speedup_range[0] <= few.speedup <= few.speedup_range[1] + 0.001 <= 100.1
     # Figures are rounded to thousandths.
     assert few.speedup_range[0] <= many.speedup_range[0] + 0.002
@@ -93,13 +93,13 @@ def test_the_range_contains_the_gain_and_is_narrower_with_more_samples(share, sa
 
 
 def test_few_samples_of_a_large_share_promise_little():
-    ranges = [Timeline().without(0.75, sampled(0.75, samples)).speedup_range for samples in (20, 200, 2000)]
+    ranges = [without(0.75, sampled(0.75, samples)).speedup_range for samples in (20, 200, 2000)]
     widths = [high / low for low, high in ranges]
     assert widths == sorted(widths, reverse=True) and widths[0] > 1.4 * widths[-1]
 
 
 def test_a_share_that_no_sample_divides_has_a_range_as_well():
-    low, high = Timeline().without(0.5).speedup_range
+    low, high = without(0.5).speedup_range
     assert low < 2.0 < high < 4.0
 
 

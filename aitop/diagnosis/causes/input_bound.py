@@ -26,7 +26,7 @@ from aitop.diagnosis.evidence import (
     samples_of,
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, UNPROVEN, Explanation, rule
-from aitop.diagnosis.what_if import Timeline
+from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
@@ -111,7 +111,7 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
 
 def _best_first(fixes: tuple[Fix, ...], gone: float) -> list[Fix]:
     """The fixes, best first; none gains more than the end of the wait."""
-    most = round(Timeline().without(gone).speedup, 2)
+    most = round(without(gone).speedup, 2)
     held = [replace(fix, speedup=min(most, fix.speedup)) if fix.speedup is not None else fix for fix in fixes]
     return sorted(held, key=lambda fix: -(fix.speedup or 0.0))
 

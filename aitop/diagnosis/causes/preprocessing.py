@@ -17,7 +17,7 @@ from aitop.diagnosis.evidence import (
     within_first,
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
-from aitop.diagnosis.what_if import Timeline, fix
+from aitop.diagnosis.what_if import Loading, fix
 from aitop.model.ledger import Activity
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
@@ -98,9 +98,9 @@ def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines, work: st
         "tokenize": f"tokenise at {place} with a compiled tokenizer, several texts in a call, or keep known texts",
         "decode": f"make decoding in {place} cheaper: a faster decoder, a binary format, the size that the model needs",
     }.get(work, f"make {place} cheaper: vectorise it, keep results that come again, or do it once ahead")
-    timeline = Timeline(wait=share, free_cores=free_cores(snapshot))
-    processes = timeline.best_workers()
-    ahead = timeline.with_workers(processes)
+    loading = Loading(wait=share, free_cores=free_cores(snapshot))
+    processes = loading.best_workers()
+    ahead = loading.with_workers(processes)
     fixes = [fix(cheaper, gone)]
     if ahead.speedup > WORTH_IT:
         named = "process" if processes == 1 else "processes"

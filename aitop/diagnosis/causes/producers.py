@@ -30,7 +30,7 @@ from aitop.diagnosis.evidence import (
     worker_lines,
 )
 from aitop.diagnosis.series import mean_of, values_since
-from aitop.diagnosis.what_if import WAITING, Length, Timeline, fix
+from aitop.diagnosis.what_if import WAITING, Length, Loading, fix, without
 from aitop.model.ledger import Activity, Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, rate
@@ -145,7 +145,7 @@ def _without_workers(snapshot: Snapshot) -> Length:
     samples = sum(process.samples for process in sampled_workers(snapshot))
     _, most = interval(workers_at_work(snapshot) or 0.0, samples)
     wait = main_lines(snapshot, lambda entry: entry.phase == "data").share
-    return Timeline(wait=wait, makers=len(loader_workers(snapshot)), at_work=most).with_workers(0)
+    return Loading(wait=wait, makers=len(loader_workers(snapshot)), at_work=most).with_workers(0)
 
 
 def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
@@ -209,17 +209,17 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0)
     blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
     drained = waited_empty(snapshot)
-    timeline = Timeline(
+    loading = Loading(
         wait=share,
         makers=workers,
         cores_each=0.0 if blocked else max(wanted if each is not None else 1.0, BUSY_CORES),
         free_cores=free,
     )
-    best = timeline.best_workers()
+    best = loading.best_workers()
     if blocked:
         # How many wait at once costs nothing; what they all compute needs cores, and others may have those.
-        timeline = replace(timeline, cores_each=wanted)
-    more = timeline.with_workers(best)
+        loading = replace(loading, cores_each=wanted)
+    more = loading.with_workers(best)
     stores = lines.part(stored) > 0.4
     enough = blocked or more.speedup >= _most_of(share)
     subtype = "storage" if blocked and stores else "workers" if enough else "transform"
@@ -429,14 +429,14 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
 def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: int = 0) -> tuple[int, Length]:
     """How many workers hide a wait best, where `makers` make the data now, and the step with them."""
     cores = WAITING if blocked else 1.0
-    timeline = Timeline(wait=share, makers=makers, cores_each=cores, free_cores=free_cores(snapshot))
-    workers = timeline.best_workers()
-    return workers, timeline.with_workers(workers)
+    loading = Loading(wait=share, makers=makers, cores_each=cores, free_cores=free_cores(snapshot))
+    workers = loading.best_workers()
+    return workers, loading.with_workers(workers)
 
 
 def _most_of(share: float) -> float:
     """The factor from which more workers are a cure: more than half of what the end of the wait would give."""
-    return 1.0 + MOST_OF_IT * (Timeline().without(share).speedup - 1.0)
+    return 1.0 + MOST_OF_IT * (without(share).speedup - 1.0)
 
 
 def _waits(lines: Lines) -> bool:

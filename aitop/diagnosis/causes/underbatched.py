@@ -23,7 +23,7 @@ from aitop.diagnosis.evidence import (
     takes_request,
 )
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
-from aitop.diagnosis.what_if import Scope, Timeline, estimated, fix
+from aitop.diagnosis.what_if import Scope, estimated, fix, with_batch
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
@@ -80,7 +80,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     cost = _cost(snapshot, steps, samples, facts) if waiting <= AT_LEISURE else None
     if cost is None:
         return None
-    batched = Timeline.with_batch(together, cost.samples, cost.fixed, cost.each, surely=cost.measured)
+    batched = with_batch(together, cost.samples, cost.fixed, cost.each, surely=cost.measured)
     part = 1.0 if training else _of_the_model(snapshot, steps)
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
