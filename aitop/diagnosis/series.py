@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import pvariance
+from typing import TypeVar
 
 import msgspec
 
 from aitop.diagnosis.noise import ONE_SIDED
 from aitop.model.snapshot import Series, Snapshot
+
+Value = TypeVar("Value")
 
 
 class Trend(msgspec.Struct, frozen=True):
@@ -84,3 +88,17 @@ def line_through(times: Sequence[float], values: Sequence[float]) -> tuple[float
     both = sum((time - middle_time) * (value - middle) for time, value in zip(times, values, strict=True))
     variance = sum((value - middle) ** 2 for value in values)
     return both / spread, (both * both / (spread * variance) if variance > 0 else 0.0)
+
+
+def in_parts(values: Sequence[Value], number: int) -> list[Sequence[Value]]:
+    """The values divided into so many parts of (nearly) equally many, in order."""
+    cuts = [len(values) * part // number for part in range(number + 1)]
+    return [values[start:end] for start, end in pairwise(cuts)]
+
+
+def gradual(values: Sequence[float], changes: Iterable[int]) -> bool:
+    """Whether a straight line fits the values better than two levels do, with the change at one of these indices."""
+    beside_line = (1.0 - line_through(range(len(values)), values)[1]) * pvariance(values) * len(values)
+    return all(
+        beside_line < pvariance(values[:at]) * at + pvariance(values[at:]) * (len(values) - at) for at in changes
+    )

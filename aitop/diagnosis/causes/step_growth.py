@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import median_high, pvariance
+from statistics import median_high
 
 import msgspec
 
 from aitop.diagnosis.device import on_gpu
 from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, short_place
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
-from aitop.diagnosis.series import line_through, mean_of
+from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
@@ -250,8 +250,7 @@ def _working(step: StepRecord) -> float:
 
 def _medians(values: Sequence[float]) -> list[float]:
     """The median of each of PARTS equal parts: a burst now and then does not move it."""
-    bounds = [len(values) * part // PARTS for part in range(PARTS + 1)]
-    return [median_high(values[start:end]) for start, end in pairwise(bounds)]
+    return [median_high(part) for part in in_parts(values, PARTS)]
 
 
 def _slope(medians: Sequence[float]) -> float:
@@ -265,15 +264,11 @@ def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
 
 
 def _is_steady(medians: Sequence[float]) -> bool:
-    """Whether the medians rise all the way: a straight line fits them better than one change between two levels.
+    """Whether the medians rise all the way, rather than once from one level to another.
 
-    Such a change is seen when a run has warmed up, or when the load of the machine changes.
+    They do that when a run has warmed up, or when the load of the machine changes.
     """
-    if not _rises(medians):
-        return False
-    beside_line = (1.0 - line_through(range(PARTS), medians)[1]) * pvariance(medians) * PARTS
-    beside_levels = min(pvariance(medians[:at]) * at + pvariance(medians[at:]) * (PARTS - at) for at in range(1, PARTS))
-    return beside_line < beside_levels
+    return _rises(medians) and gradual(medians, range(1, PARTS))
 
 
 def _longer_batches(steps: Sequence[StepRecord]) -> bool:

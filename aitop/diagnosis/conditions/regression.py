@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import accumulate, pairwise
-from statistics import fmean, median, pvariance
+from itertools import accumulate
+from statistics import fmean, median
 
 import msgspec
 
 from aitop.diagnosis.evidence import NO_LINES, Lines, lines_of, main_lines, short_place, worker_lines
 from aitop.diagnosis.noise import LEAST_VALUES, chance, half_width, without_outliers
 from aitop.diagnosis.rule import Explanation, condition
-from aitop.diagnosis.series import line_through
+from aitop.diagnosis.series import gradual, in_parts
 from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
 from aitop.model.past import Past, PastLine, PastUnit, Stretch
@@ -71,12 +71,10 @@ class Side(msgspec.Struct, frozen=True):
 
     def means(self, name: str) -> list[float]:
         """The mean of a figure in each block in which it was measured."""
-        count = len(self.stretches)
-        cuts = [number * count // self.blocks for number in range(self.blocks + 1)]
         sums = [
-            [sum(pair) for pair in zip(*(one.sums.get(name, (0.0, 0.0)) for one in self.stretches[a:b]), strict=True)]
-            for a, b in pairwise(cuts)
-            if b > a
+            [sum(pair) for pair in zip(*(one.sums.get(name, (0.0, 0.0)) for one in block), strict=True)]
+            for block in in_parts(self.stretches, self.blocks)
+            if block
         ]
         return [total / weight for total, weight in sums if weight]
 
@@ -216,14 +214,9 @@ def _surely_higher(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def _gradual(values: Sequence[float], split: int) -> bool:
-    """Whether a straight line fits the medians around the moment better than two levels: that is a growth."""
-    medians = []
-    for side in (values[:split], values[split:]):
-        cuts = [number * len(side) // PARTS_OF_SIDE for number in range(PARTS_OF_SIDE + 1)]
-        medians += [median(side[a:b]) for a, b in pairwise(cuts)]
-    beside_line = (1.0 - line_through(range(len(medians)), medians)[1]) * pvariance(medians) * len(medians)
-    beside_levels = (pvariance(medians[:PARTS_OF_SIDE]) + pvariance(medians[PARTS_OF_SIDE:])) * PARTS_OF_SIDE
-    return beside_line < beside_levels
+    """Whether the values around the moment grow rather than change once."""
+    parts = (part for side in (values[:split], values[split:]) for part in in_parts(side, PARTS_OF_SIDE))
+    return gradual(list(map(median, parts)), [PARTS_OF_SIDE])
 
 
 def _reasons(change: Change, unit: PastUnit) -> list[Reason]:
