@@ -212,7 +212,7 @@ def _fitted(
         moved = max(0.0, min(beyond, measured["host"] if missed else unseen))
         measured[phase] += moved
         measured["host"] -= moved
-    held = min(seen_in.get("idle", 0.0) - measured.get("idle", 0.0), measured["host"])
+    held = min(seen_in.get("idle", 0.0) - measured.get("idle", 0.0), measured["host"] - seen_in.get("host", 0.0))
     if requests and held > 0.0:
         # The thread rested for longer than there was no request: those under way waited for something else.
         by_phase["queue"] = [msgspec.structs.replace(entry, phase="queue") for entry in by_phase["idle"]]
