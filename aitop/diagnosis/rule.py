@@ -19,6 +19,8 @@ from aitop.model.verdict import Abstention, Fix, Part, Severity, Verdict, Where
 
 # A cause is critical if it takes at least this share of the time and two independent signals support it.
 CRITICAL_SHARE = 0.3
+# Confidence without any signal; each one, and many steps, add to it, up to the last figure.
+LEAST_CONFIDENCE, OF_SIGNAL, MOST_CONFIDENCE = 0.5, 0.12, 0.95
 # Highest confidence where the evidence cannot prove the cause: only host times of a run on a GPU, say, or one reading.
 UNPROVEN = 0.45
 
@@ -33,7 +35,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     claims      the ledger entries that it explains; where: the places to show
     level       what is compared with the rule's band; default: `share`
     signals     independent pieces of evidence; two that are True make a large share critical
-    base        confidence (0..1) without any signal; each one adds to it, up to `most_sure`
+    most_sure   the highest confidence (0..1) that signals and steps can give
     doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
     parts       the causes of that share, where it has several
     critical, severity, confidence   given by rules that do not derive them from signals
@@ -52,12 +54,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     fixes: Sequence[Fix] = ()
     subtype: str | None = None
     signals: Sequence[bool] = ()
-    base: float = 0.55
     doubtful: bool = False
     critical: bool | None = None
     severity: Severity | None = None
     confidence: float | None = None
-    most_sure: float = 0.95
+    most_sure: float = MOST_CONFIDENCE
     level: float | None = None
     gains: bool = True
     ranks: tuple[int, ...] = ()
@@ -173,8 +174,8 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
 def _confidence(explanation: Explanation, steps: int) -> float:
     """Confidence (0..1) in a cause, from its signals and the number of steps. The gain's range is separate."""
     seen = 0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0
-    sure = round(min(0.95, explanation.base + 0.12 * sum(explanation.signals) + seen), 2)
-    return min(sure, explanation.most_sure, UNPROVEN if explanation.doubtful else 1.0)
+    sure = round(LEAST_CONFIDENCE + OF_SIGNAL * sum(explanation.signals) + seen, 2)
+    return min(sure, UNPROVEN if explanation.doubtful else explanation.most_sure)
 
 
 def claim(entry: Entry) -> tuple[object, ...]:

@@ -40,7 +40,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         gone=dram / 2,
         gains=wide is not None,
         signals=(tensor is not None, idle is not None),
-        base=0.45,
         most_sure=0.7,
         title=f"the GPU's memory is the limit: busy {percent(dram)} of the time",
         lines=main_lines(snapshot, lambda entry: entry.phase == "forward"),

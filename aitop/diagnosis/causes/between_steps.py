@@ -24,7 +24,7 @@ from aitop.diagnosis.evidence import (
     summed,
     takes_request,
 )
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -142,8 +142,7 @@ def _stall(
         critical=(timed or kernel or bool(steps)) and sampled,
         share=share,
         signals=(timed, sampled, kernel or timed),
-        doubtful=host_unproven(snapshot),
-        most_sure=UNPROVEN if once else 1.0,
+        doubtful=once or host_unproven(snapshot),
         title=f"{percent(share)} of the time {title}",
         lines=lines,
         evidence=evidence,

@@ -36,7 +36,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=gone,
         signals=(measured is not None and measured >= LEAVE, explicit),
-        base=0.6,
         doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of the time goes into garbage collection",
         where=asked.where if explicit else (),

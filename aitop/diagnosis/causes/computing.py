@@ -14,7 +14,7 @@ from aitop.diagnosis.evidence import (
     stepping,
     takes_request,
 )
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import operations, percent
 
@@ -83,7 +83,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         gains=False,
         level=level,
         signals=(phases.data_wait is not None, computing > MOSTLY),
-        most_sure=UNPROVEN if idle or between or unseen or host_unproven(snapshot) else 1.0,
+        doubtful=idle or between or unseen or host_unproven(snapshot),
         title=title,
         evidence=evidence,
     )
@@ -106,7 +106,7 @@ def _without_steps(snapshot: Snapshot) -> Explanation | None:
         severity="info",
         share=share,
         gains=False,
-        most_sure=UNPROVEN,
+        doubtful=True,
         title=f"{percent(share)} of the time is native code at work: {place_of(first)}",
         lines=lines,
         evidence=[*evidence, NO_STEPS],

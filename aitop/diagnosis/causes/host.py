@@ -96,7 +96,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
-        base=0.5,
         confidence=None if steps_seen else UNPROVEN,
         title=f"{percent(gone)} of {unit} is host code: {first.function} {doing}",
         lines=lines,

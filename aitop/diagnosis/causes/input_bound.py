@@ -25,7 +25,7 @@ from aitop.diagnosis.evidence import (
     records,
     samples_of,
 )
-from aitop.diagnosis.rule import CRITICAL_SHARE, UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
@@ -91,16 +91,16 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
         in_loader=wait.kind == "loader",
         by_others=wait.kind not in ("loader", "own code"),
     )
+    unsure = transient is not None or not why.proven
     idle = ", device idle" if wait.covered else ""
     what = "is the environment" if wait.kind == "environment" else f"waits for data{idle}"
     return Explanation(
         subtype=why.subtype,
-        severity="info" if transient or not why.proven else None,
+        severity="info" if unsure else None,
         share=wait.share,
         gone=gone,
         signals=(bool(steps), why.confirmed, bool(why.where)),
-        doubtful=host_unproven(snapshot),
-        most_sure=UNPROVEN if transient or not why.proven else 1.0,
+        doubtful=unsure or host_unproven(snapshot),
         title=f"{percent(wait.share)} of each step {what}",
         where=why.where,
         claims=wait.lines.entries,

@@ -41,7 +41,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(each is not None, len(words) > 1 or (small is not None and small < 0.4), launching > 0.7),
-        base=0.45,
         title=f"{percent(share)} of each step the GPU waits for the host to launch its next operation",
         lines=main_lines(snapshot, lambda entry: entry.phase == "forward" and not _waits(entry)),
         claims=(),

@@ -56,7 +56,6 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     return Explanation(
         share=lost,
         signals=(expected is not None, steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4),
-        base=0.45,
         doubtful=unproven,
         title=f"{percent(lost)} of each step is {beyond}",
         lines=lines,

@@ -181,7 +181,6 @@ def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
         share=share,
         critical=waiting,
         signals=(waiting, crowd.wanted > 2 * crowd.usable),
-        base=0.45,
         doubtful=host_unproven(snapshot),
         most_sure=SURE,
         title=f"{crowd.everyone} threads compete for {crowd.usable:g} cores",

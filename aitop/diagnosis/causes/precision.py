@@ -7,7 +7,7 @@ import re
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import activity_of_devices, idle_share, on_gpu, own_devices
 from aitop.diagnosis.evidence import RUNNING, Lines, main_lines, running
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
@@ -64,9 +64,8 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
         share=share,
         gone=estimated(share, computing * LEAST_SAVED, computing * MOST_SAVED),
         signals=(only, "float64" in facts.input_dtypes or bool(pipe), computing > 0.7),
-        base=0.5,
         # Where only some parameters are float64 it is not known how much of the time is theirs.
-        most_sure=1.0 if only else UNPROVEN,
+        doubtful=not only,
         title=f"{root} computes in float64: float32 takes half the time" + (" or less" if device else ""),
         lines=lines,
         claims=(),
@@ -133,7 +132,6 @@ def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(tensor is not None, mfu is not None, tf32),
-        base=0.4,
         # The gain hangs on how much of the time is products, which is an estimate.
         most_sure=0.6,
         title="float32 products leave the tensor cores idle",

@@ -72,7 +72,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=gone,
         signals=signals,
-        base=0.5,
         doubtful=host_unproven(snapshot),
         title=f"{percent(of_request)} of each request is spent making the model's {_made(lines)}",
         lines=lines,

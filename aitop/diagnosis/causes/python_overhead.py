@@ -22,7 +22,7 @@ from aitop.diagnosis.evidence import (
     shares_by,
     short_place,
 )
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
@@ -78,10 +78,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # What large operations would take instead is not known: at the least what Python takes goes, at most all of it.
         gone=estimated(share, 0.7 * share, share + 0.9 * (1.0 - share)) if mostly_model else share,
         signals=(tiny and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
-        base=0.45,
         # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
-        doubtful=host_unproven(snapshot),
-        most_sure=UNPROVEN if once else 1.0,
+        doubtful=once or host_unproven(snapshot),
         title=f"{percent(share)} of {each_unit(snapshot)} is Python {around}",
         lines=lines,
         claims=claims,

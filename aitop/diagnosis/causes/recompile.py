@@ -65,7 +65,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=gone,
         signals=(len(rises) >= MIN_RISES, bool(compiling.lines), len(records(snapshot)) >= 20),
-        base=0.5,
         title=f"{percent(share)} of {unit} goes into compiling again what was compiled before",
         lines=compiling,
         claims=(*compiling.entries, *collecting.entries),

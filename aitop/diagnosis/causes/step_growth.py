@@ -108,7 +108,6 @@ def _of_steps(snapshot: Snapshot, growth: Growth, calm: bool) -> Explanation:
         level=growth.part / (LEAST_GROWTH * (1.0 if calm else IF_CROWDED)),
         critical=growth.part >= CRITICAL_SHARE and bool(lines.where),
         signals=(growth.part > 0.1, growth.seconds >= LASTING),
-        base=0.5,
         title=f"steps get slower: {percent(growth.last / growth.first - 1.0)} in the last {duration(growth.seconds)}",
         lines=lines,
         evidence=(
@@ -142,7 +141,6 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
             # What others take from the cores and caches makes some lines slower than others.
             level=(last - first) / (LEAST_RISE * (1.0 if _calm(snapshot) else IF_CROWDED)),
             signals=(last > 2 * first,),
-            base=0.5,
             title=f"{at} takes more and more of the time: {rose}",
             lines=lines,
             evidence=(f"its share of the stack samples rose steadily from {percent(first)} to {percent(last)}", NOW),

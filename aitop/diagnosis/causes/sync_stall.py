@@ -10,7 +10,7 @@ import re
 
 from aitop.diagnosis.device import call_places, calls_of, idle_share, idle_words, on_gpu, per_step, share_of
 from aitop.diagnosis.evidence import main_lines, records, short_place
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
@@ -73,8 +73,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(measured is not None, lines.share >= LEAVE, len(words) > 1),
-        base=0.45,
-        most_sure=1.0 if where else UNPROVEN,
+        doubtful=not where,
         title=f"{percent(share)} of each step the GPU idles because the host stopped to wait for it",
         where=where,
         evidence=(

@@ -76,7 +76,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(copies.measured, copies.lines.share >= LEAVE, (copies.link or 0.0) > 0.2),
-        base=0.45,
         title=f"{percent(share)} of each step the GPU waits for copies from the host",
         where=copies.where,
         evidence=(

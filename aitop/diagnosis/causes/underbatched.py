@@ -22,7 +22,7 @@ from aitop.diagnosis.evidence import (
     running,
     takes_request,
 )
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix, with_batch
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
@@ -91,9 +91,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=gone,
         signals=(cost.measured, waiting < 0.1, cost.samples <= 1),
-        base=0.4,
         # Where batches of several sizes were not seen, the cost of a sample is an estimate.
-        most_sure=0.9 if cost.measured else UNPROVEN,
+        doubtful=not cost.measured,
         title=f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time: "
         f"{percent(share)} of the time could serve {together}",
         # Where the model is called a batch is put together, however the model is written.

@@ -156,7 +156,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         subtype=reason.subtype,
         severity="info" if intended else "warning",
         signals=(named, change.ratio > 1.5),
-        base=0.6,
         level=(change.ratio - 1.0) / (LEAST_RATIO - 1.0),
         title=f"{unit}s take {factor(change.ratio)} as long since {clock}{step}: {reason.words}{place}",
         where=lines.where[:1],

@@ -96,7 +96,6 @@ def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
             share=front.idle,
             gone=gone,
             signals=(True, front.idle >= 2 * LEAST_IDLE, front.active >= 0.97),
-            base=0.5,
             title=f"the process that takes the requests (pid {front.process.pid}) {what} on all of its one core, "
             f"and the model waits {percent(front.idle)} of the time",
             lines=front.lines,
@@ -132,7 +131,6 @@ def blocked_loop(snapshot: Snapshot) -> Explanation | None:
         gone=lost,
         gains=lost >= LEAST_IDLE,
         signals=(True, lines.samples >= 10),
-        base=0.5,
         title=f"handlers block the event loop {percent(lines.share)} of the time: {at}",
         lines=lines,
         evidence=(

@@ -22,7 +22,7 @@ from aitop.diagnosis.evidence import (
     where_of,
 )
 from aitop.diagnosis.queueing import Change, Load, change, load_of
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
@@ -93,7 +93,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         gone=best if gains else None,
         gains=gains,
         signals=(serving.basis == "hook", (queue.busy or 0.0) >= 0.9, best is not None),
-        most_sure=UNPROVEN if queue.busy is None else 0.95,
+        doubtful=queue.busy is None,
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
         evidence=_evidence(serving, queue, load, cost),
         fixes=_fixes(serving, queue, replica, batch, _here(replica, snapshot)),

@@ -21,7 +21,7 @@ from aitop.diagnosis.causes.serving.hold_ups import (
 from aitop.diagnosis.causes.serving.stops import FELT, Stop, bursty, longest_stop
 from aitop.diagnosis.evidence import entries_of, lead_ledger, lines_of, short_place
 from aitop.diagnosis.noise import least_mean
-from aitop.diagnosis.rule import Explanation, rule
+from aitop.diagnosis.rule import MOST_CONFIDENCE, Explanation, rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -124,7 +124,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         parts=_parts(kinds, tail),
         gains=False,
         signals=(measured, bool(lines), part >= 0.5),
-        most_sure=0.95 if measured else ESTIMATED,
+        most_sure=MOST_CONFIDENCE if measured else ESTIMATED,
         title=f"the slowest requests take {tail.slowest / usual:.1f} times the usual {duration(usual)}: "
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,

@@ -89,7 +89,6 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
         share=share,
         gone=length,
         signals=(True, account.shares.get("idle", 0.0) < FULL, now < 2.0),
-        base=0.5,
         title=f"{now:.1f} requests are in a batch while {serving.queue or 0.0:.0f} wait: "
         f"{percent(share)} of the time could serve {size}",
         evidence=(
