@@ -1,21 +1,24 @@
 """Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
 
-A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. Where other
-programs made the main thread wait for a core, both runs are made what they would be if it had waited as long in each
-for each second on a core; and on the same kind of processor, as if that had been as fast: clocks change, and so does
-what other virtual machines do on its cores. As caches and memory are shared, too, how much longer units get where
-others take more of the machine is learnt from the stretches of both runs, and taken out likewise. The 95 % interval
-comes from how blocks of each run scatter without all this, from how well it could be learnt, from how much of the
-machine others had at all (what they did with it may have differed), and from how runs of the same code differ anyway.
-The parts add up: phases to the length of a unit, lines to their phases, and what no verdict explains is a part of its
-own.
+A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. What other
+programs on the machine cost is made equal in both runs:
+
+- their cores: as if the main thread had waited equally long for a core in both, for each second that it ran;
+- how fast a core is, on the same kind of processor: clocks change, and so does what other virtual machines do on it;
+- caches and memory: how much longer units get where others use more of the machine is learnt from the stretches of both
+  runs (`_slowing`).
+
+The 95 % interval comes from what is left of the scatter of each run, from how well the slowing could be learnt, from
+how much of the machine others had at all (what they did with it may have differed), and from how runs of the same code
+differ anyway. The parts add up: phases to the length of a unit, lines to their phases, and what no verdict explains is
+a part of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -97,25 +100,9 @@ def compared(snapshot: Snapshot) -> RunComparison | None:
 
 
 def compare_runs(before: Run, after: Run) -> RunComparison:
-    """Compare `after` with `before`; both are runs of the same kind of work."""
-    old, new = _Timed.of(before), _Timed.of(after)
-    load = _load(old, new)
-    if load is not None:
-        old, new = old.per(load.unit, load.before), new.per(load.unit, load.before)
-    if old.units.waited and new.units.waited and all((*old.units.seconds, *new.units.seconds)):
-        waits = sum((*old.units.waited, *new.units.waited)) / sum((*old.ran, *new.ran))
-        length = old.mean
-        old, new = old.with_waits(waits), new.with_waits(waits)
-        old, new = (replace(side, scale=side.scale * length / old.mean) for side in (old, new))
-    if old.paces and new.paces and before.settings.get("CPU") == after.settings.get("CPU") is not None:
-        pace = fmean(old.paces)
-        old, new = old.at_pace(pace), new.at_pace(pace)
-    slowing = _slowing(old, new)
-    beside, beside_after = old.part, new.part
-    by_others = 0.0
-    if beside is not None and beside_after is not None:
-        by_others = math.hypot(abs(beside_after - beside) * slowing[1], old.by_kind, new.by_kind)
-        old, new = old.beside(beside, slowing[0]), new.beside(beside, slowing[0])
+    """How `after` differs from `before`; both are runs of the same kind of work."""
+    old, new, load = _at_equal_load(_Timed.of(before), _Timed.of(after))
+    old, new, by_others = _beside_equal_others(*_at_equal_pace(*_with_equal_waits(old, new)))
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
@@ -132,28 +119,43 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
 
 @dataclass(frozen=True)
 class _Timed:
-    """The units of a run without its warm-up. `holds` is what a stretch holds: units, samples or tokens.
+    """The stretches of a run's units after its warm-up, of `warm_up` stretches.
 
-    `scale` brings seconds per one of these to seconds of a unit that holds as much as one of the run before.
+    `holds` is how many units, samples or tokens each stretch has. `scale` is how many of these make up a unit of the
+    run before, so that all lengths are those of such a unit. `others` is the part (0..1) of the machine that other
+    programs had in each stretch, `paces` the CPU seconds of a fixed piece of work; empty where that is not known.
     """
 
     run: Run
     units: Units
-    warm_up: int = 0
-    holds: tuple[float, ...] = field(default=())
+    warm_up: int
+    holds: tuple[float, ...]
+    others: tuple[float, ...]
+    paces: tuple[float, ...]
     scale: float = 1.0
 
     @classmethod
     def of(cls, run: Run) -> _Timed:
+        """The run's units; none if nothing was timed."""
         units = run.units or NO_UNITS
         cut = warm_up(units.seconds)
-        return cls(run, units, cut, (units.each,) * (len(units.seconds) - cut))
+        later = {name: values[cut:] for name, values in structs.asdict(units).items() if isinstance(values, tuple)}
+        units = structs.replace(units, phases={name: part[cut:] for name, part in units.phases.items()}, **later)
+
+        def means(sums: tuple[float, ...] | None) -> tuple[float, ...]:
+            spans = zip(sums or (), units.seconds, strict=False)
+            return tuple(value / seconds if seconds else 0.0 for value, seconds in spans)
+
+        holds, others, paces = (float(units.each),) * len(units.seconds), means(units.others), means(units.pace)
+        if units.others is None and run.cores is not None:
+            others = (run.cores.others / run.cores.machine,) * len(holds)
+        return cls(run, units, cut, holds, others, paces if all(paces) else ())
 
     @property
     def ran(self) -> list[float]:
-        """Seconds that the main thread had a core in each stretch: all that it did not wait, where that is not known.
+        """Seconds for which the main thread had a core in each stretch; if not counted, those without waits for one.
 
-        Neither can all of the time be waits, nor a thread that waits need no core at all.
+        They are kept within MOST_WAITS: a thread that gets on has a core for some of the time.
         """
         units = self.units
         waits = units.waited or (0.0,) * len(units.seconds)
@@ -163,94 +165,72 @@ class _Timed:
         return [max(low, min(high, ran)) for low, high, ran in zip(least, most, units.ran or most, strict=True)]
 
     def with_waits(self, waits: float) -> _Timed:
-        """The same as if others had made the main thread wait for so many seconds for each second on a core."""
+        """These units as if the main thread had waited for a core for `waits` seconds for each second that it ran."""
         spans = zip(self.units.seconds, self.units.waited or (), self.ran, strict=True)
-        return self._kept([(seconds - waited + ran * waits) / seconds for seconds, waited, ran in spans])
-
-    @property
-    def paces(self) -> tuple[float, ...]:
-        """CPU seconds of a fixed piece of work in each stretch, empty where that is not known of all."""
-        parts = zip(self.units.pace or (), self.units.seconds, strict=False)
-        paces = tuple(part / seconds if seconds else 0.0 for part, seconds in parts)
-        return paces if all(paces) else ()
+        return self._stretched([(seconds - waited + ran * waits) / seconds for seconds, waited, ran in spans])
 
     def at_pace(self, pace: float) -> _Timed:
-        """The same as if the machine had always been as fast: what its main thread does on a core goes with that."""
+        """These units as if the machine had always been as fast: what the main thread does on a core goes with that."""
         spans = zip(self.units.seconds, self.ran, self.paces, strict=True)
-        return self._kept([1 + min(1.0, ran / seconds) * (pace / own - 1) for seconds, ran, own in spans])
+        return self._stretched([1 + min(1.0, ran / seconds) * (pace / own - 1) for seconds, ran, own in spans])
 
-    def _kept(self, keep: Sequence[float]) -> _Timed:
-        """The same with each stretch as many times as long."""
-        units = self.units
+    def beside(self, part: float, slowing: float) -> _Timed:
+        """These units as if others had had this part of the machine all the time; for `slowing` see `_slowing`."""
+        return self._stretched([math.exp(slowing * (part - share)) for share in self.others])
 
-        def kept(values: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(value * each for value, each in zip(values, keep, strict=True))
+    def _stretched(self, factors: Sequence[float]) -> _Timed:
+        """These units with the length of each stretch, and of its phases, multiplied by its factor."""
 
-        phases = {name: kept(values) for name, values in units.phases.items()}
-        return replace(self, units=structs.replace(units, seconds=kept(units.seconds), phases=phases))
+        def stretched(values: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(value * factor for value, factor in zip(values, factors, strict=True))
 
-    @property
-    def others(self) -> tuple[float, ...]:
-        """The part of the machine that other programs had in each stretch, as in the whole run where that is known."""
-        units, cores = self.run.units, self.run.cores
-        if units is not None and units.others is not None:
-            parts = zip(units.others, units.seconds, strict=True)
-            return tuple(part / seconds if seconds else 0.0 for part, seconds in parts)[self.warm_up :]
-        return () if cores is None else (cores.others / cores.machine,) * len(self.holds)
+        phases = {name: stretched(values) for name, values in self.units.phases.items()}
+        return replace(self, units=structs.replace(self.units, seconds=stretched(self.units.seconds), phases=phases))
 
     @property
     def part(self) -> float | None:
-        """The part of the machine that other programs had, None where it is not known."""
+        """The part (0..1) of the machine that other programs had on average; None where it is not known."""
         return fmean(self.others) if self.others else None
 
     @property
     def by_kind(self) -> float:
-        """By how much its units may be longer or shorter, relatively, for what others did with their part."""
+        """By what part its units may be longer or shorter (95 %) for what the other programs did."""
         return KIND_OF_OTHERS * (self.part or 0.0)
 
-    def beside(self, part: float, slowing: float) -> _Timed:
-        """The same as if others had had this part of the machine all the time; see `_slowing`."""
-        shares = (part,) * self.warm_up + self.others
-        return self._kept([math.exp(slowing * (part - share)) for share in shares])
-
     def load(self, unit: LoadUnit) -> tuple[float, ...]:
-        """What each stretch holds, empty where it is not known."""
-        return ((self.units.tokens if unit == "token" else self.units.samples) or ())[self.warm_up :]
-
-    def per(self, unit: LoadUnit, each: float) -> _Timed:
-        """The same, measured per sample or token."""
-        return replace(self, holds=self.load(unit), scale=each)
+        """How many samples or tokens each stretch has; empty where they were not counted."""
+        return (self.units.tokens if unit == "token" else self.units.samples) or ()
 
     @property
     def count(self) -> int:
-        return self.units.each * len(self.holds)
+        """The number of units."""
+        return self.units.count
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """Seconds of a unit in each stretch."""
+        """Mean seconds of a unit in each stretch."""
         return self._each(self.units.seconds)
 
     def _each(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(self.scale * value / held for value, held in zip(seconds[self.warm_up :], self.holds, strict=True))
+        return tuple(self.scale * value / held for value, held in zip(seconds, self.holds, strict=True))
 
     def _spread(self, seconds: tuple[float, ...]) -> Spread:
-        mean = self.scale * sum(seconds[self.warm_up :]) / sum(self.holds)
-        return mean, half_width(self._each(seconds))
+        return self.scale * sum(seconds) / sum(self.holds), half_width(self._each(seconds))
 
     @property
     def mean(self) -> float:
-        """Seconds of a unit; there must be units."""
+        """Mean seconds of a unit; there must be units."""
         return self._spread(self.units.seconds)[0]
 
     @property
     def noise(self) -> float:
-        """Half of the relative 95 % interval of `mean`."""
+        """Half of the 95 % interval of `mean`, as a part of it."""
         mean, half = self._spread(self.units.seconds)
         return half / mean
 
     @property
     def per_second(self) -> float | None:
-        """Requests answered in a second: as many as are under way at a time, by how long each takes."""
+        """Requests answered in a second: those under way, divided by how long one takes. None where it is not known."""
         seconds = sum(self.units.seconds)
         if self.units.kind != "request" or not self.run.concurrency or not seconds:
             return None
@@ -318,14 +298,44 @@ def _identity(where: Where) -> tuple[str, ...]:
     return where.file.rsplit("/", 1)[-1], where.function, (where.text or str(where.line)).strip()
 
 
-def _load(old: _Timed, new: _Timed) -> Load | None:
-    """What a unit holds: tokens where those are counted, else samples."""
+def _at_equal_load(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, Load | None]:
+    """Both, measured per token or sample, and what a unit has of them; as they are where neither was counted."""
     units: tuple[LoadUnit, ...] = ("token", "sample")
     for unit in units:
         held, holds = old.load(unit), new.load(unit)
         if held and holds and all(held) and all(holds):
-            return Load(unit=unit, before=sum(held) / old.count, after=sum(holds) / new.count)
-    return None
+            load = Load(unit=unit, before=sum(held) / old.count, after=sum(holds) / new.count)
+            return replace(old, holds=held, scale=load.before), replace(new, holds=holds, scale=load.before), load
+    return old, new, None
+
+
+def _with_equal_waits(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
+    """Both as if others had made them wait for a core alike, so that `old` is as long as it was."""
+    if not (old.units.waited and new.units.waited and all((*old.units.seconds, *new.units.seconds))):
+        return old, new
+    waits = sum((*old.units.waited, *new.units.waited)) / sum((*old.ran, *new.ran))
+    levelled = old.with_waits(waits)
+    kept = old.mean / levelled.mean
+    return replace(levelled, scale=old.scale * kept), replace(new.with_waits(waits), scale=new.scale * kept)
+
+
+def _at_equal_pace(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
+    """Both as if the processor had been as fast as in `old`; as they are on processors of two kinds."""
+    model, model_after = old.run.settings.get("CPU"), new.run.settings.get("CPU")
+    if not (old.paces and new.paces and model is not None and model == model_after):
+        return old, new
+    pace = fmean(old.paces)
+    return old.at_pace(pace), new.at_pace(pace)
+
+
+def _beside_equal_others(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, float]:
+    """Both as if others had had as much of the machine as beside `old`, and by what part that may be wrong (95 %)."""
+    beside, beside_after = old.part, new.part
+    if beside is None or beside_after is None:
+        return old, new, 0.0
+    slowing, off = _slowing(old, new)
+    by_others = math.hypot(abs(beside_after - beside) * off, old.by_kind, new.by_kind)
+    return old.beside(beside, slowing), new.beside(beside, slowing), by_others
 
 
 def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Change:
