@@ -41,19 +41,21 @@ TOGETHER = ("forward", "backward", "optimizer")
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """Threads of the run that want cores at the same time. Cores, but for the counts.
+    """Threads that want cores at the same time.
 
-    `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the
-    share of the time in which the main thread waits for one; `kept_waiting` that of the time in which it has something
-    to do, which a server has not always. `most` threads are those of the rank that has most. One process alone wants at
-    most `one_rank` or `one` cores, and `computing` of them want more than SOME. Up to `answering` threads have a
-    request each: those that wait for a core are a queue, which would be as long elsewhere if they were fewer. Outside
-    of servers `makers` threads and processes work beside the one that steps, on batches say, and want `making` cores;
-    so do `makers_within` and `making_within` of its own process. What they do has to be done, by however many.
+    usable         cores that the run may use
+    wanted         cores that its threads run on or wait for; `making` of them make what the stepping thread takes over
+    others         cores that other programs use
+    delay          share of the time in which the main thread waits for a core
+    kept_waiting   the same of the time in which it has something to do, which a server has not always
+    threads, worker_threads   how many threads of the `ranks` and of the loader `workers` want a core
+    most           those of the rank that has most
+    own            whether the run's own threads are too many
     """
 
     usable: float
     wanted: float
+    making: float
     others: float
     delay: float
     kept_waiting: float
@@ -62,33 +64,12 @@ class Crowd(msgspec.Struct, frozen=True):
     workers: int
     worker_threads: int
     most: int
-    one_rank: float
-    one: float
-    computing: int
-    answering: int
-    makers: int
-    makers_within: int
-    making: float
-    making_within: float
+    own: bool
 
     @property
     def everyone(self) -> int:
         """All threads of the run that want a core."""
         return self.threads + self.worker_threads
-
-    @property
-    def own(self) -> bool:
-        """Whether it is the run's own threads that are too many: those of one process alone, or of all together.
-
-        One thread in each process is none too many, unless there are more of those than cores to share: the one that
-        steps takes turns with those that load for it.
-        """
-        most, one_rank = self.most - self.answering - self.makers_within, self.one_rank - self.making_within
-        if most > self.usable and one_rank >= OWN_CROWD * self.usable:
-            return True
-        everyone, wanted = self.everyone - self.answering - self.makers, self.wanted - self.making
-        crowded = wanted >= CROWDED * self.usable and everyone >= CROWDED * self.usable + 1
-        return crowded and (self.one >= MORE_THAN_ONE or self.computing > self.usable + 1)
 
     @property
     def held_up(self) -> bool:
@@ -110,37 +91,42 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _crowd(snapshot: Snapshot) -> Crowd | None:
-    host, others = snapshot.host, others_cores(snapshot)
+    host, others, ledger = snapshot.host, others_cores(snapshot), lead_ledger(snapshot)
     wanted, delay = mean_of(snapshot, "cores_wanted", 20.0), mean_of(snapshot, "run_delay", 20.0)
     if host is None or others is None or wanted is None or delay is None:
         return None
-    ranks = [process for process in host.processes if process.role == "rank"]
-    workers = [process for process in host.processes if process.role == "loader-worker"]
+    usable = host.usable_cores or float(host.machine.cores)
+    ranks, workers = ([one for one in host.processes if one.role == role] for role in ("rank", "loader-worker"))
+    threads, worker_threads = (sum(one.wanting or 0 for one in those) for those in (ranks, workers))
+    most = max((one.wanting or 0 for one in ranks), default=0)
     # What each wants now as a part of what all want on average.
-    now = sum(process.wanted or 0.0 for process in host.processes)
-    each = {process.pid: (process.wanted or 0.0) * (wanted / now if now else 0.0) for process in (*ranks, *workers)}
+    now = sum(one.wanted or 0.0 for one in host.processes)
+    each = {one.pid: (one.wanted or 0.0) * (wanted / now if now else 0.0) for one in (*ranks, *workers)}
+    # What threads and processes beside the stepping one make, such as batches, has to be made by however many. Threads
+    # with a request each are a queue if they wait for a core, which would be as long elsewhere if they were fewer.
     makers = [entry for entry in beside_lines(snapshot) if entry.activity in RUNNING and not serves(snapshot)]
-    ledger = lead_ledger(snapshot)
     within = [entry for entry in makers if ledger is not None and entry.pid == ledger.pid]
+    making, answering = cores_wanted(makers), _answering(snapshot)
+    one_rank = max((each[one.pid] for one in ranks), default=0.0) - cores_wanted(within)
+    alone = most - answering - len({entry.thread for entry in within}) > usable and one_rank >= OWN_CROWD * usable
+    together = threads + worker_threads - answering - len({(entry.pid, entry.thread) for entry in makers})
+    crowded = wanted - making >= CROWDED * usable and together >= CROWDED * usable + 1
+    # One thread in each process is none too many, unless more of those than cores compute: the one that steps takes
+    # turns with those that load for it.
+    several = max(each.values(), default=0.0) >= MORE_THAN_ONE or sum(one >= SOME for one in each.values()) > usable + 1
     return Crowd(
-        usable=host.usable_cores or float(host.machine.cores),
+        usable=usable,
         wanted=wanted,
+        making=making,
         others=others,
         delay=delay,
         kept_waiting=min(1.0, delay / max(0.01, 1.0 - leisure(snapshot))),
         ranks=len(ranks),
-        threads=sum(process.wanting or 0 for process in ranks),
+        threads=threads,
         workers=len(workers),
-        worker_threads=sum(process.wanting or 0 for process in workers),
-        most=max((process.wanting or 0 for process in ranks), default=0),
-        one_rank=max((each[process.pid] for process in ranks), default=0.0),
-        one=max(each.values(), default=0.0),
-        computing=sum(cores >= SOME for cores in each.values()),
-        answering=_answering(snapshot),
-        makers=len({(entry.pid, entry.thread) for entry in makers}),
-        makers_within=len({entry.thread for entry in within}),
-        making=cores_wanted(makers),
-        making_within=cores_wanted(within),
+        worker_threads=worker_threads,
+        most=most,
+        own=alone or (crowded and several),
     )
 
 
