@@ -108,13 +108,13 @@ def _regressed(snapshot: Snapshot) -> int:
 
     Raises NotEnoughEvidenceError where that could not be judged.
     """
-    from aitop.diagnosis.conditions.regression import enough
+    from aitop.diagnosis.conditions.regression import long_enough
     from aitop.diagnosis.run_comparison import compared
 
     if any(verdict.id == "regression" and verdict.severity != "info" for verdict in snapshot.diagnosis.verdicts):
         return 1
     comparison = compared(snapshot)
-    if comparison is None and not enough(snapshot.past):
+    if comparison is None and not long_enough(snapshot.past):
         raise NotEnoughEvidenceError(
             "whether it has become slower cannot be told so soon: look longer with --for, or name a --baseline"
         )

@@ -339,8 +339,8 @@ def others_cores(snapshot: Snapshot) -> float | None:
     return max(0.0, sum(host.machine.core_busy) - own)
 
 
-def enough(snapshot: Snapshot) -> str | None:
-    """None where there is enough to judge steps by; else what is missing, in words."""
+def too_little_seen(snapshot: Snapshot) -> str | None:
+    """What is missing to judge steps by, in words; None where nothing is."""
     steps, process, serving = records(snapshot), main_stacks(snapshot), snapshot.serving
     if len(steps) >= MIN_STEPS or (process is not None and process.samples >= MIN_SAMPLES):
         return None

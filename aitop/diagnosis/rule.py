@@ -11,7 +11,7 @@ from typing import Union
 
 import msgspec
 
-from aitop.diagnosis.evidence import NO_LINES, Lines, enough, records
+from aitop.diagnosis.evidence import NO_LINES, Lines, records, too_little_seen
 from aitop.diagnosis.what_if import PART, Length, Scope, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
@@ -93,7 +93,7 @@ Answer = Union[Explanation, Finding, Abstention, str, None]  # noqa: UP007
 class Rule(msgspec.Struct, frozen=True):
     """One verdict id, the function that looks for it, and its band.
 
-    `ready` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns
+    `missing` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns
     False. With `only_alone` the finding is shown only if no other warning has a share of the time, and then ahead of
     all others of its severity. With `follows` it comes behind the others of its severity that have a share: whatever
     they found is the cause, and this is what follows from it.
@@ -103,7 +103,7 @@ class Rule(msgspec.Struct, frozen=True):
     look: Callable[[Snapshot], Answer]
     band: Band
     scope: Scope = PART
-    ready: Callable[[Snapshot], str | None] | None = None
+    missing: Callable[[Snapshot], str | None] | None = None
     applies: Callable[[Snapshot], bool] | None = None
     only_alone: bool = False
     follows: bool = False
@@ -112,7 +112,7 @@ class Rule(msgspec.Struct, frozen=True):
         """Judge a Snapshot."""
         if self.applies is not None and not self.applies(snapshot):
             return None
-        answer = (self.ready(snapshot) if self.ready is not None else None) or self.look(snapshot)
+        answer = (self.missing(snapshot) if self.missing is not None else None) or self.look(snapshot)
         if isinstance(answer, str):
             return Abstention(id=self.id, reason=answer)
         return _finding(self.id, answer, snapshot) if isinstance(answer, Explanation) else answer
@@ -124,18 +124,18 @@ def rule(
     leave: float,
     *,
     scope: Scope = PART,
-    ready: Callable[[Snapshot], str | None] | None = enough,
+    missing: Callable[[Snapshot], str | None] | None = too_little_seen,
     applies: Callable[[Snapshot], bool] | None = None,
     only_alone: bool = False,
     follows: bool = False,
 ) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
-    """Decorator: the rule of a function. It is asked only once enough steps or samples were seen (`ready`)."""
-    return lambda look: Rule(name, look, Band(enter, leave), scope, ready, applies, only_alone, follows)
+    """Decorator: the rule of a function. Most need so many steps or samples (`too_little_seen`)."""
+    return lambda look: Rule(name, look, Band(enter, leave), scope, missing, applies, only_alone, follows)
 
 
 def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
     """Decorator: a rule for a condition. It needs no steps."""
-    return rule(name, enter, leave, ready=None)
+    return rule(name, enter, leave, missing=None)
 
 
 def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding:

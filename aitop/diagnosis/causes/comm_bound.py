@@ -35,7 +35,7 @@ def too_few_steps(snapshot: Snapshot) -> str | None:
     return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
 
 
-def _ready(snapshot: Snapshot) -> str | None:
+def _too_few_steps(snapshot: Snapshot) -> str | None:
     return None if _waits_alone(snapshot) is not None else too_few_steps(snapshot)
 
 
@@ -58,7 +58,7 @@ def _elsewhere(ranks: Ranks) -> list[str]:
     return [f"{told}: `aitop fleet` compares all ranks, where `aitop export --hook` watches them"] if number > 0 else []
 
 
-@rule("comm-bound", 0.2, 0.12, ready=_ready)
+@rule("comm-bound", 0.2, 0.12, missing=_too_few_steps)
 def comm_bound(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late.
 

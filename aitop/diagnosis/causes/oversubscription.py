@@ -78,7 +78,7 @@ class Crowd(msgspec.Struct, frozen=True):
 
 
 # The kernel's queues tell of a crowd before any step was seen.
-@rule("cpu-oversubscription", 0.12, 0.07, scope=Scope(everywhere=True), ready=None)
+@rule("cpu-oversubscription", 0.12, 0.07, scope=Scope(everywhere=True), missing=None)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the run's own threads take each other's cores, or its quota stops them; else who takes them."""
     crowd = _crowd(snapshot)

@@ -37,7 +37,7 @@ WORDS = {
 }
 
 
-@rule("straggler", 0.1, 0.06, ready=too_few_steps)
+@rule("straggler", 0.1, 0.06, missing=too_few_steps)
 def straggler(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the rank that the others wait for: the one that waits least itself."""
     ranks = snapshot.ranks

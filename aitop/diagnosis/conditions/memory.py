@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from aitop.diagnosis.device import own_devices
-from aitop.diagnosis.evidence import enough, records, short_place, where_of
+from aitop.diagnosis.evidence import records, short_place, too_little_seen, where_of
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import Trend, mean_of, trend
 from aitop.diagnosis.what_if import fix
@@ -39,7 +39,7 @@ _NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *
 def leak(snapshot: Snapshot) -> Explanation | str | None:
     """Memory of the training process, of its workers, or allocated on a device, that rises steadily as it steps."""
     stepping = bool(records(snapshot)) or (snapshot.stacks is not None and snapshot.kind != "unknown")
-    starting, blind = enough(snapshot), not stepping
+    starting, blind = too_little_seen(snapshot), not stepping
     trends = _trends(snapshot)
     if (starting and not blind) or not trends:
         return starting or "memory was read fewer than four times"

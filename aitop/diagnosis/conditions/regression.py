@@ -188,7 +188,7 @@ def change_of(past: Past) -> Change | None:
     return None
 
 
-def enough(past: Past | None) -> bool:
+def long_enough(past: Past | None) -> bool:
     """Whether units were timed for long enough to tell a change."""
     timed = [stretch for stretch in past.stretches if stretch.mean("seconds")] if past is not None else []
     return len(timed) >= 2 * LEAST_VALUES
@@ -224,9 +224,9 @@ def _reasons(change: Change, unit: PastUnit) -> list[Reason]:
     """
     circumstances = [*_of_input(change, unit), *_of_interpreter(change, unit), *_of_clock(change), *_of_cores(change)]
     phases = _phases(change)
-    enough = [reason for reason in circumstances if reason.seconds >= EXPLAINS * change.longer]
+    large = [reason for reason in circumstances if reason.seconds >= EXPLAINS * change.longer]
     unknown = Reason("host", 0.0, "no single part takes the time", "look at what changed at {at}")
-    first = max(enough or phases, key=lambda reason: reason.seconds, default=unknown)
+    first = max(large or phases, key=lambda reason: reason.seconds, default=unknown)
     rest = sorted((*circumstances, *phases), key=lambda reason: -reason.seconds)
     return [first, *(reason for reason in rest if reason is not first)]
 

@@ -60,7 +60,7 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 # Its evidence is requests, not steps. What makes each of them slow is the fault, if anything is.
-@rule("queue-bound", ENTER, LEAVE, scope=Scope(capacity=True), ready=None, follows=True)
+@rule("queue-bound", ENTER, LEAVE, scope=Scope(capacity=True), missing=None, follows=True)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether requests wait for most of their time, for a server that is never idle."""
     if snapshot.serving is None and snapshot.kind != "inference":

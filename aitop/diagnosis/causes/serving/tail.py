@@ -77,7 +77,7 @@ def number_of_slow(requests: int) -> int:
 
 
 # Its evidence is requests, not steps. Its share is of the slowest requests' extra time, not of all time.
-@rule("latency-tail", ENTER, LEAVE, scope=Scope(capacity=True), ready=None)
+@rule("latency-tail", ENTER, LEAVE, scope=Scope(capacity=True), missing=None)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the slowest requests, from what held them up and not the others."""
     serving = snapshot.serving
