@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aitop.diagnosis.causes.serving.front import full_front
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
@@ -23,11 +25,10 @@ from aitop.diagnosis.what_if import Scope, fix, waits_for_core
 from aitop.model.ledger import Activity, Entry
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Where
 
 # Shorter waits for a core than this share of the time are not worth a word.
 WORTH_SAYING = 0.05
-IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "wait-gil", "sleep", "wait-network"})
+RESTS: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
 
 
 @rule("gil-contention", 0.12, 0.07, scope=Scope(everywhere=True))
@@ -56,12 +57,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     # Of many threads that hold it alike, each has a small part.
     least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))
     holders = [thread.thread for thread in others if (thread.gil or 0.0) >= least]
-    where = _working(snapshot, process.pid, holders)
+    theirs = [entry for entry in beside_lines(snapshot) if entry.pid == process.pid and entry.thread in holders]
+    work = [entry for entry in theirs if entry.activity not in RESTS]
+    where = lines_of(entry for entry in work if entry.activity != "wait-gil").where
     name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"
     place = f" ({short_place(where[0])})" if where else ""
     rarely = min(0.99, share + _cores_freed(snapshot, share, held))
-    work = _at_work(snapshot, process.pid, holders)
-    apart = min(0.99, share + _cores_freed(snapshot, share, held - work), _most_apart(snapshot, process.pid, holders))
+    # Threads in another process need as many cores there as they would here, if none waited for the lock.
+    freed = _cores_freed(snapshot, share, held - sum(entry.share for entry in work))
+    apart = min(0.99, share + freed, _most_apart(theirs, holders))
     fixes = (
         fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", apart),
         fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops", rarely),
@@ -102,38 +106,19 @@ def _cores_freed(snapshot: Snapshot, share: float, fewer: float) -> float:
     return min(share, now - then)
 
 
-def _most_apart(snapshot: Snapshot, pid: int, threads: list[str]) -> float:
+def _most_apart(entries: Sequence[Entry], threads: Sequence[str]) -> float:
     """The share of the time that can go while these threads do for each step what they do now, be it elsewhere.
 
     A thread that rests mostly in a queue or a lock does something for each step, and no step is shorter than that.
     """
     least = 0.0
     for thread in threads:
-        own = [entry for entry in beside_lines(snapshot) if (entry.pid, entry.thread) == (pid, thread)]
-        rests = lines_of(entry for entry in own if entry.activity in IDLE and entry.activity != "wait-gil")
+        own = [entry for entry in entries if entry.thread == thread]
+        rests = lines_of(entry for entry in own if entry.activity in RESTS)
         if rests.part(lambda entry: entry.activity in HANDED_WAITS) > 0.5:
-            least = max(least, _at_work(snapshot, pid, [thread]))
+            least = max(least, sum(entry.share for entry in own) - rests.share)
     return max(0.0, 1.0 - least)
-
-
-def _at_work(snapshot: Snapshot, pid: int, threads: list[str]) -> float:
-    """How many cores these threads would use if none waited for the lock."""
-
-    def busy(entry: Entry) -> bool:
-        idle = entry.activity in IDLE and entry.activity != "wait-gil"
-        return entry.pid == pid and entry.thread in threads and not idle
-
-    return sum(entry.share for entry in beside_lines(snapshot) if busy(entry))
 
 
 def _named(process: ProcessStacks) -> str:
     return "the main thread" if process.thread == MAIN else f"thread {process.thread!r}"
-
-
-def _working(snapshot: Snapshot, pid: int, threads: list[str]) -> tuple[Where, ...]:
-    """The lines on which those threads are when they do not wait."""
-
-    def at_work(entry: Entry) -> bool:
-        return entry.pid == pid and entry.thread in threads and entry.activity not in IDLE
-
-    return lines_of(entry for entry in beside_lines(snapshot) if at_work(entry)).where

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aitop.diagnosis.causes.serving.front import full_front
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
+    RUNNING,
     Lines,
     blocks_loop,
     free_cores,
@@ -18,7 +19,6 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
 from aitop.diagnosis.what_if import Loading, fix
-from aitop.model.ledger import Activity
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
@@ -26,7 +26,6 @@ from aitop.model.verdict import Fix
 # From here on most of what a request waits for is its input: whoever asks feels that, however few ask.
 MOSTLY = 0.5
 WORTH_IT = 1.05
-WORKING: frozenset[Activity] = frozenset({"python", "native", "wait-core"})
 
 
 @rule("preprocessing-bound", 0.2, 0.14, applies=lambda snapshot: snapshot.kind != "training")
@@ -40,7 +39,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lines = main_lines(
         snapshot,
         lambda entry: (
-            entry.activity in WORKING
+            entry.does in RUNNING
             # What a serving library does between the user's calls is its own hand-over.
             and (entry.where is not None or entry.work is not None)
             and not blocks_loop(entry)
