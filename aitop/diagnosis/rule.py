@@ -38,7 +38,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     most_sure   the highest confidence (0..1) that signals and steps can give
     doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
     parts       the causes of that share, where it has several
-    critical, severity, confidence   given by rules that do not derive them from signals
+    severity, confidence   given by rules that do not derive them from signals
     processes   those that lose the time, where the lines do not say it
     since       when it began (seconds since the epoch), where that is known
     full_in     seconds until the memory that it is about is full
@@ -55,7 +55,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     subtype: str | None = None
     signals: Sequence[bool] = ()
     doubtful: bool = False
-    critical: bool | None = None
     severity: Severity | None = None
     confidence: float | None = None
     most_sure: float = MOST_CONFIDENCE
@@ -145,8 +144,8 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
     length = gone if gone is None or isinstance(gone, Length) else without(gone, claims)
     if share is None or not explanation.gains:
         length = None
-    critical = sum(explanation.signals) >= 2 if explanation.critical is None else explanation.critical
-    severe = critical and not explanation.doubtful and (share or 0.0) >= CRITICAL_SHARE
+    confirmed = sum(explanation.signals) >= 2 and not explanation.doubtful
+    severe = confirmed and (share or 0.0) >= CRITICAL_SHARE
     sure = (
         _confidence(explanation, len(records(snapshot))) if explanation.confidence is None else explanation.confidence
     )

@@ -139,7 +139,6 @@ def _stall(
         evidence.append(f"{lines.samples:.0f} stack samples ({percent(share)}), most of them at {at}")
     return Explanation(
         severity="info" if once else None,
-        critical=(timed or kernel or bool(steps)) and sampled,
         share=share,
         signals=(timed, sampled, kernel or timed),
         doubtful=once or host_unproven(snapshot),

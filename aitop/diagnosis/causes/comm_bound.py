@@ -70,7 +70,6 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
         return Explanation(
             subtype="elsewhere",
             share=alone,
-            critical=False,
             title=f"{percent(alone)} of each step waits for ranks on other machines, or for the exchange with them",
             where=_where(snapshot, ()),
             evidence=_elsewhere(ranks),
@@ -92,7 +91,6 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
         subtype="latency" if small else "volume",
         share=share,
         gone=gone,
-        critical=confirmed,
         signals=(confirmed, share > 0.4),
         title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
         where=_where(snapshot, sites),

@@ -73,7 +73,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         gone=rarely,
-        critical=bool(where),
         # Who holds the lock is sampled, too, but for how long the main thread waits is the kernel's word.
         signals=(bool(where), bool(on_core(snapshot)), held > 0.4),
         doubtful=host_unproven(snapshot),

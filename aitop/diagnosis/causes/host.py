@@ -8,7 +8,6 @@ from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     HOST,
     MIN_SAMPLES,
-    RUNNING,
     by_hand,
     each_unit,
     leisure,
@@ -66,7 +65,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return blocked_loop(snapshot) or around_model(snapshot)
     first, *others = where
     steps = records(snapshot)
-    runs = lines.part(lambda entry: entry.does in RUNNING) > 0.5
     lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
     top = share * (first.share or 1.0)
     weights = shares_by(at_first, lambda entry: entry.does)
@@ -88,7 +86,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     unit = each_unit(snapshot) if steps else "the time"
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
-        critical=steps_seen and (not runs or bool(steps)),
         doubtful=host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,

@@ -165,7 +165,6 @@ def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
         evidence.append(f"processes outside of this run use {crowd.others:.1f} cores")
     return Explanation(
         share=share,
-        critical=waiting,
         signals=(waiting, crowd.wanted > 2 * crowd.usable),
         doubtful=host_unproven(snapshot),
         most_sure=SURE,
@@ -202,7 +201,7 @@ def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation
     enough = max(1, int(crowd.usable // max(1, crowd.ranks)))
     return Explanation(
         share=share,
-        critical=True,
+        signals=(True, crowd.delay > 0.15),
         confidence=SURE,
         title=f"the quota of {crowd.usable:g} cores runs out in {percent(throttled)} of the kernel's periods",
         evidence=(

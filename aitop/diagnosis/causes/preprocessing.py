@@ -17,7 +17,7 @@ from aitop.diagnosis.evidence import (
     shares_by,
     within_first,
 )
-from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Loading, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
@@ -53,7 +53,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     share = min(lines.share, host_limit(snapshot))
     of_request, at_leisure = of_unit(snapshot, share)
-    signals = (bool(records(snapshot)), True, of_request >= MOSTLY)
     gone = of_request * within_first(lines)
     work = _most_work(lines)
     doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
@@ -67,10 +66,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append(at_leisure)
     return Explanation(
         severity=None if not at_leisure else "warning" if of_request >= MOSTLY else "info",
-        critical=of_request >= CRITICAL_SHARE and sum(signals) >= 2,
         share=share,
         gone=gone,
-        signals=signals,
+        signals=(bool(records(snapshot)), True, of_request >= MOSTLY),
         doubtful=host_unproven(snapshot),
         title=f"{percent(of_request)} of each request is spent making the model's {_made(lines)}",
         lines=lines,

@@ -11,7 +11,7 @@ import msgspec
 
 from aitop.diagnosis.device import on_gpu
 from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, short_place
-from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
@@ -106,8 +106,7 @@ def _of_steps(snapshot: Snapshot, growth: Growth, calm: bool) -> Explanation:
         # What grows explains its line; a small drift of a large phase does not explain the phase.
         claims=None if outside or growth.part >= EXPLAINS * lines.share else (),
         level=growth.part / (LEAST_GROWTH * (1.0 if calm else IF_CROWDED)),
-        critical=growth.part >= CRITICAL_SHARE and bool(lines.where),
-        signals=(growth.part > 0.1, growth.seconds >= LASTING),
+        signals=(growth.part > 0.1, bool(lines.where)),
         title=f"steps get slower: {percent(growth.last / growth.first - 1.0)} in the last {duration(growth.seconds)}",
         lines=lines,
         evidence=(

@@ -64,7 +64,6 @@ def straggler(snapshot: Snapshot) -> Explanation | None:
     return Explanation(
         subtype=cause,
         share=share,
-        critical=least,
         signals=(least, (late.latest or 0.0) > 0.9, bool(where)),
         title=f"rank {late.rank} {when}: {WORDS[cause]}; the others wait {percent(share)} of each step for it",
         where=where,

@@ -87,7 +87,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         # How large a batch may be in training is not only a matter of speed.
         severity="info" if training and cost.samples > 1 else None,
-        critical=cost.measured,
         share=share,
         gone=gone,
         signals=(cost.measured, waiting < 0.1, cost.samples <= 1),

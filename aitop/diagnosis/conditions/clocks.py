@@ -37,7 +37,7 @@ def throttled(snapshot: Snapshot) -> Explanation | str | None:
     share = _worth(device, held_back)
     clocks = f"SM clock {device.sm_clock} of {device.sm_clock_max} MHz" if known else "its clock is not known"
     return Explanation(
-        critical=True,
+        signals=(True, known),
         share=share if known else None,
         confidence=0.9,
         title=f"GPU {device.index} is held back by heat: {clocks}",

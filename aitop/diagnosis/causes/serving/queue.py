@@ -131,7 +131,7 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
         subtype="held",
         share=held,
         gains=False,
-        critical=False,
+        severity="warning",
         signals=(serving.basis == "hook", held >= 0.9),
         title=f"requests wait {percent(held)} of their time while the server rests: for a batch, a timer or a service",
         evidence=evidence,
