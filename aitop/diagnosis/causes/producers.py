@@ -182,8 +182,6 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
     free, blocked = free_cores(snapshot), _waits(lines)
     workers, beside = _with_best_workers(snapshot, share, blocked)
-    enough = blocked or beside.speedup >= _most_of(share)
-    subtype = "storage" if blocked and lines.part(stored) > 0.5 else "workers" if enough else "transform"
     fixes = []
     if beside.speedup >= WORTH_IT or not lines.where or blocked:
         setting = Setting(name="num_workers", to=workers, current=0)
@@ -191,7 +189,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     if lines.where and not blocked:
         fixes.append(fix(f"make {place_of(lines.where[0])} cheaper", share * within_first(lines)))
     return Why(
-        subtype="collate" if _collates(lines) else subtype,
+        subtype=_subtype(lines, blocked, beside, share),
         where=lines.where,
         evidence=("num_workers=0: samples are loaded by the process that computes, nothing overlaps", *_free(free)),
         fixes=tuple(fixes),
@@ -220,10 +218,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         # How many wait at once costs nothing; what they all compute needs cores, and others may have those.
         loading = replace(loading, cores_each=wanted)
     more = loading.with_workers(best)
-    stores = lines.part(stored) > 0.4
-    enough = blocked or more.speedup >= _most_of(share)
-    subtype = "storage" if blocked and stores else "workers" if enough else "transform"
-    subtype = "collate" if _collates(lines) else subtype
+    subtype = _subtype(lines, blocked, more, share)
     fixes = []
     if best > workers and more.speedup >= WORTH_IT:
         setting = Setting(name="num_workers", to=best, current=workers)
@@ -396,9 +391,7 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
         return Why("workers", (), ("nobody was seen to make batches",), (), confirmed=False)
     free, blocked = free_cores(snapshot), made.blocked
     best, more = _with_best_workers(snapshot, share, blocked, makers=made.count)
-    subtype = "workers" if made.processes and more.speedup >= _most_of(share) else "transform"
-    if blocked:
-        subtype = "storage" if made.lines.part(stored) > 0.4 else "workers"
+    subtype = _subtype(made.lines, blocked, more if made.processes else None, share)
     doing = (_source_words(made.lines) or "waiting for something other than the CPU") if blocked else "computing"
     at_work = percent(min(1.0, made.lines.share))
     evidence = [f"batches are made by {made.who} of the run's own, {at_work} of the time at work: {doing}"]
@@ -434,18 +427,22 @@ def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: 
     return workers, loading.with_workers(workers)
 
 
-def _most_of(share: float) -> float:
-    """The factor from which more workers are a cure: more than half of what the end of the wait would give."""
-    return 1.0 + MOST_OF_IT * (without(share).speedup - 1.0)
+def _subtype(lines: Lines, blocked: bool, more: Length | None, share: float) -> str:
+    """What makes the data late: `more` workers would end most of this wait, or their work on these lines is the cause.
+
+    None: there can be no more of those who make the data now.
+    """
+    if lines.part(lambda entry: entry.work in ("collate", "pin")) > 0.5:
+        return "collate"
+    if blocked:
+        return "storage" if lines.part(stored) > 0.5 else "workers"
+    cured = more is not None and more.speedup - 1.0 >= MOST_OF_IT * (without(share).speedup - 1.0)
+    return "workers" if cured else "transform"
 
 
 def _waits(lines: Lines) -> bool:
     """Whether whoever makes the data mostly sleeps rather than computes."""
     return lines.part(lambda entry: entry.does not in RUNNING) > 0.5
-
-
-def _collates(lines: Lines) -> bool:
-    return lines.part(lambda entry: entry.work in ("collate", "pin")) > 0.5
 
 
 def reads(entry: Entry) -> bool:
