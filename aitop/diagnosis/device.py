@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-from aitop.diagnosis.evidence import LEAST_SHARE, MIN_STEPS, MOST_LINES, judged_pid, main_lines, records
+from aitop.diagnosis.evidence import LEAST_SHARE, MIN_STEPS, MOST_LINES, judged_pid, main_lines, records, share_of_steps
 from aitop.diagnosis.series import mean_of
 from aitop.model.gpu import GpuDevice
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.steps import CallKind, CallSite, StepRecord
+from aitop.model.steps import CallKind, CallSite
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
@@ -64,15 +64,6 @@ def activity_of_devices(snapshot: Snapshot, name: str, without: Collection[int] 
 def timed_on_device(snapshot: Snapshot) -> bool:
     """Whether the phases are on the device clock."""
     return sum(step.device_forward is not None for step in records(snapshot)) >= MIN_STEPS
-
-
-def share_of(steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None]) -> float | None:
-    """Share of the time of those steps for which `value` (seconds of a step) is known; None with too few of them."""
-    known = [(step.seconds, seconds) for step in steps if (seconds := value(step)) is not None]
-    total = sum(seconds for seconds, _ in known)
-    if len(known) < MIN_STEPS or total <= 0:
-        return None
-    return min(1.0, sum(seconds for _, seconds in known) / total)
 
 
 def idle_share(snapshot: Snapshot) -> float | None:
@@ -156,7 +147,7 @@ def text_of(snapshot: Snapshot, file: str, line: int) -> str:
 
 
 def _gaps(snapshot: Snapshot) -> float | None:
-    return share_of(records(snapshot), lambda step: step.device_idle)
+    return share_of_steps(records(snapshot), lambda step: step.device_idle, MIN_STEPS)
 
 
 def _on_cuda(snapshot: Snapshot) -> bool:

@@ -282,21 +282,16 @@ def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
     return snapshot.steps.recent if snapshot.steps else ()
 
 
-def summed(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float | None:
-    """Share of the steps' time that `value` (seconds of a step) makes up; None without steps."""
-    total = sum(step.seconds for step in steps)
-    return sum(map(value, steps)) / total if total > 0 else None
+def share_of_steps(
+    steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None], least: int = 1
+) -> float | None:
+    """The share (0..1) that `value` (seconds of a step) has of the steps of which it is known.
 
-
-def on_core(snapshot: Snapshot) -> list[StepRecord]:
-    """The steps of which the thread's CPU time is known."""
-    return [step for step in records(snapshot) if step.cpu is not None]
-
-
-def ran(snapshot: Snapshot) -> float | None:
-    """Share of the time (0..1) in which the stepping thread ran; None where nobody measured it."""
-    measured = summed(on_core(snapshot), lambda step: min(step.cpu or 0.0, step.seconds))
-    return measured if measured is not None else mean_of(snapshot, "main_thread", 20.0)
+    None with fewer than `least` of those.
+    """
+    known = [(step.seconds, seconds) for step in steps if (seconds := value(step)) is not None]
+    total = sum(seconds for seconds, _ in known)
+    return min(1.0, sum(seconds for _, seconds in known) / total) if len(known) >= least and total > 0 else None
 
 
 def running(snapshot: Snapshot) -> float:
@@ -308,10 +303,10 @@ def running(snapshot: Snapshot) -> float:
     process = main_stacks(snapshot)
     if process is not None and process.thread != MAIN:
         return 1.0
-    delayed, on_a_core = mean_of(snapshot, "run_delay", 20.0), ran(snapshot)
-    if delayed is None or not on_a_core:
-        return 1.0
-    return max(0.05, min(1.0, on_a_core / (on_a_core + delayed)))
+    delayed, ran = mean_of(snapshot, "run_delay", 20.0), share_of_steps(records(snapshot), lambda step: step.cpu)
+    if ran is None:
+        ran = mean_of(snapshot, "main_thread", 20.0)
+    return max(0.05, ran / (ran + delayed)) if delayed is not None and ran else 1.0
 
 
 def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:

@@ -7,11 +7,11 @@ thread states and GIL samples divide a line among activities (see stacks.activit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import RUNNING, interval, summed, takes_request, where_of
+from aitop.diagnosis.evidence import RUNNING, interval, share_of_steps, takes_request, where_of
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
@@ -81,7 +81,7 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     requests = serves is not None and serves.unit == "request"
     main = _fitted(sampled, measured, process, requests=requests) if measured else _filled(sampled, process)
     main = _without_core(main, _run_delay(snapshot, process))
-    main = _collecting(main, _share(records, lambda step: step.gc), process)
+    main = _collecting(main, share_of_steps(records, lambda step: step.gc) or 0.0, process)
     length = sum(step.seconds for step in records) / len(records) if records else None
     unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
     if serves is not None:
@@ -134,10 +134,6 @@ def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
     shares: dict[Phase, float] = {key: seconds / length for key, seconds in totals.items() if seconds is not None}
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
-
-
-def _share(records: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float:
-    return summed(records, value) or 0.0
 
 
 def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:

@@ -19,9 +19,9 @@ from aitop.diagnosis.evidence import (
     records,
     seen_once,
     serves,
+    share_of_steps,
     short_place,
     storage_lines,
-    summed,
     takes_request,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -56,7 +56,7 @@ def checkpoint(snapshot: Snapshot) -> Explanation | None:
         _rarer(snapshot, f"{what}:", lines.share, bursts),
         fix(f"{what}: copy the state to host memory and write it in a background thread or process", lines.share),
     )
-    measured = summed(records(snapshot), lambda step: step.save)
+    measured = share_of_steps(records(snapshot), lambda step: step.save)
     return _stall(snapshot, "goes into saving checkpoints", lines, fixes, measured=measured, bursts=bursts)
 
 
@@ -71,7 +71,7 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
         fix("evaluate on a sample of the validation set: half as much gives back half", lines.share / 2),
         fix("evaluate checkpoints in a process of its own", lines.share),
     )
-    measured = summed(records(snapshot), lambda step: step.evaluation)
+    measured = share_of_steps(records(snapshot), lambda step: step.evaluation)
     stall = _stall(snapshot, "goes into evaluation", lines, fixes, measured=measured, bursts=bursts)
     return stall and replace(stall, claims=own.entries)
 

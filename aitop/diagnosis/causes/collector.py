@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import Lines, main_lines, of_unit, records, short_place, summed
+from aitop.diagnosis.evidence import Lines, main_lines, of_unit, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
@@ -16,7 +16,7 @@ ENTER, LEAVE = 0.05, 0.03
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Time in the collector, measured in the process, or on a line that asks for a collection."""
     asked = main_lines(snapshot, lambda entry: entry.activity == "collect" and entry.where is not None)
-    measured = summed(records(snapshot), lambda step: step.gc)
+    measured = share_of_steps(records(snapshot), lambda step: step.gc)
     share = min(max(measured or 0.0, asked.share), host_limit(snapshot))
     if share < LEAVE:
         # Collections that nobody asked for show on no stack.

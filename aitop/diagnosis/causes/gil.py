@@ -15,8 +15,8 @@ from aitop.diagnosis.evidence import (
     lines_of,
     main_lines,
     main_stacks,
-    on_core,
     others_cores,
+    records,
     short_place,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -74,7 +74,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=rarely,
         # Who holds the lock is sampled, too, but for how long the main thread waits is the kernel's word.
-        signals=(bool(where), bool(on_core(snapshot)), held > 0.4),
+        signals=(bool(where), any(step.cpu is not None for step in records(snapshot)), held > 0.4),
         doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of {each_unit(snapshot)} waits for the interpreter's lock, held by {name}",
         where=where,

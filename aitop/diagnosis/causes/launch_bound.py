@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.device import activity_of_devices, idle_share, idle_words, on_gpu, share_of
-from aitop.diagnosis.evidence import main_lines, records, summed
+from aitop.diagnosis.device import activity_of_devices, idle_share, idle_words, on_gpu
+from aitop.diagnosis.evidence import main_lines, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -53,7 +53,7 @@ def _launching(snapshot: Snapshot) -> float | None:
     """Share of step time in which the host runs forward, backward and optimizer without waiting for the device."""
     steps = records(snapshot)
     if steps:
-        return share_of(steps, _host_work)
+        return share_of_steps(steps, _host_work)
     phases = snapshot.phases
     known = [share for share in (phases.forward, phases.backward, phases.optimizer) if share is not None]
     waits = main_lines(snapshot, lambda entry: entry.phase in ("forward", "backward", "optimizer") and _waits(entry))
@@ -79,7 +79,7 @@ def _explained(snapshot: Snapshot) -> float:
     steps = records(snapshot)
     if steps:
         # Waits and copies may lie between the phases, too.
-        other = summed(steps, lambda step: step.data_wait + step.loader_start + max(step.outside, _aside(step)))
+        other = share_of_steps(steps, lambda step: step.data_wait + step.loader_start + max(step.outside, _aside(step)))
         return other or 0.0
     phases = snapshot.phases
     return sum(share or 0.0 for share in (phases.data_wait, phases.transfer, phases.communication, phases.outside))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from aitop.diagnosis.device import call_places, calls_of, idle_share, idle_words, on_gpu, per_step, share_of
-from aitop.diagnosis.evidence import main_lines, records, short_place
+from aitop.diagnosis.device import call_places, calls_of, idle_share, idle_words, on_gpu, per_step
+from aitop.diagnosis.evidence import MIN_STEPS, main_lines, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -58,7 +58,7 @@ _READS = _KINDS[3:]
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the device idles because the host keeps waiting for it."""
     lines = main_lines(snapshot, _waits)
-    measured = share_of(records(snapshot), lambda step: step.blocking)
+    measured = share_of_steps(records(snapshot), lambda step: step.blocking, MIN_STEPS)
     waiting = measured if measured is not None else lines.share
     if waiting < LEAVE:
         return None

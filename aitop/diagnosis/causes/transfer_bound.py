@@ -14,10 +14,9 @@ from aitop.diagnosis.device import (
     on_gpu,
     own_devices,
     per_step,
-    share_of,
     text_of,
 )
-from aitop.diagnosis.evidence import Lines, main_lines, records, short_place
+from aitop.diagnosis.evidence import MIN_STEPS, Lines, main_lines, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -89,7 +88,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 def _copies(snapshot: Snapshot) -> Copies:
     lines = main_lines(snapshot, _copying)
-    measured = share_of(records(snapshot), lambda step: step.transfer)
+    measured = share_of_steps(records(snapshot), lambda step: step.transfer, MIN_STEPS)
     calls = calls_of(snapshot, "transfer")
     received = activity_of_devices(snapshot, "pcie_received")
     most = [link for device in own_devices(snapshot) if (link := link_rate(device)) is not None]

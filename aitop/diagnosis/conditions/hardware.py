@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis.device import LANE_BYTES, link_rate, lost_devices, own_devices, share_of, without_figures
-from aitop.diagnosis.evidence import records
+from aitop.diagnosis.device import LANE_BYTES, link_rate, lost_devices, own_devices, without_figures
+from aitop.diagnosis.evidence import MIN_STEPS, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import rise
 from aitop.diagnosis.what_if import fix
@@ -168,7 +168,7 @@ def _link_used(device: GpuDevice) -> float | None:
 
 def _transfer(snapshot: Snapshot) -> float | None:
     """Share of step time in which the host copies: phases by the device's clock do not have it."""
-    measured = share_of(records(snapshot), lambda step: step.transfer)
+    measured = share_of_steps(records(snapshot), lambda step: step.transfer, MIN_STEPS)
     return snapshot.phases.transfer if measured is None else measured
 
 
