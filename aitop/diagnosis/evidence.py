@@ -303,9 +303,9 @@ def running(snapshot: Snapshot) -> float:
     process = main_stacks(snapshot)
     if process is not None and process.thread != MAIN:
         return 1.0
-    delayed, ran = mean_of(snapshot, "run_delay", 20.0), share_of_steps(records(snapshot), lambda step: step.cpu)
+    delayed, ran = mean_of(snapshot, "run_delay"), share_of_steps(records(snapshot), lambda step: step.cpu)
     if ran is None:
-        ran = mean_of(snapshot, "main_thread", 20.0)
+        ran = mean_of(snapshot, "main_thread")
     return max(0.05, ran / (ran + delayed)) if delayed is not None and ran else 1.0
 
 

@@ -141,7 +141,7 @@ def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
     if snapshot.host is None or process.thread != "MainThread":
         return 0.0
     pid_is_lead = snapshot.steps is None or snapshot.steps.pid in (None, process.pid)
-    return (mean_of(snapshot, "run_delay", 20.0) if pid_is_lead else None) or 0.0
+    return (mean_of(snapshot, "run_delay") if pid_is_lead else None) or 0.0
 
 
 def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entry]:

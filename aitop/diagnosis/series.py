@@ -39,9 +39,9 @@ def values_since(snapshot: Snapshot, name: str, seconds: float) -> list[tuple[fl
     return [(time, value) for time, value in pairs if value is not None and time >= snapshot.time - seconds]
 
 
-def mean_of(snapshot: Snapshot, name: str, seconds: float = 30.0) -> float | None:
-    """Mean of a series over the last `seconds`; None where there is nothing."""
-    values = [value for _, value in values_since(snapshot, name, seconds)]
+def mean_of(snapshot: Snapshot, name: str, seconds: float | None = None) -> float | None:
+    """Mean of a series over the last `seconds`, by default the Snapshot's window; None where there is nothing."""
+    values = [value for _, value in values_since(snapshot, name, snapshot.window if seconds is None else seconds)]
     return sum(values) / len(values) if values else None
 
 

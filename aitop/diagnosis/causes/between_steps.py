@@ -176,7 +176,7 @@ def _bursts(snapshot: Snapshot, value: Callable[[StepRecord], float]) -> list[fl
 
 def _bytes_each(snapshot: Snapshot, bursts: int) -> int | None:
     """Bytes that the process wrote per checkpoint; None if not known, or hardly any."""
-    written = mean_of(snapshot, "written", snapshot.window)
+    written = mean_of(snapshot, "written")
     if written is None or bursts < 1:
         return None
     each = int(written * snapshot.window / bursts)

@@ -94,7 +94,7 @@ def _cores_freed(snapshot: Snapshot, share: float, fewer: float) -> float:
 
     Each time it was given the lock it had to wait for a core anew: as much as it waits for locks, at most.
     """
-    host, others, wanted = snapshot.host, others_cores(snapshot), mean_of(snapshot, "cores_wanted", 20.0)
+    host, others, wanted = snapshot.host, others_cores(snapshot), mean_of(snapshot, "cores_wanted")
     if host is None or others is None or wanted is None:
         return 0.0
     now = main_lines(snapshot, lambda entry: entry.activity == "wait-core").share

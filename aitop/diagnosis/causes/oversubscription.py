@@ -84,7 +84,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     crowd = _crowd(snapshot)
     if crowd is None:
         return "run queues of the threads have not been read twice yet"
-    throttled = mean_of(snapshot, "throttled", 20.0) or 0.0
+    throttled = mean_of(snapshot, "throttled") or 0.0
     if throttled >= THROTTLED:
         return _of_quota(snapshot, crowd, throttled)
     return _of_own_threads(snapshot, crowd) if crowd.own else _of_others(snapshot, crowd)
@@ -92,7 +92,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 def _crowd(snapshot: Snapshot) -> Crowd | None:
     host, others, ledger = snapshot.host, others_cores(snapshot), lead_ledger(snapshot)
-    wanted, delay = mean_of(snapshot, "cores_wanted", 20.0), mean_of(snapshot, "run_delay", 20.0)
+    wanted, delay = mean_of(snapshot, "cores_wanted"), mean_of(snapshot, "run_delay")
     if host is None or others is None or wanted is None or delay is None:
         return None
     usable = host.usable_cores or float(host.machine.cores)

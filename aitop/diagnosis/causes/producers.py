@@ -44,7 +44,7 @@ WORTH_IT, MOST_OF_IT = 1.03, 0.5
 LEAST_MAKING = 0.3
 # A worker slows the others down if it is busy for at least SLOW_BUSY of the time, and they for at most MOST_OF_OTHERS
 # as long.
-SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS, SLOW_SECONDS = 3, 0.5, 0.5, 15.0
+SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS = 3, 0.5, 0.5
 # Seconds above which the start of a loader counts, and the share of all waits that such starts must make up.
 START, MOSTLY_STARTS = 0.002, 0.6
 BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
@@ -202,9 +202,9 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     info = max(loaders, key=lambda loader: loader.workers, default=None)
     workers = max(len(loader_workers(snapshot)), info.workers if info else 0)
     free = free_cores(snapshot)
-    used = mean_of(snapshot, "workers_cpu", 15.0)
+    used = mean_of(snapshot, "workers_cpu")
     each = used / workers if used is not None and workers else None
-    wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0)
+    wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay") or 0.0) / workers if workers else 0.0)
     blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
     drained = waited_empty(snapshot)
     loading = Loading(
@@ -259,7 +259,7 @@ class SlowWorker(msgspec.Struct, frozen=True):
 def slow_worker(snapshot: Snapshot) -> SlowWorker | None:
     """The one worker that all wait for, None where they work alike or were not watched for long enough."""
     pids = [process.pid for process in loader_workers(snapshot)]
-    busy = {pid: mean_of(snapshot, f"worker{pid}.cpu", SLOW_SECONDS) or 0.0 for pid in pids}
+    busy = {pid: mean_of(snapshot, f"worker{pid}.cpu") or 0.0 for pid in pids}
     if len(pids) < 2 or any(len(values_since(snapshot, f"worker{pid}.cpu", math.inf)) < SLOW_READINGS for pid in pids):
         return None
     slowest, *others = sorted(busy, key=lambda pid: -busy[pid])

@@ -227,7 +227,7 @@ def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) ->
 
 def _here(replica: Change | None, snapshot: Snapshot) -> Length | None:
     """The replica with no more than the cores that are idle here; None where they are enough or nobody knows."""
-    used, idle = (mean_of(snapshot, name, snapshot.window) for name in ("cores_used", "cores_idle"))
+    used, idle = (mean_of(snapshot, name) for name in ("cores_used", "cores_idle"))
     if replica is None or idle is None or not used:
         return None
     # What this monitor takes is free again when it has gone.
