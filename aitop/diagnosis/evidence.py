@@ -34,9 +34,9 @@ HOST: frozenset[Phase] = frozenset({"host", "preprocess", "postprocess"})
 # What waits for storage or a service, by the kernel's word or by the library that is called.
 STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
 STORAGE_WORK = frozenset({"file", "network", "database"})
-# A line that waits for storage in this part of its time, and of all time, is one that reads or writes.
+# A line counts as one that reads or writes if it waits for storage for this part of its own time, and of all time.
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
-# From this share of the time spent waiting for requests on, nothing holds a server up: requests come too seldom.
+# A server that waits for requests for this share of its time or more is held up by nothing: they come too seldom.
 AT_LEISURE = 0.3
 # Large operations hold the interpreter's lock for less of their time: 1 to 5 % of an nn.GRU.
 MOST_HELD = 0.1

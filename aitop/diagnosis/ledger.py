@@ -59,6 +59,7 @@ def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:
 
 
 def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledger:
+    """The ledger of a process; `first`: the one to show, with its threads and processes beside the main lane."""
     steps = snapshot.steps
     records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
     serves = served(snapshot, process.pid)

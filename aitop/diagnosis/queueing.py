@@ -46,7 +46,7 @@ class Load(msgspec.Struct, frozen=True):
     cost: TurnCost | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Simulated(msgspec.Struct, frozen=True):
     """What a simulated server does: requests per second, the mean wait and the mean latency in seconds."""
 
     rate: float
@@ -139,7 +139,7 @@ def _most_at_once(begins: Sequence[float], ends: Sequence[float]) -> int:
     return 1
 
 
-def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Outcome:
+def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Simulated:
     """The same requests through a server with so many slots, each of which takes up to `batch` at once.
 
     `behind`: it has the work before it that the first of them really waited for.
@@ -171,7 +171,7 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Out
         answered += len(taken)
         last = max(last, answer)
     seconds = last - first
-    return Outcome(answered / seconds if seconds > 0 else 0.0, waits / answered, latencies / answered)
+    return Simulated(answered / seconds if seconds > 0 else 0.0, waits / answered, latencies / answered)
 
 
 def change(load: Load, *, replicas: int = 1, batch: int | None = None) -> Change | None:

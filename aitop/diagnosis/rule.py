@@ -138,6 +138,7 @@ def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Ca
 
 
 def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding:
+    """The verdict that an explanation makes, with what decides whether it is shown."""
     claims = explanation.lines.entries if explanation.claims is None else explanation.claims
     share = explanation.share
     gone = share if explanation.gone is None else explanation.gone

@@ -214,6 +214,7 @@ def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
 
 
 def _fit(points: Sequence[tuple[float, float, float]]) -> TurnCost | None:
+    """The cost of iterations, given as (decoded, prefilled, seconds); None where they are too few or too alike."""
     if len(points) < LEAST_TURNS or not _spread([decoded for decoded, _, _ in points]):
         return None
     prefills = any(prefilled for _, prefilled, _ in points)

@@ -84,6 +84,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 
 
 def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanation:
+    """The verdict on a wait, with why the data come late."""
     steps, gone = records(snapshot), min(0.99, wait.share)
     transient = why_transient(
         snapshot,
@@ -117,6 +118,7 @@ def _best_first(fixes: tuple[Fix, ...], gone: float) -> list[Fix]:
 
 
 def _in_loader(snapshot: Snapshot) -> Wait:
+    """The wait in a loader: only for batches that did not lie ready, and while the device, if there is one, idled."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data")
     share = lines.share
     measured = timed_on_device(snapshot)
@@ -186,6 +188,7 @@ def _for_producers(snapshot: Snapshot) -> Lines:
 
 
 def _measure(snapshot: Snapshot, wait: Wait) -> str:
+    """Evidence of how long the wait is and how that is known."""
     steps = records(snapshot)
     if steps and wait.kind == "loader":
         waits = sorted(step.data_wait + step.loader_start for step in steps)

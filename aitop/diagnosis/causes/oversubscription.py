@@ -91,6 +91,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _crowd(snapshot: Snapshot) -> Crowd | None:
+    """The threads that want cores; None before they were counted."""
     host, others, ledger = snapshot.host, others_cores(snapshot), lead_ledger(snapshot)
     wanted, delay = mean_of(snapshot, "cores_wanted"), mean_of(snapshot, "run_delay")
     if host is None or others is None or wanted is None or delay is None:
@@ -145,6 +146,7 @@ def _answering(snapshot: Snapshot) -> int:
 
 
 def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
+    """The verdict on more threads than there are cores."""
     # Threads that compute together wait for each other at the end of every operation: for the one without a core.
     together = main_lines(snapshot, lambda entry: entry.phase in TOGETHER and entry.activity in ("wait-lock", "wait"))
     # The part of these waits in which the run's own threads have the cores, rather than others.

@@ -198,6 +198,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
 
 
 def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
+    """Why loader workers make batches too slowly."""
     loaders = snapshot.facts.loaders if snapshot.facts else ()
     info = max(loaders, key=lambda loader: loader.workers, default=None)
     workers = max(len(loader_workers(snapshot)), info.workers if info else 0)
@@ -271,6 +272,7 @@ def slow_worker(snapshot: Snapshot) -> SlowWorker | None:
 
 
 def _of_slow_worker(slow: SlowWorker, share: float) -> Why:
+    """Why data come late where all wait for one worker."""
     those = f"the other {slow.count - 1}" if slow.count > 2 else "the other one"
     work = f"worker {slow.pid} is at work {percent(slow.busy)} of the time, {those} {percent(slow.others)} at most"
     even = (slow.busy + (slow.count - 1) * slow.others) / slow.count
@@ -475,6 +477,7 @@ def _faster_source(lines: Lines) -> str:
 
 
 def _workers(count: int, each: float | None, blocked: bool, lines: Lines) -> str:
+    """Evidence of what the workers do."""
     alone = count == 1
     named = f"{count} worker{'' if alone else 's'}"
     if each is None:

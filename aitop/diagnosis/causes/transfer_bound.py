@@ -87,6 +87,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _copies(snapshot: Snapshot) -> Copies:
+    """The copies to the device, as the hook measured them, else as sampled."""
     lines = main_lines(snapshot, _copying)
     measured = share_of_steps(records(snapshot), lambda step: step.transfer, MIN_STEPS)
     calls = calls_of(snapshot, "transfer")
@@ -107,6 +108,7 @@ def _copying(entry: Entry) -> bool:
 
 
 def _amounts(snapshot: Snapshot, copies: Copies) -> list[str]:
+    """Evidence of how much is copied in a step, from which memory and where."""
     words = []
     moved = _bytes_a_step(snapshot)
     steps = [step for step in records(snapshot) if step.transfer_bytes is not None]

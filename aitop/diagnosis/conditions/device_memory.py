@@ -98,6 +98,7 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _held(snapshot: Snapshot) -> list[Held]:
+    """How full each device of the run is."""
     allocators = {allocator.device: allocator for allocator in snapshot.allocators}
     devices = {device.index: device for device in own_devices(snapshot)}
     devices_held = []
@@ -261,6 +262,7 @@ def _uneven(snapshot: Snapshot) -> Explanation | None:
 def _beside_others(
     ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[int, GpuDevice]
 ) -> Explanation | None:
+    """The verdict on the rank that holds most, from the bytes that each rank (by pid) holds."""
     known = [rank for rank in ranks if rank.pid in held]
     if len(known) < 2:
         return None

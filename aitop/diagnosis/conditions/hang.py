@@ -77,6 +77,7 @@ def odd_one(still: Standstill) -> Odd:
 
 
 def _stopped(standing: Sequence[Standing]) -> Odd | None:
+    """The finding that processes are stopped; None if none is."""
     stopped = [process for process in standing if process.state in ("T", "t")]
     if not stopped:
         return None
@@ -91,6 +92,7 @@ def _stopped(standing: Sequence[Standing]) -> Odd | None:
 
 
 def _missing(still: Standstill) -> Odd | None:
+    """The finding that ranks have ended; None if none has."""
     if not still.gone:
         return None
     names = _list([str(number) for number in still.gone])

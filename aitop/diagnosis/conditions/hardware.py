@@ -196,6 +196,7 @@ def _lost(device: GpuDevice) -> Explanation:
 
 
 def _errors(snapshot: Snapshot, device: GpuDevice) -> Explanation | None:
+    """The verdict on the errors that a device reports; None where it reports none."""
     new = rise(snapshot, f"gpu{device.index}.ecc_uncorrected", COUNTER_SECONDS) or 0.0
     broken = [xid for xid in device.xid or () if xid not in PROGRAM_XIDS]
     evidence = _xid_words(device)

@@ -89,7 +89,7 @@ class Side(msgspec.Struct, frozen=True):
         return sum(stretch.lines.get(line, 0) for stretch in self.stretches) / samples if samples else None
 
 
-class Change(msgspec.Struct, frozen=True):
+class Slowdown(msgspec.Struct, frozen=True):
     """Units took `was` seconds before the moment `at` (monotonic) and take `now` since. `first`: the step's number."""
 
     at: float
@@ -166,7 +166,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
 
 
-def change_of(past: Past) -> Change | None:
+def change_of(past: Past) -> Slowdown | None:
     """The moment since which units take longer, and still do; None where there is none."""
     lengths = [(stretch.mean("seconds") or 0.0, stretch) for stretch in past.stretches]
     timed = [stretch for length, stretch in lengths if length > 0.0]
@@ -184,7 +184,7 @@ def change_of(past: Past) -> Change | None:
         # A quarter of the blocks on each side may be of the other kind.
         apart = sorted(new)[len(new) // 4] > old[-1 - len(old) // 4]
         if lasts and apart and chance(old, new) < CERTAIN:
-            return Change(timed[split].start, before, after, was, now, timed[split].first)
+            return Slowdown(timed[split].start, before, after, was, now, timed[split].first)
     return None
 
 
@@ -218,7 +218,7 @@ def _gradual(values: Sequence[float], split: int) -> bool:
     return gradual(list(map(median, parts)), [PARTS_OF_SIDE])
 
 
-def _reasons(change: Change, unit: PastUnit) -> list[Reason]:
+def _reasons(change: Slowdown, unit: PastUnit) -> list[Reason]:
     """What changed, the reason to name first: a circumstance that explains most of the difference, else the phase that
     grew most.
     """
@@ -231,12 +231,12 @@ def _reasons(change: Change, unit: PastUnit) -> list[Reason]:
     return [first, *(reason for reason in rest if reason is not first)]
 
 
-def _computing(change: Change) -> float:
+def _computing(change: Slowdown) -> float:
     """Seconds of a unit before the moment in which its model computed."""
     return sum(change.before.value(phase) or 0.0 for phase in COMPUTES)
 
 
-def _of_input(change: Change, unit: PastUnit) -> list[Reason]:
+def _of_input(change: Slowdown, unit: PastUnit) -> list[Reason]:
     """More of what goes into a unit."""
     more, name = max((_growth(change, name), name) for name in ("tokens", "samples"))
     both = change.of(name)
@@ -247,7 +247,7 @@ def _of_input(change: Change, unit: PastUnit) -> list[Reason]:
     return [Reason("input", more * _computing(change), words, remedy)]
 
 
-def _of_interpreter(change: Change, unit: PastUnit) -> list[Reason]:
+def _of_interpreter(change: Slowdown, unit: PastUnit) -> list[Reason]:
     """Compilations by torch.compile, and collections of garbage."""
     reasons = []
     compiled, collected = change.of("recompiles"), change.of("gc")
@@ -263,7 +263,7 @@ def _of_interpreter(change: Change, unit: PastUnit) -> list[Reason]:
     return reasons
 
 
-def _of_clock(change: Change) -> list[Reason]:
+def _of_clock(change: Slowdown) -> list[Reason]:
     """A slower clock of the device."""
     clock = change.of("clock")
     if clock is None or clock[1] <= 0 or clock[0] < (1.0 + LEAST_CHANGE / 2) * clock[1] or not change.certain("clock"):
@@ -273,7 +273,7 @@ def _of_clock(change: Change) -> list[Reason]:
     return [Reason("clocks", (clock[0] / clock[1] - 1.0) * _computing(change), words, remedy)]
 
 
-def _of_cores(change: Change) -> list[Reason]:
+def _of_cores(change: Slowdown) -> list[Reason]:
     """Waits for a core, by what takes it: other programs, the run itself, or a quota."""
     reasons = []
     waited, throttled = change.rise("waited"), change.rise("throttled")
@@ -294,7 +294,7 @@ def _of_cores(change: Change) -> list[Reason]:
     return reasons
 
 
-def _growth(change: Change, name: str) -> float:
+def _growth(change: Slowdown, name: str) -> float:
     """By what part a count of what goes into a unit grew, 0 where that is chance."""
     both = change.of(name)
     if both is None or both[0] <= 0 or not change.certain(name):
@@ -302,7 +302,7 @@ def _growth(change: Change, name: str) -> float:
     return both[1] / both[0] - 1.0
 
 
-def _phases(change: Change) -> list[Reason]:
+def _phases(change: Slowdown) -> list[Reason]:
     """The phases that take longer."""
     reasons = []
     for name in PARTS:
@@ -314,12 +314,12 @@ def _phases(change: Change) -> list[Reason]:
     return reasons
 
 
-def _as_much_per_second(change: Change) -> bool:
+def _as_much_per_second(change: Slowdown) -> bool:
     """Whether as much goes through in a second as before."""
     return 1.0 + max(_growth(change, "tokens"), _growth(change, "samples")) >= 0.9 * change.ratio
 
 
-def _lines(snapshot: Snapshot, change: Change, phase: str) -> Lines:
+def _lines(snapshot: Snapshot, change: Slowdown, phase: str) -> Lines:
     """The line of a phase that takes more of a unit than before."""
     lines = main_lines(snapshot, lambda entry: entry.phase == phase and entry.where is not None)
     if not lines.entries:
@@ -342,7 +342,7 @@ def _lines(snapshot: Snapshot, change: Change, phase: str) -> Lines:
     return lines_of(entry for entry in lines.entries if entry.at == most.at)
 
 
-def _evidence(change: Change, reasons: Sequence[Reason], unit: PastUnit) -> tuple[str, ...]:
+def _evidence(change: Slowdown, reasons: Sequence[Reason], unit: PastUnit) -> tuple[str, ...]:
     evidence = [
         f"{duration(change.was)} a {unit} in the {duration(change.before.seconds)} before, {duration(change.now)} in "
         f"the {duration(change.after.seconds)} since (medians of stretches; chance below {CERTAIN:g})"

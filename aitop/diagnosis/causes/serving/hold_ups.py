@@ -28,7 +28,7 @@ Kind = Literal[
 ]
 # A turn of the engine is felt in a request if it takes longer than a turn without prompts by this part of the usual
 # request: shorter ones are the ordinary grain of the batch.
-FELT = 0.1
+LEAST_LONGER = 0.1
 # So many requests tell what is usual.
 MOST_OTHERS = 200
 # Known from counters that are read once a second.
@@ -84,13 +84,10 @@ def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float)
         return []
     plain = decodes[len(decodes) // 2]
     found = []
-    for turn in iterations:
-        prompts = turn.kind in ("mixed", "prefill") and turn.prefill_tokens
-        if not prompts or turn.seconds - plain < FELT * usual:
-            continue
+    for turn in (turn for turn in iterations if turn.prefill_tokens):
         begin = turn.end - turn.seconds
         longer = turn.seconds - plain - paused.between(begin, turn.end)
-        if longer >= FELT * usual:
+        if longer >= LEAST_LONGER * usual:
             found.append(HoldUp("prefill", begin, turn.end, longer / turn.seconds, turn.prefill_tokens))
     return found
 
@@ -177,7 +174,7 @@ def _longer_parts(requests: Sequence[RequestRecord], usual: float) -> list[HoldU
     for phase, seconds_of in PARTS.items():
         lengths = sorted(seconds for request in _some(requests) if (seconds := seconds_of(request)) is not None)
         middle = lengths[len(lengths) // 2] if lengths else 0.0
-        for _, (begin, until) in _longer(requests, phase, middle + FELT * usual):
+        for _, (begin, until) in _longer(requests, phase, middle + LEAST_LONGER * usual):
             found.append(HoldUp("cores", begin, until, 1.0 - middle / (until - begin)))
     return found
 
