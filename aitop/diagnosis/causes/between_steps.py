@@ -140,7 +140,7 @@ def _stall(
     return Explanation(
         severity="info" if once else None,
         share=share,
-        signals=(timed, sampled, kernel or timed),
+        signals=(timed, sampled, kernel),
         doubtful=once or host_unproven(snapshot),
         title=f"{percent(share)} of the time {title}",
         lines=lines,
