@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from aitop.diagnosis.evidence import LEAST_SHARE, MIN_STEPS, MOST_LINES, judged_pid, main_lines, records, share_of_steps
+from aitop.diagnosis.evidence import MIN_STEPS, heaviest, judged_pid, main_lines, records, share_of_steps
 from aitop.diagnosis.series import mean_of
 from aitop.model.gpu import GpuDevice
 from aitop.model.ledger import Entry
@@ -121,23 +121,17 @@ def per_step(snapshot: Snapshot, call: CallSite) -> float | None:
 def call_places(snapshot: Snapshot, calls: Sequence[CallSite], lines: Sequence[Entry]) -> tuple[Where, ...]:
     """Call sites as places, the dearest first, with the text of a sampled line where there is one."""
     texts = {entry.at: entry.where.text for entry in lines if entry.where is not None}
-    seconds: dict[tuple[str, int, str], float] = {}
-    for call in calls:
-        key = call.file, call.line, call.function
-        seconds[key] = seconds.get(key, 0.0) + (call.seconds or 0.0)
-    total = sum(seconds.values())
-    return tuple(
-        Where(
-            pid=judged_pid(snapshot),
-            file=key[0],
-            line=key[1],
-            function=key[2],
-            share=seconds[key] / total if total else None,
-            text=texts.get(key[:2]),
+    pid = judged_pid(snapshot)
+    places = {
+        (call.file, call.line, call.function): Where(
+            pid=pid, file=call.file, line=call.line, function=call.function, text=texts.get((call.file, call.line))
         )
-        for key in sorted(seconds, key=lambda key: -seconds[key])[:MOST_LINES]
-        if not total or seconds[key] >= LEAST_SHARE * total
-    )
+        for call in calls
+    }
+    seconds = dict.fromkeys(places, 0.0)
+    for call in calls:
+        seconds[call.file, call.line, call.function] += call.seconds or 0.0
+    return heaviest(seconds, places)
 
 
 def text_of(snapshot: Snapshot, file: str, line: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -58,15 +58,8 @@ class Lines(msgspec.Struct, frozen=True):
     @property
     def where(self) -> tuple[Where, ...]:
         """The lines as places, the same line counted once, heaviest first; shares are relative to all of them."""
-        weights = shares_by(self.lines, lambda entry: entry.at)
         first = {entry.at: entry.where for entry in reversed(self.entries) if entry.where is not None}
-        total = sum(weights.values())
-        ordered = sorted(weights, key=lambda at: -weights[at])
-        return tuple(
-            replace(first[at], share=weights[at] / total if total else None)
-            for at in ordered[:MOST_LINES]
-            if at == ordered[0] or weights[at] >= LEAST_SHARE * total
-        )
+        return heaviest(shares_by(self.lines, lambda entry: entry.at), first)
 
     def part(self, wanted: Callable[[Entry], bool]) -> float:
         """The part (0..1) of their time in entries that are `wanted`."""
@@ -89,6 +82,17 @@ def shares_by(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key
     for entry in entries:
         shares[key(entry)] = shares.get(key(entry), 0.0) + entry.share
     return shares
+
+
+def heaviest(weights: Mapping[Key, float], places: Mapping[Key, Where]) -> tuple[Where, ...]:
+    """The places that weigh most, heaviest first, each with its share of the whole weight; the first one always."""
+    total = sum(weights.values())
+    ordered = sorted(weights, key=lambda key: -weights[key])[:MOST_LINES]
+    return tuple(
+        replace(places[key], share=weights[key] / total if total else None)
+        for key in ordered
+        if key == ordered[0] or weights[key] >= LEAST_SHARE * total
+    )
 
 
 def lines_of(entries: Iterable[Entry]) -> Lines:
