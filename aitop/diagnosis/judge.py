@@ -54,21 +54,21 @@ class Judge:
                 abstained.append(judgement)
             finding = judgement if isinstance(judgement, Finding) else None
             self._update(rule, finding, snapshot.time)
-            if rule.id in self._shown and _explained(self._shown[rule.id].claims, owned, shares):
+            shown = self._shown.get(rule.id)
+            if shown is not None and _explained(shown.claims, owned, shares):
+                shown = None
                 del self._shown[rule.id]
             # A finding keeps its claims while it is shown, so that no other rule claims them in between.
-            claims = self._shown[rule.id].claims if rule.id in self._shown else frozenset()
-            if finding is not None and finding.level >= (
-                rule.band.leave if rule.id in self._shown else rule.band.enter
-            ):
+            claims = shown.claims if shown is not None else frozenset()
+            if finding is not None and finding.level >= (rule.band.enter if shown is None else rule.band.leave):
                 claims |= frozenset(map(claim, finding.claims))
-                if rule.id in self._shown:
+                if shown is not None:
                     owned |= claims
             if claims:
                 unclaimed = _without(unclaimed, claims)
         following = {rule.id for rule in self._rules if rule.follows}
-        shown = [_weighed(each.verdict) for each in self._shown.values()]
-        verdicts = sorted(shown, key=lambda verdict: _importance(verdict, follows=verdict.id in following))
+        weighed = [_weighed(each.verdict) for each in self._shown.values()]
+        verdicts = sorted(weighed, key=lambda verdict: _importance(verdict, follows=verdict.id in following))
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = [_weighed(verdict) for verdict in what_if.together(verdicts, self._scopes, snapshot)]
         verdicts = sorted(verdicts, key=lambda verdict: SEVERITY_ORDER[verdict.severity])
@@ -83,17 +83,12 @@ class Judge:
 
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
         """Show the finding of a rule once it is confirmed, and no longer once it has been gone for long enough."""
-        shown = self._shown.get(rule.id)
-        level = finding.level if finding else 0.0
-        if finding is not None and shown is None and level >= rule.band.enter:
-            self._entering[rule.id] = self._entering.get(rule.id, 0) + 1
-        else:
-            self._entering.pop(rule.id, None)
-        if finding is not None and (
-            self._entering.get(rule.id, 0) >= CONFIRM_TICKS or (shown is not None and level >= rule.band.leave)
-        ):
-            self._entering.pop(rule.id, None)
+        shown, ticks = self._shown.get(rule.id), self._entering.pop(rule.id, 0) + 1
+        strong = finding is not None and finding.level >= (rule.band.enter if shown is None else rule.band.leave)
+        if finding is not None and strong and (shown is not None or ticks >= CONFIRM_TICKS):
             self._shown[rule.id] = _Shown(finding.verdict, now, frozenset(map(claim, finding.claims)))
+        elif strong:
+            self._entering[rule.id] = ticks
         elif shown is not None and now - shown.last_seen >= DWELL_SECONDS:
             del self._shown[rule.id]
 
