@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from aitop.diagnosis.evidence import MIN_STEPS, heaviest, judged_pid, main_lines, records, share_of_steps
+from aitop.diagnosis.evidence import MIN_STEPS, heaviest, judged_pid, records, share_of_steps
 from aitop.diagnosis.series import mean_of
 from aitop.model.gpu import GpuDevice
 from aitop.model.ledger import Entry
@@ -132,12 +132,6 @@ def call_places(snapshot: Snapshot, calls: Sequence[CallSite], lines: Sequence[E
     for call in calls:
         seconds[call.file, call.line, call.function] += call.seconds or 0.0
     return heaviest(seconds, places)
-
-
-def text_of(snapshot: Snapshot, file: str, line: int) -> str:
-    """The source line as sampled, empty where it never was."""
-    entries = main_lines(snapshot, lambda entry: entry.at == (file, line)).lines
-    return next((entry.where.text for entry in entries if entry.where is not None and entry.where.text), "")
 
 
 def _gaps(snapshot: Snapshot) -> float | None:

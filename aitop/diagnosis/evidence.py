@@ -34,8 +34,6 @@ HOST: frozenset[Phase] = frozenset({"host", "preprocess", "postprocess"})
 # What waits for storage or a service, by the kernel's word or by the library that is called.
 STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
 STORAGE_WORK = frozenset({"file", "network", "database"})
-# A line counts as one that reads or writes if it waits for storage for this part of its own time, and of all time.
-LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 # A server that waits for requests for this share of its time or more is held up by nothing: they come too seldom.
 AT_LEISURE = 0.3
 # Large operations hold the interpreter's lock for less of their time: 1 to 5 % of an nn.GRU.
@@ -224,20 +222,6 @@ def by_hand(snapshot: Snapshot) -> Lines:
 def stepping(snapshot: Snapshot) -> bool:
     """Whether anything of a step or of a model was seen: else nothing tells the work from what holds it up."""
     return bool(records(snapshot)) or snapshot.kind != "unknown"
-
-
-def storage_lines(entries: Iterable[Entry]) -> Lines:
-    """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
-
-    What such a line runs beside its waits belongs to the same call: a write goes through the kernel. Code of libraries
-    without a line of the user's is many calls: of that only the waits count.
-    """
-    entries = tuple(entries)
-    on_core = [entry for entry in entries if entry.activity != "wait-core"]
-    whole = shares_by(on_core, lambda entry: entry.at)
-    of_storage = shares_by(filter(stored, on_core), lambda entry: entry.at)
-    chosen = {at for at, share in of_storage.items() if share >= max(LEAST_WAITED, LEAST_STORED * whole[at])}
-    return lines_of(entry for entry in entries if entry.at in chosen and (entry.where is not None or stored(entry)))
 
 
 def within_first(lines: Lines) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -20,8 +20,9 @@ from aitop.diagnosis.evidence import (
     seen_once,
     serves,
     share_of_steps,
+    shares_by,
     short_place,
-    storage_lines,
+    stored,
     takes_request,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -39,6 +40,8 @@ LEAST_SAMPLES = 4
 # The share of a step that a stall may still cost once it is made rarer.
 CHEAP = 0.02
 LEAST_BYTES = 1_000_000
+# A line counts as one that reads or writes if it waits for storage for this part of its own time, and of all time.
+LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 
 
 @rule("checkpoint-stall", ENTER, LEAVE)
@@ -47,7 +50,7 @@ def checkpoint(snapshot: Snapshot) -> Explanation | None:
     saving = main_lines(snapshot, lambda entry: entry.phase == "save" or entry.work == "save")
     functions = {(entry.file, entry.function) for entry in saving.lines}
     host = main_lines(snapshot, lambda entry: entry.phase in HOST and (entry.file, entry.function) in functions)
-    files = [entry for entry in storage_lines(host.entries).entries if entry.work != "save"]
+    files = [entry for entry in _storage_lines(host.entries).entries if entry.work != "save"]
     lines = lines_of((*saving.entries, *files))
     bursts = _bursts(snapshot, lambda step: step.save)
     each = _bytes_each(snapshot, len(bursts))
@@ -100,12 +103,26 @@ def host_io(snapshot: Snapshot) -> Explanation | None:
         lambda entry: entry.phase in HOST and not (serving and (blocks_loop(entry) or takes_request(entry))),
     )
     logging = [entry for entry in host.entries if entry.work == "log"]
-    lines = lines_of((*storage_lines(entry for entry in host.entries if entry.work != "log").entries, *logging))
+    lines = lines_of((*_storage_lines(entry for entry in host.entries if entry.work != "log").entries, *logging))
     share = min(lines.share, host_limit(snapshot)) if lines.samples >= LEAST_SAMPLES else 0.0
     place = f": {short_place(lines.where[0])}" if lines.where else ""
     often = f"collect, and do it {_factor(share)} times as rarely{place}"
     fixes = (fix(f"hand it to a background thread{place}", share), fix(often, _saved_rarely(share)))
     return _stall(snapshot, "goes into files or services", Lines(share, lines.entries), fixes)
+
+
+def _storage_lines(entries: Iterable[Entry]) -> Lines:
+    """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
+
+    What such a line runs beside its waits belongs to the same call: a write goes through the kernel. Code of libraries
+    without a line of the user's is many calls: of that only the waits count.
+    """
+    entries = tuple(entries)
+    on_core = [entry for entry in entries if entry.activity != "wait-core"]
+    whole = shares_by(on_core, lambda entry: entry.at)
+    of_storage = shares_by(filter(stored, on_core), lambda entry: entry.at)
+    chosen = {at for at, share in of_storage.items() if share >= max(LEAST_WAITED, LEAST_STORED * whole[at])}
+    return lines_of(entry for entry in entries if entry.at in chosen and (entry.where is not None or stored(entry)))
 
 
 def _stall(

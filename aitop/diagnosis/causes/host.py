@@ -24,7 +24,7 @@ from aitop.diagnosis.evidence import (
     takes_request,
     within_first,
 )
-from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.phases import TIMED_ALONE
@@ -86,14 +86,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     unit = each_unit(snapshot) if steps else "the time"
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
-        doubtful=host_unproven(snapshot),
+        doubtful=not steps_seen or host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
         gone=gone,
         level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
-        confidence=None if steps_seen else UNPROVEN,
         title=f"{percent(gone)} of {unit} is host code: {first.function} {doing}",
         lines=lines,
         evidence=evidence,

@@ -14,7 +14,6 @@ from aitop.diagnosis.device import (
     on_gpu,
     own_devices,
     per_step,
-    text_of,
 )
 from aitop.diagnosis.evidence import MIN_STEPS, Lines, main_lines, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
@@ -156,9 +155,7 @@ def _overlap(snapshot: Snapshot, copies: Copies, at: str) -> str:
     pinned = any(loader.pin_memory for loader in loaders) or (
         copies.pageable is not None and copies.pageable < PAGEABLE
     )
-    first = copies.calls[0] if copies.calls else None
-    texts = [entry.where.text or "" for entry in copies.lines.lines if entry.where is not None]
-    text = text_of(snapshot, first.file, first.line) if first else "".join(texts)
+    text = (copies.where[0].text if copies.where else None) or ""
     if pinned and "non_blocking" not in text:
         return f"non_blocking=True{at}: the memory is pinned already, but the copy waits"
     if pinned:
