@@ -315,8 +315,8 @@ def _with_equal_waits(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
         return old, new
     waits = sum((*old.units.waited, *new.units.waited)) / sum((*old.ran, *new.ran))
     levelled = old.with_waits(waits)
-    kept = old.mean / levelled.mean
-    return replace(levelled, scale=old.scale * kept), replace(new.with_waits(waits), scale=new.scale * kept)
+    factor = old.mean / levelled.mean
+    return replace(levelled, scale=old.scale * factor), replace(new.with_waits(waits), scale=new.scale * factor)
 
 
 def _at_equal_pace(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
