@@ -157,7 +157,8 @@ def _stall(
     return Explanation(
         severity="info" if once else None,
         share=share,
-        signals=(timed, sampled, kernel),
+        # Where steps are timed, the clock of the hook bounds what lies between their phases, too.
+        signals=(timed or bool(steps), sampled, kernel),
         doubtful=once or host_unproven(snapshot),
         title=f"{percent(share)} of the time {title}",
         lines=lines,
