@@ -93,7 +93,7 @@ class StepFunctions:
             calls = self._calls_in(users[index])
             if calls is not None and calls.feeds(users[index].line):
                 return "before"
-            place = self._place(anchors, users[index].line, inner=_calls_next(stack, index))
+            place = self._place(anchors, users[index].line, stack, inner=_calls_next(stack, index))
             if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
                 # This function calls the model but does not update it: its callers tell whether the update is to come.
                 return self._outer_place(users[:index]) or place
@@ -124,14 +124,15 @@ class StepFunctions:
                 return "within" if frame.line <= max(updates) else "after"
         return None
 
-    def _place(self, anchors: _Anchors, line: int, *, inner: bool) -> Position | None:
+    def _place(self, anchors: _Anchors, line: int, stack: Seen, *, inner: bool) -> Position | None:
         forwards, updates = anchors.of("forward"), anchors.of("backward", "optimizer")
         if not forwards and not updates:
             return None
         first = min(forwards or updates)
         last = max(forwards | updates)
-        # Where the model is no module, what runs before the backward or is called on its line is taken to be the model.
-        ahead: Position = "before" if forwards or self._models else "within"
+        # Where the model is no module, what computes before the backward or is called on its line is taken to be the
+        # model.
+        ahead: Position = "before" if forwards or self._models or not _computes(stack) else "within"
         if line < first:
             return ahead
         if line == first:
@@ -182,6 +183,11 @@ class StepFunctions:
         return frozenset(
             function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_PHASE * count
         )
+
+
+def _computes(stack: Seen) -> bool:
+    """Whether a stack may be one of a model: it neither waits nor works in a library for something else."""
+    return stack.state in (None, "compile") and stack.work in (None, *COMPUTES)
 
 
 def _calls_next(stack: Seen, index: int) -> bool:

@@ -111,6 +111,12 @@ def test_what_computes_before_the_gradients_is_the_model_where_no_module_is():
     assert position([*by_hand, (at(3, CALL, function="other"), 9)], at(12)) == "before"
 
 
+@pytest.mark.parametrize("below", ["concurrent/futures/_base.py Future.result", "requests/sessions.py Session.send"])
+def test_what_waits_or_reads_before_the_gradients_is_no_model(below):
+    """Models of a few microseconds are seen in no sample, and what their input comes from is."""
+    assert position([(at(14, BACK), 30)], at(12, below)) == "before"
+
+
 def test_in_inference_what_follows_the_model_is_after_it():
     serving = [(at(12, CALL, MODEL), 50)]
     assert [position(serving, at(line)) for line in (11, 12, 13)] == ["before", "within", "after"]

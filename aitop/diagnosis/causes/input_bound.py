@@ -169,17 +169,14 @@ def _own_code(snapshot: Snapshot) -> Lines:
 def _for_producers(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle.
 
-    The handler of a request that waits for another thread stands in line: that is no wait for data. Where no call of
-    the model was seen, a line before the update may still be before the model.
+    The handler of a request that waits for another thread stands in line: that is no wait for data.
     """
-    called = main_lines(snapshot, lambda entry: entry.phase == "forward").entries
-    places = ("before", None) if called else ("before", "within", None)
     lines = main_lines(
         snapshot,
         lambda entry: (
             entry.phase == "host"
             and entry.activity in HANDED_WAITS
-            and entry.position in places
+            and entry.position in ("before", None)
             and entry.where is not None
             and entry.handler is None
         ),
