@@ -1,8 +1,8 @@
 """regression: units (steps or requests) take longer since a moment of the run, and what changed at that moment.
 
 The moment is the one that divides the stretches of the past best into two levels. Neighbouring stretches resemble each
-other, which makes any difference look certain. So blocks of neighbours have to differ in a rank test, and the means by
-a multiple of what a block bootstrap says of their error.
+other, which makes any difference look certain. So the means have to differ by a multiple of what a block bootstrap says
+of their error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from aitop.model.units import duration, factor, percent
 
 # A change counts from this many standard errors on: the moment is the best of hundreds, and is sought every second.
 ERRORS = 2.5
-# Each side is divided into this number of blocks. What comes now and then, as checkpoints, needs blocks that are long
-# enough to hold one of them.
-BLOCKS, LONGER_BLOCKS = 12, (12, 8, 6)
+# Each side is divided into this number of blocks, over which a figure is compared.
+BLOCKS = 12
 CERTAIN = 0.001
 LEAST_RATIO = 1.15
 # Each side is divided into this number of parts, and a line is fitted through their medians.
@@ -60,10 +59,9 @@ WORDS = {
 
 
 class Side(msgspec.Struct, frozen=True):
-    """The stretches on one side of the moment. A figure of it is the median over `blocks` of equally many stretches."""
+    """The stretches on one side of the moment. A figure of it is the median over BLOCKS of equally many stretches."""
 
     stretches: tuple[Stretch, ...]
-    blocks: int
 
     @property
     def seconds(self) -> float:
@@ -73,7 +71,7 @@ class Side(msgspec.Struct, frozen=True):
         """The mean of a figure in each block in which it was measured."""
         sums = [
             [sum(pair) for pair in zip(*(one.sums.get(name, (0.0, 0.0)) for one in block), strict=True)]
-            for block in in_parts(self.stretches, self.blocks)
+            for block in in_parts(self.stretches, BLOCKS)
             if block
         ]
         return [total / weight for total, weight in sums if weight]
@@ -175,17 +173,9 @@ def change_of(past: Past) -> Slowdown | None:
     split = _split(values)
     if split is None or not _surely_higher(values[:split], values[split:]) or _gradual(values, split):
         return None
-    before = Side(tuple(timed[:split]), BLOCKS)
-    for blocks in LONGER_BLOCKS:
-        after = Side(tuple(timed[split:]), blocks)
-        old, new = sorted(before.means("seconds")), after.means("seconds")
-        was, now = median(old), median(new)
-        lasts = median(new[-max(2, blocks // 3) :]) >= (was + now) / 2
-        # A quarter of the blocks on each side may be of the other kind.
-        apart = sorted(new)[len(new) // 4] > old[-1 - len(old) // 4]
-        if lasts and apart and chance(old, new) < CERTAIN:
-            return Slowdown(timed[split].start, before, after, was, now, timed[split].first)
-    return None
+    before, after = Side(tuple(timed[:split])), Side(tuple(timed[split:]))
+    was, now = median(before.means("seconds")), median(after.means("seconds"))
+    return Slowdown(timed[split].start, before, after, was, now, timed[split].first)
 
 
 def long_enough(past: Past | None) -> bool:
@@ -345,7 +335,7 @@ def _lines(snapshot: Snapshot, change: Slowdown, phase: str) -> Lines:
 def _evidence(change: Slowdown, reasons: Sequence[Reason], unit: PastUnit) -> tuple[str, ...]:
     evidence = [
         f"{duration(change.was)} a {unit} in the {duration(change.before.seconds)} before, {duration(change.now)} in "
-        f"the {duration(change.after.seconds)} since (medians of stretches; chance below {CERTAIN:g})"
+        f"the {duration(change.after.seconds)} since (medians of stretches)"
     ]
     evidence.append(f"{reasons[0].words}: {percent(min(1.0, reasons[0].seconds / change.longer))} of the difference")
     least = LEAST_CHANGE * change.longer
