@@ -38,9 +38,9 @@ LEAST_SECONDS = 1.5
 # A wait is over after this number of quiet windows in a row; it is told from a start after SEEN_WINDOWS that show it.
 QUIET_WINDOWS = 2
 SEEN_WINDOWS = 4
-# A window counts as quiet if it holds less than this part of the mean wait, or of its loudest window's: a window of
-# stacks has a few dozen samples, of which one or two in a batch come by chance.
-QUIET, QUIET_BESIDE_LOUDEST = 0.35, 0.25
+# A window counts as quiet if it holds less than this part of the mean wait: a window of stacks has a few dozen samples,
+# of which one or two in a batch come by chance.
+QUIET = 0.35
 
 FIRST_TIME = "seen too briefly to tell it from how a run begins: what is read for the first time may be cached later"
 FEW_SECONDS = "seen for hardly more than a second: whether the wait lasts is not known yet"
@@ -232,8 +232,7 @@ def _quiet_windows(snapshot: Snapshot, share: float, *, in_loader: bool) -> list
             waited[second] = waited.get(second, 0.0) + (wait if in_loader else wait + step.outside)
             whole[second] = whole.get(second, 0.0) + step.seconds
         windows = [waited[second] / whole[second] if whole[second] > 0 else 0.0 for second in sorted(whole)]
-    least = max(QUIET * share, QUIET_BESIDE_LOUDEST * max(windows, default=0.0))
-    return [value < least for value in windows]
+    return [value < QUIET * share for value in windows]
 
 
 def _in_a_row(values: Sequence[bool], count: int) -> bool:
