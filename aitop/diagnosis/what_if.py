@@ -24,7 +24,7 @@ from operator import mul
 
 import msgspec
 
-from aitop.diagnosis.evidence import beside_lines, lead_ledger, loader_workers, records
+from aitop.diagnosis.evidence import beside_lines, loader_workers, records
 from aitop.model.ledger import Entry
 from aitop.model.serving import IterationRecord
 from aitop.model.snapshot import Snapshot
@@ -312,12 +312,7 @@ def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
     depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
     if depths:
         return bool(loader_workers(snapshot)) and depths.count(0) >= EMPTY * len(depths)
-    ledger, first = lead_ledger(snapshot), next(iter(loading.where), None)
-    return first is not None and any(
-        entry.at == first.at
-        for entry in beside_lines(snapshot)
-        if ledger is None or (entry.pid, entry.thread) != (ledger.pid, ledger.thread)
-    )
+    return any(entry.at == place.at for place in loading.where[:1] for entry in beside_lines(snapshot))
 
 
 def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> list[Verdict]:
