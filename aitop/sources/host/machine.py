@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,8 +16,9 @@ from aitop.model.text import printable
 from aitop.sources import procfs
 
 SECTOR = 512
-# A fifth of a millisecond in all. The best of these times is that of an undisturbed core.
-WORK, TIMES = bytes(1 << 16), 5
+# An eighth of a millisecond in all, in C and without OpenSSL, which takes 4 MB. The best of these times is that of an
+# undisturbed core.
+WORK, TIMES = bytes(1 << 17), 5
 _VIRTUAL_INTERFACE = re.compile(r"(lo$|veth|docker|br-|virbr|ifb|bond|dummy|tun|tap|cni|flannel|cali)")
 
 
@@ -149,7 +150,7 @@ def _pace() -> float:
 
     def taken() -> float:
         before = time.thread_time()
-        hashlib.sha256(WORK, usedforsecurity=False)
+        zlib.crc32(WORK)
         return time.thread_time() - before
 
     return min(taken() for _ in range(TIMES))
