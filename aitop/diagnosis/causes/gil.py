@@ -54,9 +54,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     share = min(held, waiting.share, host_limit(snapshot), 0.97)
     if not others:
         return None
-    # Of many threads that hold it alike, each has a small part.
-    least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))
-    holders = [thread.thread for thread in others if (thread.gil or 0.0) >= least]
+    most = others[0].gil or 0.0
+    holders = [thread.thread for thread in others if (thread.gil or 0.0) >= 0.5 * most]
     theirs = [entry for entry in beside_lines(snapshot) if entry.pid == process.pid and entry.thread in holders]
     work = [entry for entry in theirs if entry.activity not in RESTS]
     where = lines_of(entry for entry in work if entry.activity != "wait-gil").where
