@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             pause = node.update()
             if node.ended > ended:
                 ended = node.ended
-                give_free_memory_back()
+                give_memory_back()
             collector.cpu = cpu.cores()
             for export in exports:
                 export()
@@ -125,13 +125,16 @@ def use_one_arena() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
-def give_free_memory_back() -> None:
-    """Give pages that ended jobs have left free back to the system, where the C library can.
+def give_memory_back() -> None:
+    """Free what ended jobs have left, and give its pages back to the system where the C library can.
 
-    After a quarter of an hour in which jobs came and went that was 4.7 of 48.3 MB.
+    The interpreter itself looks for objects that only hold each other once a quarter more of them have come: an hour
+    or more, in which each job left 0.4 MB. The pages were 4.7 of 48.3 MB after a quarter of an hour.
     """
     import ctypes
+    import gc
 
+    gc.collect()
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
