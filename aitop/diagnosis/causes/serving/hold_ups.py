@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import HOST, entries_of, stands_in_line
 from aitop.diagnosis.series import values_since
@@ -72,7 +73,7 @@ def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRec
     ]
     paused = Lost(pauses)
     prefills = _prefills([turn for turn in serving.iterations if turn.end > since], paused, usual)
-    handling = _long_handling(requests, paused, usual)
+    handling = _as_seen(_long_handling(requests, paused, usual), requests, usual, snapshot)
     return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
 
 
@@ -109,6 +110,20 @@ def _longer(requests: Iterable[RequestRecord], phase: Phase, least: float) -> It
         seconds = seconds_of(request)
         if seconds is not None and seconds > least:
             yield request, parts_of(request)[phase]
+
+
+def _as_seen(
+    handling: Sequence[HoldUp], requests: Sequence[RequestRecord], usual: float, snapshot: Snapshot
+) -> list[HoldUp]:
+    """Long handling, less where stack samples saw little of the handlers' code: it waited for its turn then."""
+    seconds = sum((each.until - each.begin) * each.weight for each in handling)
+    if snapshot.stacks is None or seconds <= 0.0:
+        return list(handling)
+    known = (made for phase in HANDLING for made in map(PARTS[phase], requests) if made is not None)
+    short = sum(made for made in known if made <= usual)
+    seen = sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window - short
+    part = min(1.0, max(0.0, seen) / seconds)
+    return [replace(each, weight=each.weight * part) for each in handling]
 
 
 def handler_entries(snapshot: Snapshot) -> list[Entry]:
