@@ -82,9 +82,11 @@ def test_threads_that_compute_for_one_request_each_are_not_in_each_others_way(ti
     assert warned == ["cpu-oversubscription"]
 
 
+@pytest.mark.parametrize("name", ["review_scores_neighbour", "spam_filter"])
 @pytest.mark.parametrize("tier", [3, 2])
-def test_a_server_that_others_keep_from_its_cores_is_not_warned_of(tier):
-    assert {verdict.severity for verdict in judged("review_scores_neighbour", tier)} == {"info"}
+def test_a_server_that_others_keep_from_its_cores_is_not_warned_of(name, tier):
+    """Handlers of the second one take long where they wait for their turn, of which stack samples see nothing."""
+    assert {verdict.severity for verdict in judged(name, tier)} == {"info"}
 
 
 def test_what_litserve_takes_to_hand_answers_over_is_no_making_of_input():
