@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import (
     HANDED_WAITS,
-    RUNNING,
     STORAGE_WAITS,
     STORAGE_WORK,
     Lines,
@@ -47,7 +46,8 @@ LEAST_MAKING = 0.3
 SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS = 3, 0.5, 0.5
 # Seconds above which the start of a loader counts, and the share of all waits that such starts must make up.
 START, MOSTLY_STARTS = 0.002, 0.6
-BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
+# Waits that more workers can have at the same time, other than for the interpreter's lock, say.
+BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait", "wait-child"})
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -180,7 +180,7 @@ def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
 def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     """num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
-    free, blocked = free_cores(snapshot), _waits(lines)
+    free, blocked = free_cores(snapshot), _blocked(lines)
     workers, beside = _with_best_workers(snapshot, share, blocked)
     fixes = []
     if beside.speedup >= WORTH_IT or not lines.where or blocked:
@@ -295,7 +295,7 @@ def _of_slow_worker(slow: SlowWorker, share: float) -> Why:
 
 def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why the stepping thread takes long to make batches."""
-    blocked = _waits(lines)
+    blocked = _blocked(lines)
     doing = _source_words(lines) or ("waiting" if blocked else "computing")
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
     _, ahead = _with_best_workers(snapshot, share, blocked)
@@ -316,7 +316,7 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     made = makers(snapshot) if lines.part(lambda entry: entry.activity in HANDED_WAITS) >= LEAST_MAKING else None
     steppers = made.count if made is not None else 0
     lines = made.lines if made is not None else lines
-    workers, beside = _with_best_workers(snapshot, share, _waits(lines), makers=steppers)
+    workers, beside = _with_best_workers(snapshot, share, _blocked(lines), makers=steppers)
     policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
     learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
     place = place_of(lines.where[0]) if lines.where else "the environment"
@@ -383,7 +383,7 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
     if at_work < LEAST_MAKING:
         return None
     lines = Lines(at_work, tuple(sorted(working, key=lambda entry: -entry.samples)))
-    return Makers(len(busy), processes, lines, lines.part(lambda entry: entry.activity in BLOCKED) > 0.5)
+    return Makers(len(busy), processes, lines, _blocked(lines))
 
 
 def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
@@ -442,9 +442,9 @@ def _subtype(lines: Lines, blocked: bool, more: Length | None, share: float) -> 
     return "workers" if cured else "transform"
 
 
-def _waits(lines: Lines) -> bool:
-    """Whether whoever makes the data mostly sleeps rather than computes."""
-    return lines.part(lambda entry: entry.does not in RUNNING) > 0.5
+def _blocked(lines: Lines) -> bool:
+    """Whether whoever makes the data mostly waits for something that others can wait for at the same time."""
+    return lines.part(lambda entry: entry.does in BLOCKED) > 0.5
 
 
 def reads(entry: Entry) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import device_busy
-from aitop.diagnosis.evidence import main_lines, main_stacks, place_of, takes_request
+from aitop.diagnosis.evidence import HANDED_WAITS, main_lines, main_stacks, place_of, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.host import ProcessSample
@@ -21,7 +21,8 @@ UNKNOWN_SECONDS, COMPUTING_SECONDS = 3.0, 60.0
 COMPUTES = 0.1
 # Of the samples of a window, those that may be of another line although the thread stands: it was read as it changed.
 ALL = 0.95
-BLOCKED: frozenset[Activity] = frozenset({"wait", "wait-gil", "wait-lock", "wait-queue", "wait-child", "wait-disk"})
+# What a thread waits in that will not go on by itself; sleeps and waits for the network may.
+STANDS: frozenset[Activity] = HANDED_WAITS | {"wait-gil", "wait-disk"}
 SURE, LIKELY, UNSURE = 0.95, 0.8, 0.6
 
 
@@ -74,7 +75,7 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
     if process is None or snapshot.stacks is None or _computes(snapshot):
         return None
     windows = len(process.by_window)
-    for entry in main_lines(snapshot, lambda entry: entry.handler is not None and entry.activity in BLOCKED).entries:
+    for entry in main_lines(snapshot, lambda entry: entry.handler is not None and entry.activity in STANDS).entries:
         stood = 0
         while stood < windows and _fills(entry, process, -1 - stood):
             stood += 1
