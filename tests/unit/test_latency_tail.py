@@ -103,12 +103,13 @@ def test_few_requests_are_too_few():
 
 
 def test_long_answers_are_long_by_themselves():
+    """Pauses take as large a part of each request; what they take of a long one is more than a usual one lasts."""
     requests = [
         RequestRecord(end=START + 0.05 * n, seconds=0.02 * tokens, tokens=tokens, prompt_tokens=10)
         for n in range(600)
         for tokens in [400 if n % 60 == 0 else 10 + n % 20]
     ]
-    busy = server(requests, held=pauses([(START + n, 0.02) for n in range(30)]))
+    busy = server(requests, held=pauses([(START + 0.1 * n, 0.04) for n in range(300)]))
     assert level(tail.judge(busy)) < tail.judge.band.leave
 
 
