@@ -93,11 +93,14 @@ def _reported(path: Path) -> Run | None:
     if "schema" not in head:
         return None
     try:
-        return msgspec.json.decode(head["run"], type=Run)
+        run = msgspec.json.decode(head["run"], type=Run)
     except (KeyError, ValueError, RecursionError):
+        run = None
+    if run is None or not run.is_sound:
         raise UnreadableRecordingError(
             f"{path} is damaged, or a report of an older aitop: it does not say enough of its run"
-        ) from None
+        )
+    return run
 
 
 def check_same_work(before: Run, after: Run) -> None:

@@ -68,6 +68,8 @@ KIND_OF_OTHERS = 0.1
 # memory lies, how fast the machine happens to be (95 %). Seven runs of one program on an idle machine scattered so
 # beside the noise within each (2026-11-26).
 OF_A_RUN = 0.016
+# A logarithm; wider intervals say no less.
+WIDEST = 20.0
 # What goes into a unit counts as unchanged within this.
 EQUAL_LOAD = 0.01
 # Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
@@ -167,7 +169,9 @@ class _Timed:
     def with_waits(self, waits: float) -> _Timed:
         """These units as if the main thread had waited for a core for `waits` seconds for each second that it ran."""
         spans = zip(self.units.seconds, self.units.waited or (), self.ran, strict=True)
-        return self._stretched([(seconds - waited + ran * waits) / seconds for seconds, waited, ran in spans])
+        return self._stretched(
+            [1 - min(waited / seconds, MOST_WAITS) + ran * waits / seconds for seconds, waited, ran in spans]
+        )
 
     def at_pace(self, pace: float) -> _Timed:
         """These units as if the machine had always been as fast: what the main thread does on a core goes with that."""
@@ -356,7 +360,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
         )
     by_noise = math.hypot(old.noise, new.noise)
     by_run = math.sqrt(2.0) * OF_A_RUN
-    wide = math.hypot(by_noise, by_others, by_run)
+    wide = min(WIDEST, math.hypot(by_noise, by_others, by_run))
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
     equal = _equal_load(old, new, load)
     outcome: Outcome = "cannot-tell"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Union
 
 import msgspec
@@ -15,6 +16,9 @@ Scalar = Union[int, float, str, bool, None]  # noqa: UP007, msgspec needs it at 
 Outcome = Literal["faster", "slower", "same", "cannot-tell"]
 LoadUnit = Literal["sample", "token"]
 Interval = tuple[float, float]
+# What is read from a file may say anything: beyond these, seconds and counts are none. Parts of a time are measured
+# apart from it, and may be somewhat longer; those that are shares of it are only written down with few digits.
+SHORTEST, MOST, MOST_TIMES, MOST_OF_IT = 1e-9, 1e15, 2.0, 1.01
 
 
 class Units(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,21 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def count(self) -> int:
         return self.each * len(self.seconds)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether this can be: figures of each stretch, none below 0, and no more time in a part than there was."""
+        least = SHORTEST if self.each > 0 else math.inf
+        parts = [(part, MOST_TIMES) for part in (*self.phases.values(), self.ran) if part is not None]
+        parts += [(part, MOST_OF_IT) for part in (self.waited, self.others) if part is not None]
+        within = all(
+            len(part) == len(self.seconds)
+            and all(0 <= value <= most * seconds for value, seconds in zip(part, self.seconds, strict=True))
+            for part, most in parts
+        )
+        counts = [part for part in (self.pace, self.samples, self.tokens) if part is not None]
+        counted = all(len(part) == len(self.seconds) and all(0 <= value <= MOST for value in part) for part in counts)
+        return within and counted and self.each <= MOST and all(least <= value <= MOST for value in self.seconds)
 
 
 class Cores(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +124,36 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     latency: Percentiles | None = None
     stacks: dict[str, StackNode] = {}
     file: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether this can be said of a run."""
+        figures = [self.watched, self.ended, self.concurrency or 0.0]
+        if self.cores is not None:
+            figures += [self.cores.others, self.cores.machine]
+        if self.latency is not None:
+            figures += [self.latency.p50, self.latency.p95, self.latency.p99]
+        figures += [line.off for line in self.lines]
+        shares = [*self.rest.values(), *(line.share for line in self.lines)]
+        shares += [verdict.share or 0.0 for verdict in self.verdicts]
+        return (
+            (self.units is None or self.units.is_sound)
+            and all(0 <= figure <= MOST for figure in figures)
+            and all(0 <= share <= MOST_TIMES for share in shares)
+            and (self.cores is None or self.cores.others <= MOST_TIMES * self.cores.machine)
+            and all(_is_tree(node) for node in self.stacks.values())
+        )
+
+
+def _is_tree(node: StackNode) -> bool:
+    """Whether no function has more samples than its caller."""
+    waiting = [node]
+    while waiting:
+        caller = waiting.pop()
+        if not all(0 <= called.samples <= caller.samples for called in caller.children):
+            return False
+        waiting += caller.children
+    return 0 <= node.samples <= MOST
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
