@@ -4,7 +4,6 @@ A unit's length is its mean over the run without the warm-up, per sample or toke
 programs on the machine cost is made equal in both runs:
 
 - their cores: as if the main thread had waited equally long for a core in both, for each second that it ran;
-- how fast a core is, on the same kind of processor: clocks change, and so does what other virtual machines do on it;
 - caches and memory: how much longer units get where others use more of the machine is learnt from the stretches of both
   runs (`_slowing`).
 
@@ -66,7 +65,7 @@ BESIDE_OTHERS = 1.0
 KIND_OF_OTHERS = 0.1
 # By how much the units of a run may be longer or shorter, relatively, for what none of its stretches shows: where its
 # memory lies, how fast the machine happens to be (95 %). Seven runs of one program on an idle machine scattered so
-# beside the noise within each (2026-11-26).
+# beside the noise within each (2026-11-26). How long a fixed piece of work took each second told nothing of it.
 OF_A_RUN = 0.016
 # A logarithm; wider intervals say no less.
 WIDEST = 20.0
@@ -104,7 +103,7 @@ def compared(snapshot: Snapshot) -> RunComparison | None:
 def compare_runs(before: Run, after: Run) -> RunComparison:
     """How `after` differs from `before`; both are runs of the same kind of work."""
     old, new, load = _at_equal_load(_Timed.of(before), _Timed.of(after))
-    old, new, by_others = _beside_equal_others(*_at_equal_pace(*_with_equal_waits(old, new)))
+    old, new, by_others = _beside_equal_others(*_with_equal_waits(old, new))
     known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
@@ -125,7 +124,7 @@ class _Timed:
 
     `holds` is how many units, samples or tokens each stretch has. `scale` is how many of these make up a unit of the
     run before, so that all lengths are those of such a unit. `others` is the part (0..1) of the machine that other
-    programs had in each stretch, `paces` the CPU seconds of a fixed piece of work; empty where that is not known.
+    programs had in each stretch; empty where that is not known.
     """
 
     run: Run
@@ -133,7 +132,6 @@ class _Timed:
     warm_up: int
     holds: tuple[float, ...]
     others: tuple[float, ...]
-    paces: tuple[float, ...]
     scale: float = 1.0
 
     @classmethod
@@ -148,10 +146,10 @@ class _Timed:
             spans = zip(sums or (), units.seconds, strict=False)
             return tuple(value / seconds if seconds else 0.0 for value, seconds in spans)
 
-        holds, others, paces = (float(units.each),) * len(units.seconds), means(units.others), means(units.pace)
+        holds, others = (float(units.each),) * len(units.seconds), means(units.others)
         if units.others is None and run.cores is not None:
             others = (run.cores.others / run.cores.machine,) * len(holds)
-        return cls(run, units, cut, holds, others, paces if all(paces) else ())
+        return cls(run, units, cut, holds, others)
 
     @property
     def ran(self) -> list[float]:
@@ -172,11 +170,6 @@ class _Timed:
         return self._stretched(
             [1 - min(waited / seconds, MOST_WAITS) + ran * waits / seconds for seconds, waited, ran in spans]
         )
-
-    def at_pace(self, pace: float) -> _Timed:
-        """These units as if the machine had always been as fast: what the main thread does on a core goes with that."""
-        spans = zip(self.units.seconds, self.ran, self.paces, strict=True)
-        return self._stretched([1 + min(1.0, ran / seconds) * (pace / own - 1) for seconds, ran, own in spans])
 
     def beside(self, part: float, slowing: float) -> _Timed:
         """These units as if others had had this part of the machine all the time; for `slowing` see `_slowing`."""
@@ -321,15 +314,6 @@ def _with_equal_waits(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
     levelled = old.with_waits(waits)
     factor = old.mean / levelled.mean
     return replace(levelled, scale=old.scale * factor), replace(new.with_waits(waits), scale=new.scale * factor)
-
-
-def _at_equal_pace(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
-    """Both as if the processor had been as fast as in `old`; as they are on processors of two kinds."""
-    model, model_after = old.run.settings.get("CPU"), new.run.settings.get("CPU")
-    if not (old.paces and new.paces and model is not None and model == model_after):
-        return old, new
-    pace = fmean(old.paces)
-    return old.at_pace(pace), new.at_pace(pace)
 
 
 def _beside_equal_others(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, float]:

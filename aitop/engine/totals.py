@@ -16,7 +16,7 @@ from aitop.model.steps import HookSample, StepRecord
 # At this number, stretches are joined in pairs: enough to tell a change from noise, few enough to write down.
 MOST_STRETCHES = 64
 LOADS = ("samples", "tokens")
-SHARES = ("waited", "ran", "others", "pace")
+SHARES = ("waited", "ran", "others")
 NO_SHARES: Mapping[str, float | None] = {}
 # By name: a sum, and of how many values it is. What was not measured is not in it.
 Sums = dict[str, tuple[float, float]]
@@ -135,7 +135,7 @@ def _measured(parts: Sequence[tuple[float, float]], seconds: Sequence[tuple[floa
 class UnitTotals:
     """All units of one process. `began` and `ended` are the times of its first and its last request.
 
-    `shares` are the parts of the time by which `waited`, `ran` and `others` of its units grow, and the pace.
+    `shares` are the parts of the time by which `waited`, `ran` and `others` of its units grow.
     """
 
     steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
@@ -195,7 +195,7 @@ def cores_of_others(host: HostSample) -> float | None:
 
 def shares_of_time(host: HostSample) -> dict[int, Mapping[str, float | None]]:
     """By process, the share of the time in which its main thread waits for a core that another program has, and that in
-    which it has one itself; with the part of the machine's cores that other programs have, and the machine's pace.
+    which it has one itself; with the part of the machine's cores that other programs have.
 
     What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
     or others of the run itself.
@@ -213,11 +213,6 @@ def shares_of_time(host: HostSample) -> dict[int, Mapping[str, float | None]]:
         return {process.pid: NO_SHARES for process in host.processes}
     part = others / host.machine.cores
     return {
-        process.pid: {
-            "waited": waited(process, others),
-            "ran": process.main_cpu,
-            "others": part,
-            "pace": host.machine.pace,
-        }
+        process.pid: {"waited": waited(process, others), "ran": process.main_cpu, "others": part}
         for process in host.processes
     }

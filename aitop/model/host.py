@@ -65,8 +65,7 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     """The whole machine. `core_busy` and `iowait` are shares (0..1); rates are bytes per second.
 
     `swap_in` is what was read back from swap. `memory_stalled` is the share (0..1) of the last 10 s in which some
-    thread waited for memory to be freed or read back. `model` is what its processor is called, `pace` the CPU seconds
-    that a fixed piece of work took: less on a faster clock, more where another virtual machine uses the same core.
+    thread waited for memory to be freed or read back. `model` is what its processor is called.
     """
 
     cores: int
@@ -83,7 +82,6 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     swap_in: float | None = None
     memory_stalled: float | None = None
     model: str | None = None
-    pace: float | None = None
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):

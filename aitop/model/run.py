@@ -26,8 +26,8 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
     `seconds` has the length of each stretch, `phases` the seconds of each phase in it, `samples` and `tokens` what went
     into it; None where some unit did not count them. `waited` is how long other programs kept the main thread from a
-    core, `ran` how long it had one, `others` the seconds times the part of the machine's cores that other programs had,
-    `pace` the seconds times the CPU seconds of a fixed piece of work; None where that is not known.
+    core, `ran` how long it had one, `others` the seconds times the part of the machine's cores that other programs had;
+    None where that is not known.
     """
 
     kind: Unit
@@ -37,7 +37,6 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     waited: tuple[float, ...] | None = None
     ran: tuple[float, ...] | None = None
     others: tuple[float, ...] | None = None
-    pace: tuple[float, ...] | None = None
     samples: tuple[float, ...] | None = None
     tokens: tuple[float, ...] | None = None
 
@@ -56,7 +55,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
             and all(0 <= value <= most * seconds for value, seconds in zip(part, self.seconds, strict=True))
             for part, most in parts
         )
-        counts = [part for part in (self.pace, self.samples, self.tokens) if part is not None]
+        counts = [part for part in (self.samples, self.tokens) if part is not None]
         counted = all(len(part) == len(self.seconds) and all(0 <= value <= MOST for value in part) for part in counts)
         return within and counted and self.each <= MOST and all(least <= value <= MOST for value in self.seconds)
 

@@ -51,8 +51,10 @@ def test_this_process():
     assert (procfs.environ(os.getpid()) or {}).get("PATH") == os.environ["PATH"]
 
 
-def test_the_machine_says_how_fast_it_is():
-    assert 1e-6 < Machine().read().pace < 1e-2
+def test_the_machine_has_the_name_of_its_processor():
+    with open("/proc/cpuinfo") as file:
+        names = {line.partition(":")[2].strip() for line in file if line.startswith("model name")}
+    assert {Machine().read().model} == (names or {None})
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 40])

@@ -131,27 +131,6 @@ def test_what_others_cost_is_learnt_from_the_stretches(host, wanted):
     assert sum(right) >= 0.8 * 60 and sum(holds) >= 0.93 * 60, (sum(right), sum(holds))
 
 
-def on_machine(run, slower, model="Xeon"):
-    """The run on a machine that takes so many times as long for everything."""
-
-    def all_of(values):
-        return tuple(slower * value for value in values)
-
-    units = run.units
-    phases = {name: all_of(values) for name, values in units.phases.items()}
-    seconds = all_of(units.seconds)
-    units = replace(units, seconds=seconds, phases=phases, pace=tuple(4e-5 * slower * value for value in seconds))
-    return replace(run, units=units, settings={"CPU": model})
-
-
-def test_a_slower_clock_is_taken_out_and_another_processor_is_not():
-    was = on_machine(made(1), 1.0)
-    change = compare_runs(was, on_machine(made(2), 1.1)).change
-    assert change.verdict in ("same", "cannot-tell") and change.ratio == pytest.approx(1.0, abs=0.02)
-    moved = compare_runs(was, on_machine(made(2), 1.1, "EPYC"))
-    assert moved.change.verdict == "slower" and [setting.name for setting in moved.settings] == ["CPU"]
-
-
 @pytest.mark.parametrize("after", [made(2), made(2, host=0.05), made(2, host=0.0, samples=64)])
 def test_the_parts_add_up(after):
     compared = compare_runs(made(1), after)

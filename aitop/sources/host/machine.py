@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,9 +15,6 @@ from aitop.model.text import printable
 from aitop.sources import procfs
 
 SECTOR = 512
-# An eighth of a millisecond in all, in C and without OpenSSL, which takes 4 MB. The best of these times is that of an
-# undisturbed core.
-WORK, TIMES = bytes(1 << 17), 5
 _VIRTUAL_INTERFACE = re.compile(r"(lo$|veth|docker|br-|virbr|ifb|bond|dummy|tun|tap|cni|flannel|cali)")
 
 
@@ -64,7 +60,6 @@ class Machine:
             swap_used=swap - free if swap is not None and free is not None else None,
             memory_stalled=procfs.stalled(f"{procfs.PROC}/pressure/memory"),
             model=self._model,
-            pace=_pace(),
             **rates,
         )
 
@@ -143,17 +138,6 @@ def _processor() -> str | None:
     head = procfs.read(f"{procfs.PROC}/cpuinfo", 1) or b""
     named = re.search(r"^model name\s*:\s*(.+)$", head.decode("utf-8", "replace"), re.MULTILINE)
     return printable(named[1].strip()) if named else None
-
-
-def _pace() -> float:
-    """CPU seconds of the fixed piece of work now."""
-
-    def taken() -> float:
-        before = time.thread_time()
-        zlib.crc32(WORK)
-        return time.thread_time() - before
-
-    return min(taken() for _ in range(TIMES))
 
 
 def _load() -> float | None:
