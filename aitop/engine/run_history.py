@@ -93,11 +93,14 @@ class RunHistory:
 
 
 def _newest(files: Sequence[Path]) -> KeptRun | None:
-    """The last of the files that can be read."""
+    """The last of the files that can be read and can be of a run."""
     for file in reversed(files):
         with contextlib.suppress(OSError, EOFError, zlib.error, ValueError, RecursionError):
-            if file.stat().st_size <= LARGEST_RUN:
-                return msgspec.json.decode(gzip.decompress(file.read_bytes()), type=KeptRun)
+            if file.stat().st_size > LARGEST_RUN:
+                continue
+            kept = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=KeptRun)
+            if kept.is_sound:
+                return kept
     return None
 
 

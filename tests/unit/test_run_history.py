@@ -132,6 +132,7 @@ def test_a_run_of_a_moment_is_not_kept(tmp_path):
         pytest.param(b"\xff", id="not text"),
         pytest.param(gzip.compress(b"{}"), id="without figures"),
         pytest.param(gzip.compress(b"{")[:-9], id="cut off"),
+        pytest.param(gzip.compress(b'{"kind": "training", "watched": -1.0, "ended": 0.0}'), id="of no run"),
     ],
 )
 def test_a_damaged_summary_is_passed_over(tmp_path, runs, content):
