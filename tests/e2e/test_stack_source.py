@@ -273,6 +273,8 @@ def test_another_users_process_is_denied_with_the_reason(busy: subprocess.Popen[
         timeout=HANG,
         check=False,
     )
+    if "not installed" in asked.stderr:
+        pytest.skip("another user cannot reach this py-spy")
     state, reason, remedy = asked.stdout.strip().split(" | ")
     assert state == "denied"
     assert "belongs to user root" in reason
