@@ -1,4 +1,4 @@
-"""What the operating system says of the target's process tree and the machine. Source: /proc, psutil, cgroup."""
+"""What the operating system says of the target's process tree and the machine. Source: /proc, cgroup."""
 
 from __future__ import annotations
 

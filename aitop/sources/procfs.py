@@ -305,16 +305,31 @@ def named_python(path: str | None) -> bool:
     return bool(path) and _PYTHON_NAME.match(os.path.basename(path or "").removesuffix(" (deleted)")) is not None
 
 
-def idle_seconds(cores: Collection[int]) -> float:
-    """Seconds since boot that these cores have had nothing to run, all together."""
-    ticks = 0
+class CoreTicks(NamedTuple):
+    """Clock ticks of one core since boot: all of them, those without work, and those without work but for a disk."""
+
+    total: int
+    idle: int
+    iowait: int
+
+
+def core_ticks() -> dict[int, CoreTicks]:
+    """The ticks of each core, by its number; empty where the kernel does not say."""
+    cores = {}
     for line in (text(f"{PROC}/stat") or "").splitlines():
         name, _, times = line.partition(" ")
         if not name.startswith("cpu"):
             break
-        if name[3:].isdigit() and int(name[3:]) in cores:
-            ticks += sum(map(int, times.split()[3:5]))
-    return ticks / TICKS_PER_SECOND
+        if name[3:].isdigit():
+            # The kernel counts what comes behind these, the time of guests, as user time already.
+            ticks = [int(number) for number in times.split()[:8]]
+            cores[int(name[3:])] = CoreTicks(sum(ticks), ticks[3], ticks[4])
+    return cores
+
+
+def idle_seconds(cores: Collection[int]) -> float:
+    """Seconds since boot that these cores have had nothing to run, all together."""
+    return sum(ticks.idle + ticks.iowait for core, ticks in core_ticks().items() if core in cores) / TICKS_PER_SECOND
 
 
 def stalled(path: str) -> float | None:

@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("textual", "psutil", "nvidia-ml-py", "py-spy")
+NAMES = ("textual", "nvidia-ml-py", "py-spy")
 TESTS = (
     "tests/ui/test_replay_screen.py",
     "tests/ui/test_evidence_screen.py",

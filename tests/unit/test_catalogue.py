@@ -99,7 +99,7 @@ def test_nearest_takes_any_word(word):
 def test_explain_imports_no_screen_and_no_torch():
     script = (
         "import sys\nfrom aitop import cli\ncli.run(['explain', 'oom-risk'])\n"
-        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'textual', 'rich', 'psutil', 'pynvml'}))"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'textual', 'rich', 'pynvml'}))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("\n[]\n")

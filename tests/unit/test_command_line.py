@@ -174,7 +174,7 @@ def test_help_says_examples_and_exit_codes_and_imports_no_screen_and_no_torch():
     script = (
         "import sys\nfrom aitop import cli\n"
         "try: cli.run(['--help'])\nexcept SystemExit as left: assert left.code == 0\n"
-        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'textual', 'rich', 'psutil', 'pynvml'}))"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'textual', 'rich', 'pynvml'}))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("\n[]\n")

@@ -2,6 +2,7 @@
 
 import os
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,15 @@ def test_the_machine_has_the_name_of_its_processor():
     with open("/proc/cpuinfo") as file:
         names = {line.partition(":")[2].strip() for line in file if line.startswith("model name")}
     assert {Machine().read().model} == (names or {None})
+
+
+def test_the_ticks_of_each_core_are_those_that_psutil_reads():
+    theirs = psutil.cpu_times(percpu=True)
+    ours = procfs.core_ticks()
+    assert len(ours) == len(theirs)
+    for ticks, core in zip(ours.values(), theirs, strict=True):
+        seconds = [number / procfs.TICKS_PER_SECOND for number in ticks]
+        assert seconds == pytest.approx([sum(core) - core.guest - core.guest_nice, core.idle, core.iowait], abs=1.0)
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 40])

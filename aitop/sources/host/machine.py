@@ -6,9 +6,6 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
-
-import psutil
 
 from aitop.model.host import MachineSample
 from aitop.model.text import printable
@@ -18,20 +15,12 @@ SECTOR = 512
 _VIRTUAL_INTERFACE = re.compile(r"(lo$|veth|docker|br-|virbr|ifb|bond|dummy|tun|tap|cni|flannel|cali)")
 
 
-class CoreTimes(NamedTuple):
-    """Seconds of one core since boot."""
-
-    total: float
-    idle: float
-    iowait: float
-
-
 class Machine:
     """Reads the machine; remembers the counters of the read before."""
 
     def __init__(self) -> None:
         self._time = 0.0
-        self._cores: list[CoreTimes] = []
+        self._cores: dict[int, procfs.CoreTicks] = {}
         # Bytes since boot, by their names in MachineSample; None where they cannot be read.
         self._counters: dict[str, int | None] = {}
         self._physical: dict[str, bool] = {}
@@ -39,7 +28,7 @@ class Machine:
 
     def read(self, pid: int | None = None) -> MachineSample:
         """One sample. Network rates are those of `pid`'s network namespace."""
-        now, cores, counters = time.monotonic(), _core_times(), self._read_counters(pid)
+        now, cores, counters = time.monotonic(), procfs.core_ticks(), self._read_counters(pid)
         busy, iowait = _shares(self._cores, cores)
         seconds, before = now - self._time, self._counters
         rates = {
@@ -105,30 +94,21 @@ def _summed(counts: Iterable[tuple[str, str]]) -> tuple[int, int] | None:
     return (sum(row[0] for row in rows), sum(row[1] for row in rows)) if rows else None
 
 
-def _core_times() -> list[CoreTimes]:
-    try:
-        cores = psutil.cpu_times(percpu=True)
-    except (OSError, ValueError):
-        return []
-    # The kernel counts guest time in user time as well.
-    return [
-        CoreTimes(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0), core.idle, core.iowait)
-        for core in cores
-    ]
-
-
-def _shares(before: list[CoreTimes], now: list[CoreTimes]) -> tuple[tuple[float, ...] | None, float | None]:
+def _shares(
+    before: dict[int, procfs.CoreTicks], now: dict[int, procfs.CoreTicks]
+) -> tuple[tuple[float, ...] | None, float | None]:
     """Busy share of each core and waiting-for-disk share of all, None until there are two reads."""
-    if not before or len(before) != len(now):
+    if before.keys() != now.keys():
         return None, None
     busy = []
-    total = waiting = 0.0
-    for old, new in zip(before, now, strict=True):
+    total = waiting = 0
+    for core, new in now.items():
+        old = before[core]
         spent = new.total - old.total
         idle = new.idle - old.idle + new.iowait - old.iowait
         busy.append(min(1.0, max(0.0, 1.0 - idle / spent)) if spent > 0 else 0.0)
-        total += max(0.0, spent)
-        waiting += max(0.0, new.iowait - old.iowait)
+        total += max(0, spent)
+        waiting += max(0, new.iowait - old.iowait)
     return (tuple(busy), min(1.0, waiting / total)) if total > 0 else (None, None)
 
 
