@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from aitop.attach.ways import gdb_guard
-from aitop.sources import procfs, stopped
+from aitop.sources import procfs
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import dump
-from aitop.sources.stopped import RunsOn
+from aitop.sources.stacks.dump import RunsOn
 
 pytestmark = pytest.mark.e2e
 
@@ -135,7 +135,7 @@ def test_what_does_not_run_on_is_said_and_no_other_is_looked_at(asleep, tracer, 
     tracing = []
     monkeypatch.setattr(dump, "PySpy", lambda program, arguments, native: left_running(program, process.pid))
     monkeypatch.setattr(dump, "_ended", lambda spy, patience: spy)
-    monkeypatch.setattr(stopped, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(dump, "RUNS_ON_SECONDS", 0.3)
     try:
         with pytest.raises(dump.LeftStoppedError, match=f"process {process.pid} .*does not run on: it is being traced"):
             dump.native_frames([process.pid, os.getppid()])

@@ -28,10 +28,10 @@ from aitop.sources.ring.reader import HookRing, find_ring
 from aitop.sources.servers.recognition import Recogniser
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
+from aitop.sources.stacks.dump import RunsOn
 from aitop.sources.stacks.kernel_waits import KernelWaits
 from aitop.sources.stacks.spy import explain
 from aitop.sources.stacks.window import CodeOfProcesses
-from aitop.sources.stopped import RunsOn
 
 PARENT = """
 import subprocess, sys

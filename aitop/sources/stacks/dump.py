@@ -7,6 +7,8 @@ Afterwards it must be seen to run on.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal
@@ -15,13 +17,13 @@ import msgspec
 
 from aitop.model.stacks import StackDump, ThreadStack
 from aitop.model.text import printable
+from aitop.sources import procfs
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
 from aitop.sources.stacks.source import lives, main_threads
 from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_DEPTH, MOST_LINES, RawFrame
 from aitop.sources.stacks.spy import PySpy, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
-from aitop.sources.stopped import RunsOn
 
 MOST_PROCESSES = 256
 # A thousand threads of a hundred frames each.
@@ -31,6 +33,14 @@ PATIENCE_SECONDS, NATIVE_PATIENCE_SECONDS = 5.0, 20.0
 TRIES = 2
 MOST_NATIVE_FRAMES = 24
 LONGEST_NATIVE_FRAME = 120
+
+# How long a process may take to run on, and how long one is watched whose tracer was killed: a thread that has just
+# been let go may still have to take its signal.
+RUNS_ON_SECONDS, WATCHED_SECONDS, POLL_SECONDS = 2.0, 0.2, 0.01
+PENDING = 1 << signal.SIGSTOP - 1
+TRACED = "it is being traced"
+STOPPED = "it is stopped"
+STOPS_SOON = "a signal that stops it is under way"
 
 
 class _Frame(msgspec.Struct):
@@ -205,3 +215,57 @@ def innermost(threads: Sequence[Thread], pid: int) -> tuple[str, ...]:
         if names[-1:] != [shown]:
             names.append(shown)
     return tuple(names[:MOST_NATIVE_FRAMES])
+
+
+class RunsOn:
+    """Proof that a process runs on after py-spy has stopped it for native frames.
+
+    Made before the stop; `hindrance` says afterwards what keeps the process from running.
+
+    What traces a process may send each of its threads a SIGSTOP (PTRACE_ATTACH). Where it is killed before a thread has
+    taken that signal, the signal is left: a thread in an uninterruptible sleep takes it when the sleep ends, and then
+    the whole process stops, for good. SIGCONT continues a stopped process and takes back such signals.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._started = self._start()
+        self._before = self._state()
+
+    def hindrance(self, *, killed: bool) -> str | None:
+        """What still keeps the process from running, in words; None where nothing does, or did so before as well.
+
+        `killed`: what had stopped it was killed itself, so a stop is what it has left, and is taken back.
+        """
+        now = time.monotonic()
+        watched, deadline = now + (WATCHED_SECONDS if killed else 0.0), now + RUNS_ON_SECONDS
+        while True:
+            state, now = self._state(), time.monotonic()
+            if state in (None, self._before):
+                if now >= watched:
+                    return None
+            elif now >= deadline:
+                return f"process {self._pid} was stopped for a look, and does not run on: {state}"
+            elif killed and state != TRACED:
+                try:
+                    os.kill(self._pid, signal.SIGCONT)
+                except OSError as error:
+                    return f"process {self._pid} was left stopped, and cannot be continued: {error.strerror}"
+            time.sleep(POLL_SECONDS)
+
+    def _start(self) -> int | None:
+        stat = procfs.stat(self._pid)
+        return None if stat is None or stat.ended else stat.start
+
+    def _state(self) -> str | None:
+        """What keeps any of its threads from running; None where nothing does or the process is gone."""
+        if self._started is None or self._start() != self._started:
+            return None
+        folder = f"{procfs.PROC}/{self._pid}/task"
+        threads = [procfs.parse_fields(procfs.text(f"{folder}/{tid}/status") or "") for tid in procfs.numbered(folder)]
+        if any(thread.get("TracerPid", "0") != "0" for thread in threads):
+            return TRACED
+        if any(thread.get("State", "").startswith("T") for thread in threads):
+            return STOPPED
+        signals = (thread.get(name, "0") for thread in threads for name in ("SigPnd", "ShdPnd"))
+        return STOPS_SOON if any(int(text, 16) & PENDING for text in signals) else None
