@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aitop.commands.options import SWITCHES, duration, process_id
+from aitop.commands.options import SWITCHES, at_least, process_id
 from aitop.errors import AitopError, WrongUsageError
 from aitop.model.text import printable
 
@@ -29,7 +29,6 @@ DEPLOYMENTS = {
 }
 # An exporter keeps nothing of a run for the next.
 HOW = {name: words for name, words in SWITCHES.items() if name != "history"}
-SHORTEST_SECONDS = 1.0
 # Of glibc's malloc.h.
 M_ARENA_MAX = -8
 SUFFIX = ".prom"
@@ -54,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--otlp", metavar="URL", help="send to an OpenTelemetry collector, as http://localhost:4318")
     how = parser.add_argument_group("how to watch")
-    how.add_argument("--every", type=every, default=15.0, metavar="T", help="time between two looks (default: 15s)")
+    how.add_argument(
+        "--every", type=at_least(1.0), default=15.0, metavar="T", help="time between two looks (default: 15s)"
+    )
     for name, words in HOW.items():
         usual = {"passive": "no", "hook": "no"}.get(name, "yes")
         how.add_argument(
@@ -65,14 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{words} (default: {usual})",
         )
     parser.add_argument("--print", choices=DEPLOYMENTS, help="print a file to deploy the exporter with, and end")
-
-
-def every(text: str) -> float:
-    """A duration of at least a second."""
-    seconds = duration(text)
-    if seconds < SHORTEST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is too short: 1s is the shortest")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

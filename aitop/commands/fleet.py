@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from aitop.commands.options import add_screen_options, duration, prometheus
+from aitop.commands.options import add_screen_options, at_least, prometheus
 from aitop.errors import WrongUsageError
-
-SHORTEST_WINDOW, LONGEST_WINDOW = 60.0, 30 * 86400.0
-SHORTEST_PAUSE = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,27 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="the server to ask, as http://HOST:9090 (default: the setting `prometheus`)",
     )
-    parser.add_argument("--over", type=window, default=3600.0, metavar="T", help="the time to look back (default: 1h)")
-    parser.add_argument("--every", type=pause, default=15.0, metavar="T", help="ask again every T (default: 15s)")
+    parser.add_argument(
+        "--over", type=at_least(60.0), default=3600.0, metavar="T", help="the time to look back (default: 1h)"
+    )
+    parser.add_argument(
+        "--every", type=at_least(1.0), default=15.0, metavar="T", help="ask again every T (default: 15s)"
+    )
     parser.add_argument("--once", action="store_true", help="no screen: print the jobs, and end")
     parser.add_argument("--format", choices=("text", "json"), help="how --once prints them (default: text)")
     add_screen_options(parser)
-
-
-def window(text: str) -> float:
-    """A time to look back, of a minute at least."""
-    seconds = duration(text)
-    if not SHORTEST_WINDOW <= seconds <= LONGEST_WINDOW:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time between 1m and 720h")
-    return seconds
-
-
-def pause(text: str) -> float:
-    """A time between two questions."""
-    seconds = duration(text)
-    if seconds < SHORTEST_PAUSE:
-        raise argparse.ArgumentTypeError(f"{text!r} is too short: 1s is the shortest time between two questions")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from aitop.engine.live import Options
     from aitop.sources.prometheus.address import Address
 
-SHORTEST_INTERVAL = 0.1
 SWITCHES = {
     "passive": "never touch the process: no hook, no stack sampling, no /metrics",
     "gpu": "ask the driver about GPUs",
@@ -26,6 +26,7 @@ SWITCHES = {
 }
 """What can be switched on and off, on the command line and in the settings."""
 LARGEST_PID = 2**22
+LONGEST_SECONDS = 30 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)?", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
 
@@ -39,12 +40,21 @@ def duration(text: str) -> float:
     return seconds
 
 
-def interval(text: str) -> float:
-    """A duration that is not so short that the monitor would watch itself."""
-    seconds = duration(text)
-    if seconds < SHORTEST_INTERVAL:
-        raise argparse.ArgumentTypeError(f"{text!r} is too short: 100ms is the shortest interval")
-    return seconds
+def at_least(shortest: float) -> Callable[[str], float]:
+    """Return what reads a duration of `shortest` seconds to a month."""
+
+    def read(text: str) -> float:
+        seconds = duration(text)
+        if not shortest <= seconds <= LONGEST_SECONDS:
+            bounds = f"{shortest:g}s to {LONGEST_SECONDS / 3600:g}h"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a time from {bounds}")
+        return seconds
+
+    return read
+
+
+# Not so short that the monitor would watch itself.
+interval = at_least(0.1)
 
 
 def process_id(text: str) -> int:

@@ -47,7 +47,7 @@ def test_what_is_no_pid(text):
 
 def test_an_interval_has_a_floor():
     assert interval("100ms") == 0.1
-    with pytest.raises(argparse.ArgumentTypeError, match="shortest"):
+    with pytest.raises(argparse.ArgumentTypeError, match="not a time from"):
         interval("99ms")
 
 
