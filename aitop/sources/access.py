@@ -76,7 +76,8 @@ def _of_another_user(theirs: ProcStatus, user: int, capable: bool) -> tuple[str,
     whose = f"process {theirs.pid} belongs to user {name}"
     if user == 0:
         missing = "DAC_OVERRIDE" if capable else "SYS_PTRACE"
-        return f"{whose}, and root lacks CAP_{missing}", CONTAINER.replace("SYS_PTRACE", missing)
+        remedy = f"run aitop as {name}, or {CONTAINER.replace('SYS_PTRACE', missing)}"
+        return f"{whose}, and root lacks CAP_{missing}", remedy
     return f"{whose}, and aitop runs as {procfs.user_name(user)}", f"run aitop as {name} or with sudo"
 
 

@@ -127,7 +127,7 @@ def test_another_users_process(start, diagnosed):
     if not can_run([*AITOP, "--version"]):
         pytest.skip("another user cannot run aitop from this folder")
     sleeper = start(SLEEPER)
-    one_sentence(diagnosed(sleeper.pid, **NOBODY), 4, "belongs to root", "sudo aitop")
+    one_sentence(diagnosed(sleeper.pid, **NOBODY), 4, "belongs to user root", "run aitop as root or with sudo")
     assert sleeper.poll() is None
 
 

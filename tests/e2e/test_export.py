@@ -299,7 +299,7 @@ def test_root_watches_jobs_of_all_users_and_without_its_rights_only_its_own():
         words = [sys.executable, "-m", "aitop", "export", "--pid", *pids, "--prometheus", str(port)]
         done = subprocess.run([*NO_RIGHTS, *words], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 4
-    assert f"process {pids[1]} belongs to nobody" in done.stderr
+    assert f"process {pids[1]} belongs to user nobody" in done.stderr
 
 
 NODE_EXPORTER = "prometheus-node-exporter"

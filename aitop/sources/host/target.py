@@ -9,6 +9,7 @@ from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.snapshot import Target
 from aitop.model.text import printable
 from aitop.sources import procfs
+from aitop.sources.access import why_denied
 from aitop.sources.host.command_lines import invocation, kind_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
@@ -104,16 +105,8 @@ def _refuse_forbidden(pid: int) -> None:
     owner = procfs.user_id(pid)
     if owner in (None, os.geteuid()) or procfs.environ(pid) is not None or procfs.stat(pid) is None:
         return
-    name = procfs.user_name(owner)
-    if os.geteuid() == 0:
-        raise NotPermittedError(
-            f"process {pid} belongs to {name}, and root lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE here",
-            f"run aitop as {name}, or with both capabilities (in a container: --cap-add)",
-        )
-    raise NotPermittedError(
-        f"process {pid} belongs to {name} and you are {procfs.user_name(os.geteuid())}",
-        f"run aitop as {name}, or with `sudo aitop --pid {pid}`",
-    )
+    denied = why_denied(pid)
+    raise NotPermittedError(denied.reason, denied.remedy)
 
 
 def _main_python(pid: int) -> Member | None:
