@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
     use_one_arena()
     from aitop.engine.live import CpuMeter, Options
     from aitop.engine.node import Node
-    from aitop.outputs.systemd import notify
     from aitop.sources.host.identity import node_name
     from aitop.sources.host.job import start_ticks
     from aitop.sources.host.target import look
@@ -104,6 +104,19 @@ def run(args: argparse.Namespace) -> int:
             if args.pid and node.idle and not any(start_ticks(pid) for pid in args.pid):
                 return 0
             time.sleep(pause)
+
+
+def notify(state: str) -> None:
+    """Tell systemd a state such as READY=1 or WATCHDOG=1 (sd_notify), where it has started this process."""
+    import socket
+
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    # An abstract address begins with a zero byte.
+    target = "\0" + address[1:] if address.startswith("@") else address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(state.encode(), target)
 
 
 def use_one_arena() -> None:

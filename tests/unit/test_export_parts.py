@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from aitop import cli
 from aitop.commands import export
+from aitop.commands.export import notify
 from aitop.engine import node
 from aitop.engine.live import Options
 from aitop.errors import AitopError, NotPermittedError
@@ -25,7 +26,6 @@ from aitop.model.candidate import Candidate
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.outputs.prometheus.families import JobsCollector
 from aitop.outputs.prometheus.server import Address, parse_address, write_textfile
-from aitop.outputs.systemd import notify
 from aitop.sources import devices
 from aitop.sources.stacks.pace import NEW_EVERY_SECONDS, NEW_SECONDS, PartOfBudget, SharedBudget
 
