@@ -108,12 +108,9 @@ def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path:
     script.write_text(textwrap.dedent(TRAINING))
     shell = start(["bash", "-c", '"$@"; exit', "bash", sys.executable, str(script)], stderr=subprocess.DEVNULL)
     source = StackSource([shell.pid], script=str(script))
-    try:
-        windows = windows_of(source, 50)
-        [rank] = psutil.Process(shell.pid).children()
-        workers = {child.pid for child in rank.children() if child.name() != "sleep"}
-    finally:
-        source.close()
+    windows = windows_of(source, 50)
+    [rank] = psutil.Process(shell.pid).children()
+    workers = {child.pid for child in rank.children() if child.name() != "sleep"}
     assert windows[0].seconds == 1.0
     on_cores = {look.pid for window in windows for look in window.looks if look.kind == "cpu"}
     assert rank.pid in on_cores
@@ -142,7 +139,6 @@ def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path:
 def test_threads_have_names_and_one_is_the_main_one(busy: subprocess.Popen[str]) -> None:
     source = StackSource([busy.pid], script=None)
     windows = windows_of(source, 15)
-    source.close()
     names = {(stack.thread, stack.main) for window in windows for stack in window.stacks}
     assert names == {("MainThread", True), ("napper", False)}
     user = {frame.function for window in windows for frame in window.frames if frame.user}
@@ -160,10 +156,9 @@ def test_a_target_that_dies_in_a_window_ends_it(busy: subprocess.Popen[str]) -> 
     with pytest.raises(SourceError, match="has ended") as ended:
         source.read()
     assert ended.value.state == "absent"
-    source.close()
 
 
-def test_close_ends_a_read_and_leaves_no_child(busy: subprocess.Popen[str]) -> None:
+def test_an_interrupted_read_ends_and_leaves_no_child(busy: subprocess.Popen[str]) -> None:
     source = StackSource([busy.pid], script=None, seconds=30.0)
     source.open()
     source.read()
@@ -174,7 +169,7 @@ def test_close_ends_a_read_and_leaves_no_child(busy: subprocess.Popen[str]) -> N
     while not _spies() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert _spies()
-    source.close()
+    source.interrupt()
     reader.join(HANG)
     assert found == [[]]
     assert not _spies()
@@ -202,7 +197,6 @@ def test_a_read_that_is_to_finish_gives_what_was_seen_and_leaves_no_child(busy: 
     # Where py-spy comes late it makes up for it.
     assert 0 < main <= 1.5 * window.rate * window.seconds
     assert all(0 < look.asked < 100 * 10 for look in window.looks)
-    source.close()
     assert busy.poll() is None
 
 
@@ -218,7 +212,6 @@ def test_no_file_is_left_behind(busy: subprocess.Popen[str], tmp_path: Path, mon
     before = len(os.listdir("/proc/self/fd"))
     source = StackSource([busy.pid], script=None)
     windows_of(source, 10)
-    source.close()
     assert list(empty.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before
 

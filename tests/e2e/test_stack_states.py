@@ -121,7 +121,6 @@ def windows_of(pid: int, number: int) -> list[StackWindow]:
     source = StackSource([pid], script=None)
     source.open()
     samples = [sample for _ in range(number) for sample in source.read()]
-    source.close()
     windows = [sample for sample in samples if isinstance(sample, StackWindow)]
     assert len(windows) == number
     return windows

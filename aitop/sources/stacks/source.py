@@ -40,8 +40,7 @@ class StackSource(Source):
     Windows follow each other back to back at first, with more samples, so that a good picture comes early; then pauses
     grow until sampling costs no more than its budget, and each window takes fewer processes in turn. The first step
     ends a pause: a run that was watched from its start has used the budget up for its imports.
-    `close` may be called from any thread: a read in progress ends its py-spy children and returns nothing. After
-    `finish` it returns what they have seen by then.
+    A read that is interrupted ends its py-spy children and returns nothing, one that is to finish what they have seen.
     """
 
     name: SourceName = "stacks"
@@ -70,9 +69,8 @@ class StackSource(Source):
         self._idle, self._began = IdleCores(), time.monotonic()
         self._gil = GilWatch()
         self._kernel = KernelWaits()
-        self._closing = threading.Event()
+        self._given_up = threading.Event()
         self._ending = threading.Event()
-        self._reading = threading.Lock()
         self._program = ""
         self._taken = 0
         self._turn = 0
@@ -84,25 +82,16 @@ class StackSource(Source):
         return "no core is idle, so they are looked at less often" if self._budget.seldom else None
 
     def open(self) -> None:
-        self._closing.clear()
         self._program = find_py_spy()
         self._chooser.next(few=True)
 
     def read(self) -> list[Sample]:
-        with self._reading:
-            return self._read() if self._is_due() else []
-
-    def close(self) -> None:
-        self._closing.set()
-        if self._reading.acquire(timeout=3.0):
-            self._reading.release()
+        return self._read() if self._is_due() else []
 
     def interrupt(self) -> None:
-        """End the window that is being taken."""
-        self._closing.set()
+        self._given_up.set()
 
     def finish(self) -> None:
-        """End the window that is being taken, with what was seen until now."""
         self._ending.set()
 
     def _is_due(self) -> bool:
@@ -133,7 +122,7 @@ class StackSource(Source):
         cpu = sum(spy.cpu for spy in spies) + kernel_cpu
         pause = self._budget.spend(cpu, started, time.monotonic(), works=bool(self._working()))
         self._due, self.interval = started + pause, pause if self._steps_seen else min(pause, POLL_SECONDS)
-        if self._closing.is_set():
+        if self._given_up.is_set():
             return []
         seconds = float(planned)
         if self._ending.is_set():
@@ -175,9 +164,9 @@ class StackSource(Source):
             while not all(spy.finished() for spy in spies) and (now := time.monotonic()) < deadline:
                 if now < planned_end:
                     self._kernel.look()
-                # Short enough not to keep `close` waiting, and cheaper than to wait for its event.
+                # Short enough not to keep `interrupt` waiting, and cheaper than to wait for its event.
                 time.sleep(self._kernel.pause() if now < planned_end - 0.05 else 0.02)
-                if self._closing.is_set():
+                if self._given_up.is_set():
                     break
                 if self._ending.is_set():
                     if not ending:
