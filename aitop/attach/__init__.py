@@ -1,25 +1,9 @@
 """Gets the hook into a running process and out again.
 
-entrance.py     what others call: install, remove, begin, survey
+entrance.py     what others call: install, begin, remove, survey
 attempt.py      one request on its way: tries the ways in, waits, withdraws it
 inspection/     looks at the process first: may it be entered, where does its Python lie?
 ways/           the ways in: CPython's remote debugging, a synthetic signal frame on x86-64, gdb elsewhere
 payload/        what is carried in: the injected line, the hook's modules, the memory or file that carries them
 refusal.py      how an attach says no
 """
-
-from aitop.attach.attempt import Attachment, Attempt, Limit
-from aitop.attach.entrance import begin, install, remove, settled
-from aitop.attach.refusal import AttachRefused, WaitingForTarget
-
-__all__ = [
-    "AttachRefused",
-    "Attachment",
-    "Attempt",
-    "Limit",
-    "WaitingForTarget",
-    "begin",
-    "install",
-    "remove",
-    "settled",
-]

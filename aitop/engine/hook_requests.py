@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from aitop.attach import AttachRefused, Attempt, Limit, begin, remove, settled
+from aitop.attach.attempt import Attempt, Limit
+from aitop.attach.entrance import begin, remove, settled
+from aitop.attach.refusal import AttachRefused
 from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.stacks.work import Level
 

@@ -25,7 +25,8 @@ from itertools import pairwise
 from results import Figure, options, publish
 from timed_run import TimedRun
 
-from aitop.attach import AttachRefused, install, remove
+from aitop.attach.entrance import install, remove
+from aitop.attach.refusal import AttachRefused
 
 # What the hook does in its first steps belongs to the attach.
 AFTERWARDS, PATIENCE = 0.3, 30.0

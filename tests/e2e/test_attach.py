@@ -15,13 +15,13 @@ import pytest
 from attach_targets import STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
-from aitop.attach import AttachRefused, WaitingForTarget, install, remove
 from aitop.attach.attempt import WAYS, Attempt, Limit
-from aitop.attach.entrance import Attachment, deliver, settled
+from aitop.attach.entrance import Attachment, deliver, install, remove, settled
 from aitop.attach.inspection.elf import ElfImage
 from aitop.attach.inspection.preflight import check_alive
 from aitop.attach.inspection.process_memory import Memory, mappings
 from aitop.attach.inspection.python_image import locate_python
+from aitop.attach.refusal import AttachRefused, WaitingForTarget
 from aitop.attach.ways import TargetProcess
 from aitop.attach.ways.signal_frame import SYS_POLL, Call, anywhere, call_in_main_thread
 from aitop.attach.ways.stopped_thread import StoppedThread, in_own_thread
@@ -349,7 +349,8 @@ def test_the_owner_can_switch_it_off(how: str) -> None:
 
 AS_NOBODY = """
 import os, sys
-from aitop.attach import install, AttachRefused
+from aitop.attach.entrance import install
+from aitop.attach.refusal import AttachRefused
 from aitop.attach.payload.bundle import hook_sources
 hook_sources()  # nobody cannot read our files
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

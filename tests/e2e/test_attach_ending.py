@@ -11,9 +11,9 @@ import pytest
 from attach_targets import STAND_IN, why_no_gdb
 from interpreters import VERSIONS, interpreters
 
-from aitop.attach import AttachRefused
 from aitop.attach.attempt import WAYS
 from aitop.attach.entrance import deliver
+from aitop.attach.refusal import AttachRefused
 from aitop.attach.ways import WayIn
 from aitop.attach.ways.gdb import Gdb
 

@@ -16,9 +16,9 @@ import pytest
 from attach_targets import STAND_IN, Victim, leftovers, torch_stand_in, why_no_gdb
 from interpreters import VERSIONS, interpreters
 
-from aitop.attach import AttachRefused, install
 from aitop.attach.attempt import WAYS
-from aitop.attach.entrance import Attachment, deliver
+from aitop.attach.entrance import Attachment, deliver, install
+from aitop.attach.refusal import AttachRefused
 from aitop.attach.ways import WayIn
 from aitop.attach.ways.gdb import Gdb
 from aitop.sources.process_status import read_status

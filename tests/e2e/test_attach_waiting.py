@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aitop.attach import install
+from aitop.attach.entrance import install
 from aitop.attach.ways.signal_frame import SYS_POLL
 from aitop.engine import hook_requests
 from aitop.engine.hook_requests import HookRequests
@@ -141,7 +141,7 @@ def what_is_given_up_never_gets_in(target: subprocess.Popen[str]) -> None:
 
 MONITOR = """
 import sys, time
-from aitop.attach import begin
+from aitop.attach.entrance import begin
 from aitop.attach.attempt import Limit
 attempt = begin(int(sys.argv[1]))
 until = time.monotonic() + float(sys.argv[2])

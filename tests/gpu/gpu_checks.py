@@ -30,8 +30,8 @@ from trim import trimmed
 from verdict_gains import gain
 from verdicts import ticks_of
 
-from aitop.attach import AttachRefused
 from aitop.attach.entrance import install, remove
+from aitop.attach.refusal import AttachRefused
 from aitop.engine.live import LiveFeed, Options
 from aitop.engine.torch_profile import take_profile
 from aitop.model.gpu import GpuDevice, GpuSample

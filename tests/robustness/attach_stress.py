@@ -30,8 +30,8 @@ from results import Figure, Pieces, options, publish  # isort: split
 from attach_targets import KINDS, STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
-from aitop.attach import AttachRefused
 from aitop.attach.entrance import deliver, install, remove
+from aitop.attach.refusal import AttachRefused
 
 DEFAULT = [
     *("training", "busy", "c-call", "sleep", "longsleep", "lock", "queue", "select", "epoll"),

@@ -35,7 +35,7 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 sys.path.insert(0, sys.argv[2])
 from attach_targets import STAND_IN
-from aitop.attach import AttachRefused
+from aitop.attach.refusal import AttachRefused
 from aitop.attach.entrance import deliver
 from aitop.commands.doctor import examine
 from aitop.sources.source import SourceError

@@ -15,12 +15,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from aitop.attach import AttachRefused, attempt, entrance
+from aitop.attach import attempt, entrance
 from aitop.attach.inspection import preflight
 from aitop.attach.inspection import process as inspected_process
 from aitop.attach.inspection.process import seconds_old
 from aitop.attach.inspection.python_image import NEEDED
 from aitop.attach.payload.bundle import pack
+from aitop.attach.refusal import AttachRefused
 from aitop.attach.ways import gdb
 from aitop.attach.ways.signal_frame import Call, SavedErrno, build, resumption, xsave_layout
 from aitop.attach.ways.stopped_thread import REGISTER_NAMES, ThreadState

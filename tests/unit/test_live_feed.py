@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from snapshot_builder import snapshot
 
-from aitop.attach import Attachment
+from aitop.attach.attempt import Attachment
 from aitop.engine import hook_requests, live
 from aitop.engine.lazy_feed import LazyFeed
 from aitop.engine.live import LiveFeed
