@@ -198,7 +198,6 @@ class Attempt:
                 return None
             needs_file = any(way.exclusive for way in self._open_ways)
             request = Request(self._target.status, self._payload, file=needs_file)
-            request.open()
             self._pending = _Pending(request, {way: _Backoff() for way in self._open_ways})
         answer = self._pending.request.answer()
         if answer is None:
@@ -246,7 +245,7 @@ class Attempt:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        with pending.request as request:
+        with contextlib.closing(pending.request) as request:
             try:
                 for way in pending.entered:
                     way.withdraw(self._target, in_use=True)

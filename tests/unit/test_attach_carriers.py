@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,7 @@ def test_two_targets_never_have_it_both() -> None:
 
 def test_memory_of_ours_leaves_no_name_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carriers, "Named", lambda *_: pytest.fail("no file is made"))
-    with Request(own_status(), b"payload") as request:
-        request.open()
+    with closing(Request(own_status(), b"payload")) as request:
         assert request.path.startswith(f"/proc/{os.getpid()}/fd/") and request.is_there()
         assert os.readlink(request.path).startswith("/memfd:aitop-request")
         assert request.cancel() and not request.is_there()
@@ -94,8 +94,7 @@ def test_memory_of_ours_leaves_no_name_anywhere(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_way_that_complains_of_a_missing_file_gets_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carriers, "FOLDERS", (str(tmp_path),))
-    with Request(own_status(), b"payload", file=True) as request:
-        request.open()
+    with closing(Request(own_status(), b"payload", file=True)) as request:
         assert [str(path) for path in tmp_path.iterdir()] == [request.path]
         status = os.stat(request.path)
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, os.geteuid())
@@ -114,7 +113,7 @@ def test_a_file_that_cannot_be_given_to_the_targets_user_is_not_left(
     before = len(os.listdir("/proc/self/fd"))
     us = own_status()
     with pytest.raises(AttachRefused, match="Operation not permitted"):
-        Request(replace(us, uids=tuple(uid + 1 for uid in us.uids)), b"payload").open()
+        Request(replace(us, uids=tuple(uid + 1 for uid in us.uids)), b"payload")
     assert not list(tmp_path.iterdir()) and len(os.listdir("/proc/self/fd")) == before
 
 

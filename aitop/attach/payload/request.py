@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-from types import TracebackType
 
 from aitop.attach.inspection.python_image import LONGEST_LINE, MARK
 from aitop.attach.payload.carriers import FREE, Carrier, carriers, no_carrier
@@ -56,7 +55,7 @@ PAYLOAD_AT = STATE_AT + len(FREE)
 
 
 class Request:
-    """One request, which has a carrier from `open` to `close`, or until the target has taken it. A context manager.
+    """One request, which has a carrier until `close`, or until the target has taken it. Raises AttachRefused for none.
 
     `line` is the text to inject, closed by a zero. `path` is the carrier's name in the target: running it as a script,
     up to its first zero, runs the same line. `file` asks for a file as carrier, for a way in that would make the target
@@ -64,18 +63,13 @@ class Request:
     """
 
     def __init__(self, target: ProcStatus, payload: bytes, *, file: bool = False) -> None:
-        self._target, self._payload, self._file = target, payload, file
+        self._target, self._payload = target, payload
         self._end = PAYLOAD_AT + len(payload)
         self._carrier: Carrier | None = None
-        self.path = ""
-        self.line = b""
-
-    def open(self) -> None:
-        """Writes the request to the first carrier that takes it; raises AttachRefused where none does."""
         problems: list[str] = []
-        for carrier in carriers(self._target, STATE_AT, problems, file=self._file):
+        for carrier in carriers(target, STATE_AT, problems, file=file):
             try:
-                self._fill(carrier)
+                self.path, self.line = carrier.path, self._fill(carrier)
             except OSError as error:
                 carrier.take_away()
                 carrier.close()
@@ -83,13 +77,7 @@ class Request:
                 continue
             self._carrier = carrier
             return
-        raise no_carrier(self._target.pid, problems)
-
-    def __enter__(self) -> Request:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        raise no_carrier(target.pid, problems)
 
     def answer(self) -> str | None:
         """The target's answer, None while there is none."""
@@ -111,7 +99,8 @@ class Request:
             carrier.take_away()
             carrier.close()
 
-    def _fill(self, carrier: Carrier) -> None:
+    def _fill(self, carrier: Carrier) -> bytes:
+        """Writes the request into a carrier, and returns the line to inject."""
         second = _SECOND.format(claim=carrier.claim, size=len(self._payload), at=PAYLOAD_AT, end=self._end).encode()
         inner = _INNER.format(
             pid=self._target.inner_pid,
@@ -128,4 +117,4 @@ class Request:
         # Not `write`: the file is locked from its current position, which stays the beginning.
         if os.pwrite(carrier.fd, content, 0) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.path, self.line = carrier.path, line
+        return line
