@@ -6,11 +6,8 @@ is missing (another release), what it would measure stays unknown and nothing el
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
-
-from ...patches import Patches
 
 # The wrapper of a function, made from it.
 Wrap = Callable[[Any], Any]
@@ -69,24 +66,3 @@ TABLE: dict[str, tuple[Row, ...]] = {
         "wsgiref.handlers:BaseHandler": "run",
     }),
 }  # fmt: skip
-
-
-def put(patches: Patches, rows: list[Row], wraps: dict[str, Wrap]) -> list[Row]:
-    """Wrap what these rows name, as far as it is imported. `wraps` has the wrappers by attribute. Returns the rest."""
-    rest = []
-    for row in rows:
-        module, name, attribute = row
-        owner = getattr(sys.modules.get(module), name, None)
-        if owner is not None and attribute in vars(owner):
-            patches.put(owner, attribute, wraps[attribute])
-        elif owner is None:
-            rest.append(row)
-    return rest
-
-
-def take_back(patches: Patches, server: str) -> None:
-    """Put back what `put` has wrapped of this server."""
-    for module, name, attribute in TABLE[server]:
-        owner = getattr(sys.modules.get(module), name, None)
-        if owner is not None:
-            patches.take_back(owner, attribute)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...patches import Patches
 from .. import Measure
-from .names import TABLE, Wrap, put, take_back
+from .names import TABLE, Wrap
 from .requests import Requests, now_ns
 
 if TYPE_CHECKING:
@@ -39,15 +40,25 @@ class Server(Measure):
 
     def look(self, now: int) -> None:
         """Patch what can be patched by now: a server's modules may be imported after the hook has come."""
-        self._rest = put(self._patches, self._rest, self._wraps)
+        rest = []
+        for row in self._rest:
+            module, name, attribute = row
+            owner = getattr(sys.modules.get(module), name, None)
+            if owner is None:
+                rest.append(row)
+            elif attribute in vars(owner):
+                self._patches.put(owner, attribute, self._wraps[attribute])
+        self._rest = rest
 
     def failed(self) -> None:
         """Count an error; after MOST_ERRORS this server is left alone, and all else that the hook measures goes on."""
         self._errors += 1
         if self._errors >= MOST_ERRORS:
             self._rest = []
-            for server in self.servers:
-                take_back(self._patches, server)
+            for module, name, attribute in (row for server in self.servers for row in TABLE[server]):
+                owner = getattr(sys.modules.get(module), name, None)
+                if owner is not None:
+                    self._patches.take_back(owner, attribute)
 
     def noting(self, before: Note | None = None, after: Note | None = None) -> Wrap:
         """Return a wrapper that tells `before` the arguments of each call, and `after` when it began (nanoseconds), its
