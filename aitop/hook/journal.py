@@ -117,13 +117,13 @@ class Journal:
         self.called: Callable[[], None] | None = None
         self.cpu_reads = 2
         self.ops_due = 0
-        self.count_ops: Callable[[tuple[Any, ...]], None] = _nothing
+        self.count_ops: Callable[[tuple[Any, ...]], None] = nothing
         self.device: Any = None
         self.computed: Callable[..., None] | None = None
         self.counting = self.count_soon = self.has_teacher = False
         self.count_until = self.longest = self.forward_began = self.passes = 0
-        self.begin_counting: Callable[[int, int], None] = _nothing
-        self.stop_counting: Callable[..., None] = _nothing
+        self.begin_counting: Callable[[int, int], None] = nothing
+        self.stop_counting: Callable[..., None] = nothing
 
     def note(self, kind: int, start: int, end: int, a: int = 0, b: int = 0) -> None:
         """Add an event. Events beyond `MOST_WORDS` are dropped."""
@@ -143,5 +143,5 @@ class Journal:
         return taken
 
 
-def _nothing(*args: Any) -> None:
-    pass
+def nothing(*args: Any) -> None:
+    """Stands for a function where there is none."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.events import OPTIMIZER_BEGINS, OPTIMIZER_ENDS
 from .compiler import compiles, keep_from_compiling
-from .journal import LATE_NS, Journal
+from .journal import LATE_NS, Journal, nothing
 from .patches import Patches
 from .phases import look_after
 
@@ -185,7 +185,7 @@ class OptimizerWatch:
                 setattr(self._module, name, original)
             else:
                 # The program has put in hooks of its own meanwhile, and may remove them from this very table.
-                table[KEY] = _nothing
+                table[KEY] = nothing
 
     def _wrap_ranges(self) -> None:
         recording = self._torch.autograd.profiler.record_function
@@ -229,7 +229,3 @@ def within_step(times: int) -> bool:
         times -= frame.f_code.co_name == WRAPPER and frame.f_code.co_filename.endswith(FILE)
         frame = frame.f_back
     return not times
-
-
-def _nothing(*args: Any) -> None:
-    pass

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..journal import PHASES_SKIPPED, Journal
+from ..journal import PHASES_SKIPPED, Journal, nothing
 from ..optimizer import optimizer_hooks
 from ..patches import Patches
 from ..phases import wrap_backward, wrap_forward, wrap_next
@@ -58,7 +58,7 @@ class Cost(Measure):
             not_owner=self._own,
         )
         before, after = optimizer_hooks(stand_in)
-        self._plain: list[_Call] = [*3 * [(self._inside, (self,))], *2 * [(_nothing, (self, (self,), {}))]]
+        self._plain: list[_Call] = [*3 * [(self._inside, (self,))], *2 * [(nothing, (self, (self,), {}))]]
         self._wrapped: list[_Call] = [
             *((wrap(self._inside, stand_in), (self,)) for wrap in (wrap_next, wrap_forward, wrap_backward)),
             *((hook, (self, (self,), {})) for hook in (before, after)),
@@ -136,10 +136,6 @@ class Cost(Measure):
     def _own(self, training: bool = False) -> bool:
         self._journal.owner = _thread.get_ident()
         return False
-
-
-def _nothing(*args: Any) -> None:
-    pass
 
 
 def _median(values: Iterable[float]) -> float:
