@@ -17,10 +17,9 @@ from snapshot_builder import snapshot
 from aitop.diagnosis.conditions.hang import hang
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
-from aitop.sources.exchange import nccl_ras, plain_pickle, tcp_table
-from aitop.sources.exchange.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes
+from aitop.sources.exchange import flight_recorder, nccl_ras, tcp_table
+from aitop.sources.exchange.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes, read_plain
 from aitop.sources.exchange.nccl_ras import port_of, ras_words, troubles
-from aitop.sources.exchange.plain_pickle import read_plain
 from aitop.sources.stacks.dump import innermost, parse
 
 FRAMES = [
@@ -82,8 +81,8 @@ def test_many_marks_on_a_long_stack_do_not_keep_us_busy():
 
     stack = Counted([None] * 5000 + [[]])
     for _ in range(100):
-        stack.append(plain_pickle._Mark)
-        plain_pickle._gather("APPENDS", None, stack)
+        stack.append(flight_recorder._MARK)
+        flight_recorder._gather("APPENDS", None, stack)
     assert len(stack) == 5001 and stack.copied < 5000
 
 
