@@ -15,6 +15,7 @@ from aitop.attach.payload.bundle import Action, Sources, hook_sources
 from aitop.attach.payload.carriers import first_folder, may_look_into_us
 from aitop.attach.refusal import AttachRefused
 from aitop.attach.ways import TargetProcess, WayIn
+from aitop.sources.ring.reader import should_stay
 
 # How long to wait for another monitor that is attaching to the same process.
 TURN_S = 1.0
@@ -86,10 +87,9 @@ def deliver(
 class Survey(msgspec.Struct, frozen=True):
     """What stands in the way of the hook, before it is tried.
 
-    `already`: a hook is in, and going to stay; that is left to whoever can read its ring. `ways` has each way in with
-    the reason why it is closed, None where it is open; it is empty where the process cannot be entered at all, and
-    `refused` says why. `folder` takes the file that carries the hook, as the target names it; "" where no file is
-    needed, because memory of ours carries it.
+    `already`: a hook is in, and going to stay. `ways` has each way in with the reason why it is closed, None where it
+    is open; it is empty where the process cannot be entered at all, and `refused` says why. `folder` takes the file
+    that carries the hook, as the target names it; "" where no file is needed, because memory of ours carries it.
     """
 
     already: bool = False
@@ -105,17 +105,18 @@ class Survey(msgspec.Struct, frozen=True):
 
 def survey(pid: int) -> Survey:
     """Say which ways into process `pid` are open, by only reading its memory. A refusal is returned, not raised."""
+    seen = Survey(already=should_stay(pid))
     try:
         status = check_alive(pid)
         memory = open_memory(status)
     except AttachRefused as refused:
-        return Survey(refused=refused)
-    seen = Survey()
+        return replace(seen, refused=refused)
     try:
         check_consent(pid)
         target = TargetProcess(status, memory, locate_python(pid, memory))
         obstacles = [(way, way.obstacle(target)) for way in WAYS]
-        seen = Survey(ways=tuple((way.name, obstacle.reason if obstacle else None) for way, obstacle in obstacles))
+        closed = {way.name: obstacle.reason if obstacle else None for way, obstacle in obstacles}
+        seen = replace(seen, ways=tuple(closed.items()))
         needs_file = any(way.exclusive and obstacle is None for way, obstacle in obstacles)
         seen = replace(seen, folder="" if not needs_file and may_look_into_us(status) else first_folder(status))
         check_torch(pid)

@@ -16,7 +16,6 @@ from aitop.sources.access import readable, why_denied
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.target import look
 from aitop.sources.host.tree import ProcessEvidence, ProcessTree, places_of
-from aitop.sources.ring.reader import should_stay
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.dump import take_dump
 
@@ -46,7 +45,7 @@ def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = Non
     else:
         lines.append(stacks(pid, target.python))
         torch = "torch" in loaded
-        surveys = [(rank, closed_to_ptrace(_survey(rank), no_ptrace)) for rank in ranks] if torch else []
+        surveys = [(rank, closed_to_ptrace(survey(rank), no_ptrace)) for rank in ranks] if torch else []
         lines += hook(surveys) if torch else [not_needed("hook", "torch is not loaded")]
     return [*lines, machine.cgroup(ranks[0])]
 
@@ -78,10 +77,6 @@ def stacks(pid: int, python: str | None) -> Check:
     processes = len({thread.pid for thread in dump.threads})
     words = f"{name} can be read: {len(dump.threads)} threads of {processes} processes seen"
     return works("stacks", words + (f"; {len(dump.refused)} processes gave nothing" if dump.refused else ""))
-
-
-def _survey(pid: int) -> Survey:
-    return replace(survey(pid), already=should_stay(pid))
 
 
 def closed_to_ptrace(seen: Survey, error: str | None) -> Survey:
