@@ -48,13 +48,11 @@ class Trigger(NamedTuple):
 
 def trigger(text: str) -> Trigger:
     """Parse VERDICT[:SEVERITY]; argparse's error where there is no such verdict or severity."""
-    from aitop.diagnosis.catalogue import IDS, nearest
+    from aitop.diagnosis.catalogue import IDS, no_such
 
     name, colon, severity = text.partition(":")
     if name != ANY and name not in IDS:
-        meant = nearest(name)
-        hint = f"did you mean {' or '.join(meant)}?" if meant else "`aitop explain` lists them"
-        raise argparse.ArgumentTypeError(f"there is no verdict {name!r}; {hint}")
+        raise argparse.ArgumentTypeError(no_such(name))
     if colon and severity not in SEVERITY_ORDER:
         raise argparse.ArgumentTypeError(f"{severity!r} is none of {', '.join(SEVERITY_ORDER)}")
     # Who names a verdict wants it whatever it costs; of any verdict, those that say that all is well are none.

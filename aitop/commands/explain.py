@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the page, or the list; WrongUsageError with the nearest ids for one that is not known."""
-    from aitop.diagnosis.catalogue import nearest, page
+    from aitop.diagnosis.catalogue import no_such, page
 
     width = shutil.get_terminal_size().columns
     if args.id is None:
@@ -32,9 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     shown = page(args.id.strip().lower())
     if shown is None:
-        meant = nearest(args.id)
-        hint = f"did you mean {' or '.join(meant)}?" if meant else "`aitop explain` lists them"
-        raise WrongUsageError(f"there is no verdict {args.id!r}; {hint}")
+        raise WrongUsageError(no_such(args.id))
     sys.stdout.write(explanation(shown, width))
     return 0
 

@@ -73,6 +73,14 @@ def nearest(word: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*within, *alike]))[:4]
 
 
+def no_such(word: str) -> str:
+    """The sentence for a word that is no id, with those that it may have meant."""
+    meant = nearest(word)
+    return f"there is no verdict {word!r}; " + (
+        f"did you mean {' or '.join(meant)}?" if meant else "`aitop explain` lists them"
+    )
+
+
 def _parts(body: str) -> tuple[tuple[str, tuple[Block, ...]], ...]:
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
