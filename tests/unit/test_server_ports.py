@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from aitop.sources.exchange.tcp_table import Connection
+from aitop.sources.exchange.tcp_table import Connection, ip_address
 from aitop.sources.servers import loopback, ports
 from aitop.sources.servers.engines import ENGINES, RAY_SERVE, VLLM
 from aitop.sources.servers.loopback import MOST_BYTES, get
-from aitop.sources.servers.ports import endpoints, ip_address, loopback_for, named_ports
+from aitop.sources.servers.ports import endpoints, loopback_for, named_ports
 from aitop.sources.servers.recognition import Server
 from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import SourceError

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -10,7 +12,6 @@ from aitop.sources import procfs
 
 ESTABLISHED, LISTENS = "01", "0A"
 _OWN_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_MAPPED, _SIX_LOOPBACK = "0000000000000000FFFF0000", "00000000000000000000000001000000"
 
 
 class Connection(NamedTuple):
@@ -57,8 +58,21 @@ def in_our_network(pid: int) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Whether nobody on another machine can have this address, by the kernel's word for it."""
-    four = address.removeprefix(_MAPPED) if len(address) == 32 else address
-    return (len(four) == 8 and four.endswith("7F")) or address == _SIX_LOOPBACK
+    known = ip_address(address)
+    return known is not None and known.is_loopback
+
+
+def ip_address(word: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address in the kernel's hexadecimal: words of four bytes in the machine's order."""
+    if len(word) not in (8, 32):
+        return None
+    try:
+        packed = b"".join(struct.pack("=I", int(word[place : place + 8], 16)) for place in range(0, len(word), 8))
+    except ValueError:
+        return None
+    address = ipaddress.ip_address(packed)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 def meet_on_this_machine(pids: Iterable[int]) -> bool:

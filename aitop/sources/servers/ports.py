@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from aitop.sources import procfs
-from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, in_our_network, own_sockets
+from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, in_our_network, ip_address, own_sockets
 from aitop.sources.servers.engines import Metrics
 from aitop.sources.servers.recognition import Server
 from aitop.sources.source import SourceError
@@ -84,16 +82,3 @@ def loopback_for(socket: Connection) -> str | None:
     if address.is_unspecified:
         return "127.0.0.1" if address.version == 4 else "::1"
     return str(address) if address.is_loopback else None
-
-
-def ip_address(word: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address in the kernel's hexadecimal: words of four bytes in the machine's order."""
-    if len(word) not in (8, 32):
-        return None
-    try:
-        packed = b"".join(struct.pack("=I", int(word[place : place + 8], 16)) for place in range(0, len(word), 8))
-    except ValueError:
-        return None
-    address = ipaddress.ip_address(packed)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
