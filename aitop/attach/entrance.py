@@ -29,12 +29,12 @@ def install(pid: int, *, timeout: float = 5.0) -> Attachment:
     return settled(pid, deliver(pid, "install", hook_sources(), timeout=timeout))
 
 
-def begin(pid: int) -> Attempt:
+def begin(pid: int, *, torch: bool = True) -> Attempt:
     """Begins to put the hook into process `pid`. The attempt may be waited for repeatedly, and must be closed.
 
-    Raises AttachRefused, with the target as it was, where there is no way in.
+    Raises AttachRefused, with the target as it was, where there is no way in; with `torch` also where that is missing.
     """
-    return Attempt(pid, "install", hook_sources(), WAYS, time.monotonic() + TURN_S)
+    return Attempt(pid, "install", hook_sources(), WAYS, time.monotonic() + TURN_S, torch=torch)
 
 
 def settled(pid: int, done: Attachment) -> Attachment:

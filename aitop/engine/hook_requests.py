@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from aitop.attach.attempt import Attempt, Limit
 from aitop.attach.entrance import begin, remove, settled
@@ -22,10 +22,11 @@ class HookRequests:
 
     A request that a process does not take in time stays queued in it, at no cost to it, until it returns to Python code
     or `give_up` is called. Any thread may call; for the same process one at a time. `hooked` are all processes that
-    the hook was put into, even if it is no longer wanted in them.
+    the hook was put into, even if it is no longer wanted in them. `fronts` returns those that need no torch for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fronts: Callable[[], Collection[int]] = tuple) -> None:
+        self._fronts = fronts
         self._attempts: dict[int, Attempt] = {}
         self._given_up = threading.Event()
         self._changed = threading.Condition()
@@ -56,7 +57,7 @@ class HookRequests:
             raise AttachRefused("absent", "detached on request")
         attempt, patience, waits_on = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
         if attempt is None:
-            attempt, patience = begin(pid), FIRST_WAIT_SECONDS
+            attempt, patience = begin(pid, torch=pid not in self._fronts()), FIRST_WAIT_SECONDS
         try:
             done = attempt.wait(Limit(time.monotonic() + patience, self._given_up.is_set))
             if done is None and not self._given_up.is_set():

@@ -121,7 +121,7 @@ class LiveFeed:
         self._before: Run | None = None
         self._mark: Snapshot | None = None
         self._growth = GrowthFinder(self.target.pid, self._events.put)
-        self._hook_requests = HookRequests()
+        self._hook_requests = HookRequests(lambda: self._host.seen.fronts)
         self._slow_ticks = 0
         self._stepping_processes = SteppingProcesses()
         self._recogniser = Recogniser()
@@ -291,7 +291,9 @@ class LiveFeed:
         if not self._host.seen.ranks:
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
         seen = self._host.seen
-        return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *self._stepping())))
+        # What takes requests beside a training run only shows how that goes.
+        trains = self._snapshot is not None and self._snapshot.kind == "training"
+        return tuple(dict.fromkeys((*seen.engines, *(() if trains else seen.fronts), *self._stepping())))
 
     def _stepping(self) -> tuple[int, ...]:
         """The processes that make steps themselves.

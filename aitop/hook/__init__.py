@@ -20,7 +20,8 @@ _torch_watch: TorchWatch | None = None
 
 def install(way: str, load: Callable[[str], Any] | None = None, *, imported: bool = False) -> str:
     """Put the hook in. `way` is attach, run or import. An attach gives `load`: see `session.Session`. `imported` says
-    that torch's own code has run, though Python may still count its import as under way.
+    that torch's own code has run, though Python may still count its import as under way. A process without torch takes
+    it from an attach, if it is a web server.
 
     Returns installed, already, busy (ask again: torch is being imported), no-torch, or `error: …`. Never raises.
     """
@@ -64,8 +65,12 @@ def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str
     global _session
     torch = sys.modules.get("torch")
     if torch is None:
-        return "no-torch"
-    if not imported:
+        from .measures import WEB_SERVERS
+
+        # Only an attach knows that requests are handed on here to a process that runs a model.
+        if way != "attach" or not any(name in sys.modules for name in WEB_SERVERS):
+            return "no-torch"
+    elif not imported:
         return "busy"
     other = sys.modules.get(NAME)
     if other is not None and other is not sys.modules[__name__]:

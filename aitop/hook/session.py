@@ -31,7 +31,7 @@ from . import phases
 from .compiler import keep_from_compiling
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
-from .measures import AT_ONCE, MEASURES, Measure
+from .measures import AT_ONCE, FRONT, MEASURES, Measure
 from .optimizer import OptimizerWatch
 from .patches import Patches
 from .ring import Ring
@@ -83,21 +83,22 @@ class Session:
 
     `load` imports a module of this package by name. An attach passes its own, which imports from what it has brought
     along; None imports as usual. `way` is how the hook came in. With `waits_for_a_step` the ring is opened at the first
-    step.
+    step. Without torch (None) it only measures the requests that this process takes for others.
     """
 
     def __init__(self, torch: Any, way: str, load: Callable[[str], Any] | None, waits_for_a_step: bool) -> None:
         self.torch = torch
         self.pid = os.getpid()
         self.stays = way != "attach"
-        # While tracing, dynamo replaces this call with True, and so never traces a wrapper.
-        # Torch 2.2 has no public name for it.
-        public = getattr(torch.compiler, "is_dynamo_compiling", None)
-        self.compiling: Callable[[], bool] = public or torch._utils.is_compiling
-        # The state of a torch.jit trace that is being recorded, or None.
-        self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
-        self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-        self.tensor: Any = torch.Tensor
+        if torch is not None:
+            # While tracing, dynamo replaces this call with True, and so never traces a wrapper.
+            # Torch 2.2 has no public name for it.
+            public = getattr(torch.compiler, "is_dynamo_compiling", None)
+            self.compiling: Callable[[], bool] = public or torch._utils.is_compiling
+            # The state of a torch.jit trace that is being recorded, or None.
+            self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
+            self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+            self.tensor: Any = torch.Tensor
         self.facts = Facts(torch, way)
         self.journal = Journal(self.tick)
         # Iterators of loaders, each with a function that counts its ready batches; None without workers.
@@ -115,10 +116,10 @@ class Session:
         self.ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._way = way
         self._load = load
-        self._to_load = list(MEASURES)
+        self._to_load = list(MEASURES if torch is not None else FRONT)
         self._patches = Patches()
         self._roots: Roots | None = None
-        self._optimizers = OptimizerWatch(torch, self._patches, self)
+        self._optimizers: OptimizerWatch | None = None
         self._gc = phases.gc_callback(self)
         self._errors = 0
         self._leaving = self._gone = False
@@ -138,6 +139,24 @@ class Session:
 
     def install(self) -> None:
         """Put all patches in. Raises if torch is not as expected; then `remove` takes back those already in."""
+        if self.torch is not None:
+            self._watch_steps()
+        gc.callbacks.append(self._gc)
+        load = self._load or (lambda name: importlib.import_module(f"..{name}", __name__))
+        for row in list(self._to_load):
+            if self._load is None or self.torch is None or AT_ONCE.get(row) in sys.modules:
+                self._load_measure(load, row)
+        if self._gone:
+            # A removal may interrupt us between any two bytecodes. We go on after it, and undo the rest.
+            self._take_out()
+            return
+        now = time.monotonic_ns()
+        self._write_facts(now)
+        if self._load is not None:
+            # The attach has already held up the run: do not tick at once.
+            self.journal.due = now + TICK_EVERY_NS
+
+    def _watch_steps(self) -> None:
         torch = self.torch
         loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
@@ -149,21 +168,8 @@ class Session:
         self._patches.put(torch, "save", lambda call: phases.wrap_save(call, self))
         self._roots = Roots(torch.nn.Module, self._patches, self)
         self._roots.watch(time.monotonic_ns())
+        self._optimizers = OptimizerWatch(torch, self._patches, self)
         self._optimizers.install()
-        gc.callbacks.append(self._gc)
-        load = self._load or (lambda name: importlib.import_module(f"..{name}", __name__))
-        for row in MEASURES:
-            if self._load is None or AT_ONCE.get(row) in sys.modules:
-                self._load_measure(load, row)
-        if self._gone:
-            # A removal may interrupt us between any two bytecodes. We go on after it, and undo the rest.
-            self._take_out()
-            return
-        now = time.monotonic_ns()
-        self._write_facts(now)
-        if self._load is not None:
-            # The attach has already held up the run: do not tick at once.
-            self.journal.due = now + TICK_EVERY_NS
 
     def _load_some(self, load: Callable[[str], Any]) -> None:
         """Load measures for LOAD_NS."""
@@ -210,7 +216,8 @@ class Session:
             ring.close(mark=mine)
 
     def _take_out(self) -> None:
-        self._optimizers.remove()
+        if self._optimizers is not None:
+            self._optimizers.remove()
         self._patches.take_all_back()
         if self._gc in gc.callbacks:
             gc.callbacks.remove(self._gc)
@@ -362,7 +369,8 @@ class Session:
             if self._roots.watching:
                 journal.due = self._look_due = 0
                 journal.count_soon = False
-        self._optimizers.look()
+        if self._optimizers is not None:
+            self._optimizers.look()
         for measure in list(self.measures):
             try:
                 measure.look(now)
@@ -372,13 +380,15 @@ class Session:
                 self._errors += 1
         if self.ring is None:
             return
-        if not self.stays and not self.ring.wanted(now):
+        # Once torch is there, the hook is to come again and measure steps as well.
+        outgrown = self.torch is None and "torch" in sys.modules
+        if outgrown or (not self.stays and not self.ring.wanted(now)):
             self.leave_soon()
         elif self.facts.changed or now > self._facts_due:
             self._write_facts(now)
 
     def _write_facts(self, now: int) -> None:
-        if self.ring is not None:
+        if self.ring is not None and self.torch is not None:
             self._facts_due = now + FACTS_EVERY_NS
             self.facts.changed = False
             self.ring.write_facts(self.facts.text(self.measures))

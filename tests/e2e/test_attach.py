@@ -21,6 +21,7 @@ from aitop.attach.inspection.elf import ElfImage
 from aitop.attach.inspection.preflight import check_alive
 from aitop.attach.inspection.process_memory import Memory, mappings
 from aitop.attach.inspection.python_image import locate_python
+from aitop.attach.payload.bundle import hook_sources
 from aitop.attach.refusal import AttachRefused, WaitingForTarget
 from aitop.attach.ways import TargetProcess
 from aitop.attach.ways.signal_frame import SYS_POLL, Call, anywhere, call_in_main_thread
@@ -286,6 +287,8 @@ def test_a_process_without_torch_is_refused(start: Callable[..., Victim]) -> Non
     refused = refusal_of(lambda: install(victim.pid))
     assert refused.state == "absent" and refused.reason == f"process {victim.pid} has not loaded torch"
     assert refused.transient
+    # Nor does the hook stay where it is taken for a server.
+    assert deliver(victim.pid, "install", hook_sources(), timeout=5, torch=False).answer == "no-torch"
     assert remove(victim.pid) == "absent"
     unharmed(victim)
 

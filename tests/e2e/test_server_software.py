@@ -19,6 +19,10 @@ FASTAPI = (
     "import sys, uvicorn\nfrom fastapi import FastAPI\napp = FastAPI()\n@app.get('/')\ndef root(): return {}\n"
     "if __name__ == '__main__': uvicorn.run(app, port=int(sys.argv[1]), log_level='warning')\n"
 )
+AIOHTTP = (
+    "import sys\nfrom aiohttp import web\nasync def root(request): return web.json_response({})\n"
+    "app = web.Application()\napp.router.add_get('/', root)\nweb.run_app(app, port=int(sys.argv[1]), print=None)\n"
+)
 LITSERVE = """
 import sys
 import litserve
@@ -74,6 +78,7 @@ def wait_for(port: int) -> None:
             {"launcher": 1, "worker": 2},
             id="gunicorn",
         ),
+        pytest.param("aiohttp", AIOHTTP, ["app.py", "PORT"], "aiohttp", {"API server": 1}, id="aiohttp"),
         pytest.param(
             "flask", FLASK, ["-m", "flask", "run", "--port", "PORT"], "werkzeug", {"API server": 1}, id="flask"
         ),

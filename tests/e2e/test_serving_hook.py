@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from aitop.attach.refusal import AttachRefused
 from aitop.engine.hook_requests import HookRequests, take_out
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.sources.ring.reader import HookRing, find_ring
@@ -70,12 +71,12 @@ class Server:
                 command, cwd=folder, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **(env or {})}
             )
         until = time.monotonic() + patience
-        while not self._answers(ready):
+        while not self.answers(ready):
             assert self.process.poll() is None and time.monotonic() < until, self.log.read_text()[-3000:]
             time.sleep(0.1)
 
-    def _answers(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+    def answers(self, path):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             return connection.getresponse().status == 200
@@ -131,14 +132,16 @@ class Seen:
     """What the hook in one process has told: it is brought in, read until there is enough, and taken out again.
 
     `also` says of this object whether it has all else that the test needs. `pairs` are the requests with their
-    exchanges, in which they arrived at the `latest`.
+    exchanges, in which they arrived at the `latest`. `fronts` need no torch.
     """
 
-    def __init__(self, server, pid, enough=ENOUGH, also=lambda seen: True, latest=lambda exchange: exchange.sent):
+    def __init__(
+        self, server, pid, enough=ENOUGH, also=lambda seen: True, latest=lambda exchange: exchange.sent, fronts=()
+    ):
         self.requests: list[RequestRecord] = []
         self.iterations: list[IterationRecord] = []
         self.alive: list[int] = []
-        HookRequests().bring_in(pid)
+        HookRequests(lambda: fronts).bring_in(pid)
         ring = HookRing(pid)
         until = time.monotonic() + PATIENCE
         while (len(self.requests) < enough or not also(self)) and time.monotonic() < until:
@@ -250,6 +253,32 @@ def test_the_first_part_of_a_streamed_answer(web_server):
         answer = exchange.answer
         # Two more calls of the model come after it.
         assert answer["first"] <= one.end - one.seconds + one.first_token <= answer["ready"] - 2 * 0.020
+
+
+def test_a_web_server_without_torch(start):
+    for module in ("uvicorn", "fastapi"):
+        pytest.importorskip(module)
+    server = start("front_server.py")
+    pid = server.process.pid
+    server.load("/ask")
+    with pytest.raises(AttachRefused, match="has not loaded torch"):
+        HookRequests().bring_in(pid)
+    seen = Seen(server, pid, also=lambda seen: CLIENTS in seen.alive, fronts=(pid,))
+    check_latency(seen)
+    assert {one.model for one in seen.requests} == {None} and max(seen.alive) == CLIENTS
+    # As soon as it has torch, the hook leaves and may come again for all that there is to measure.
+    server.load("/ask")
+    HookRequests(lambda: (pid,)).bring_in(pid)
+    ring = HookRing(pid)
+    assert server.answers("/load")
+    until = time.monotonic() + PATIENCE
+    while ring.state != "removed" and time.monotonic() < until:
+        ring.renew()
+        ring.read(time.monotonic())
+        time.sleep(0.05)
+    ring.close()
+    assert find_ring(pid) is None
+    assert any(one.model is not None for one in Seen(server, pid).requests)
 
 
 def worker_of(server):

@@ -127,6 +127,11 @@ def test_the_hook_goes_once_into_what_takes_requests_for_others():
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
     feed._pids, feed._host = (1,), Host(ranks=(6, 7), fronts=(5, 6))
     assert feed._hook_pids() == (5, 6, 7)
+    seen = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, kind="inference")
+    feed._snapshot = seen
+    assert feed._hook_pids() == (5, 6, 7)
+    feed._snapshot = msgspec.structs.replace(seen, kind="training")
+    assert feed._hook_pids() == (6, 7), "a page that shows how a run goes is no server of it"
 
 
 @pytest.mark.parametrize("state", ["denied", "absent", "failed"])
@@ -154,7 +159,7 @@ def test_who_launched_is_told_from_who_trains(monkeypatch):
 def test_a_hook_is_taken_out_of_what_is_no_rank_any_more(monkeypatch, end):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
     feed._pids, feed._host, taken_out = (1,), Host(ranks=(8, 9), launchers=(1,)), []
-    monkeypatch.setattr(hook_requests, "begin", lambda pid: InAtOnce())
+    monkeypatch.setattr(hook_requests, "begin", lambda pid, torch: InAtOnce())
     monkeypatch.setattr(live, "take_out", taken_out.append)
     feed._hook_requests.bring_in(7)
     feed._runners["hook"] = Idle()

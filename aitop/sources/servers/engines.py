@@ -16,7 +16,7 @@ class Part(NamedTuple):
     argument, `program` the name of an executable that is no Python, `frames` a file that is on its stacks. `forked`:
     the command counts only in a process that was forked (True) or was not (False). `answers`: it speaks HTTP.
     `loop`: it runs the engine's loop, in which the hook measures what all other parts do. `front`: it takes requests
-    from the network for others, so that only there the hook sees how long they take.
+    from the network, perhaps for others, so that only there the hook sees how long they take.
     """
 
     name: str
@@ -279,7 +279,7 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "gunicorn",
         ("gunicorn",),
         (
-            Part("worker", title=r"^gunicorn: worker", command=r"(?:^|/)gunicorn(?: |$)", forked=True),
+            Part("worker", title=r"^gunicorn: worker", command=r"(?:^|/)gunicorn(?: |$)", forked=True, front=True),
             Part("launcher", title=r"^gunicorn: master", command=r"(?:^|/)gunicorn(?: |$)"),
         ),
         _installed(r"gunicorn/"),
@@ -288,11 +288,17 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "uvicorn",
         ("uvicorn",),
         (
-            Part("API server", frames=_installed(r"uvicorn/server\.py")),
+            Part("API server", frames=_installed(r"uvicorn/server\.py"), front=True),
             Part("launcher", frames=_installed(r"uvicorn/supervisors/")),
             Part("API server", command=r"(?:^|/)(?:uvicorn(?: |$)|fastapi (?:run|dev)$)"),
         ),
         _installed(r"uvicorn/(?:server|main|supervisors/\w+)\.py"),
+    ),
+    ServingSoftware(
+        "aiohttp",
+        ("aiohttp",),
+        (Part("API server", frames=_installed(r"aiohttp/web(?:_protocol)?\.py"), front=True),),
+        _installed(r"aiohttp/web(?:_protocol)?\.py"),
     ),
     ServingSoftware(
         "werkzeug",
