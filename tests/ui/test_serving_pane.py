@@ -1,6 +1,7 @@
 """The serving pane: what it shows of a server at every size, and what of one that hardly anything is known of."""
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,20 +12,31 @@ from hypothesis import strategies as st
 from pictures import StillFeed
 from rich.cells import cell_len
 
+from aitop.engine.core import Engine
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Series
 from aitop.model.verdict import Diagnosis
+from aitop.sources.replay import read_recording
 from aitop.ui.app import MonitorApp
 from aitop.ui.layout import plan
 from aitop.ui.panes.header import header_line
 from aitop.ui.panes.latency_histogram import Cause, axis_for, histogram, tail_causes
-from aitop.ui.panes.serving import ServingPane, figure_lines, kinds_line, over_time, request_of, turn_of
+from aitop.ui.panes.serving import (
+    ServingPane,
+    figure_lines,
+    held_share,
+    kinds_line,
+    over_time,
+    request_of,
+    turn_of,
+)
 from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE
 from aitop.ui.widgets.plot import Field, span_of
 
+HELD = Path(__file__).parents[1] / "accuracy" / "serving" / "recordings" / "ranking_queue_window.jsonl.gz"
 SIZES = [(80, 24), (120, 36), (200, 50)]
 
 
@@ -221,6 +233,21 @@ def test_a_part_that_some_requests_lack_is_the_mean_of_the_others():
     request = request_of([RequestRecord(end=1.0, seconds=0.1, queue=0.04), RequestRecord(end=1.0, seconds=0.1)])
     parts = {kind.key: seconds for kind, seconds in request.parts}
     assert parts["queue"] == 0.04 and parts["rest"] == pytest.approx(0.06)
+
+
+def test_where_requests_wait_by_the_ledger_the_request_has_a_queue():
+    """In this recording they wait for a batch that does not fill, in a queue of the program's own."""
+    header, events = read_recording(HELD)
+    engine, last = Engine(header.target), None
+    for event in events:
+        last = engine.handle(event) or last
+    request = request_of(last.serving.requests, held_share(last))
+    parts = {kind.key: (seconds or 0.0) / request.seconds for kind, seconds in request.parts}
+    main = [entry for entry in last.ledgers[0].entries if entry.lane == "main" and entry.phase != "idle"]
+    queue = sum(entry.share for entry in main if entry.phase == "queue") / sum(entry.share for entry in main)
+    assert parts["queue"] == pytest.approx(queue, abs=0.02) and queue > 0.9
+    assert sum(parts.values()) == pytest.approx(1.0)
+    assert held_share(servers.plain()) == 0.0
 
 
 # The histogram

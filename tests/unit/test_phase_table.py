@@ -21,10 +21,12 @@ from aitop.sources.ring.step_maker import StepMaker
 from aitop.stacks import libraries
 from aitop.stacks.view import StackView
 from aitop.ui.panes.step import _column, phase_shares
+from aitop.ui.theme import palette
 from aitop.ui.theme.palette import OPTIMIZER, OUTSIDE, PHASES
 
 EVENT = at.KINDS
 CLIP = MeasuredPhase("clip", "optimizer", computes=True, event=EVENT)  # type: ignore[arg-type]
+KIND = palette.in_hue_of_another(CLIP)
 MS = 1_000_000
 
 
@@ -39,7 +41,8 @@ def clip(monkeypatch):
     ):
         where = importlib.import_module(f"aitop.{module}")
         monkeypatch.setattr(where, name, (*getattr(where, name), CLIP))
-    monkeypatch.setitem(importlib.import_module("aitop.ui.theme.palette")._BY_KEY, "clip", OPTIMIZER)
+    monkeypatch.setitem(palette._BY_KEY, "clip", KIND)
+    monkeypatch.setattr(importlib.import_module("aitop.ui.panes.step"), "PHASES", (*PHASES[:-1], KIND, OUTSIDE))
     return CLIP
 
 
@@ -114,14 +117,15 @@ def test_where_no_cause_asks_for_it_its_line_is_named(clip):
     assert (verdict.where[0].line, verdict.share) == (14, pytest.approx(0.4))
 
 
-def test_the_step_pane_draws_it_in_its_hue(clip):
+def test_the_step_pane_draws_it_by_its_name_in_its_hue(clip):
     records = [step(index, 0.1, forward=0.05, optimizer=0.01, others={"clip": 0.02}) for index in range(5)]
     seconds = dict(_column(records).parts)
-    assert (seconds[OPTIMIZER], seconds[OUTSIDE]) == pytest.approx((0.03, 0.02))
+    assert (seconds[OPTIMIZER], seconds[KIND], seconds[OUTSIDE]) == pytest.approx((0.01, 0.02, 0.02))
     shares = dict(phase_shares(snapshot(records).steps))
-    inside = shares[OPTIMIZER], shares[OUTSIDE]
     known = snapshot(records).steps.phases
-    assert inside == pytest.approx(((known.optimizer or 0.0) + 0.2, (known.outside or 0.0) - 0.2))
+    assert (shares[OPTIMIZER], shares[KIND]) == pytest.approx((known.optimizer or 0.0, 0.2))
+    assert shares[OUTSIDE] == pytest.approx((known.outside or 0.0) - 0.2)
+    assert (KIND.name, KIND.ink) == ("clip", OPTIMIZER.ink)
 
 
 def test_the_report_gives_its_share_and_takes_it_out_of_what_is_outside(clip):

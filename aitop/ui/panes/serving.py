@@ -23,6 +23,7 @@ from aitop.ui.theme.palette import (
     FAINT,
     HOST_CHART,
     HOST_SOFT,
+    QUEUE,
     REQUEST_PARTS,
     REST,
     TEXT,
@@ -60,7 +61,7 @@ class ServingPane(ChartPane):
         serving = snapshot.serving if snapshot else None
         if snapshot is None or serving is None:
             return Drawing([Line(NOT_YET if snapshot is None else "nothing is served here", DIM)], "Serving")
-        bars = _bars(view, serving, width, height)
+        bars = _bars(view, snapshot, serving, width, height)
         lines = figure_lines(view, serving, width, max(1, min(6, height - len(bars) - LEAST_CHART, (height + 1) // 2)))
         lines += bars
         lines += self._charts(view, snapshot, serving, width, height - len(lines))
@@ -94,10 +95,10 @@ class ServingPane(ChartPane):
         return [line.fit(left).to(left + BETWEEN).join(other) for line, other in zip(lines, right, strict=True)]
 
 
-def _bars(view: View, serving: Serving, width: int, height: int) -> list[Line]:
+def _bars(view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
     """Bars of what turns and requests consist of: as many as there is room for."""
     letters = view.look.mono
-    turn, request = turn_of(serving.iterations), request_of(serving.requests)
+    turn, request = turn_of(serving.iterations), request_of(serving.requests, held_share(snapshot))
     first = turn or request
     lines = [first.bar(width, letters=letters)] if first and height > LEAST_CHART else []
     if first and height >= ROOM_FOR_LEGEND:
@@ -244,9 +245,25 @@ def turn_of(iterations: Sequence[IterationRecord]) -> Composition | None:
     return _composition("turn", iterations, TURN_PARTS, before="idle")
 
 
-def request_of(requests: Sequence[RequestRecord]) -> Composition | None:
-    """The mean request; None where no part of it was measured."""
-    return _composition("request", requests, REQUEST_PARTS)
+def request_of(requests: Sequence[RequestRecord], held: float = 0.0) -> Composition | None:
+    """The mean request; None where no part of it was measured. Of what is left, the part (0..1) of a request that is
+    `held` is queue: there it waits, though nothing saw it do so.
+    """
+    request = _composition("request", requests, REQUEST_PARTS)
+    if request is None:
+        return None
+    parts = dict(request.parts)
+    waits = min(parts[REST] or 0.0, held * request.seconds)
+    if waits:
+        parts[QUEUE], parts[REST] = (parts[QUEUE] or 0.0) + waits, (parts[REST] or 0.0) - waits
+    return Composition(request.name, tuple(parts.items()))
+
+
+def held_share(snapshot: Snapshot) -> float:
+    """The part of the time with requests in which these wait by the ledger that the time pane shows."""
+    main = [entry for entry in snapshot.ledgers[0].entries if entry.lane == "main"] if snapshot.ledgers else []
+    idle, queue = (sum(entry.share for entry in main if entry.phase == phase) for phase in ("idle", "queue"))
+    return queue / (1.0 - idle) if queue else 0.0
 
 
 def _composition(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rich.color import Color, ColorType
 from rich.style import Style
 
-from aitop.model.phases import MEASURED, SERVED
+from aitop.model.phases import MEASURED, SERVED, TIMED_ALONE, MeasuredPhase
 from aitop.ui.theme.themes import DARK, FADED, LIFTED, colour_of
 
 
@@ -107,11 +107,20 @@ OPTIMIZER = Kind("optimizer", "optimizer", "O", "phase-optimizer", "opt")
 COMMUNICATION = Kind("communication", "comms", "C", "phase-communication", "comm")
 SAVE = Kind("save", "save/eval", "S", "phase-save", "save")
 OUTSIDE = Kind("outside", "outside", "-", "phase-outside", "else")
-PHASES = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)
+_HUES = {phase.key: phase for phase in (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)}
+
+
+def in_hue_of_another(phase: MeasuredPhase) -> Kind:
+    """The kind of a phase that has no hue of its own: with its name, in the hue that its row gives it."""
+    return _HUES[phase.hue]._replace(key=phase.key, name=phase.key, letter=phase.key[0].upper(), short=phase.key[:4])
+
+
+_ALONE = tuple(in_hue_of_another(phase) for phase in TIMED_ALONE.values() if phase.key not in _HUES)
+PHASES = (*(phase for phase in _HUES.values() if phase is not OUTSIDE), *_ALONE, OUTSIDE)
 """In the order in which they are stacked and listed."""
-_BY_KEY = {phase.key: phase for phase in PHASES} | {"loader_start": DATA, "environment": DATA}
 # As the ledger names them.
-_BY_KEY |= {phase.key: _BY_KEY[phase.hue] for phase in (*MEASURED, *SERVED)}
+_BY_KEY: dict[str, Kind] = {phase.key: _HUES[phase.hue] for phase in (*MEASURED, *SERVED)}
+_BY_KEY |= {phase.key: phase for phase in PHASES} | {"loader_start": DATA, "environment": DATA}
 
 
 def phase_of(key: str) -> Kind:
