@@ -54,6 +54,7 @@ class ModelCalls:
             for call in acting
         )
         self._between = set().union(*circles) - self._calls
+        self._carrying = {line for line, used in uses.items() if line in used}
 
     def feeds(self, line: int) -> bool:
         """Whether the value of a line goes into a call of the model and does not come from the model's output."""
@@ -61,7 +62,7 @@ class ModelCalls:
         return statement is not None and statement.first in self._inputs
 
     def answers(self, line: int) -> bool:
-        """Whether a line makes the model's next input from its last output while the model acts: an environment.
+        """Whether a line makes the model's next input from its last output while the model acts.
 
         The model acts in a loop without an update, or in a loop with an update that calls it more than once.
         """
@@ -75,6 +76,14 @@ class ModelCalls:
         if not any(_holds(loop, update) for update in self._updates):
             return True
         return len(inside) > 1 and any(self._loop(call) == loop for call in inside)
+
+    def carries(self, line: int) -> bool:
+        """Whether a line uses what it made or changed in an earlier round of a loop, as a step of an environment does.
+
+        Sampling an action from the model's output, or making a tensor of an observation, does not.
+        """
+        statement = self._at(line)
+        return statement is not None and statement.first in self._carrying
 
     def _at(self, line: int) -> Statement | None:
         around = [each for each in self._statements if each.first <= line <= each.last]

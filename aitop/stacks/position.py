@@ -2,8 +2,9 @@
 
 Stacks show below which lines of the user's functions the libraries run each phase. A function that calls the model on
 one line and updates it on another makes steps; its other lines are before, within or after these. If the dataflow of
-the function is known, a line whose value goes into the model's call is input wherever it is, and a line that makes the
-next input from the last output is an environment. Names in the user's code are not used.
+the function is known, a line whose value goes into the model's call is input wherever it is. What makes the next input
+from the last output is an environment, except lines that only convert: that sample an action, say. Names in the user's
+code are not used.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class StepFunctions:
                 stack.phase == "forward" and self._evaluates(stack) is not None
             ):
                 return "evaluation"
-            if stack.phase == "outside" and self.trains and self._answers(users):
+            if stack.phase == "outside" and self.trains and self._is_environment(stack, users):
                 return "environment"
         return stack.phase
 
@@ -93,6 +94,8 @@ class StepFunctions:
             calls = self._calls_in(users[index])
             if calls is not None and calls.feeds(users[index].line):
                 return "before"
+            if self.trains and calls is not None and calls.answers(users[index].line):
+                return "within"
             place = self._place(anchors, users[index].line, stack, inner=_calls_next(stack, index))
             if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
                 # This function calls the model but does not update it: its callers tell whether the update is to come.
@@ -101,9 +104,15 @@ class StepFunctions:
                 return place
         return None
 
-    def _answers(self, users: Sequence[Frame]) -> bool:
-        """Whether one of these frames makes the model's next input from its last output."""
-        return any(calls.answers(frame.line) for frame in users if (calls := self._calls_in(frame)) is not None)
+    def _is_environment(self, stack: Seen, users: Sequence[Frame]) -> bool:
+        """Whether a frame makes the model's next input from its last output, and not by array operations alone."""
+        for frame in users:
+            calls = self._calls_in(frame)
+            if calls is not None and calls.answers(frame.line):
+                converts = frame is users[-1] and (stack.leaf or stack.work in COMPUTES)
+                if not converts or calls.carries(frame.line):
+                    return True
+        return False
 
     def _calls_in(self, frame: Frame) -> ModelCalls | None:
         """The model's calls in the function of a frame; None if there are none or its dataflow is not known."""

@@ -75,6 +75,21 @@ def test_what_lies_between_a_model_and_its_loss_is_no_environment() -> None:
     assert not found.answers(at["search"])
 
 
+def test_an_environment_carries_something_over_and_what_only_converts_does_not() -> None:
+    found, at = calls("""
+        def play(net, world, cells):
+            s = world.begin()
+            while True:
+                x = tensor(s)  # observe
+                odds = Categorical(logits=net(x))  # MODEL
+                a = odds.sample().item()  # sample
+                s, reward = world.act(a)  # step
+                s = [cell.push(s) for cell in cells]  # several
+        """)
+    assert all(found.answers(at[mark]) for mark in ("observe", "sample", "step", "several"))
+    assert [found.carries(at[mark]) for mark in ("observe", "sample", "step", "several")] == [False, False, True, True]
+
+
 def test_environments_in_processes_behind_pipes() -> None:
     found, at = calls("""
         def gather(net, pipes, seen):

@@ -147,6 +147,31 @@ def test_a_line_that_was_measured_to_call_the_model_does_so_though_no_sample_sho
     assert StepFunctions(seen, flows, callers).phase(read_stack(env)) == "environment"
 
 
+def test_sampling_an_action_is_the_policys_and_no_environment():
+    source = "\n".join([
+        "def episode(net, env, s):",
+        "    while True:",
+        "        x = tensor(s)",
+        "        odds = net(x)",
+        "        a = odds.sample()",
+        "        s = env.step(a)",
+        "def train(net, env, opt):",
+        "    loss = episode(net, env, 0)",
+        "    loss.backward()",
+    ])  # fmt: skip
+    up = at(8, function="train")
+    act = (*up, *at(4, CALL, MODEL, function="episode"))
+    observe, sample = ((*up, *at(line, function="episode")) for line in (3, 5))
+    sampled = (*up, *at(5, "torch/distributions/categorical.py Categorical.sample", function="episode"))
+    step, inner = ((*up, *at(6, *below, function="episode")) for below in ((), ("user/env.py:30 step",)))
+    flows = {act[-1].file: (), up[-1].file: functions(up[-1].file, source, [3, 8]).flows}
+    loop = [(act, 30), (at(9, BACK, function="train"), 30), *((each, 9) for each in (observe, sample, sampled, step))]
+    found = StepFunctions([(read_stack(frames), count) for frames, count in loop], flows)
+    answers = [found.phase(read_stack(frames)) for frames in (observe, sample, sampled, step, inner)]
+    assert answers == ["outside"] * 3 + ["environment"] * 2
+    assert [found.position(read_stack(frames)) for frames in (observe, sample, sampled)] == ["within"] * 3
+
+
 # --- phases ---------------------------------------------------------------------------------------------------------
 
 
