@@ -18,7 +18,7 @@ from aitop.commands import doctor
 from aitop.commands.doctor import machine as machine_checks
 from aitop.commands.doctor import process, report, rights
 from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
-from aitop.commands.doctor.report import Check
+from aitop.commands.doctor.report import Check, fault, not_needed
 from aitop.commands.doctor.rights import Confinement, read_confinement
 from aitop.model.host import CgroupSample
 from aitop.sources.nvml.abilities import Abilities, DeviceAbilities
@@ -376,8 +376,8 @@ def test_a_sampler_that_is_not_there_or_does_not_run(monkeypatch, tmp_path):
 
 
 HOSTILE = [
-    Check("process", "does-not", "1 is \x1b[2Jtrain\u202e.py", "end \x9b31m it"),
-    Check("gpm", "not-needed", "no\nGPU"),
+    fault("process", "1 is \x1b[2Jtrain\u202e.py", "end \x9b31m it"),
+    not_needed("gpm", "no\nGPU"),
 ]
 
 

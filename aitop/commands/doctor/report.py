@@ -33,17 +33,17 @@ class Check(msgspec.Struct, frozen=True):
 
 def works(name: str, reason: str) -> Check:
     """A check of something that is as it should be."""
-    return Check(name, "works", reason)
+    return Check(name, "works", printable(reason))
 
 
 def fault(name: str, reason: str, remedy: str | None = None) -> Check:
     """A check of something that does not work, with what would mend it."""
-    return Check(name, "does-not", reason, remedy)
+    return Check(name, "does-not", printable(reason), None if remedy is None else printable(remedy))
 
 
 def not_needed(name: str, reason: str) -> Check:
     """A check of something that is not there and need not be."""
-    return Check(name, "not-needed", reason)
+    return Check(name, "not-needed", printable(reason))
 
 
 def as_text(checks: Sequence[Check], columns: int | None = None) -> str:
@@ -51,10 +51,10 @@ def as_text(checks: Sequence[Check], columns: int | None = None) -> str:
     indent = INDENT + max((len(check.name) for check in checks), default=0) + 2
     lines = []
     for check in checks:
-        head = f"{MARKS[check.state]:<{INDENT}}{printable(check.name)}".ljust(indent)
-        lines += _broken(head, printable(check.reason), indent, columns)
-        if check.remedy and check.state == "does-not":
-            lines += _broken(" " * indent + "→ ", printable(check.remedy), indent + 2, columns)
+        head = f"{MARKS[check.state]:<{INDENT}}{check.name}".ljust(indent)
+        lines += _broken(head, check.reason, indent, columns)
+        if check.remedy:
+            lines += _broken(" " * indent + "→ ", check.remedy, indent + 2, columns)
     return "\n".join(lines) + "\n"
 
 
@@ -74,11 +74,6 @@ def as_json(checks: Sequence[Check], pid: int | None) -> str:
         "aitop": __version__,
         "ok": all(check.state != "does-not" for check in checks),
         "pid": pid,
-        "checks": [msgspec.structs.replace(check, **_clean(check)) for check in checks],
+        "checks": checks,
     }
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
-
-
-def _clean(check: Check) -> dict[str, str | None]:
-    remedy = None if check.remedy is None else printable(check.remedy)
-    return {"reason": printable(check.reason), "remedy": remedy}
