@@ -36,9 +36,9 @@ def test_only_old_folders_of_processes_that_are_gone(tmp_path):
     ]
     link = tmp_path / f"aitop-burst-{gone}-link"
     link.symlink_to(kept[0])
-    assert remove_leftovers(str(tmp_path)) == [str(left)]
+    remove_leftovers(str(tmp_path))
     assert not left.exists() and link.is_symlink() and all((path / "trace.json").exists() for path in kept)
-    assert remove_leftovers(str(tmp_path / "missing")) == []
+    remove_leftovers(str(tmp_path / "missing"))
 
 
 def test_the_hook_names_its_folder_so():

@@ -139,19 +139,16 @@ def _text(fd: int, header: _Header) -> str:
     return printable(os.pread(fd, min(header.size, TEXT_ROOM), TEXT_AT).decode(errors="replace"))
 
 
-def remove_leftovers(folder: str = FOLDER) -> list[str]:
-    """Remove the folders of this user's processes that were killed while they wrote a profile. Returns their paths."""
-    removed = []
+def remove_leftovers(folder: str = FOLDER) -> None:
+    """Remove the folders of this user's processes that were killed while they wrote a profile."""
     try:
         names = os.listdir(folder)
     except OSError:
-        return []
+        return
     for name in names:
         match = NAME.fullmatch(name)
         if match and not os.path.exists(f"/proc/{match[1]}") and _is_old_and_ours(f"{folder}/{name}"):
             shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
-            removed.append(f"{folder}/{name}")
-    return removed
 
 
 def _is_old_and_ours(path: str) -> bool:
