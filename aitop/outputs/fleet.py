@@ -11,6 +11,7 @@ from aitop.model.fleet import Fleet, FleetJob, by_waste
 from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, factor, period
 from aitop.outputs.report import as_json
+from aitop.outputs.text import trimmed
 
 SCHEMA = 1
 WIDEST = 40
@@ -68,11 +69,7 @@ def _row(job: FleetJob) -> tuple[str, ...]:
         finding.place if finding is not None and finding.place else NOT_SUPPORTED,
         factor(finding.speedup if finding is not None else None),
     )
-    return tuple(_trimmed(printable(text)) for text in texts)
-
-
-def _trimmed(text: str) -> str:
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+    return tuple(trimmed(printable(text), WIDEST) for text in texts)
 
 
 def _line(texts: Sequence[str], widths: Sequence[int]) -> str:

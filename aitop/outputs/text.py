@@ -212,7 +212,7 @@ def _finding(report: Report, verdict: Verdict) -> str:
     for place in verdict.where[:PLACES_SHOWN]:
         lines.append(f"  at   {place_text(place)}")
         if place.text:
-            lines.append(_trimmed(f"         {printable(place.text.strip())}", WIDTH))
+            lines.append(trimmed(f"         {printable(place.text.strip())}", WIDTH))
     for fact in verdict.evidence:
         lines += _indented(fact, "  why  ")
     for fix in verdict.fixes:
@@ -232,12 +232,13 @@ def _table(table: Table) -> str:
 
 def _row_lines(row: Row, phase: int, activity: int) -> list[str]:
     start = f"  {percent(row.share):>5}  {row.phase:<{phase}}  {row.activity:<{activity}}  "
-    lines = [_trimmed(start + printable(row.place), WIDTH).rstrip()]
-    source = _trimmed(printable(row.source), WIDTH - len(start) - 2)
+    lines = [trimmed(start + printable(row.place), WIDTH).rstrip()]
+    source = trimmed(printable(row.source), WIDTH - len(start) - 2)
     return [*lines, *([" " * (len(start) + 2) + source] if source else [])]
 
 
-def _trimmed(text: str, width: int) -> str:
+def trimmed(text: str, width: int) -> str:
+    """The text, cut to this width."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
