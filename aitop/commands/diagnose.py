@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.monitor import source_around
-from aitop.commands.options import add_watch_options, duration, process_id, watch_options
+from aitop.commands.options import add_record_option, add_watch_options, duration, process_id, watch_options
 from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline", type=Path, metavar="FILE", help="compare with this run: a recording or a JSON report"
     )
-    parser.add_argument("--record", type=Path, metavar="FILE", help="also keep what was seen (FILE.gz: compressed)")
+    add_record_option(parser)
     add_alert_options(parser)
     add_watch_options(parser)
 

@@ -103,8 +103,8 @@ def settle(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def add_record_option(parser: argparse.ArgumentParser) -> None:
-    """--record FILE of the verbs that show a screen."""
-    parser.add_argument("--record", type=Path, metavar="FILE", help="also record the session (FILE.gz: compressed)")
+    """--record FILE of the verbs that watch for another end."""
+    parser.add_argument("--record", type=Path, metavar="FILE", help="also keep what was seen (FILE.gz: compressed)")
 
 
 def watch_options(args: argparse.Namespace) -> Options:
