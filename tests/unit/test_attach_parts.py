@@ -19,7 +19,6 @@ from aitop.attach import attempt, entrance
 from aitop.attach.inspection import preflight
 from aitop.attach.inspection import process as inspected_process
 from aitop.attach.inspection.process import seconds_old
-from aitop.attach.inspection.python_image import NEEDED
 from aitop.attach.payload.bundle import pack
 from aitop.attach.refusal import AttachRefused
 from aitop.attach.ways import gdb
@@ -95,7 +94,7 @@ def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch, s
 
 
 def test_gdb_is_for_other_machines_and_its_absence_says_what_to_install(monkeypatch) -> None:
-    python = SimpleNamespace(symbols=dict.fromkeys(NEEDED), scratch=object())
+    python = SimpleNamespace(scratch=object())
     target = SimpleNamespace(pid=42, python=python)
     monkeypatch.setattr(gdb.shutil, "which", lambda _: None)
     monkeypatch.setattr(gdb, "on_x86_64", lambda: True)
@@ -127,7 +126,7 @@ def test_a_gdb_is_tried_on_a_process_of_our_own_before_it_is_used(
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr(gdb.shutil, "which", lambda _: str(program))
-    python = SimpleNamespace(symbols=dict.fromkeys(NEEDED), scratch=object())
+    python = SimpleNamespace(scratch=object())
     obstacle = gdb.Gdb(always=True).obstacle(SimpleNamespace(pid=42, python=python))  # type: ignore[arg-type]
     if fault is None:
         assert obstacle is None

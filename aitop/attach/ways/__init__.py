@@ -41,7 +41,6 @@ class Obstacle(msgspec.Struct, frozen=True):
     remedy: str | None = None
 
 
-NO_SYMBOLS = Obstacle("its Python does not export its functions")
 NO_ROOM = Obstacle("it has no room for the hook's first line")
 
 

@@ -23,10 +23,10 @@ import sys
 from pathlib import Path
 
 from aitop.attach.inspection.process import cannot_be_woken, on_x86_64, same_process
-from aitop.attach.inspection.python_image import NEEDED, PythonImage
+from aitop.attach.inspection.python_image import PythonImage
 from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused, NotNow, ended
-from aitop.attach.ways import NO_ROOM, NO_SYMBOLS, Obstacle, TargetProcess, WayIn, gdb_guard, put_line
+from aitop.attach.ways import NO_ROOM, Obstacle, TargetProcess, WayIn, gdb_guard, put_line
 
 # When gdb is interrupted, and how long we then wait for it.
 GDB_SECONDS = 10.0
@@ -75,8 +75,6 @@ class Gdb(WayIn):
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
         if on_x86_64() and not self._always:
             return Obstacle("gdb is for other machines than x86-64")
-        if not all(name in target.python.symbols for name in NEEDED):
-            return NO_SYMBOLS
         if target.python.scratch is None:
             return NO_ROOM
         program = shutil.which("gdb")

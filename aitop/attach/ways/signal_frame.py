@@ -34,12 +34,10 @@ from aitop.attach.inspection.process import (
     on_x86_64,
     same_process,
 )
-from aitop.attach.inspection.python_image import NEEDED
 from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.ways import (
     NO_ROOM,
-    NO_SYMBOLS,
     Obstacle,
     TargetProcess,
     WayIn,
@@ -221,8 +219,6 @@ def frame_obstacle(target: TargetProcess) -> Obstacle | None:
         return Obstacle("signal frames are known for x86-64 only")
     if target.status.shadow_stack:
         return Obstacle("its shadow stack (CET) is on")
-    if not all(name in python.symbols for name in NEEDED):
-        return NO_SYMBOLS
     if python.libc.restorer is None:
         return Obstacle("it has no return path for signals")
     if python.initialized is None:
