@@ -74,13 +74,12 @@ def deliver(
     attempt = Attempt(pid, action, sources, ways, limit.deadline, torch=torch)
     try:
         done = attempt.wait(limit)
-        refusal = None if done else attempt.why_not()
+        refusal = attempt.why_not()
     finally:
         late = attempt.close()
-    if done is None and late is None and refusal is not None:
-        raise refusal
     answer = done or late
-    assert answer is not None
+    if answer is None:
+        raise refusal
     return answer
 
 

@@ -71,8 +71,9 @@ class Cgroup:
 
     def _tightest_quota(self) -> tuple[float | None, str | None]:
         """The smallest quota in cores on the way up, and the folder it is set in."""
-        levels = self._cpu.levels if self._cpu else ()
-        quotas = [(quota, level) for level in levels if (quota := _quota(level, self._cpu.version if self._cpu else 2))]
+        if self._cpu is None:
+            return None, None
+        quotas = [(quota, level) for level in self._cpu.levels if (quota := _quota(level, self._cpu.version))]
         return min(quotas, default=(None, None))
 
     def _throttled(self, folder: str | None) -> float | None:
