@@ -119,17 +119,13 @@ def _waits(entry: Any) -> bool:
 
 def _read(process: ProcessId, path: str) -> bytes | None:
     """A file as the process would open it, None where it is older than the process or too large."""
-    file = open_as(process, path)
-    try:
-        status = os.fstat(file)
+    with os.fdopen(open_as(process, path), "rb") as opened:
+        status = os.fstat(opened.fileno())
         # By the clock of the machine's uptime: the other one may have been set since.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - (process.started - procfs.boot_time())
         if status.st_size > MOST_BYTES or status.st_mtime < time.time() - age:
             return None
-        with os.fdopen(os.dup(file), "rb") as opened:
-            return opened.read(MOST_BYTES)
-    finally:
-        os.close(file)
+        return opened.read(MOST_BYTES)
 
 
 # --- pickles ----------------------------------------------------------------------------------------------------------
