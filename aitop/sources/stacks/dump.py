@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -84,7 +84,7 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
 
     def look(pid: int) -> list[Thread] | SourceError:
         try:
-            return _look(program, pid, "--nonblocking") if wanted() else []
+            return _look(program, pid) if wanted() else []
         except SourceError as error:
             return error
 
@@ -112,7 +112,7 @@ def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
     program, frames_by_pid, refused = find_py_spy(), {}, None
     for pid in pids:
         try:
-            frames_by_pid[pid] = innermost(_look(program, pid, "--native"), pid)
+            frames_by_pid[pid] = innermost(_look(program, pid, native=True), pid)
         except LeftStoppedError:
             raise
         except SourceError as error:
@@ -122,12 +122,12 @@ def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
     return frames_by_pid
 
 
-def _look(program: str, pid: int, how: Literal["--nonblocking", "--native"]) -> list[Thread]:
+def _look(program: str, pid: int, *, native: bool = False) -> list[Thread]:
     """The threads of one process; empty where it has ended. Raises SourceError."""
     complaint = ""
     # To be stopped once is enough.
-    for _ in range(TRIES if how == "--nonblocking" else 1):
-        spy = _dump(program, pid) if how == "--nonblocking" else _native_dump(program, pid)
+    for _ in range(1 if native else TRIES):
+        spy = _native_dump(program, pid) if native else _dump(program, pid)
         complaint = spy.complaint
         # It reads without stopping the process, and may meet a stack in the middle of a change: it is asked again.
         if spy.code == 0:
