@@ -8,7 +8,7 @@ import pytest
 
 from aitop.sources import procfs
 from aitop.sources.host.job import whole_jobs
-from aitop.sources.host.tree import ProcessEvidence, ProcessTree, places_of
+from aitop.sources.host.tree import ProcessTree, places_of
 
 SPAWNED = "python -c from_multiprocessing.spawn_import_spawn_main;spawn_main() --multiprocessing-fork"
 TRACKER = "python -c from|multiprocessing.resource_tracker|import|main;main(5)"
@@ -135,7 +135,7 @@ def test_from_any_process_of_a_job_all_of_it_is_found(proc, name):
         if one.command not in outside:
             assert set(whole_jobs([one.pid])) == tops, one
     tree = ProcessTree([(pid, None) for pid in sorted(tops)])
-    places = places_of(tree.update(), ProcessEvidence())
+    places = places_of(tree.update())
     if ranks is not None:
         found = {pid: place.numbers.rank for pid, place in places.items() if place.role == "rank"}
         assert found == ranks
@@ -144,7 +144,7 @@ def test_from_any_process_of_a_job_all_of_it_is_found(proc, name):
 def test_what_ranks_have_beside_them_is_known_by_its_part(proc):
     processes, tops, _ = TREES["torchrun"]
     proc(processes)
-    places = places_of(ProcessTree([(pid, None) for pid in tops]).update(), ProcessEvidence())
+    places = places_of(ProcessTree([(pid, None) for pid in tops]).update())
     assert {pid: places[pid].role for pid in (10, 40, 41, 42, 43)} == {
         10: "launcher", 40: "loader-worker", 41: "helper", 42: "helper", 43: "helper"
     }  # fmt: skip
@@ -154,5 +154,5 @@ def test_what_ranks_have_beside_them_is_known_by_its_part(proc):
 def test_ranks_on_other_machines_are_counted(proc):
     processes, tops, _ = TREES["second of two machines"]
     proc(processes)
-    numbers = places_of(ProcessTree([(pid, None) for pid in tops]).update(), ProcessEvidence())[20].numbers
+    numbers = places_of(ProcessTree([(pid, None) for pid in tops]).update())[20].numbers
     assert (numbers.world_size, numbers.local_world) == (4, 2)

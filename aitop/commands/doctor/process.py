@@ -15,7 +15,7 @@ from aitop.sources import procfs
 from aitop.sources.access import readable, why_denied
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.target import look
-from aitop.sources.host.tree import ProcessEvidence, ProcessTree, places_of
+from aitop.sources.host.tree import ProcessTree, places_of
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.dump import take_dump
 
@@ -34,7 +34,7 @@ def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = Non
         return [fault("process", error.reason, error.remedy)]
     version = f", Python {target.python}" if target.python else ""
     members = ProcessTree([(pid, None)]).update()
-    ranks = ranks_of(places_of(members, ProcessEvidence())) or (pid,)
+    ranks = ranks_of(places_of(members)) or (pid,)
     maps = [memory_map for member in members if (memory_map := procfs.maps(member.stat.pid)) is not None]
     loaded = sorted({name for memory_map in maps if (name := procfs.framework_of(memory_map))})
     lines = [works("process", f"{pid} is {target.command}{version}"), access(pid), framework(loaded, seen=bool(maps))]

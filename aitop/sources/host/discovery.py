@@ -11,7 +11,7 @@ from aitop.sources import procfs
 from aitop.sources.devices import DeviceUsers
 from aitop.sources.host.command_lines import kind_of
 from aitop.sources.host.roles import ranks_of
-from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
+from aitop.sources.host.tree import Member, ProcessTree, places_of
 from aitop.sources.procfs import Stat
 
 # CPU is counted in steps of 10 ms; less than this between two reads says nothing of it.
@@ -104,7 +104,7 @@ def _row(
 ) -> Candidate:
     """One job as a row. `stats` are of `seconds` ago."""
     top = job[0]
-    places = places_of(job, ProcessEvidence())
+    places = places_of(job)
     ranks = ranks_of(places)
     pids = [member.stat.pid for member in job]
     users = [gpu_users[pid] for pid in pids if pid in gpu_users]

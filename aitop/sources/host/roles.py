@@ -18,7 +18,7 @@ from aitop.model.host import Role
 from aitop.sources.host.command_lines import NO_NUMBERS, RankNumbers, invocation, kind_of, spawned
 
 if TYPE_CHECKING:
-    from aitop.sources.host.tree import ProcessEvidence
+    from aitop.sources.host.tree import ProcessProbe
 
 WORKER_NAME = "pt_data_worker"
 
@@ -65,16 +65,16 @@ class _Node:
         return self.facts.forked or spawned(self.facts.argv)
 
 
-def assign(processes: Sequence[Facts], evidence: ProcessEvidence) -> dict[int, Place]:
+def assign(processes: Sequence[Facts], probe: ProcessProbe) -> dict[int, Place]:
     """The place of every process. Processes whose parent is not among them are the tops of trees."""
     nodes = _linked(processes)
     for node in nodes:
-        _first_guess(node, evidence)
+        _first_guess(node, probe)
     for node in nodes:
         _join_siblings(node)
     # From the leaves up: what has ranks below it, and is not itself one of them, only launched them.
     for node in reversed(nodes):
-        _demote_launcher(node, evidence)
+        _demote_launcher(node, probe)
     _number(nodes)
     for node in nodes:
         if node.role == "loader-worker" and node.boss is not None:
@@ -119,7 +119,7 @@ def _place_below(node: _Node) -> None:
     node.server = server and node.kind == "helper"
 
 
-def _first_guess(node: _Node, evidence: ProcessEvidence) -> None:
+def _first_guess(node: _Node, probe: ProcessProbe) -> None:
     boss = node.boss
     if node.kind == "helper":
         node.role = "helper"
@@ -134,20 +134,20 @@ def _first_guess(node: _Node, evidence: ProcessEvidence) -> None:
     elif boss.role == "loader-worker":
         node.role = "other"
     else:
-        node.role = _below_python(node, boss, evidence)
+        node.role = _below_python(node, boss, probe)
 
 
-def _below_python(node: _Node, boss: _Node, evidence: ProcessEvidence) -> Role:
+def _below_python(node: _Node, boss: _Node, probe: ProcessProbe) -> Role:
     """The role of a Python whose boss is a Python that may train itself."""
     if node.facts.numbers.rank is not None and node.facts.numbers != boss.facts.numbers:
         return "rank"
     if not node.multiprocessing:
-        launched = evidence.has_framework(node.facts.pid) and not evidence.has_framework(boss.facts.pid)
-        node.steps = not launched and evidence.steps(node.facts.pid)
+        launched = probe.has_framework(node.facts.pid) and not probe.has_framework(boss.facts.pid)
+        node.steps = not launched and probe.steps(node.facts.pid)
         return "rank" if launched or node.steps else "other"
-    if any(child.worker for child in _started_by(node)) or evidence.trains(node.facts.pid):
+    if any(child.worker for child in _started_by(node)) or probe.trains(node.facts.pid):
         return "rank"
-    if evidence.steps(node.facts.pid):
+    if probe.steps(node.facts.pid):
         node.steps = True
         return "rank"
     named_siblings = any(child.worker for child in _started_by(boss))
@@ -168,11 +168,11 @@ def _join_siblings(node: _Node) -> None:
                 child.role = "rank"
 
 
-def _demote_launcher(node: _Node, evidence: ProcessEvidence) -> None:
+def _demote_launcher(node: _Node, probe: ProcessProbe) -> None:
     if node.role not in ("rank", "other") or node.kind == "helper":
         return
     below = [child for child in _descendants(node) if child.role == "rank"]
-    if not below or (node.role == "rank" and evidence.steps(node.facts.pid)):
+    if not below or (node.role == "rank" and probe.steps(node.facts.pid)):
         return
     if node.role == "other":
         node.role = "launcher"
@@ -180,7 +180,7 @@ def _demote_launcher(node: _Node, evidence: ProcessEvidence) -> None:
     numbers = {child.facts.numbers.local_rank for child in below}
     # A trainer that starts its own peers (they are 1, 2, …) is number 0 itself.
     peers = None not in numbers and 0 not in numbers and not any(child.multiprocessing for child in below)
-    if peers and evidence.has_framework(node.facts.pid):
+    if peers and probe.has_framework(node.facts.pid):
         node.numbers = RankNumbers(0, 0, below[0].facts.numbers.world_size)
         return
     node.role = "launcher"

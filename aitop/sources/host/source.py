@@ -17,7 +17,7 @@ from aitop.sources.host.cgroup import Cgroup
 from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
 from aitop.sources.host.roles import WORKER_NAME, Place, ranks_of
-from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, Stepping, nobody, places_of
+from aitop.sources.host.tree import Member, ProcessProbe, ProcessTree, Stepping, nobody, places_of
 from aitop.sources.source import Source, SourceError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class HostSource(Source):
         self._usual_interval = interval
         self._starts: dict[int, int | None] = dict.fromkeys(pids)
         self._tree = ProcessTree(self._starts.items())
-        self._evidence = ProcessEvidence(stepping=stepping)
+        self._probe = ProcessProbe(stepping=stepping)
         self._rates = ProcessRates()
         self._machine = Machine()
         self._cgroup: tuple[tuple[int, int], Cgroup] | None = None
@@ -117,7 +117,7 @@ class HostSource(Source):
             raise SourceError("absent", f"process {asked} has ended")
         server = self._recognise(living)
         parts = server.parts if server else {}
-        places = places_of(members, self._evidence)
+        places = places_of(members, self._probe)
         for pid in parts:
             # A server's processes are started as loader workers are, and feed nobody.
             if places[pid].role == "loader-worker":

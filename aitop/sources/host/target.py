@@ -12,7 +12,7 @@ from aitop.sources import procfs
 from aitop.sources.access import why_denied
 from aitop.sources.host.command_lines import invocation, kind_of
 from aitop.sources.host.roles import ranks_of
-from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
+from aitop.sources.host.tree import Member, ProcessTree, places_of
 from aitop.sources.procfs import Stat
 
 # A sampling tool stops its target for milliseconds at a time; only a longer stop is a debugger's.
@@ -113,7 +113,7 @@ def _main_python(pid: int) -> Member | None:
     """The Python to speak of: the first rank of the tree, else any Python that is no helper."""
     members = ProcessTree([(pid, None)]).update()
     by_pid = {member.stat.pid: member for member in members}
-    places = places_of(members, ProcessEvidence())
+    places = places_of(members)
     ranks = ranks_of(places)
     if ranks:
         return by_pid[ranks[0]]

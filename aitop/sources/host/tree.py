@@ -12,7 +12,7 @@ from aitop.sources.host.roles import Facts, Place, assign
 from aitop.sources.procfs import Stat
 
 READS_UNTIL_LOOKING_AGAIN = 10
-EVIDENCE_AGE = 3.0
+ANSWER_SECONDS = 3.0
 _RANK_THREADS = ("pt_autograd", "pt_nccl", "pt_gloo", "gloo_tcp_loop")
 
 
@@ -137,7 +137,7 @@ def nobody() -> Collection[int]:
     return ()
 
 
-class ProcessEvidence:
+class ProcessProbe:
     """Looks into processes whose role does not follow from their command line and their parents.
 
     An answer is remembered: for good if it was yes, for a few seconds if it was no.
@@ -149,7 +149,7 @@ class ProcessEvidence:
         self._members: dict[int, Member] = {}
         self._answers: dict[tuple[str, int, int], tuple[bool, float]] = {}
 
-    def about(self, members: Sequence[Member]) -> ProcessEvidence:
+    def about(self, members: Sequence[Member]) -> ProcessProbe:
         """Return this object, now about these processes; what was known of others is forgotten."""
         self._members = {member.stat.pid: member for member in members}
         alive = {member.key for member in members}
@@ -174,7 +174,7 @@ class ProcessEvidence:
             return False
         key = (what, *member.key)
         answer, when = self._answers.get(key, (False, float("-inf")))
-        if not answer and time.monotonic() - when >= EVIDENCE_AGE:
+        if not answer and time.monotonic() - when >= ANSWER_SECONDS:
             answer = look(member)
             self._answers[key] = (answer, time.monotonic())
         return answer
@@ -191,6 +191,6 @@ class ProcessEvidence:
         return procfs.framework_of(procfs.maps(member.stat.pid) or b"") is not None
 
 
-def places_of(members: Sequence[Member], evidence: ProcessEvidence) -> dict[int, Place]:
-    """The place of every member in the tree."""
-    return assign([member.facts() for member in members], evidence.about(members))
+def places_of(members: Sequence[Member], probe: ProcessProbe | None = None) -> dict[int, Place]:
+    """The place of every member in the tree; `probe` remembers what was seen before."""
+    return assign([member.facts() for member in members], (probe or ProcessProbe()).about(members))

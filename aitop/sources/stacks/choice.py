@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aitop.sources import procfs
-from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, Stepping, nobody, places_of
+from aitop.sources.host.tree import Member, ProcessProbe, ProcessTree, Stepping, nobody, places_of
 from aitop.sources.source import SourceError
 
 Working = Callable[[], Sequence[int]]
@@ -26,7 +26,7 @@ class Chooser:
         self._tops = tuple(tops)
         self._tree = ProcessTree((pid, None) for pid in tops)
         self._working = working
-        self._evidence = ProcessEvidence(stepping=stepping)
+        self._probe = ProcessProbe(stepping=stepping)
         self._turn = 0
         self._used: dict[tuple[int, int], tuple[float, float]] = {}
         self._cores: dict[int, float] = {}
@@ -64,7 +64,7 @@ class Chooser:
         if not python:
             raise SourceError("absent", f"process {self._tops[0]} is no Python process and has none below it")
         roles: dict[str, list[int]] = {}
-        for pid, place in places_of(members, self._evidence).items():
+        for pid, place in places_of(members, self._probe).items():
             if pid in python:
                 roles.setdefault(place.role, []).append(pid)
         return roles
