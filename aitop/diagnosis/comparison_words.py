@@ -35,13 +35,15 @@ def comparison_text(compared: RunComparison) -> str:
 
 
 def in_a_sentence(compared: RunComparison) -> str | None:
-    """'1.42× faster than yesterday 18:02'; None where it cannot be told."""
+    """'1.42× faster than yesterday 18:02'; without a figure where one phase alone tells it; None where nothing does."""
     change, before = compared.change, compared.before.file
     if change.ratio is None or change.verdict == "cannot-tell":
         return None
     if change.verdict == "same":
         return f"as fast as {before}"
-    return f"{max(change.ratio, 1 / change.ratio):.2f}× {change.verdict} than {before}"
+    low, high = change.range or (1.0, 1.0)
+    times = "" if low <= 1 <= high else f"{max(change.ratio, 1 / change.ratio):.2f}× "
+    return f"{times}{change.verdict} than {before}"
 
 
 def headline(change: Change, unit: str) -> list[str]:

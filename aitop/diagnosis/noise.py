@@ -49,6 +49,20 @@ def student(freedom: float) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
+def student_chance(value: float, freedom: int) -> float:
+    """How likely a value as far from 0 as this is by chance: Student's distribution, two-sided; 1 without freedom."""
+    if freedom < 1:
+        return 1.0
+    angle = math.atan(abs(value) / math.sqrt(freedom))
+    # The integral of cos^(freedom - 1) from 0 to the angle, by its recurrence, as a part of that up to a right angle.
+    odd = freedom % 2
+    part, term = (2 * angle / math.pi, 2 / math.pi) if odd else (math.sin(angle), 1.0)
+    for power in range(2 if odd else 3, freedom, 2):
+        term *= 1.0 if power == 2 else (power - 2) / (power - 1)
+        part += term * math.sin(angle) * math.cos(angle) ** (power - 1)
+    return max(0.0, 1.0 - part)
+
+
 def least_mean(events: int) -> float:
     """The least mean number of events, with 95 % certainty, where this number came by chance (Poisson).
 

@@ -11,6 +11,10 @@ The 95 % interval comes from what is left of the scatter of each run, from how w
 how much of the machine others had at all (what they did with it may have differed), and from how runs of the same code
 differ anyway. The parts add up: phases to the length of a unit, lines to their phases, and what no verdict explains is
 a part of its own.
+
+Runs of the same code differ by some per cent as a whole: all phases are somewhat longer or shorter. A slower function
+makes one phase longer and leaves the others. So a run is faster or slower if the whole certainly differs by more than
+SAME, or if one phase stands out from the others (`_standing_out`).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from msgspec import structs
 
 from aitop.diagnosis.catalogue import SHARES_OF
 from aitop.diagnosis.evidence import interval
-from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, chance, half_width, warm_up
+from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, half_width, student_chance, warm_up
 from aitop.diagnosis.run_summary import anonymous, run_of
 from aitop.model.run import (
     CausePart,
@@ -47,10 +51,10 @@ from aitop.model.run import (
 )
 from aitop.model.serving import Percentiles
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import moment
+from aitop.model.units import duration, moment
 from aitop.model.verdict import Verdict, Where
 
-# Runs whose ratio is certainly within this of 1 count as equally fast.
+# Runs whose ratio is certainly within this of 1 count as equally fast; beyond it they are faster or slower as a whole.
 SAME = 0.05
 # Smaller differences are of no use to anybody, however certain.
 LEAST_CHANGE = 0.01
@@ -79,6 +83,7 @@ NO_UNITS = Units(kind="second", each=1, seconds=())
 # Seconds of a unit, and half of their 95 % interval.
 Spread = tuple[float, float]
 NONE: Spread = (0.0, 0.0)
+OUTSIDE = "outside"
 
 
 class _Line(NamedTuple):
@@ -251,13 +256,16 @@ class _Timed:
 
     def phases(self) -> dict[str, Spread]:
         """Seconds of each phase. They add up to `mean`; what was not measured is divided as the stack samples say."""
-        measured = {phase: self._disturbed(*self._spread(seconds)) for phase, seconds in self.units.phases.items()}
+        parts = self.measured()
+        rest, off = parts.pop(OUTSIDE)
+        parts |= {phase: (rest * share, off * share) for phase, share in self.run.rest.items()}
+        return {phase: self._disturbed(*spread) for phase, spread in parts.items()}
+
+    def measured(self) -> dict[str, Spread]:
+        """Seconds of each measured phase, and of what lies OUTSIDE of all of them; their noise is that of the run."""
         columns = zip(self.units.seconds, *self.units.phases.values(), strict=True)
         outside = tuple(seconds - sum(inside) for seconds, *inside in columns)
-        rest, off = self._spread(outside)
-        for phase, share in self.run.rest.items():
-            measured[phase] = self._disturbed(rest * share, off * share)
-        return measured
+        return {name: self._spread(part) for name, part in {**self.units.phases, OUTSIDE: outside}.items()}
 
     def _disturbed(self, seconds: float, off: float) -> Spread:
         return seconds, math.hypot(off, seconds * self.by_kind)
@@ -347,22 +355,27 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
     wide = min(WIDEST, math.hypot(by_noise, by_others, by_run))
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
     equal = _equal_load(old, new, load)
+    phase, longer = _standing_out(old, new, by_others)
     outcome: Outcome = "cannot-tell"
     reason: str | None = None
     record: float | None = None
     if equal is False and not _in_spite_of_load(old, new):
         reason = "neither as many requests a second nor as many at a time in both runs"
-    elif not low <= 1 <= high and abs(ratio - 1) > LEAST_CHANGE and chance(old.lengths, new.lengths) < CERTAIN:
+    elif low > 1 + SAME or high < 1 - SAME:
         outcome = "faster" if ratio > 1 else "slower"
+    elif phase is not None and (low <= 1 if longer > 0 else high >= 1):
+        outcome = "slower" if longer > 0 else "faster"
+        more = f"{duration(abs(longer))} {'more' if longer > 0 else 'less'}"
+        reason = f"told by {phase} alone ({more}): the whole differs as runs of the same code may"
     elif low > 1 - SAME and high < 1 + SAME:
         outcome = "same"
     elif by_others > max(by_noise, by_run):
         reason = "other programs kept the machine busy, or more so in one run: compare them while less else runs"
-    elif by_run > by_noise:
-        reason = "runs of the same code differ by as much from one to the next"
+    elif by_run > by_noise or not low <= 1 <= high:
+        reason = "runs of the same code differ by as much from one to the next, and no phase stands out from the others"
     else:
         reason = "the difference is within the noise of these runs"
-        enough = max(SAME, abs(math.log(ratio))) ** 2 - by_others**2 - by_run**2
+        enough = (abs(math.log(ratio)) - SAME) ** 2 - by_others**2 - by_run**2
         record = _longer(min(old.run.watched, new.run.watched), max(2.0, by_noise**2 / max(1e-9, enough)))
     return Change(
         verdict=outcome,
@@ -374,6 +387,32 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
         reason=reason,
         record_s=record,
     )
+
+
+def _standing_out(old: _Timed, new: _Timed, by_others: float) -> tuple[str | None, float]:
+    """The phase that changed unlike all others (95 %), and by how many seconds; None where there is none.
+
+    Runs of the same code differ by more than the noise within each, and how much more is not known. But what disturbs
+    a phase within a run also makes it differ from run to run, so that it is assumed to be as many times its noise in
+    every phase. Then Student's test tells whether one change is too large beside the others, all in units of their
+    noise. Each phase is tried, which makes chance as many times as likely (Bonferroni).
+    """
+    was, now = old.measured(), new.measured()
+    changes: dict[str, tuple[float, float]] = {}
+    for name in {**was, **now}:
+        (before, off), (after, off_after) = was.get(name, NONE), now.get(name, NONE)
+        noise = math.hypot(off, off_after, by_others * before) / NORMAL
+        if noise and max(before, after) > LEAST_CHANGE * old.mean:
+            changes[name] = after - before, (after - before) / noise
+    for name, (longer, score) in changes.items():
+        others = [other**2 for at, (_, other) in changes.items() if at != name]
+        # A phase differs by its noise within the runs at the least.
+        unlike = score / math.sqrt(max(1.0, fmean(others))) if others else 0.0
+        certain = student_chance(unlike, len(others)) * len(changes) < CERTAIN
+        if certain and abs(longer) > LEAST_CHANGE * old.mean:
+            rest = new.run.rest
+            return (max(rest, key=lambda part: rest[part], default="host") if name == OUTSIDE else name), longer
+    return None, 0.0
 
 
 def _other_cores(before: Cores | None, after: Cores | None) -> tuple[float, float] | None:

@@ -186,7 +186,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     `at_equal_load` is None where what goes into a unit is not known; where that moved, `load` says what the lengths of
     the second run were scaled to. `other_cores` is how many cores other programs took in each run. `reason` says why it
-    cannot be told; `record_s` is for how long to record both runs instead, None where that would not help.
+    cannot be told, or which phase alone tells it; `record_s` is for how long to record both runs instead, None where
+    that would not help.
     """
 
     verdict: Outcome
