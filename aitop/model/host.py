@@ -29,6 +29,8 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     `local_world_size` is how many of the `world_size` ranks were started on this machine.
     `channel` is what the main thread waits in, in the kernel's words; None of one that ran since the last sample.
     `part` is what the process does in a server ("API server", "engine", "worker"); None of one that is none.
+    `mapped` is its address space in bytes, with what of it is private and writable counted twice: memory that is asked
+    for makes it larger, the first use of memory that it has already (an array of zeros that is filled) does not.
     """
 
     pid: int
@@ -42,6 +44,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     cpu: float | None = None
     rss: int | None = None
+    mapped: int | None = None
     threads: int | None = None
     state: str | None = None
     run_delay: float | None = None

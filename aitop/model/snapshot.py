@@ -258,8 +258,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `series` has, where measured: step_ms, data_wait, queue_ready, recompiles (torch.compile's counter), compiling (the
     part of each window of stacks inside of the compiler), updating (in backward passes and updates, while something
     compiles), beside (without the hook: outside of all that computes or moves data), rss (of the ranks), workers_rss,
-    memory_left (bytes the target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay,
-    main_thread (cores its main thread used), cores_wanted, cores_waited, written (bytes a second), throttled,
+    mapped and workers_mapped (the address space of both, see ProcessSample), memory_left (bytes the target can still
+    take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, main_thread (cores its main thread used),
+    cores_wanted, cores_waited, written (bytes a second), throttled,
     and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power,
     gpu<i>.ecc_uncorrected, gpu<i>.pcie_received, gpu<i>.sm, .tensor, .dram, .fp64 and .fp32 (shares of GPM),
     alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries, alloc<i>.ooms.

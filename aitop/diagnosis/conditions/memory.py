@@ -7,14 +7,14 @@ import re
 from aitop.diagnosis.device import own_devices
 from aitop.diagnosis.evidence import records, short_place, too_little_seen, where_of
 from aitop.diagnosis.rule import Explanation, condition
-from aitop.diagnosis.series import Trend, mean_of, trend
+from aitop.diagnosis.series import Trend, mean_of, rise, trend
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import GrowthSite, Snapshot
 from aitop.model.units import duration, percent, rate, size
 from aitop.model.verdict import Fix, Severity, Where
 
-WATCH_SECONDS = 60.0
-MIN_SECONDS = 3.5
+# A rise is looked for in the last minute, and where there is one, over the longer time.
+WATCH_SECONDS, LONG_SECONDS = 60.0, 300.0
 # Warming up looks like a leak for a while: growth has to last, but no longer than `diagnose` looks when nothing else is
 # asked. What the source code says of growing things only names the line; it decides nothing.
 PATIENCE_SECONDS = 12.0
@@ -27,9 +27,14 @@ COMPILING = "the run compiles all the time, and what is compiled stays in memory
 # What one process has to grow by, and by how much a second: each has a little growth of its own.
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
+# The part of a rise that has to be memory that was newly asked for. The rest is the first use of what is there already,
+# which ends with it: the pages of an array that is being filled, of a file that is being read.
+NEWLY_MAPPED = 0.5
 SOON_SECONDS = 1800.0
-# A line that was watched for a while is not drawn out to the end of memory for more than this many times as long.
+# A line that was watched for a while is not drawn out to the end of memory for more than this many times as long. What
+# fills up to a limit of its own (a replay buffer, a cache) rises as a leak does, and nothing tells that limit.
 FORECAST = 60.0
+TOO_BRIEF = "watched too briefly to tell a leak from a buffer or cache that fills up to a limit"
 
 # A number a step makes no growth that is seen here.
 _NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *(?:.*\.item\(\)|len\(.*\))$")
@@ -45,9 +50,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
         return starting or "memory was read fewer than four times"
     sites = _sites(snapshot)
     patience = BLIND_SECONDS if blind else PATIENCE_SECONDS
-    rising = [
-        (name, line) for name, line in trends if line.seconds >= patience and steady(line, _processes(snapshot, name))
-    ]
+    rising = [(name, line) for name, line in trends if line.seconds >= patience and _grows(snapshot, name, line)]
     if not rising:
         return BLIND if blind else None
     name, line = max(rising, key=lambda pair: pair[1].slope)
@@ -56,10 +59,11 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     left = left_of(snapshot, name)
     full_in = left / line.slope if left is not None else None
     where = tuple(where_of(snapshot.target.pid, site) for site in sites[:3])
-    soon = full_in is not None and full_in < min(SOON_SECONDS, FORECAST * line.seconds)
-    severity: Severity = "critical" if soon else "warning"
+    severity: Severity = "critical" if full_in is not None and full_in < SOON_SECONDS else "warning"
     sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))
     doubts = [BLIND] if blind else []
+    if full_in is not None and full_in >= FORECAST * line.seconds:
+        doubts.append(TOO_BRIEF)
     if (mean_of(snapshot, "compiling", WATCH_SECONDS) or 0.0) >= COMPILES:
         doubts.append(COMPILING)
     if doubts:
@@ -79,14 +83,29 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
 
 def rises(snapshot: Snapshot) -> bool:
     """Whether memory has begun to rise as it does where something leaks."""
-    return any(steady(line, _processes(snapshot, name)) for name, line in _trends(snapshot))
+    return any(_grows(snapshot, name, line) for name, line in _trends(snapshot))
 
 
 def _trends(snapshot: Snapshot) -> list[tuple[str, Trend]]:
-    """How each series of memory goes since the run steps, by name."""
-    since = max(snapshot.time - WATCH_SECONDS, _stepping_since(snapshot))
-    trends = ((name, trend(snapshot.series.get(name), since)) for name in watched(snapshot))
-    return [(name, line) for name, line in trends if line is not None]
+    """How each series of memory goes since the run steps, by name: over the longest time in which it rises steadily."""
+    began, trends = _stepping_since(snapshot), []
+    for name in watched(snapshot):
+        series, processes = snapshot.series.get(name), _processes(snapshot, name)
+        line = trend(series, max(snapshot.time - WATCH_SECONDS, began))
+        if line is not None and steady(line, processes):
+            longer = trend(series, max(snapshot.time - LONG_SECONDS, began))
+            line = longer if longer is not None and steady(longer, processes) else line
+        if line is not None:
+            trends.append((name, line))
+    return trends
+
+
+def _grows(snapshot: Snapshot, name: str, line: Trend) -> bool:
+    """Whether memory rises steadily, and, as far as that is known, by what was newly asked for."""
+    space = {"rss": "mapped", "workers_rss": "workers_mapped"}.get(name)
+    mapped = rise(snapshot, space, line.seconds) if space is not None else None
+    newly = mapped is None or mapped >= NEWLY_MAPPED * line.growth
+    return newly and steady(line, _processes(snapshot, name))
 
 
 def _sites(snapshot: Snapshot) -> tuple[GrowthSite, ...]:

@@ -32,6 +32,8 @@ OF_STEPS: Values[StepRecord] = {
 OF_HOSTS: Values[HostSample] = {
     "rss": lambda host: _total(host, lambda process: process.rss, COMPUTING),
     "workers_rss": lambda host: _total(host, lambda process: process.rss, LOADING),
+    "mapped": lambda host: _total(host, lambda process: process.mapped, COMPUTING),
+    "workers_mapped": lambda host: _total(host, lambda process: process.mapped, LOADING),
     "memory_left": lambda host: host.memory_room[0] if host.memory_room else None,
     "swap_in": lambda host: host.machine.swap_in,
     "main_cpu": lambda host: _total(host, lambda process: process.cpu, COMPUTING),

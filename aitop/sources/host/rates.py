@@ -21,12 +21,13 @@ class Counters(NamedTuple):
     """What a process has used since its start. `used` has numbers by name, None is not readable.
 
     They are `cpu` (seconds); of the main thread `main` (seconds on a core), `delay` (seconds runnable without one) and
-    `switches`; and bytes. `threads` has the times of every thread.
+    `switches`; and bytes. `threads` has the times of every thread. `mapped` is as in ProcessSample.
     """
 
     time: float
     used: dict[str, float | None]
     threads: dict[int, procfs.Scheduled] | None
+    mapped: int | None
 
 
 class ProcessRates:
@@ -71,7 +72,9 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
         "read_bytes": io.get("read_bytes"),
         "write_bytes": io.get("write_bytes"),
     }
-    return Counters(time.monotonic(), used, _threads(member, main) if computes else None)
+    # Each of the two misses something: VmData what is shared, and VmSize a thread's heap, reserved 64 MB at a time.
+    mapped = status["VmSize"] + status["VmData"] if "VmSize" in status and "VmData" in status else None
+    return Counters(time.monotonic(), used, _threads(member, main) if computes else None, mapped)
 
 
 def _threads(member: Member, main: procfs.Scheduled | None) -> dict[int, procfs.Scheduled] | None:
@@ -114,6 +117,7 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         channel=_channel(stat.pid) if rates["switches"] == 0 else None,
         cpu=rates["cpu"],
         rss=None if stat.state == "Z" else stat.rss * procfs.PAGE_SIZE,
+        mapped=now.mapped,
         threads=stat.threads,
         state=stat.state,
         run_delay=None if delay is None else min(1.0, delay),

@@ -1,0 +1,55 @@
+"""What is read of a real process: memory that it asks for, and first use of memory that it has already."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from aitop.sources.host.source import HostSource
+
+LARGE = 32 << 20
+# Another thread's memory comes from a heap of its own, of which 64 MB are reserved at once.
+SCRIPT = f"""
+import mmap, sys, threading
+private, shared, kept = mmap.mmap(-1, {LARGE}, flags=mmap.MAP_PRIVATE), mmap.mmap(-1, {LARGE}), []
+def touch(pages):
+    for at in range(0, {LARGE}, 4096):
+        pages[at] = 1
+def ask():
+    kept.extend(b"x" * 50000 for _ in range({LARGE} // 50000))
+def share():
+    kept.append(mmap.mmap(-1, {LARGE}))
+    touch(kept[-1])
+def aside():
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+doing = dict(private=lambda: touch(private), shared=lambda: touch(shared), ask=ask, share=share, aside=aside)
+for line in sys.stdin:
+    doing[line.strip()]()
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "newly"), [("private", False), ("shared", False), ("ask", True), ("share", True), ("aside", True)]
+)
+def test_memory_that_is_asked_for_and_memory_that_is_used_for_the_first_time(does, newly):
+    command = [sys.executable, "-S", "-c", SCRIPT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        # The first memory of another thread reserves its heap; from then on it is there.
+        for warm_up in ("aside", "ask"):
+            print(warm_up, file=child.stdin, flush=True)
+            assert child.stdout.readline() == "done\n"
+        source = HostSource([child.pid])
+        source.open()
+        [before] = source.read()[0].processes
+        print(does, file=child.stdin, flush=True)
+        assert child.stdout.readline() == "done\n"
+        [after] = source.read()[0].processes
+        child.kill()
+    assert after.rss - before.rss > 0.8 * LARGE
+    assert (after.mapped - before.mapped > 0.8 * LARGE) is newly
