@@ -7,9 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aitop.protocol import events as at
 from aitop.sources.ring import counted as counted_module
+from aitop.sources.ring import step_maker as maker_module
 from aitop.sources.ring.step_maker import StepMaker
 
 US = 1000
@@ -67,6 +69,21 @@ def test_counted_steps_are_told_and_nothing_is_lost_or_doubled(run):
     assert {step.samples for step in counted} == {8} and {step.tokens for step in counted} == {40}
     assert {step.cpu for step in counted} == {None} == {step.device_forward for step in counted}
     assert not steps[-1].estimated and steps[-1].seconds == pytest.approx(700e-6)
+
+
+def test_one_record_of_each_timed_step_is_made_for_all_counted_ones_that_repeat_it(run, monkeypatch):
+    run.train(11)
+    run.steps()
+    run.count(900)
+    made: list[object] = []
+    record = maker_module._record
+    monkeypatch.setattr(maker_module, "_record", lambda *args: made.append(args) or record(*args))
+    counted = run.steps()
+    assert len(counted) == 900 and len(made) <= 11
+    each = [record(*made[at % len(made)]) for at in range(900)]
+    for step, alone in zip(counted, each, strict=True):
+        assert step.seconds == pytest.approx(alone.seconds, abs=2e-9)
+        assert replace(step, index=0, end=0.0, seconds=0.0) == replace(alone, index=0, end=0.0, seconds=0.0)
 
 
 def test_counted_steps_vary_as_the_timed_ones_did(run):

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
@@ -55,7 +57,9 @@ class StepMaker:
         if self._until_now is not None:
             self._before, self._until_now = max(0, self._until_now - self._steps.index), None
         self._waiting.extend(made)
-        records = []
+        records: list[StepRecord] = []
+        # By their parts, the records that counted steps repeat: there may be thousands a second of them.
+        models: dict[int, StepRecord] = {}
         while self._waiting:
             first = self._waiting[0]
             times = self._times(first)
@@ -64,9 +68,16 @@ class StepMaker:
                     break
                 times = _UNKNOWN
             self._waiting.popleft()
+            model = models.get(id(first.parts)) if first.estimated else None
+            if model is not None:
+                end, seconds = first.end * NS, first.length * NS
+                records.append(replace(model, index=self._before + first.number, end=end, seconds=seconds))
+                continue
             record = _record(first, self._before, times, watches)
             if record is not None:
                 records.append(record)
+                if first.estimated:
+                    models[id(first.parts)] = record
         return records
 
     def _timed(self, kind: int, number: int, first: int, second: int, third: int) -> None:
