@@ -48,7 +48,7 @@ def _hook_before(session: Session) -> Callable[..., None]:
     compiling = session.compiling
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if compiling() or journal.counting:
+        if journal.counting or compiling():
             return
         if ident() != journal.owner and session.not_owner(training=True):
             return

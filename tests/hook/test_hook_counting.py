@@ -428,6 +428,22 @@ def test_the_last_batch_ends_the_counting_of_a_calm_run(calm):
     assert not calm.journal.counting and not calm.journal.passes
 
 
+def test_torch_is_asked_of_few_forwards_of_a_calm_run_and_of_no_optimizer(calm, monkeypatch):
+    session, asked, optimizer = calm.watched.session, [], object()
+    for name, answer in (("grad_enabled", True), ("compiling", False)):
+        monkeypatch.setattr(session, name, lambda name=name, answer=answer: asked.append(name) or answer)
+    forward = wrap_forward(lambda *args: None, session)
+    before, _ = optimizer_module.optimizer_hooks(session)
+    calm.journal.passes = 200
+    for _ in range(100):
+        forward(None)
+    assert 10 < asked.count("grad_enabled") < 30
+    asked.clear()
+    before(optimizer, (optimizer,), {})
+    assert not asked
+    calm.sampling.over()
+
+
 def test_another_threads_last_batch_does_not_end_it(calm):
     calm.journal.count_until += 10**12
     thread = threading.Thread(target=lambda: list(DataLoader(Stalling(4), batch_size=4)))
