@@ -124,10 +124,10 @@ def lends_rights(process: ProcessId | None) -> bool:
 
 
 def readable_path(process: ProcessId | None, file: str) -> str | None:
-    """Where `file` of a process is for us; None where it is not, or we or the process's user may not read it.
+    """A path by which we can read `file` of a process; None where we, or the process's user, may not read it.
 
-    That is its own path where it leads to the very file that the process would open, or where the process is gone;
-    else the way through the root of the process, as into a container. None for another user's process.
+    It is the file's own path where that leads to the very file that the process would open, or where the process is
+    gone; else one through the root of the process, as into a container. None for another user's process.
     """
     if not file or file.startswith("<") or "\0" in file or lends_rights(process):
         return None

@@ -61,7 +61,7 @@ class Stat(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether it is a zombie, or even less."""
+        """Whether it has ended: it is a zombie or dead."""
         return self.state in "ZXx"
 
 

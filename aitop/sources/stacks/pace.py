@@ -25,7 +25,7 @@ LONGEST_INTERVAL = 8.0
 QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
 QUICK_IN_ALL = 150
 
-# Every this many windows both are asked even of a process in which only the main thread was seen to hold the lock.
+# Both are asked in every this many windows, even where only the main thread was seen to hold the lock.
 RARELY = 6
 CONTENDED = 0.04
 # Windows for which it is asked after a thread was last seen with the lock: a thread may work in bursts.
@@ -149,9 +149,10 @@ def rate_of(sampled: float, processes: int) -> int:
 
 
 class GilWatch:
-    """Asks in the first windows, then in every one while other threads than the main one hold the lock, else rarely.
+    """Decides which windows ask who holds the interpreter's lock, and which threads are on a core.
 
-    `cores`: the next window should also ask who is on a core, which it does in the first windows and then rarely.
+    Both are asked in the first windows and then in every RARELY-th; the first also while threads other than the main
+    one hold the lock. `cores`: the next window should ask both.
     """
 
     def __init__(self) -> None:
