@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
-from snapshot_builder import RANK, constant, line, snapshot, step, steps
+from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
 
 from aitop.diagnosis.causes import precision, preprocessing, recompile, underbatched
 from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
@@ -197,6 +197,21 @@ def test_no_more_requests_can_be_taken_together_than_are_there(under_way, togeth
     engine = Serving(basis="hook", pid=RANK, concurrency=under_way)
     judged = underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL], serving=engine))
     assert (judged and fired(judged).fixes[0].setting.to) == together
+
+
+@pytest.mark.parametrize("where", ["a thread of its own", "another process"])
+def test_what_is_done_for_each_request_beside_the_model_is_done_in_batches_too(where):
+    def gain(cores):
+        thread, other = (cores, 0.0) if where == "a thread of its own" else (0.0, cores)
+        lines = [MODEL, line("answer", thread, thread="Thread-2", number=30)]
+        seen = {"host": host(1, worker_cpu=other), "serving": engine, "lines": lines}
+        judged = underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, **seen))
+        return fired(judged).speedup, fired(judged).fixes[0].speedup
+
+    engine = Serving(basis="hook", pid=RANK, concurrency=16.0)
+    alone, _ = gain(0.0)
+    verdict, fix = gain(0.2)
+    assert verdict == pytest.approx(1.0 / (1.0 / alone + 0.2), rel=0.01) and fix == pytest.approx(verdict, abs=0.01)
 
 
 def test_a_server_that_has_taken_many_at_once_takes_single_ones_only_where_no_more_are_there():

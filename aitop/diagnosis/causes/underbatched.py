@@ -15,6 +15,8 @@ from aitop.diagnosis.evidence import (
     AT_LEISURE,
     MIN_STEPS,
     Lines,
+    beside_lines,
+    cores_wanted,
     lines_of,
     main_lines,
     moved_to,
@@ -23,7 +25,7 @@ from aitop.diagnosis.evidence import (
     takes_request,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import Scope, estimated, fix, with_batch
+from aitop.diagnosis.what_if import Length, Scope, estimated, fix, with_batch
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
@@ -36,6 +38,8 @@ BATCH = 32
 CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
 # The least share of a forward pass that does not depend on the batch.
 LEAST_FIXED = 0.3
+# Less work beside the model (cores) is not worth a word.
+LEAST_BESIDE = 0.05
 # Weights that would take longer to read than the step takes are not all read: those of experts.
 ALL_READ = 3.0
 MOSTLY_IDLE = 0.5
@@ -83,7 +87,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     batched = with_batch(together, cost.samples, cost.fixed, cost.each, surely=cost.measured)
     part = 1.0 if training else _of_the_model(snapshot, steps)
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
-    gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
+    beside = 0.0 if training or snapshot.serving is None else _beside_the_model(snapshot)
+    likely, low = max(0.0, share - beside), max(0.0, low - beside)
+    gone = estimated(likely, low, high if cost.measured else share + 0.6 * (1.0 - share))
     return Explanation(
         # How large a batch may be in training is not only a matter of speed.
         severity="info" if training and cost.samples > 1 else None,
@@ -97,8 +103,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # Where the model is called a batch is put together, however the model is written.
         where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _beside(snapshot).entries,
-        evidence=_evidence(snapshot, cost, waiting, gone.speedup),
-        fixes=_fixes(cost, share, together, training=training),
+        evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup),
+        fixes=_fixes(cost, share if training else gone, together, training=training),
     )
 
 
@@ -106,6 +112,17 @@ def _under_way(snapshot: Snapshot) -> int:
     """How many requests a batch can have: no more than there are at a time, and no more than BATCH."""
     there = snapshot.serving.concurrency if snapshot.serving is not None else None
     return BATCH if there is None else min(BATCH, round(there))
+
+
+def _beside_the_model(snapshot: Snapshot) -> float:
+    """Cores that other threads and processes of a server need for its requests, however many are in a batch.
+
+    A batch of all that are under way leaves them nothing to do meanwhile: each request takes so much longer.
+    """
+    models = {ledger.pid for ledger in snapshot.ledgers}
+    processes = snapshot.host.processes if snapshot.host is not None else ()
+    others = sum(process.cpu or 0.0 for process in processes if process.pid not in models)
+    return others + cores_wanted(entry for entry in beside_lines(snapshot) if entry.pid in models)
 
 
 def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
@@ -182,7 +199,7 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
     return Cost(samples, fixed / ran, (forward - fixed) / samples / ran, False)
 
 
-def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float) -> list[str]:
+def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, speedup: float) -> list[str]:
     facts, training, gpu = snapshot.facts, snapshot.kind == "training", on_gpu(snapshot)
     how = "from batches of several sizes" if cost.measured else "by the size of the model"
     each_time = duration(cost.fixed + cost.each * cost.samples)
@@ -198,6 +215,8 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float) ->
         )
     if not training:
         evidence.append(f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken")
+        if beside >= LEAST_BESIDE:
+            evidence.append(f"{percent(beside)} of a core works for requests beside the model, in batches as without")
     if not cost.measured:
         what = "what else is done for each one alone" if training else "waking up for each request alone"
         evidence.append(f"at least {speedup:.1f}×: {what} is not counted")
@@ -211,12 +230,12 @@ def _above_forward(entry: Entry) -> Entry:
     return moved_to(entry, entry.via[entry.callers - 1])
 
 
-def _fixes(cost: Cost, share: float, together: int, *, training: bool) -> tuple[Fix, ...]:
+def _fixes(cost: Cost, gone: float | Length, together: int, *, training: bool) -> tuple[Fix, ...]:
     if training:
         text = f"batch {cost.samples:.0f} → {together}: more samples a second (adapt the learning rate)"
-        return (fix(text, share, Setting(name="batch_size", to=together, current=round(cost.samples))),)
+        return (fix(text, gone, Setting(name="batch_size", to=together, current=round(cost.samples))),)
     setting = Setting(name="max_batch_size", to=together, current=round(cost.samples))
     return (
-        fix(f"take up to {together} waiting requests at once and stack them into one forward pass", share, setting),
+        fix(f"take up to {together} waiting requests at once and stack them into one forward pass", gone, setting),
         fix("a serving layer with dynamic batching does so within a time limit"),
     )
