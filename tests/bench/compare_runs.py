@@ -4,6 +4,8 @@ Each scenario and demo is recorded slow and mended, and run in turns to learn th
 that ratio (a tenth to either side, as the turns are measured themselves), the verdict expected of the slow run must be
 gone, and its line carry the change where there is one. Runs of the same code must not be called faster or slower. Runs
 of which one function takes 5 % of a step longer must be called slower, with a line of that function in front.
+That function works for a set CPU time, which a slower machine does not make longer, unlike the other phases. One that
+does a set amount of work is harder to tell from how runs differ.
 
 Of some runs of the same program all pairs are compared, those with the slower function among them, and so is each run
 as it was with each slower one: a run is part of several pairs.
