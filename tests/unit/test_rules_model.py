@@ -231,6 +231,15 @@ def test_training_on_one_sample_at_the_cost_of_calls():
     assert underbatched.judge(snapshot(large, facts=facts(ops=10, parameters=6000))) is None
 
 
+def test_a_policy_that_is_called_for_one_observation_gets_more_environments_and_no_larger_batch():
+    tiny = steps(seconds=0.0005, forward=0.00008, backward=0.0001, optimizer=0.0002, samples=1)
+    world = line("play", 5, phase="environment", number=30)
+    verdict = fired(underbatched.judge(snapshot(tiny, facts=facts(ops=10, parameters=6000), lines=[world])))
+    assert [(fix.text, fix.setting) for fix in verdict.fixes] == [
+        ("step 32 environments side by side, with one policy call for all of them", None)
+    ]
+
+
 def test_an_idle_gpu_has_room_for_more():
     cuda = facts(cuda=True, parameters=21_000_000)
     idle = underbatched.judge(on_gpu(served(), busy=0.2, told=cuda))

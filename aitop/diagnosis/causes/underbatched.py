@@ -104,7 +104,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _beside(snapshot).entries,
         evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup),
-        fixes=_fixes(cost, share if training else gone, together, training=training),
+        fixes=_fixes(snapshot, cost, share if training else gone, together),
     )
 
 
@@ -230,8 +230,10 @@ def _above_forward(entry: Entry) -> Entry:
     return moved_to(entry, entry.via[entry.callers - 1])
 
 
-def _fixes(cost: Cost, gone: float | Length, together: int, *, training: bool) -> tuple[Fix, ...]:
-    if training:
+def _fixes(snapshot: Snapshot, cost: Cost, gone: float | Length, together: int) -> tuple[Fix, ...]:
+    if main_lines(snapshot, lambda entry: entry.phase == "environment").entries:
+        return (fix(f"step {together} environments side by side, with one policy call for all of them", gone),)
+    if snapshot.kind == "training":
         text = f"batch {cost.samples:.0f} → {together}: more samples a second (adapt the learning rate)"
         return (fix(text, gone, Setting(name="batch_size", to=together, current=round(cost.samples))),)
     setting = Setting(name="max_batch_size", to=together, current=round(cost.samples))
