@@ -183,6 +183,21 @@ def test_help_says_examples_and_exit_codes_and_imports_no_screen_and_no_torch():
         assert f"\n    {verb} " in done.stdout
 
 
+def test_neither_the_screen_nor_the_names_of_kept_runs_load_openssl():
+    code = """
+import sys
+import aitop.ui.app
+from aitop.diagnosis.run_summary import digest
+assert digest("train.py") == digest("train.py") != digest("train.pz") and len(digest("\\udce4")) == 16
+loaded = [line for line in open("/proc/self/maps") if "libcrypto" in line or "libssl" in line]
+assert not loaded, loaded
+import asyncio, ssl, hashlib
+assert ssl.create_default_context() and asyncio.run(asyncio.sleep(0, True))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_watching_without_a_screen_loads_neither_a_screen_nor_what_few_runs_need():
     seldom = {
         "asyncio",
