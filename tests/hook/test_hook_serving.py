@@ -20,7 +20,7 @@ from hook_runs import Net
 
 import aitop.hook
 from aitop.hook.measures.serving import names
-from aitop.hook.measures.serving.requests import Request
+from aitop.hook.measures.serving.requests import Request, Requests, current
 
 # Of the kernel's clock, by which the arrival of a request may be off.
 A_TICK = 0.005
@@ -245,6 +245,17 @@ def test_the_parts_of_a_request_follow_one_another(moments, parts):
     for name, moment in moments.items():
         setattr(request, name, 100 + moment)
     assert request.parts(110) == parts
+
+
+def test_what_is_done_between_two_calls_of_a_model_is_no_part_of_it(watched):
+    """An answer that is made token by token: the model, then the text, and so on."""
+    requests, request = Requests.of(watched.session), Request(100)
+    request.began = 100
+    token = current.set(request)
+    for start in (110, 130, 150):
+        requests.computed(start, start + 5)
+    current.reset(token)
+    assert request.parts(160) == (0, 10, 15, 35)
 
 
 @pytest.mark.parametrize("server", ["uvicorn", "aiohttp", "gunicorn", "litserve", "transformers", "http"])

@@ -39,7 +39,8 @@ class Request:
     arrived         when it arrived
     began           when this process began to work on it; what passed before is queue
     submitted       when it was handed to an engine; from then until `model_began` it is in the queue again
-    model_began, model_ended    the model's part, from its first call to the end of its last one
+    model_began, model_ended    from the model's first call to the end of its last one
+    between         how long it was not called in between: code that answers token by token works there
     first           when its first token was there
     chunks          parts of the answer that went out, `first_chunk` when the first did
     connection      the number of its socket's descriptor where an event loop has taken it up, else -1
@@ -49,6 +50,7 @@ class Request:
     __slots__ = (
         "arrived",
         "began",
+        "between",
         "chunks",
         "connection",
         "ended",
@@ -65,13 +67,17 @@ class Request:
     def __init__(self, arrived: int) -> None:
         self.arrived = arrived
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
-        self.first = self.first_chunk = self.chunks = 0
+        self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
 
     def parts(self, end: int) -> tuple[int, int, int, int]:
-        """Return the nanoseconds of queue, preprocess, model and postprocess, one after the other; -1: not known."""
+        """Return the nanoseconds of queue, preprocess, model and postprocess, one after the other; -1: not known.
+
+        What is done between two calls of the model is counted as done after them.
+        """
         began, submitted, model, after = self.began, self.submitted, self.model_began, self.model_ended
+        between = self.between
         queue = began - self.arrived if began else NOT_MEASURED
         if not model:
             return queue, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED
@@ -81,7 +87,8 @@ class Request:
         if not after:
             return queue, preprocess, NOT_MEASURED, NOT_MEASURED
         # Where the model's end is all that was seen of the answer, what came after it is not known.
-        return queue, preprocess, after - model, end - after if end > after else NOT_MEASURED
+        postprocess = end - after + between if end > after or between else NOT_MEASURED
+        return queue, preprocess, after - model - between, postprocess
 
 
 # The request that the code running now works for. Tasks and threads that a framework starts for it inherit it.
@@ -197,8 +204,11 @@ class Requests:
         request = current.get()
         if request is None or request.submitted:
             return
-        request.model_began = request.model_began or start
-        request.model_ended = end
+        if not request.model_began:
+            request.model_began = start
+        elif start > request.model_ended:
+            request.between += start - request.model_ended
+        request.model_ended = max(end, request.model_ended)
         request.first = request.first or first
         if tokens >= 0:
             request.tokens = max(0, request.tokens) + tokens
