@@ -29,7 +29,7 @@ while True:
             break
         print([name for name in sys.modules if "aitop" in name], "__call__" in vars(type(net)), flush=True)
 """
-KILLED = "import aitop.attach, os, signal, sys; aitop.attach.install(int(sys.argv[1])); os.kill(os.getpid(), 9)"
+KILLED = "import os, sys; from aitop.attach.entrance import install; install(int(sys.argv[1])); os.kill(os.getpid(), 9)"
 PATIENCE_S = 20.0
 
 

@@ -344,6 +344,14 @@ def test_makers_that_wait_for_room_are_not_why_the_step_waits():
     assert level(input_bound.judge(fed(full, of_thread("parse", 0.05)))) < input_bound.judge.band.leave
 
 
+def test_what_a_step_is_made_of_is_waited_for_though_its_makers_rest_as_well():
+    """Batches that are pickled through a pipe: both ends wait for it."""
+    get = line("main", 0.7, number=60, activity="wait-queue", position="before", text="batch = ready.get()")
+    puts = of_thread("produce", 0.95, activity="wait-queue", text="ready.put(batch)")
+    verdict = fired(input_bound.judge(snapshot(steps(seconds=0.1, forward=0.03), lines=[get, puts])))
+    assert (verdict.id, verdict.subtype, verdict.where[0].line) == ("input-bound", "workers", 60)
+
+
 def test_a_server_that_waits_for_requests_is_not_input_bound():
     client = of_thread("client", 0.9, activity="sleep", text="time.sleep(pause)")
     assert level(input_bound.judge(fed(client, kind="inference"))) < input_bound.judge.band.leave
@@ -451,6 +459,25 @@ def test_arrays_without_gradients_between_the_model_and_its_update_are_no_part_o
     assert fired(names(seen)).share >= 0.65
     other = {computing.compute_bound, host_bound.judge} - {names}
     assert all(finding is None or finding.level < 0.5 for finding in (rule(seen) for rule in other))
+
+
+def test_a_gradient_that_is_a_loop_in_python_is_told_with_its_line():
+    own = line("backward", 0.4, phase="backward", number=36, text="out[rows, index[:, t]] += g[:, t]")
+    calls = line("main", 0.5, phase="backward", activity="native", work="tensor", number=86, text="loss.backward()")
+    seen = snapshot(steps(seconds=0.05, forward=0.005, backward=0.045), lines=[own, calls])
+    verdict = shown(seen)[0]
+    assert (verdict.id, verdict.where[0].line) == ("python-overhead", 36)
+    assert verdict.title == "40 % of each step is Python in gradients of its own"
+    assert shown(snapshot(steps(seconds=0.05, forward=0.005, backward=0.045), lines=[calls]))[0].id == "compute-bound"
+
+
+def test_requests_that_only_stand_in_line_get_an_answer_with_their_line():
+    """Each waits for a lock whose holder waits as well."""
+    waits = line(
+        "do_GET", 0.95, number=57, activity="wait-lock", handler="thread", position="before", text="with LOCK:"
+    )
+    verdict = shown(snapshot(lines=[waits], kind="inference"))[0]
+    assert (verdict.id, verdict.severity, verdict.where[0].line) == ("host-bound", "info", 57)
 
 
 def test_what_nobody_explains_is_told_with_its_next_lines():

@@ -50,8 +50,9 @@ def _evidence(snapshot: Snapshot, asked: Lines, measured: float | None) -> list[
     pauses = sorted(step.gc for step in steps if step.gc > 0)
     evidence = []
     if pauses and measured:
-        each = f"pauses in {len(pauses)} of {len(steps)} steps, {duration(pauses[len(pauses) // 2])} each"
-        evidence.append(f"{each}, {percent(measured)} of step time (measured in the process)")
+        long = f"{duration(pauses[len(pauses) // 2])} p50, the longest {duration(pauses[-1])}"
+        seen = f"pauses in {len(pauses)} of {len(steps)} steps, {long}"
+        evidence.append(f"{seen}, {percent(measured)} of step time (measured in the process)")
     if asked.lines:
         return [*evidence, f"{percent(asked.share)} of stack samples stand at {short_place(asked.where[0])}"]
     nobody = "no line asks for it: the collector starts by itself, and walks over every object that is alive"

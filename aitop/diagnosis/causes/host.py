@@ -8,6 +8,7 @@ from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     HOST,
     MIN_SAMPLES,
+    Lines,
     by_hand,
     each_unit,
     leisure,
@@ -42,7 +43,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the host's time that no other cause has claimed."""
     if samples_of(snapshot) * (1.0 - leisure(snapshot)) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples of its work are needed"
-    serving, steps_seen, work = serves(snapshot), stepping(snapshot), by_hand(snapshot).entries
+    serving, work = serves(snapshot), by_hand(snapshot).entries
     lines = main_lines(
         snapshot,
         lambda entry: (
@@ -54,6 +55,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             and not (serving and (takes_request(entry) or stands_in_line(entry)))
         ),
     )
+    told = _told(snapshot, lines) or blocked_loop(snapshot) or around_model(snapshot)
+    if told is None and serving:
+        # Nobody works for the requests that stand in line: at least their place is known.
+        return _told(snapshot, main_lines(snapshot, stands_in_line), lost=False)
+    return told
+
+
+def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Explanation | None:
+    """The verdict on these lines' time. `lost`: whether the run could do without; None: their activity says."""
     share = min(lines.share, host_limit(snapshot), 0.99)
     gone, at_leisure = of_unit(snapshot, share)
     where = lines.where
@@ -62,16 +72,18 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     # What blocks an event loop is judged by the requests that it holds up, however few they are.
     level = gone if loops else share
     if level < LEAVE or not where:
-        return blocked_loop(snapshot) or around_model(snapshot)
+        return None
     first, *others = where
-    steps = records(snapshot)
-    lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
+    steps, steps_seen = records(snapshot), stepping(snapshot)
+    if lost is None:
+        lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
     top = share * (first.share or 1.0)
     weights = shares_by(at_first, lambda entry: entry.does)
     doing = ACTIVITIES[max(weights, key=lambda activity: weights[activity])]
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
-        evidence.append("then " + ", ".join(f"{short_place(other)} {percent(other.share)}" for other in others[:2]))
+        then = (f"{short_place(other)} {percent(share * (other.share or 0.0))}" for other in others[:2])
+        evidence.append("then " + ", ".join(then))
     if loops:
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if at_leisure:

@@ -75,7 +75,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     if wait.kind == "environment":
         why = producers.of_environment(snapshot, wait.share, wait.lines)
     elif wait.kind == "producers":
-        why = producers.of_threads_or_processes(snapshot, wait.share)
+        why = producers.of_threads_or_processes(snapshot, wait.share, wait.lines)
     elif wait.kind == "own code":
         why = producers.of_own_code(snapshot, wait.share, wait.lines)
     else:
@@ -167,9 +167,10 @@ def _own_code(snapshot: Snapshot) -> Lines:
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:
-    """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle.
+    """The lines on which the stepping thread waits for the run's own threads or processes.
 
-    The handler of a request that waits for another thread stands in line: that is no wait for data.
+    If these only idle, just what a step of training is made of is waited for. The handler of a request that waits for
+    another thread stands in line: that is no wait for data.
     """
     lines = main_lines(
         snapshot,
@@ -181,7 +182,9 @@ def _for_producers(snapshot: Snapshot) -> Lines:
             and entry.handler is None
         ),
     )
-    return lines if lines.entries and producers.makers(snapshot) is not None else NO_LINES
+    if producers.makers(snapshot) is not None:
+        return lines
+    return lines_of(entry for entry in lines.entries if entry.position == "before" and snapshot.kind == "training")
 
 
 def _measure(snapshot: Snapshot, wait: Wait) -> str:

@@ -386,11 +386,13 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
     return Makers(len(busy), processes, lines, _blocked(lines))
 
 
-def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
-    """Why those who make the batches are too slow. There must be some, see `makers`."""
+def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> Why:
+    """Why those who make the batches, for which the stepping thread waits on these lines, are too slow."""
     made = makers(snapshot)
     if made is None:
-        return Why("workers", (), ("nobody was seen to make batches",), (), confirmed=False)
+        resting = "no thread or process of the run works on batches for long: handing them over takes the time"
+        shared = "hand over less, or through shared memory (torch.multiprocessing) instead of pickled"
+        return Why("workers", waits.where, (resting,), (fix(shared),), confirmed=False)
     free, blocked = free_cores(snapshot), made.blocked
     best, more = _with_best_workers(snapshot, share, blocked, makers=made.count)
     subtype = _subtype(made.lines, blocked, more if made.processes else None, share)

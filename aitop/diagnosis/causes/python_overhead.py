@@ -1,4 +1,5 @@
-"""python-overhead: the interpreter, rather than operations, takes the time: around tiny operations, or between phases.
+"""python-overhead: the interpreter, rather than operations, takes the time: around tiny operations, or in code between
+them.
 
 Who holds the interpreter's lock on a line runs Python there: large operations let go of it. So the ledger's "python" of
 the forward pass is what Python and the calls of operations cost, whatever the code looks like.
@@ -47,7 +48,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if snapshot.kind == "unknown" and not records(snapshot):
         return "no phase of a step was seen: Python may be all that the program is there for"
     gpu = on_gpu(snapshot)
-    beside = main_lines(snapshot, lambda entry: entry.phase in HOST and entry.does == "python" and not _model(entry))
+    beside = main_lines(snapshot, lambda entry: _beside(entry) and entry.does == "python" and not _model(entry))
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0
@@ -63,7 +64,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     claims = (*((python if gpu else model).entries if in_model else ()), *(beside.entries if between else ()))
     # Where Python runs, rather than where a native call takes long beside it.
     lines = python if mostly_model else beside
-    around = "around tiny operations" if mostly_model else "between its phases"
+    gradients = lines.part(lambda entry: entry.phase == "backward") > 0.5
+    between_words = "in gradients of its own" if gradients else "between its phases"
+    around = "around tiny operations" if mostly_model else between_words
     once = not in_model and seen_once(snapshot, lines)
     evidence = [f"the interpreter's lock is held {percent(held)} of the forward pass"] if in_model else []
     if mostly_model and tiny and per_op is not None and snapshot.facts is not None:
@@ -115,6 +118,11 @@ def _calling(lines: Lines, least_held: float) -> float:
         return 0.0
     whole, held = shares_by(lines.entries, lambda entry: entry.at), held_by_line(lines.entries)
     return sum(min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share) for at, share in held.items())
+
+
+def _beside(entry: Entry) -> bool:
+    """Whether code runs beside the model: around its phases, or in a gradient that is computed without tensors."""
+    return entry.phase in HOST or (entry.phase == "backward" and entry.work is None and entry.where is not None)
 
 
 def _model(entry: Entry) -> bool:
