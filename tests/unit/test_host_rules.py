@@ -461,6 +461,9 @@ def test_arrays_without_gradients_between_the_model_and_its_update_are_no_part_o
     assert all(finding is None or finding.level < 0.5 for finding in (rule(seen) for rule in other))
 
 
+STEPS_BESIDE = steps(seconds=0.1, forward=0.02, backward=0.02, optimizer=0.01)
+
+
 def test_a_gradient_that_is_a_loop_in_python_is_told_with_its_line():
     own = line("backward", 0.4, phase="backward", number=36, text="out[rows, index[:, t]] += g[:, t]")
     calls = line("main", 0.5, phase="backward", activity="native", work="tensor", number=86, text="loss.backward()")
@@ -469,6 +472,18 @@ def test_a_gradient_that_is_a_loop_in_python_is_told_with_its_line():
     assert (verdict.id, verdict.where[0].line) == ("python-overhead", 36)
     assert verdict.title == "40 % of each step is Python in gradients of its own"
     assert shown(snapshot(steps(seconds=0.05, forward=0.005, backward=0.045), lines=[calls]))[0].id == "compute-bound"
+
+
+@pytest.mark.parametrize(("held", "advice"), [(0.01, "shorten"), (0.1, "fewer, larger operations")])
+def test_native_calls_that_hold_the_lock_are_many_small_ones(held, advice):
+    """A moving average of all parameters, one after the other."""
+    parts = (("native", 0.5 - held), ("python", held))
+    average = [
+        line("update", share, activity=activity, number=48, position="after", text="shadow[name] = 0.99 * p")
+        for activity, share in parts
+    ]
+    verdict = next(one for one in shown(snapshot(STEPS_BESIDE, lines=average)) if one.id == "host-bound")
+    assert advice in verdict.fixes[0].text
 
 
 def test_requests_that_only_stand_in_line_get_an_answer_with_their_line():

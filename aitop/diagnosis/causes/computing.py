@@ -69,14 +69,16 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
     waiting = (main_lines(snapshot, takes_request) if serves(snapshot) else NO_LINES).share
     level = computing
-    title = f"{percent(computing)} of each step computes: nothing else is worth removing first"
+    computes = f"{percent(computing)} of {'the time' if serves(snapshot) else 'each step'} computes"
+    title = f"{computes}: nothing else is worth removing first"
     if waiting >= AT_LEISURE:
         title = f"{percent(waiting)} of the time is waiting for requests: nothing holds this run up"
         level = max(waiting, computing / max(0.01, 1.0 - waiting))
     elif idle:
-        title = f"{percent(computing)} of each step computes, but the GPU is busy only {percent(busy)} of the time"
+        title = f"{computes}, but the GPU is busy only {percent(busy)} of the time"
     elif between:
-        title = f"{percent(computing)} of each step computes, {percent(phases.outside)} passes between the phases"
+        rests = f"{percent(waiting)} is waiting for requests" if waiting > 0.5 * (phases.outside or 0.0) else None
+        title = f"{computes}, {rests or f'{percent(phases.outside)} passes between the phases'}"
     return Explanation(
         severity="info",
         share=computing,
@@ -99,7 +101,8 @@ def _without_steps(snapshot: Snapshot) -> Explanation | None:
     first, *others = lines.where
     evidence = [f"{percent(lines.share * (first.share or 1.0))} at {short_place(first)}"]
     if others:
-        evidence.append("then " + ", ".join(f"{short_place(where)} {percent(where.share)}" for where in others[:2]))
+        then = (f"{short_place(where)} {percent(lines.share * (where.share or 0.0))}" for where in others[:2])
+        evidence.append("then " + ", ".join(then))
     if busy is not None:
         evidence.append(f"GPU busy {percent(busy)} of the time")
     return Explanation(

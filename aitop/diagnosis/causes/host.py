@@ -8,6 +8,7 @@ from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     HOST,
     MIN_SAMPLES,
+    MOST_HELD,
     Lines,
     by_hand,
     each_unit,
@@ -79,7 +80,11 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
     top = share * (first.share or 1.0)
     weights = shares_by(at_first, lambda entry: entry.does)
-    doing = ACTIVITIES[max(weights, key=lambda activity: weights[activity])]
+    most = max(weights, key=lambda activity: weights[activity])
+    doing = ACTIVITIES[most]
+    # Large operations let go of the interpreter's lock for nearly all of their time.
+    held = weights.get("python", 0.0) / sum(weights.values())
+    small = most == "native" and held >= MOST_HELD
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
         then = (f"{short_place(other)} {percent(share * (other.share or 0.0))}" for other in others[:2])
@@ -90,8 +95,12 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         evidence.append(at_leisure)
     if not steps_seen:
         evidence.append("no phase of a training step and no model call was seen in its stacks")
+    if small:
+        evidence.append(f"the interpreter's lock is held {percent(held)} of that: these are many small calls")
     if loops:
         ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
+    elif small:
+        ahead = f"do the work of {place_of(first)} in fewer, larger operations"
     else:
         ahead = f"shorten {place_of(first)}, or overlap it with the step"
     shorter = fix(ahead, gone * within_first(lines))

@@ -82,7 +82,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     calm = _calm(snapshot)
     growth = growth_of(steps, device=on_gpu(snapshot), calm=calm)
     if growth is None:
-        return _of_stacks(snapshot)
+        sampled = _of_stacks(snapshot)
+        return sampled if isinstance(sampled, Explanation) else None
     if seconds < (LASTING_WAIT if growth.phase == "data_wait" else LASTING):
         sampled = _of_stacks(snapshot)
         not_yet = f"steps got slower for {seconds:.0f} s: whether it goes on is not known yet"
