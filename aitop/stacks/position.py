@@ -9,7 +9,7 @@ code are not used.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,18 +26,27 @@ UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A function runs evaluations only if fewer than this share of its samples are of steps.
 _LEAST_OF_PHASE = 0.1
+# A stack that is read while it changes may have the line of one moment above the calls of another: up to this share of
+# a function's samples. Fewer do not show that a phase runs below a line, unless no other line has more of that phase.
+_TORN = 0.01
 
 
 @dataclass
 class _Anchors:
-    """Lines of one function below which phases were seen. `callers` are known to call the model."""
+    """Lines of one function below which phases were seen, how often, of all `samples` of the function.
 
-    lines: dict[Phase, set[int]] = field(default_factory=lambda: defaultdict(set))
+    `callers` are lines that are known to call the model.
+    """
+
+    samples: int = 0
+    lines: dict[Phase, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     callers: set[int] = field(default_factory=set)
 
     def of(self, *phases: Phase) -> frozenset[int]:
         """The lines below which any of these phases runs."""
-        return frozenset(line for phase in phases for line in self.lines.get(phase, ()))
+        seen = [self.lines[phase] for phase in phases if phase in self.lines]
+        least = _TORN * self.samples
+        return frozenset(line for counts in seen for line in counts if counts[line] >= min(least, max(counts.values())))
 
 
 class StepFunctions:
@@ -58,12 +67,13 @@ class StepFunctions:
         # Where the model is no module, nothing on a stack tells its functions from those of a loss.
         self._models = any(stack.model for stack, _ in seen)
         self._anchors: dict[Function, _Anchors] = {}
-        for stack, _ in seen:
+        for stack, count in seen:
             phase = "outside" if stack.phase == "forward" and not self._models else stack.phase
             for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
+                anchors.samples += count
                 if phase in _ANCHORS:
-                    anchors.lines[phase].add(frame.line)
+                    anchors.lines[phase][frame.line] += count
         for caller in callers:
             if (function := self._anchors.get((caller.file, caller.function))) is not None:
                 function.callers.add(caller.line)

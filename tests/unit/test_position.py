@@ -80,6 +80,16 @@ def test_a_model_of_functions_may_be_called_on_the_line_of_its_gradients():
     assert position([(at(14, BACK), 50)], at(14, "user/model.py:8 cost", "user/model.py:3 net")) == "within"
 
 
+def test_a_stack_that_was_read_while_it_changed_shows_nothing():
+    """One in a hundred has the line of one moment above the calls of another."""
+    many = [(frames, 3 * count) for frames, count in LOOP]
+    torn = [*many, (at(11, CALL, MODEL), 1), (at(60, STEP), 1)]
+    assert [position(torn, at(line)) for line in (11, 16, 60)] == ["before", "after", "after"]
+    assert phase(torn, at(20, CALL, MODEL)) == "evaluation"
+    # Where hardly anything of a phase is seen, that is where it is.
+    assert position([(at(60), 500), (at(12, CALL, MODEL), 1), (at(15, STEP), 1)], at(11)) == "before"
+
+
 def test_a_function_that_makes_no_steps_has_no_positions():
     assert position(LOOP, stack("user/setup.py:3 read_all")) is None
     assert position([(at(10, "user/x.py:4 work"), 50)], at(11)) is None
