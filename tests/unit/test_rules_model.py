@@ -199,19 +199,20 @@ def test_no_more_requests_can_be_taken_together_than_are_there(under_way, togeth
     assert (judged and fired(judged).fixes[0].setting.to) == together
 
 
-@pytest.mark.parametrize("where", ["a thread of its own", "another process"])
-def test_what_is_done_for_each_request_beside_the_model_is_done_in_batches_too(where):
-    def gain(cores):
-        thread, other = (cores, 0.0) if where == "a thread of its own" else (0.0, cores)
+@pytest.mark.parametrize(("thread", "other", "more"), [(0.2, 0.0, 0.2), (0.0, 0.2, 0.0)])
+def test_what_threads_do_for_each_request_beside_the_model_they_do_in_batches_too(thread, other, more):
+    """They take turns with it at the interpreter's lock; another process goes on with the next requests."""
+
+    def gain(thread, other):
         lines = [MODEL, line("answer", thread, thread="Thread-2", number=30)]
         seen = {"host": host(1, worker_cpu=other), "serving": engine, "lines": lines}
         judged = underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, **seen))
         return fired(judged).speedup, fired(judged).fixes[0].speedup
 
     engine = Serving(basis="hook", pid=RANK, concurrency=16.0)
-    alone, _ = gain(0.0)
-    verdict, fix = gain(0.2)
-    assert verdict == pytest.approx(1.0 / (1.0 / alone + 0.2), rel=0.01) and fix == pytest.approx(verdict, abs=0.01)
+    alone, _ = gain(0.0, 0.0)
+    verdict, fix = gain(thread, other)
+    assert verdict == pytest.approx(1.0 / (1.0 / alone + more), rel=0.01) and fix == pytest.approx(verdict, abs=0.01)
 
 
 def test_a_server_that_has_taken_many_at_once_takes_single_ones_only_where_no_more_are_there():

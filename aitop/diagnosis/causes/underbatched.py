@@ -115,14 +115,13 @@ def _under_way(snapshot: Snapshot) -> int:
 
 
 def _beside_the_model(snapshot: Snapshot) -> float:
-    """Cores that other threads and processes of a server need for its requests, however many are in a batch.
+    """Cores that other threads of the model's process need for its requests, however many are in a batch.
 
-    A batch of all that are under way leaves them nothing to do meanwhile: each request takes so much longer.
+    They take turns with the model at the interpreter's lock. A batch of all requests under way leaves them nothing to
+    do meanwhile: each request takes so much longer. Other processes go on with the next requests.
     """
     models = {ledger.pid for ledger in snapshot.ledgers}
-    processes = snapshot.host.processes if snapshot.host is not None else ()
-    others = sum(process.cpu or 0.0 for process in processes if process.pid not in models)
-    return others + cores_wanted(entry for entry in beside_lines(snapshot) if entry.pid in models)
+    return cores_wanted(entry for entry in beside_lines(snapshot) if entry.pid in models)
 
 
 def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
