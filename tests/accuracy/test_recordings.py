@@ -26,7 +26,6 @@ KNOWN_MISSES: dict[tuple[str, int], str] = {
     ("surrogate", 2): "in which types a model computes is known only from inside of the process",
     ("embedding_server", 2): "how many samples a request brings is known only from inside of the process",
     ("gait", 2): "without a count of operations few looks at the lock say too little of a short forward pass",
-    ("keystrokes", 2): "0.5 MB/s of a graph that grows is full in 14 hours: what 12 s show may be a cache that fills",
 }
 """Recordings (scenario, tier) with a wrong first verdict or line, or an untrue warning, and why it is so."""
 

@@ -35,6 +35,8 @@ SOON_SECONDS = 1800.0
 # fills up to a limit of its own (a replay buffer, a cache) rises as a leak does, and nothing tells that limit.
 FORECAST = 60.0
 TOO_BRIEF = "watched too briefly to tell a leak from a buffer or cache that fills up to a limit"
+MAY_END = 0.5
+"""The confidence in a leak as long as that is so."""
 
 # A number a step makes no growth that is seen here.
 _NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *(?:.*\.item\(\)|len\(.*\))$")
@@ -59,15 +61,17 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     left = left_of(snapshot, name)
     full_in = left / line.slope if left is not None else None
     where = tuple(where_of(snapshot.target.pid, site) for site in sites[:3])
-    severity: Severity = "critical" if full_in is not None and full_in < SOON_SECONDS else "warning"
+    soon = full_in is not None and full_in < min(SOON_SECONDS, FORECAST * line.seconds)
+    severity: Severity = "critical" if soon else "warning"
     sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))
     doubts = [BLIND] if blind else []
-    if full_in is not None and full_in >= FORECAST * line.seconds:
-        doubts.append(TOO_BRIEF)
     if (mean_of(snapshot, "compiling", WATCH_SECONDS) or 0.0) >= COMPILES:
         doubts.append(COMPILING)
     if doubts:
         severity, sure = "info", 0.3
+    elif full_in is not None and full_in >= FORECAST * line.seconds:
+        doubts.append(TOO_BRIEF)
+        sure = MAY_END
     what = what_grows(name)
     return Explanation(
         severity=severity,
