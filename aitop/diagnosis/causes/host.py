@@ -9,6 +9,7 @@ from aitop.diagnosis.evidence import (
     HOST,
     MIN_SAMPLES,
     MOST_HELD,
+    RUNNING,
     Lines,
     by_hand,
     each_unit,
@@ -57,7 +58,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         ),
     )
     told = _told(snapshot, lines) or blocked_loop(snapshot) or around_model(snapshot)
-    if told is None and serving:
+    if told is None and serving and main_lines(snapshot, lambda entry: entry.does in RUNNING).share < ENTER:
         # Nobody works for the requests that stand in line: at least their place is known.
         return _told(snapshot, main_lines(snapshot, stands_in_line), lost=False)
     return told
