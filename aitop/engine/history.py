@@ -28,6 +28,8 @@ CHART_SECONDS = 300
 # How far a Snapshot looks back; the second where few steps or requests fall into the first.
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 KEEP_STEPS = 4096
+# Of short steps, at most one in this time is kept beside the newest: a trend needs time, not many steps.
+SPREAD_SECONDS = 0.025
 KEEP_RECOMPILES = 256
 KEEP_LOOKS = 256
 MOST_RANKS = 4096
@@ -148,9 +150,10 @@ def _second(records: Sequence[StepRecord]) -> Second:
 
 @dataclass
 class HookHistory:
-    """One process's steps and facts."""
+    """One process's steps and facts. `spread` are steps that reach further back than `steps` where these are short."""
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
+    spread: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     count: int = 0
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
@@ -271,6 +274,10 @@ class History:
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory())
         hook.steps.extend(sample.steps)
+        for record in sample.steps:
+            # By their times alone, so that a recording shows the same wherever its reading began.
+            if not hook.spread or record.end // SPREAD_SECONDS != hook.spread[-1].end // SPREAD_SECONDS:
+                hook.spread.append(record)
         hook.seconds.add(sample.steps)
         hook.served.add(sample)
         hook.totals.take(sample)

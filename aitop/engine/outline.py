@@ -147,6 +147,7 @@ def _lasting_hook(hook: HookHistory) -> HookHistory:
     return replace(
         hook,
         steps=deque(() if fast else hook.steps, maxlen=KEEP_STEPS),
+        spread=deque(() if fast else hook.spread, maxlen=KEEP_STEPS),
         seconds=replace(hook.seconds, done=hook.seconds.done.copy(), current=list(hook.seconds.current)),
         recompiles=hook.recompiles.copy(),
         served=hook.served.lasting(),

@@ -34,6 +34,7 @@ class Facts:
         self._optimizers: list[str] = []
         self._foreach: bool | None = None
         self._fused: bool | None = None
+        self._own_optimizer: bool | None = None
         self._root: tuple[str, int, list[str], int] | None = None
         self._looked_up: int | None = None
         self._updated: tuple[int, list[str], int] = (0, [], 0)
@@ -65,6 +66,7 @@ class Facts:
         name = type(optimizer).__name__
         if name not in self._optimizers and len(self._optimizers) < MOST_OPTIMIZERS:
             self._optimizers.append(name[:LONGEST_NAME])
+        self._own_optimizer = not type(optimizer).__module__.startswith("torch.")
         group = optimizer.param_groups[0]
         self._fused = bool(group["fused"]) if "fused" in group else self._fused
         if "foreach" in group:
@@ -109,6 +111,7 @@ class Facts:
             "optimizers": self._optimizers,
             "foreach": self._foreach,
             "fused": self._fused,
+            "own_optimizer": self._own_optimizer,
             "rank": rank,
             "world_size": world,
             **compiler_facts(),

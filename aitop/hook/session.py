@@ -72,6 +72,10 @@ class Known(dict[int, Any]):
         self._alive[key] = weakref.ref(thing, died)
         self[key] = value
 
+    def alive(self) -> list[Any]:
+        """Return the objects."""
+        return [thing for reference in list(self._alive.values()) if (thing := reference()) is not None]
+
     def forget_all(self) -> None:
         """Remove everything."""
         self.clear()

@@ -57,7 +57,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the window. `basis` is where the phases come from; without the hook only `phases` and `began` are known.
 
     `flops_per_second` is achieved, `mfu` its share of what the run's devices could do in the dtype it computes in.
-    `count` steps were seen since the hook came in, `recent` are those of the window, oldest first.
+    `count` steps were seen since the hook came in, `recent` are those of the window, oldest first;
+    `spread` are some of them from all over the window, where there are more short steps than are kept.
     `pid` is the process (rank) whose steps these are; `began` is when stacks had shown a first step of it (monotonic).
     """
 
@@ -75,6 +76,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_second: float | None = None
     mfu: float | None = None
     recent: tuple[StepRecord, ...] = ()
+    spread: tuple[StepRecord, ...] = ()
 
 
 class HotLine(msgspec.Struct, frozen=True, kw_only=True):

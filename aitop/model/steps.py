@@ -172,7 +172,9 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     `watches` names what is watched beside the phases (transfer, blocking, collective, tokens): steps carry None for the
     others.
     `foreach` tells whether the last optimizer met takes all tensors at once (foreach or fused, by choice or by torch's
-    default), `fused` whether it was told to fuse; None where it has no such setting.
+    default), `fused` whether it was told to fuse; None where it has no such setting. `own_optimizer`: its class
+    is not torch's. `denormals` is the share (0..1) of
+    the numbers in its state that are denormal, None where it lies on a device or was not looked at.
     """
 
     way: str
@@ -184,6 +186,8 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     optimizers: tuple[str, ...] = ()
     foreach: bool | None = None
     fused: bool | None = None
+    own_optimizer: bool | None = None
+    denormals: float | None = None
     parameters: int | None = None
     parameter_tensors: int | None = None
     looked_up_parameters: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from torch import nn
 import aitop.hook
 from aitop.hook import compiler
 from aitop.hook.measures import generation
+from aitop.hook.measures.denormals import Denormals
 from aitop.hook.measures.inputs import autocast_dtype, matmul_precision
 from aitop.hook.measures.scaler import Scaler
 
@@ -109,6 +111,66 @@ def scaled(times, bad=()):
 
 def scaler_of(session) -> Scaler:
     return next(measure for measure in session.measures if isinstance(measure, Scaler))
+
+
+LOOKS = itertools.count(1)
+
+
+def denormals_of(session):
+    """The share after a look, each long after the one before."""
+    measure = next(measure for measure in session.measures if isinstance(measure, Denormals))
+    measure.look(time.monotonic_ns() + next(LOOKS) * 10**12)
+    return measure.facts().get("denormals")
+
+
+def test_denormal_numbers_in_the_state_of_an_optimizer_are_counted(watched):
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    assert denormals_of(watched.session) is None, "no state yet"
+    for _ in range(8):
+        model(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+    assert denormals_of(watched.session) == 0.0
+    for state in optimizer.state.values():
+        state["exp_avg"].fill_(1e-40)
+        state["exp_avg_sq"].fill_(0.0)
+    assert denormals_of(watched.session) == 0.5
+    assert watched.facts().own_optimizer is False
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        torch.full((64,), 1e-40, dtype=torch.float64),
+        torch.full((64,), 1e-40)[::2],
+        torch.full((64,), 1e-40, device="meta"),
+        torch.full((8, 8), 1e-40).to_sparse(),
+        nn.Parameter(torch.full((64,), 1e-40)),
+        torch.full((3,), 1e-40),
+        "a word",
+    ],
+    ids=["double", "strided", "meta", "sparse", "subclass", "few", "no tensor"],
+)
+def test_only_plain_numbers_in_memory_are_looked_at(watched, state):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(4):
+        model(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+    optimizer.state[model.weight]["mine"] = state
+    assert denormals_of(watched.session) is None
+
+
+def test_a_tensor_whose_memory_is_gone_is_not_looked_at(watched):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(4):
+        model(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+    freed = torch.full((4096,), 1e-40)
+    freed.untyped_storage().resize_(0)
+    optimizer.state[model.weight]["mine"] = freed
+    assert denormals_of(watched.session) is None
 
 
 with_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch 2.2 has none for the CPU")

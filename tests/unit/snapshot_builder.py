@@ -84,7 +84,7 @@ def snapshot(
 ):
     """A Snapshot with hook steps (`records`, of `seen` so far) or with phases from stacks (`phases`)."""
     if records:
-        view = steps_view(RANK, records, seen)
+        view = steps_view(RANK, records, seen, records)
     elif phases is not None:
         view = Steps(basis="stacks", pid=RANK, phases=phases)
     else:

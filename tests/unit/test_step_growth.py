@@ -13,6 +13,7 @@ from aitop.diagnosis.causes import step_growth
 from aitop.diagnosis.causes.step_growth import rising_share
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Phases
+from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention
 
 
@@ -43,6 +44,16 @@ def test_a_wait_that_gets_longer_is_measured_by_the_rest_of_the_step(wait):
     records = [msgspec.structs.replace(one, end=900.0 + 0.12 * one.index) for one in records]
     finding = step_growth.judge(snapshot(records))
     assert any("the time grows in: data wait" in told for told in fired(finding).evidence)
+
+
+def test_growth_of_an_update_with_denormal_numbers_is_left_to_the_optimizers_verdict():
+    records = [
+        msgspec.structs.replace(one, forward=0.004, backward=0.006, optimizer=one.seconds - 0.01)
+        for one in slowing(4e-5)
+    ]
+    facts = HookFacts(way="attach", python="3.11", torch="2", denormals=0.1)
+    assert "optimizer" in fired(step_growth.judge(snapshot(records))).evidence[1]
+    assert step_growth.judge(snapshot(records, facts=facts)) is None
 
 
 @pytest.mark.parametrize(

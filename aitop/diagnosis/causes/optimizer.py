@@ -16,6 +16,12 @@ from aitop.model.verdict import Fix
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # How much slower this machine may be than the one on which those were measured.
 SLOWER = 1.5
+# From this share of denormal numbers in its state on, they are why an update takes longer than its parameters justify.
+LEAST_DENORMAL = 0.002
+FLUSH = (
+    "torch.set_flush_denormal(True) once at the start, in the thread that trains: denormal numbers count as zero then,"
+    " which changes no weight by more than rounding does"
+)
 # A change after which the update still takes this share of its time is not worth making.
 SAME = 0.8
 
@@ -31,37 +37,71 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     if lines.entries:
         # What it waits in that another cause explains, as for the interpreter's lock, no other update would end.
         share = min(share, lines.share)
-    facts, expected = snapshot.facts, None
+    facts, expected, denormal = snapshot.facts, None, None
     if facts is not None and steps.mean:
         seconds = steps.mean * running(snapshot)
-        needed = _batched_seconds(facts, share * seconds)
+        denormal = _without_denormals(facts, share * seconds)
+        needed = denormal or _batched_seconds(facts, share * seconds)
         expected = None if needed is None else min(share, needed / seconds)
     lost = share - expected if expected is not None else share * UNCOUNTED
     unproven = on_gpu(snapshot) and not timed_on_device(snapshot)
     if unproven:
         lost = min(lost, host_limit(snapshot))
     lost = min(0.99, lost)
-    beyond = "lost in the optimizer if it updates parameters one by one"
-    if expected is not None:
-        batched = facts is not None and facts.foreach
-        beyond = "lost in an update of many operations" if batched else "lost in updating parameters one by one"
     evidence = [f"the optimizer takes {percent(share)} of each step"]
     if facts is not None and facts.parameters is not None and expected is not None:
-        names = ", ".join(facts.optimizers) or "the optimizer"
-        tensors = f" in {count(facts.parameter_tensors)} tensors" if facts.parameter_tensors else ""
-        how = "in one operation" if facts.foreach else "together"
-        evidence.append(
-            f"{names}: {count(facts.parameters)} parameters{tensors} updated {how} need {percent(expected)}"
-        )
+        evidence.append(_needs(facts, expected, denormal=denormal is not None))
     return Explanation(
         share=lost,
         signals=(expected is not None, steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4),
         doubtful=unproven,
-        title=f"{percent(lost)} of each step is {beyond}",
+        subtype=None if denormal is None else "denormal",
+        # The cause is certain and the remedy one line: half the loss is worth a word.
+        level=lost if denormal is None else 2.0 * lost,
+        title=f"{percent(lost)} of each step is {_beyond(facts, expected, denormal=denormal is not None)}",
         lines=lines,
         evidence=evidence,
-        fixes=_fixes(facts, share, lost),
+        fixes=_fixes(facts, share, lost) if denormal is None else (fix(FLUSH, lost),),
     )
+
+
+def _beyond(facts: HookFacts | None, expected: float | None, *, denormal: bool) -> str:
+    """What the time beyond the expected share is lost in."""
+    if denormal:
+        return "lost in an update that computes with denormal numbers"
+    if facts is None or expected is None:
+        return "lost in the optimizer if it updates parameters one by one"
+    return "lost in an update of many operations" if facts.foreach else "lost in updating parameters one by one"
+
+
+def _needs(facts: HookFacts, expected: float, *, denormal: bool) -> str:
+    """What an update of these parameters would take."""
+    names = ", ".join(facts.optimizers) or "the optimizer"
+    tensors = f" in {count(facts.parameter_tensors)} tensors" if facts.parameter_tensors else ""
+    if denormal:
+        return (
+            f"{names}: {percent(facts.denormals or 0.0)} of the numbers in its state are denormal (below 1.2e-38), with"
+            f" which a CPU computes a hundred times as slowly; without them {count(facts.parameters or 0)} parameters"
+            f"{tensors} need {percent(expected)}"
+        )
+    how = "in one operation" if facts.foreach else "together"
+    return f"{names}: {count(facts.parameters or 0)} parameters{tensors} updated {how} need {percent(expected)}"
+
+
+def has_denormals(facts: HookFacts | None) -> bool:
+    """Whether denormal numbers were found in the optimizer's state."""
+    return facts is not None and (facts.denormals or 0.0) >= LEAST_DENORMAL
+
+
+def _without_denormals(facts: HookFacts, taken: float) -> float | None:
+    """Seconds that the update would take without denormal numbers instead of `taken`; None where they do not slow it.
+
+    They are left by weights that get no gradient any more, whose moving averages shrink until rounding keeps them.
+    """
+    if facts.parameters is None or not has_denormals(facts):
+        return None
+    normal = SLOWER * _seconds(facts, FUSED if facts.fused else FOREACH if facts.foreach else ONE_BY_ONE)
+    return normal if normal < SAME * taken else None
 
 
 def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
@@ -74,7 +114,8 @@ def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
         return None
     if facts.cuda:
         return _seconds(facts, CUDA_TOGETHER)
-    if facts.fused:
+    if facts.fused or (facts.foreach is None and facts.own_optimizer is False):
+        # Of torch's own LBFGS and its like there is no other way to do it.
         return taken
     target = _seconds(facts, FUSED if _fuses(facts) else FOREACH)
     in_proportion = taken * min(1.0, target / _seconds(facts, FOREACH if facts.foreach else ONE_BY_ONE))

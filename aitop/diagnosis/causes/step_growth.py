@@ -9,8 +9,9 @@ from statistics import median_high
 
 import msgspec
 
+from aitop.diagnosis.causes.optimizer import has_denormals
 from aitop.diagnosis.device import on_gpu
-from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, short_place
+from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
@@ -73,7 +74,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on steps that get slower; without step times, on a line that goes over a list that only grows."""
     if snapshot.serving is not None and snapshot.kind != "training":
         return "how long a server's steps take follows what is asked of it"
-    steps = records(snapshot)
+    steps = snapshot.steps.spread if snapshot.steps else ()
     if not steps:
         return _of_stacks(snapshot)
     seconds = steps[-1].end - steps[0].end
@@ -84,6 +85,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if growth is None:
         sampled = _of_stacks(snapshot)
         return sampled if isinstance(sampled, Explanation) else None
+    if growth.phase == "optimizer" and has_denormals(snapshot.facts):
+        # optimizer-bound says why, and how long it would take without them.
+        return None
     if seconds < (LASTING_WAIT if growth.phase == "data_wait" else LASTING):
         sampled = _of_stacks(snapshot)
         not_yet = f"steps got slower for {seconds:.0f} s: whether it goes on is not known yet"
@@ -218,7 +222,13 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     if not rises.get(phase):
         # No other phase is long enough to measure it by.
         phase = max(_PHASES, key=lambda name: _slope(_medians(list(map(_PHASES[name], steps)))))
-    return Growth(max(middle - rise / 2, 0.1 * last), last, len(every), every[-1].end - every[0].end, phase)
+    return Growth(
+        max(middle - rise / 2, 0.1 * last),
+        last,
+        every[-1].index - every[0].index + 1,
+        every[-1].end - every[0].end,
+        phase,
+    )
 
 
 def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:

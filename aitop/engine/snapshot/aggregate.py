@@ -38,7 +38,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     lead = lead_pid(history, tick.time)
     hook = history.hooks.get(lead) if lead is not None else None
     since, records = _window(history, hook, tick.time)
-    steps = steps_view(lead, records, hook.count) if hook and lead is not None else None
+    steps = steps_view(lead, records, hook.count, _spread(hook, since, records)) if hook and lead is not None else None
     gpu, facts = history.gpus.last, hook.facts if hook else None
     if steps is not None:
         steps, facts = with_throughput(steps, facts, gpu)
@@ -122,8 +122,13 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
         backward=None if phases.backward is None else phases.backward - of_backward,
         forward=None if phases.forward is None else phases.forward - of_forward,
     )
-    recent = tuple(_exchanging(record, of_backward, of_forward) for record in steps.recent) if inside else steps.recent
-    return msgspec.structs.replace(steps, phases=changed, recent=recent)
+    if not inside:
+        return msgspec.structs.replace(steps, phases=changed)
+    recent, spread = (
+        tuple(_exchanging(record, of_backward, of_forward) for record in records)
+        for records in (steps.recent, steps.spread)
+    )
+    return msgspec.structs.replace(steps, phases=changed, recent=recent, spread=spread)
 
 
 def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> StepRecord:
@@ -189,6 +194,12 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
         records = [record for record in hook.steps if record.end >= since][-ENOUGH_STEPS:]
     training = [record for record in records if record.kind == "train"]
     return since, training or records
+
+
+def _spread(hook: HookHistory, since: float, records: Sequence[StepRecord]) -> list[StepRecord]:
+    """Steps of the same kind over the whole window, of which `records` may be only the newest."""
+    kinds = {record.kind for record in records}
+    return [record for record in hook.spread if record.end >= since and record.kind in kinds]
 
 
 def _stepping_windows(history: History) -> list[StackWindow]:

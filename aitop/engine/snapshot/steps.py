@@ -23,7 +23,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def steps_view(pid: int, records: Sequence[StepRecord], count: int) -> Steps | None:
+def steps_view(pid: int, records: Sequence[StepRecord], count: int, spread: Sequence[StepRecord] = ()) -> Steps | None:
     """Steps of one process in the window, None where there were none. `count` is of all steps seen."""
     if not records:
         return None
@@ -45,6 +45,7 @@ def steps_view(pid: int, records: Sequence[StepRecord], count: int) -> Steps | N
         tokens_per_second=sum(tokens) / total if len(tokens) == len(records) else None,
         phases=_phases(records, total),
         recent=tuple(records),
+        spread=tuple(spread),
     )
 
 

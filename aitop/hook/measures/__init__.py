@@ -26,6 +26,7 @@ MEASURES = (
     "burst.Burst",
     "generation.Generation",
     "scaler.Scaler",
+    "denormals.Denormals",
     "compiles.Compiles",
     "serving.vllm.Vllm",
     "serving.batching.Batching",

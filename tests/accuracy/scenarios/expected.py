@@ -174,10 +174,15 @@ BETWEEN_STEPS = (
     ),
     _scenario("host_io", "host-io-stall", guilty=("self.db.commit()", 'self.db.execute("INSERT')),
     _scenario("host_io:http", "host-io-stall", args=("--sink", "http"), guilty=("urllib.request.urlopen(self.url",)),
-    _scenario("run_journal", "host-io-stall", guilty=("os.fsync(self.file.fileno())", "self.file.flush()")),
-    _workload("checkpoints", "checkpoint-stall", guilty=("torch.save(state, packed)",)),
+    _scenario(
+        "run_journal",
+        "host-io-stall",
+        guilty=("os.fsync(self.file.fileno())", "self.file.flush()"),
+        left=(left.RUN_JOURNAL,),
+    ),
+    _workload("checkpoints", "checkpoint-stall", guilty=("torch.save(state, packed)",), left=(left.CHECKPOINTS,)),
     _scenario("nightly_export", "checkpoint-stall", guilty=("np.savez_compressed(",)),
-    _scenario("tidy_trainer", "gc-stall", guilty=("            gc.collect()",)),
+    _scenario("tidy_trainer", "gc-stall", guilty=("            gc.collect()",), left=(left.TIDY_TRAINER,)),
 )
 
 COMPUTING = (

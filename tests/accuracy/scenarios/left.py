@@ -170,3 +170,40 @@ COMPLAINTS_ALONE = Left(
     batch=16,
 )
 TICKET_ROUTER = Left("underbatched", 2.89, (("batch_size=4,", "batch_size=32,"),), batch=8)
+# The first batch again and again.
+CHECKPOINTS = Left(
+    "input-bound",
+    1.10,
+    (
+        (
+            "    while True:\n        inputs = torch.randn(size, width)\n"
+            "        yield inputs, torch.tanh(inputs @ weights)",
+            "    inputs = torch.randn(size, width)\n    made = inputs, torch.tanh(inputs @ weights)\n"
+            "    while True:\n        yield made",
+        ),
+    ),
+)
+TIDY_TRAINER = Left(
+    "input-bound",
+    1.09,
+    (
+        (
+            "        yield torch.randn(size, 64) + sources[:, None], sources",
+            "        made = torch.randn(size, 64) + sources[:, None], sources\n"
+            "        while True:\n            yield made",
+        ),
+    ),
+)
+# The same in plain operations: torch.distributions checks its arguments and adds some of its own.
+RUN_JOURNAL = Left(
+    "python-overhead",
+    1.08,
+    (
+        (
+            "    choice = Categorical(logits=policy(states))\n    actions = choice.sample()\n",
+            "    logits = policy(states).log_softmax(-1)\n"
+            "    actions = (logits.detach() - torch.empty_like(logits).exponential_().log()).argmax(1)\n",
+        ),
+        ("return choice.log_prob(actions), rewards", "return logits.gather(1, actions[:, None])[:, 0], rewards"),
+    ),
+)
