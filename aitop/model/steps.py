@@ -174,7 +174,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     `foreach` tells whether the last optimizer met takes all tensors at once (foreach or fused, by choice or by torch's
     default), `fused` whether it was told to fuse; None where it has no such setting. `own_optimizer`: its class
     is not torch's. `denormals` is the share (0..1) of
-    the numbers in its state that are denormal, None where it lies on a device or was not looked at.
+    groups of eight neighbours in its state with a denormal number, None where it lies on a device or was not read.
     """
 
     way: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aitop.diagnosis.device import host_limit, on_gpu, timed_on_device
 from aitop.diagnosis.evidence import main_lines, running
-from aitop.diagnosis.op_cost import CUDA_TOGETHER, FOREACH, FUSED, ONE_BY_ONE
+from aitop.diagnosis.op_cost import CUDA_TOGETHER, DENORMAL, FOREACH, FUSED, ONE_BY_ONE
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
@@ -16,8 +16,8 @@ from aitop.model.verdict import Fix
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # How much slower this machine may be than the one on which those were measured.
 SLOWER = 1.5
-# From this share of denormal numbers in its state on, they are why an update takes longer than its parameters justify.
-LEAST_DENORMAL = 0.002
+# From this share of its state on, denormal numbers are why an update takes longer than its parameters justify.
+LEAST_DENORMAL = 0.01
 FLUSH = (
     "torch.set_flush_denormal(True) once at the start, in the thread that trains: denormal numbers count as zero then,"
     " which changes no weight by more than rounding does"
@@ -80,8 +80,8 @@ def _needs(facts: HookFacts, expected: float, *, denormal: bool) -> str:
     tensors = f" in {count(facts.parameter_tensors)} tensors" if facts.parameter_tensors else ""
     if denormal:
         return (
-            f"{names}: {percent(facts.denormals or 0.0)} of the numbers in its state are denormal (below 1.2e-38), with"
-            f" which a CPU computes a hundred times as slowly; without them {count(facts.parameters or 0)} parameters"
+            f"{names}: {percent(facts.denormals or 0.0)} of its state is slowed by denormal numbers (below 1.2e-38),"
+            f" with which a CPU computes a hundred times as slowly; without them {count(facts.parameters or 0)} parameters"
             f"{tensors} need {percent(expected)}"
         )
     how = "in one operation" if facts.foreach else "together"
@@ -100,7 +100,8 @@ def _without_denormals(facts: HookFacts, taken: float) -> float | None:
     """
     if facts.parameters is None or not has_denormals(facts):
         return None
-    normal = SLOWER * _seconds(facts, FUSED if facts.fused else FOREACH if facts.foreach else ONE_BY_ONE)
+    usual = _seconds(facts, FUSED if facts.fused else FOREACH if facts.foreach else ONE_BY_ONE)
+    normal = max(usual, taken - (facts.denormals or 0.0) * facts.parameters * DENORMAL)
     return normal if normal < SAME * taken else None
 
 

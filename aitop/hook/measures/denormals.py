@@ -1,16 +1,17 @@
-"""Tells how many numbers of an optimizer's state are denormal: a CPU takes a hundred times as long to compute with one.
+"""Tells how much of an optimizer's state is denormal: a CPU takes a hundred times as long to compute with such numbers.
 
 A weight that no longer gets a gradient leaves them behind: its moving average shrinks at each step until it is below
 the smallest normal number, and rounding keeps it there. Updates become slower and slower, whatever the model does.
 
-Of some hundred numbers it is counted how many are; they are read in place, and none of them leaves the process.
+A core computes with some neighbours at once, and one denormal number slows all of them. So it is counted how many of
+some hundred groups of neighbours have one. They are read in place, and none of the numbers leaves the process.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..patches import Patches
@@ -20,17 +21,21 @@ if TYPE_CHECKING:
     from ..session import Session
 
 EVERY_NS = 3_000_000_000
-# Tensors of the state among which the largest are looked at, how many of them, and so many pieces of each.
-MOST_SEEN, MOST_TENSORS, PIECES = 512, 6, 12
-# Numbers of a piece, next to each other: a cache line.
-PIECE = 16
-BYTES = 4
+# Tensors that are considered, and groups that are looked at, of each kind of state (such as the average of gradients).
+MOST_TENSORS, GROUPS = 512, 200
+# Numbers of a group, which is one register of most CPUs, and their bytes.
+GROUP, BYTES = 8, 4
 # A float32 is denormal where its exponent is zero and the rest is not.
 EXPONENT, FRACTION = 0x7F80_0000, 0x007F_FFFF
+# Multiples of it, without their whole part, lie evenly between 0 and 1, and in step with no length of a row.
+GOLDEN = 0.6180339887498949
 
 
 class Denormals(Measure):
-    """Looks every few seconds. `share` (0..1) is None before, and where no state lies in memory as float32."""
+    """Looks every few seconds. `share` (0..1) is None before, and where no state lies in memory as float32.
+
+    It is that of the kind of state with most of them.
+    """
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
@@ -42,16 +47,12 @@ class Denormals(Measure):
         if now < self._due:
             return
         self._due = now + EVERY_NS
-        tensors = [
-            tensor
-            for optimizer in self._session.optimizers.alive()
-            for tensor in itertools.islice(_state(optimizer), MOST_SEEN)
-            if self._is_plain(tensor)
-        ]
-        tensors.sort(key=lambda tensor: -tensor.numel())
-        numbers = [number for tensor in tensors[:MOST_TENSORS] for number in _some_of(tensor)]
-        denormal = sum(1 for number in numbers if not number & EXPONENT and number & FRACTION)
-        self.share = denormal / len(numbers) if numbers else None
+        kinds: dict[Any, list[Any]] = {}
+        for optimizer in self._session.optimizers.alive():
+            for kind, tensor in itertools.islice(_state(optimizer), MOST_TENSORS):
+                if self._is_plain(tensor):
+                    kinds.setdefault(kind, []).append(tensor)
+        self.share = max(map(_share, kinds.values()), default=None)
 
     def facts(self) -> dict[str, Any]:
         return {} if self.share is None else {"denormals": round(self.share, 4)}
@@ -65,25 +66,30 @@ class Denormals(Measure):
             and tensor.dtype is torch.float32
             and tensor.layout is torch.strided
             and tensor.is_contiguous()
-            and tensor.numel() >= PIECE
+            and tensor.numel() >= GROUP
             and tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * BYTES
             and tensor.data_ptr() != 0
         )
 
 
-def _state(optimizer: Any) -> Iterator[Any]:
-    """Yield what the optimizer keeps for each parameter."""
+def _state(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what the optimizer keeps for each parameter, with its name."""
     kept = [state for state in list(optimizer.state.values()) if isinstance(state, dict)]
-    return (value for state in kept for value in list(state.values()))
+    return (item for state in kept for item in list(state.items()))
 
 
-def _some_of(tensor: Any) -> list[int]:
-    """Return the bits of some of its numbers, of pieces at equal distances."""
+def _share(tensors: Sequence[Any]) -> float:
+    """Return the share of groups with a denormal number, of groups from all over the tensors."""
     # torch has imported it.
     ctypes = sys.modules["ctypes"]
-    last = tensor.numel() - PIECE
-    starts = {last * piece // (PIECES - 1) for piece in range(PIECES)}
-    bits: list[int] = []
-    for start in starts:
-        bits += (ctypes.c_uint32 * PIECE).from_address(tensor.data_ptr() + start * BYTES)
-    return bits
+    ends = list(itertools.accumulate(tensor.numel() // GROUP for tensor in tensors))
+    places = sorted(int(ends[-1] * (number * GOLDEN % 1.0)) for number in range(GROUPS))
+    denormal = index = 0
+    for place in places:
+        while place >= ends[index]:
+            index += 1
+        tensor = tensors[index]
+        group = place - ends[index] + tensor.numel() // GROUP
+        bits = (ctypes.c_uint32 * GROUP).from_address(tensor.data_ptr() + group * GROUP * BYTES)
+        denormal += any(not number & EXPONENT and number & FRACTION for number in bits)
+    return denormal / len(places)
