@@ -81,8 +81,8 @@ def _needs(facts: HookFacts, expected: float, *, denormal: bool) -> str:
     if denormal:
         return (
             f"{names}: {percent(facts.denormals or 0.0)} of its state is slowed by denormal numbers (below 1.2e-38),"
-            f" with which a CPU computes a hundred times as slowly; without them {count(facts.parameters or 0)} parameters"
-            f"{tensors} need {percent(expected)}"
+            " with which a CPU computes a hundred times as slowly; without them"
+            f" {count(facts.parameters or 0)} parameters{tensors} need {percent(expected)}"
         )
     how = "in one operation" if facts.foreach else "together"
     return f"{names}: {count(facts.parameters or 0)} parameters{tensors} updated {how} need {percent(expected)}"

@@ -80,14 +80,14 @@ LOADING = (
             "for start in range(len(smiles)):",
             "return np.array([fingerprint(m) for m",
         ),
-        left=(left.FINGERPRINTS, left.FINGERPRINTS_POOL),
+        left=(left.FINGERPRINTS, left.FINGERPRINTS_POOL, left.FINGERPRINTS_DENORMAL),
     ),
     _scenario(
         "baskets",
         "input-bound",
         ("transform",),
         guilty=("return np.where(self.customer == who)",),
-        left=(left.BASKETS,),
+        left=(left.BASKETS, left.BASKETS_UPDATE),
     ),
     _scenario(
         "feature_service",
@@ -166,11 +166,13 @@ BETWEEN_STEPS = (
         "eval-stall",
         guilty=('self.log("val_loss", nn.functional.l1_loss',),
         needs=("lightning",),
+        left=(left.LIT_REGRESSOR,),
     ),
     _scenario(
         "soil_tuner",
         "eval-stall",
         guilty=("right += (self.net(part)", "for part in self.kept.split(", "best = max(best, self.how_good())"),
+        left=(left.SOIL_TUNER,),
     ),
     _scenario("host_io", "host-io-stall", guilty=("self.db.commit()", 'self.db.execute("INSERT')),
     _scenario("host_io:http", "host-io-stall", args=("--sink", "http"), guilty=("urllib.request.urlopen(self.url",)),
@@ -178,11 +180,10 @@ BETWEEN_STEPS = (
         "run_journal",
         "host-io-stall",
         guilty=("os.fsync(self.file.fileno())", "self.file.flush()"),
-        left=(left.RUN_JOURNAL,),
     ),
     _workload("checkpoints", "checkpoint-stall", guilty=("torch.save(state, packed)",), left=(left.CHECKPOINTS,)),
     _scenario("nightly_export", "checkpoint-stall", guilty=("np.savez_compressed(",)),
-    _scenario("tidy_trainer", "gc-stall", guilty=("            gc.collect()",), left=(left.TIDY_TRAINER,)),
+    _scenario("tidy_trainer", "gc-stall", guilty=("            gc.collect()",)),
 )
 
 COMPUTING = (
@@ -211,7 +212,7 @@ COMPUTING = (
             "overlap = (width * height).item()",
             "for j in range(truth.shape[0]):",
         ),
-        left=(left.CROP_ROWS,),
+        left=(left.CROP_ROWS, left.CROP_ROWS_DENORMAL),
     ),
     _scenario(
         "optimizer_heavy",

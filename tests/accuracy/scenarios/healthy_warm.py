@@ -50,7 +50,7 @@ def main():
         nn.Linear(96, w), nn.ReLU(), nn.Linear(w, w), nn.ReLU(), nn.Linear(w, w), nn.ReLU(), nn.Linear(w, 1)
     )
     scripted = torch.jit.trace(model, torch.randn(args.batch_size, 96))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=100)
     loader = DataLoader(Rows(20 * args.batch_size), args.batch_size, shuffle=True, drop_last=True)
     forward = None
