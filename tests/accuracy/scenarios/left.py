@@ -170,7 +170,7 @@ COMPLAINTS_ALONE = Left(
     batch=16,
 )
 TICKET_ROUTER = Left("underbatched", 2.89, (("batch_size=4,", "batch_size=32,"),), batch=8)
-# Weights whose gradients stay at zero leave denormal numbers in the averages of Adam, which slow its updates. Measured on
+# Weights whose gradients stay at zero leave denormal numbers in the averages of Adam, which slow it. Measured on
 # 2026-11-26 for 20 s each: it takes some seconds until they do.
 FINGERPRINTS_DENORMAL = Left(
     "optimizer-bound/denormal", 1.71, (("import torch\n", "import torch\n\ntorch.set_flush_denormal(True)\n"),)
