@@ -102,8 +102,11 @@ class Survey(msgspec.Struct, frozen=True):
         return tuple(name for name, obstacle in self.ways if obstacle is None)
 
 
-def survey(pid: int) -> Survey:
-    """Say which ways into process `pid` are open, by only reading its memory. A refusal is returned, not raised."""
+def survey(pid: int, *, torch: bool = True) -> Survey:
+    """Say which ways into process `pid` are open, by only reading its memory. A refusal is returned, not raised.
+
+    With `torch` False that is not missed.
+    """
     seen = Survey(already=should_stay(pid))
     try:
         status = check_alive(pid)
@@ -118,7 +121,8 @@ def survey(pid: int) -> Survey:
         seen = replace(seen, ways=tuple(closed.items()))
         needs_file = any(way.exclusive and obstacle is None for way, obstacle in obstacles)
         seen = replace(seen, folder="" if not needs_file and may_look_into_us(status) else first_folder(status))
-        check_torch(pid)
+        if torch:
+            check_torch(pid)
     except AttachRefused as refused:
         return replace(seen, refused=refused)
     except OSError as error:

@@ -33,8 +33,9 @@ from aitop.sources.devices import SharedDevices, device_source
 from aitop.sources.host.job import may_still_run, start_ticks, whole_jobs
 from aitop.sources.host.source import HostSource
 from aitop.sources.host.target import still_there
+from aitop.sources.host.tree import Member
 from aitop.sources.ring.source import HookSource
-from aitop.sources.servers.recognition import Recogniser
+from aitop.sources.servers.recognition import Recogniser, Server
 from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.dump import native_frames, take_dump
@@ -129,7 +130,7 @@ class LiveFeed:
             self._pids,
             interval=options.interval,
             stepping=self._stepping_processes.pids,
-            recognise=self._recogniser.look,
+            recognise=self._recognised,
         )
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
@@ -262,6 +263,12 @@ class LiveFeed:
             sources.append(ServerSource(lambda: self._host.seen.server, wait, self._hook_measures_requests, least))
         return sources
 
+    def _recognised(self, processes: Sequence[Member]) -> Server | None:
+        """The server that these processes are. A web server beside a training run only shows how that goes."""
+        server = self._recogniser.look(processes)
+        trains = self._snapshot is not None and self._snapshot.kind == "training"
+        return None if server is not None and server.software.web and trains else server
+
     def _hook_measures_requests(self) -> bool:
         """Whether the hook measured requests of a server by the last Snapshot."""
         serving = self._snapshot.serving if self._snapshot else None
@@ -291,9 +298,7 @@ class LiveFeed:
         if not self._host.seen.ranks:
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
         seen = self._host.seen
-        # What takes requests beside a training run only shows how that goes.
-        trains = self._snapshot is not None and self._snapshot.kind == "training"
-        return tuple(dict.fromkeys((*seen.engines, *(() if trains else seen.fronts), *self._stepping())))
+        return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *self._stepping())))
 
     def _stepping(self) -> tuple[int, ...]:
         """The processes that make steps themselves.

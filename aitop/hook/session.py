@@ -148,7 +148,7 @@ class Session:
         gc.callbacks.append(self._gc)
         load = self._load or (lambda name: importlib.import_module(f"..{name}", __name__))
         for row in list(self._to_load):
-            if self._load is None or self.torch is None or AT_ONCE.get(row) in sys.modules:
+            if self._load is None or self.torch is None or not sys.modules.keys().isdisjoint(AT_ONCE.get(row, ())):
                 self._load_measure(load, row)
         if self._gone:
             # A removal may interrupt us between any two bytecodes. We go on after it, and undo the rest.

@@ -16,6 +16,12 @@ from rights_settings import FILTERED
 pytestmark = pytest.mark.e2e
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"
+FRONT = """
+from werkzeug import serving
+server = serving.make_server("127.0.0.1", 0, lambda environ, start_response: [])
+print(flush=True)
+server.serve_forever()
+"""
 AS_NOBODY = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); " + SLEEP
 
 
@@ -92,7 +98,7 @@ def test_root_without_the_capability_is_told_so(start, doctor):
     assert lines["ptrace"]["state"] == "works"  # root's own processes
     assert lines["capability"]["state"] == "not-needed"
     assert "lacks CAP_SYS_PTRACE" in lines["access"]["reason"]
-    assert "--cap-add SYS_PTRACE" in lines["access"]["remedy"]
+    assert "SYS_PTRACE" in lines["access"]["remedy"]
     assert lines["hook"]["state"] == "does-not"
 
 
@@ -101,6 +107,16 @@ def test_in_namespaces_of_its_own(doctor):
     lines = lines_of(doctor("--format", "json", before=before))
     assert "only the processes in it are seen" in lines["container"]["reason"]
     assert lines["ptrace"]["state"] == "works"
+
+
+def test_a_web_server_needs_no_framework(start, doctor):
+    pytest.importorskip("werkzeug")
+    lines = lines_of(doctor("--pid", start(FRONT).pid, "--format", "json"))
+    assert lines["framework"]["state"] == "not-needed"
+    assert "the requests that werkzeug" in lines["framework"]["reason"]
+    if lines["ptrace"]["state"] != "works":
+        pytest.skip("processes may not be entered here")
+    assert lines["hook"]["state"] == "works", lines["hook"]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are those of x86-64")

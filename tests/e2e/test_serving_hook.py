@@ -85,11 +85,11 @@ class Server:
         finally:
             connection.close()
 
-    def load(self, path, body=None, clients=CLIENTS):
-        """Have clients ask without a pause until the next load or the end."""
+    def load(self, path, body=None, clients=CLIENTS, pause=0.0):
+        """Have clients ask until the next load or the end, with a pause (seconds) before each request."""
         self.unload()
         self._stop, self.exchanges = threading.Event(), []
-        asks = (path, body, self._stop, self.exchanges)
+        asks = (path, body, pause, self._stop, self.exchanges)
         self.clients = [threading.Thread(target=self._client, args=asks, daemon=True) for _ in range(clients)]
         for client in self.clients:
             client.start()
@@ -100,10 +100,10 @@ class Server:
             client.join(30.0)
             assert not client.is_alive()
 
-    def _client(self, path, body, stop, exchanges):
+    def _client(self, path, body, pause, stop, exchanges):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         headers = {"Content-Type": "application/json"} if body else {}
-        while not stop.is_set():
+        while not stop.wait(pause):
             start = time.monotonic()
             try:
                 connection.request("POST" if body else "GET", path, body, headers)
@@ -279,6 +279,29 @@ def test_a_web_server_without_torch(start):
     ring.close()
     assert find_ring(pid) is None
     assert any(one.model is not None for one in Seen(server, pid).requests)
+
+
+@pytest.mark.parametrize("kind", ["http.server", "wsgiref", "werkzeug", "http.server beside torch"])
+def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, watched):
+    if kind == "werkzeug":
+        pytest.importorskip(kind)
+    server = start("plain_front.py", *kind.split(" beside "))
+    # A connection that rests between two requests has none.
+    server.load("/ask", pause=0.03)
+
+    def check(report):
+        serving = report["serving"]
+        assert report["target"]["engine"].startswith("werkzeug" if kind == "werkzeug" else "http.server")
+        assert serving["basis"] == "hook" and serving["requests_per_s"] > 0
+        until = time.monotonic()
+        lately = [one for one in server.exchanges if one.end > until - report["window_s"]]
+        took = median([one.end - one.start for one in lately])
+        assert serving["latency_ms"]["p50"] == pytest.approx(1e3 * took, abs=1e3 * 2 * TICK)
+        assert serving["requests_per_s"] == pytest.approx(len(lately) / report["window_s"], rel=0.25)
+
+    watched(server.process.pid, check, least=8.0)
+    server.unload()
+    assert server.failures == [] and find_ring(server.process.pid) is None
 
 
 def worker_of(server):

@@ -113,6 +113,18 @@ def test_a_request_of_a_web_server_has_the_parts_that_its_own_thread_did(watched
         assert record.first_token is None and record.tokens is None
 
 
+def test_a_web_server_that_never_steps_loads_their_measure_at_once(unhooked):
+    loaded = []
+
+    def load(name):
+        loaded.append(name)
+        return importlib.import_module(f"aitop.hook.{name}")
+
+    assert aitop.hook.install("attach", load) == "installed"
+    assert loaded == ["measures.serving.http"]
+    assert aitop.hook.remove() == "removed"
+
+
 def test_without_a_model_a_request_has_no_parts(watched, server):
     ask(server, "/plain")
     (record,) = served(watched).requests

@@ -26,6 +26,8 @@ from aitop.sources.devices import SharedDevices
 from aitop.sources.host import source
 from aitop.sources.host.roles import Place
 from aitop.sources.host.source import LivingProcesses
+from aitop.sources.servers.engines import ENGINES
+from aitop.sources.servers.recognition import Server
 from aitop.sources.stacks.pace import SharedBudget
 
 
@@ -127,11 +129,19 @@ def test_the_hook_goes_once_into_what_takes_requests_for_others():
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
     feed._pids, feed._host = (1,), Host(ranks=(6, 7), fronts=(5, 6))
     assert feed._hook_pids() == (5, 6, 7)
-    seen = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, kind="inference")
-    feed._snapshot = seen
-    assert feed._hook_pids() == (5, 6, 7)
-    feed._snapshot = msgspec.structs.replace(seen, kind="training")
-    assert feed._hook_pids() == (6, 7), "a page that shows how a run goes is no server of it"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "is_one"),
+    [("uvicorn", "inference", True), ("uvicorn", "training", False), ("vllm", "training", True)],
+)
+def test_a_page_that_shows_how_a_run_goes_is_no_server_of_it(monkeypatch, name, kind, is_one):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    software = next(row for row in ENGINES if row.name == name)
+    monkeypatch.setattr(feed._recogniser, "look", lambda processes: Server(software, None, {5: software.parts[0]}, ()))
+    assert feed._recognised(()).software is software
+    feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, kind=kind)
+    assert (feed._recognised(()) is not None) == is_one
 
 
 @pytest.mark.parametrize("state", ["denied", "absent", "failed"])

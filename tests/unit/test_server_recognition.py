@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from stack_maker import stack, window
 
+from aitop.model.stacks import StackDump, ThreadStack
 from aitop.sources.host.source import HostSource
 from aitop.sources.host.tree import Member, ProcessTree
 from aitop.sources.procfs import Stat
@@ -136,6 +137,43 @@ def test_by_the_libraries_on_the_stacks():
         ["launcher", "API server", "worker", None],
     )
     assert recogniser.look((main, api, worker, other)).fronts == (api.stat.pid,)
+
+
+ASKED = stack(
+    "std/threading.py:975 run",
+    "std/socketserver.py:683 process_request_thread",
+    "std/http/server.py:424 handle_one_request",
+    "user/server.py:7 do_GET",
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "name"),
+    [
+        (ASKED, 2, "http.server"),
+        (ASKED, 1, None),
+        (stack("std/wsgiref/simple_server.py:136 handle", "user/server.py:7 app"), 2, "http.server"),
+        (stack("std/http/server.py:424 handle_one_request", "werkzeug/serving.py:370 run_wsgi"), 2, "werkzeug"),
+        (stack("user/http/server.py:424 handle_one_request"), 50, None),
+    ],
+)
+def test_a_server_of_pythons_own_is_known_by_what_it_does_for_requests(answers, asked, name):
+    """What a run tells of itself now and then makes no server of it."""
+    server, recogniser = member(0, "python", "server.py"), Recogniser()
+    rests = stack("user/server.py:9 main", "std/socketserver.py:232 serve_forever")
+    seen = [(server.stat.pid, "MainThread", True, rests, 90), (server.stat.pid, "Thread-1", False, answers, asked)]
+    for moment in range(2):
+        recogniser.saw(window(moment + 1.0, *seen))
+    found = recogniser.look([server])
+    assert (found and found.software.name) == name
+    assert (found.fronts if found else ()) == ((server.stat.pid,) if name else ())
+
+
+def test_one_look_is_enough_where_there_is_no_other():
+    server, recogniser = member(0, "python", "server.py"), Recogniser()
+    thread = ThreadStack(pid=server.stat.pid, thread="Thread-1", main=False, frames=tuple(range(len(ASKED))))
+    recogniser.saw_once(StackDump(time=1.0, frames=tuple(ASKED), threads=(thread,)))
+    assert recogniser.look([server]).fronts == (server.stat.pid,)
 
 
 def test_what_runs_the_model_goes_before_what_carries_http():

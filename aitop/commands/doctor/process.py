@@ -11,15 +11,17 @@ from aitop.attach.ways import WITHOUT_PTRACE
 from aitop.commands.doctor import machine
 from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.errors import AitopError
+from aitop.model.stacks import StackDump
 from aitop.sources import procfs
 from aitop.sources.access import readable, why_denied
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.target import look
-from aitop.sources.host.tree import ProcessTree, places_of
+from aitop.sources.host.tree import Member, ProcessTree, places_of
+from aitop.sources.servers.recognition import Recogniser, Server
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.dump import take_dump
 
-ANOTHER = "name the process that trains, or wait until it begins"
+ANOTHER = "name the process that trains or serves, or wait until it does"
 
 
 def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = None) -> list[Check]:
@@ -35,18 +37,26 @@ def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = Non
     version = f", Python {target.python}" if target.python else ""
     members = ProcessTree([(pid, None)]).update()
     ranks = ranks_of(places_of(members)) or (pid,)
-    maps = [memory_map for member in members if (memory_map := procfs.maps(member.stat.pid)) is not None]
-    loaded = sorted({name for memory_map in maps if (name := procfs.framework_of(memory_map))})
-    lines = [works("process", f"{pid} is {target.command}{version}"), access(pid), framework(loaded, seen=bool(maps))]
+    maps = {member.stat.pid: procfs.maps(member.stat.pid) for member in members}
+    has = {number: name for number, memory_map in maps.items() if (name := procfs.framework_of(memory_map or b""))}
+    lines = [works("process", f"{pid} is {target.command}{version}"), access(pid)]
+    closed: str | None = None
     if lines[1].state != "works":
-        lines += [fault("stacks", "py-spy may not read it: see access"), fault("hook", "it may not enter: see access")]
+        closed = "it may not be looked into: see access"
     elif short_of is not None:
-        lines += [fault(name, f"not within the limits of aitop itself: see {short_of}") for name in ("stacks", "hook")]
+        closed = f"not within the limits of aitop itself: see {short_of}"
+    sees, dump = stacks(pid, target.python) if closed is None else (fault("stacks", closed), None)
+    server = server_of(members, dump)
+    fronts = server.fronts if server is not None else ()
+    seen = any(memory_map is not None for memory_map in maps.values())
+    lines += [framework(sorted(set(has.values())), server if fronts else None, seen=seen), sees]
+    asked = [*fronts, *(rank for rank in ranks if rank not in fronts and (has.get(rank) == "torch" or not fronts))]
+    if closed is not None:
+        lines.append(fault("hook", closed))
+    elif fronts or "torch" in has.values():
+        lines += hook([(each, closed_to_ptrace(survey(each, torch=each not in fronts), no_ptrace)) for each in asked])
     else:
-        lines.append(stacks(pid, target.python))
-        torch = "torch" in loaded
-        surveys = [(rank, closed_to_ptrace(survey(rank), no_ptrace)) for rank in ranks] if torch else []
-        lines += hook(surveys) if torch else [not_needed("hook", "torch is not loaded")]
+        lines.append(not_needed("hook", "torch is not loaded"))
     return [*lines, machine.cgroup(ranks[0])]
 
 
@@ -58,25 +68,35 @@ def access(pid: int) -> Check:
     return fault("access", f"no stacks and no hook: {refused.reason}", refused.remedy)
 
 
-def framework(loaded: Sequence[str], *, seen: bool) -> Check:
-    """What the processes of the tree have loaded."""
+def server_of(members: Sequence[Member], dump: StackDump | None) -> Server | None:
+    """The server that these processes are, by what they are called and by one look at their stacks."""
+    recogniser = Recogniser()
+    if dump is not None:
+        recogniser.saw_once(dump)
+    return recogniser.look([member for member in members if not member.stat.ended])
+
+
+def framework(loaded: Sequence[str], server: Server | None, *, seen: bool) -> Check:
+    """What the processes of the tree have loaded. Of a `server` that takes requests these are measured without any."""
     if not seen:
         return not_needed("framework", "what it has loaded may not be read")
     if loaded:
         return works("framework", f"it has {', '.join(loaded)} loaded")
+    if server is not None:
+        return not_needed("framework", f"none is loaded; the requests that {server.name} takes are measured without")
     return fault("framework", "it has neither torch, JAX nor TensorFlow loaded", ANOTHER)
 
 
-def stacks(pid: int, python: str | None) -> Check:
-    """Whether py-spy reads the stacks of process `pid`, by one look that stops nothing."""
+def stacks(pid: int, python: str | None) -> tuple[Check, StackDump | None]:
+    """Whether py-spy reads the stacks of process `pid`, and the stacks: one look that stops nothing."""
     name = f"Python {python}" if python else "its Python"
     try:
         dump = take_dump([pid], script=None)
     except SourceError as error:
-        return fault("stacks", error.reason, error.remedy)
+        return fault("stacks", error.reason, error.remedy), None
     processes = len({thread.pid for thread in dump.threads})
     words = f"{name} can be read: {len(dump.threads)} threads of {processes} processes seen"
-    return works("stacks", words + (f"; {len(dump.refused)} processes gave nothing" if dump.refused else ""))
+    return works("stacks", words + (f"; {len(dump.refused)} processes gave nothing" if dump.refused else "")), dump
 
 
 def closed_to_ptrace(seen: Survey, error: str | None) -> Survey:

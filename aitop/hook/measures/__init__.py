@@ -39,8 +39,8 @@ FRONT = ("serving.http.Http",)
 # Modules that such a process has loaded.
 WEB_SERVERS = ("uvicorn.server", "gunicorn.workers", "aiohttp.web_protocol", "http.server")
 
-# Those that are loaded at once where this module is imported: such a process may never step, nor load any otherwise.
-AT_ONCE = {"serving.vllm.Vllm": "vllm.v1.core.sched.scheduler", "serving.http.Http": "litserve.server"}
+# Those that are loaded at once where one of these modules is: such a process may never step, nor load any otherwise.
+AT_ONCE = {"serving.vllm.Vllm": ("vllm.v1.core.sched.scheduler",), "serving.http.Http": WEB_SERVERS}
 
 
 class Measure:

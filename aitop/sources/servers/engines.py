@@ -57,7 +57,8 @@ class Metrics(NamedTuple):
 class ServingSoftware(NamedTuple):
     """One engine. `distributions` are the names under which it is installed, for its version.
 
-    `frames` is a file of it that is on the stacks of a process that serves with it.
+    `frames` is a file of it that is on the stacks of a process that serves with it. `web`: it carries HTTP, whoever
+    answers.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ServingSoftware(NamedTuple):
     parts: tuple[Part, ...]
     frames: str | None = None
     metrics: Metrics | None = None
+    web: bool = False
 
 
 def _installed(path: str) -> str:
@@ -77,6 +79,7 @@ def _names(prefix: str, names: dict[str, str], scale: float = 1.0) -> dict[str, 
     return {ours: Names((prefix + theirs,), scale) for ours, theirs in names.items()}
 
 
+_HTTP_SERVER = r"/lib(?:64)?/(?:python|pypy)\d[\d.]*t?/(?:http/server|wsgiref/simple_server)\.py$"
 _VLLM_SERVE = r"(?:^|/)vllm serve$|^vllm\.entrypoints\.(?:(?:openai\.)?api_server(?: |$)|cli\.main serve$)"
 
 VLLM = Metrics(
@@ -283,6 +286,7 @@ ENGINES: tuple[ServingSoftware, ...] = (
             Part("launcher", title=r"^gunicorn: master", command=r"(?:^|/)gunicorn(?: |$)"),
         ),
         _installed(r"gunicorn/"),
+        web=True,
     ),
     ServingSoftware(
         "uvicorn",
@@ -293,17 +297,25 @@ ENGINES: tuple[ServingSoftware, ...] = (
             Part("API server", command=r"(?:^|/)(?:uvicorn(?: |$)|fastapi (?:run|dev)$)"),
         ),
         _installed(r"uvicorn/(?:server|main|supervisors/\w+)\.py"),
+        web=True,
     ),
     ServingSoftware(
         "aiohttp",
         ("aiohttp",),
         (Part("API server", frames=_installed(r"aiohttp/web(?:_protocol)?\.py"), front=True),),
         _installed(r"aiohttp/web(?:_protocol)?\.py"),
+        web=True,
     ),
     ServingSoftware(
         "werkzeug",
         ("werkzeug",),
-        (Part("API server", command=r"(?:^|/)flask run$", frames=_installed(r"werkzeug/serving\.py")),),
+        (
+            Part("API server", frames=_installed(r"werkzeug/serving\.py"), front=True),
+            Part("API server", command=r"(?:^|/)flask run$"),
+        ),
         _installed(r"werkzeug/serving\.py"),
+        web=True,
     ),
+    # Python's own, of which others are made; so it comes last.
+    ServingSoftware("http.server", (), (Part("API server", frames=_HTTP_SERVER, front=True),), _HTTP_SERVER, web=True),
 )

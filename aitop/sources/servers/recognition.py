@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from aitop.model.stacks import StackWindow
+from aitop.model.stacks import Frame, StackDump, StackWindow
 from aitop.sources import procfs
 from aitop.sources.host.command_lines import invocation
 from aitop.sources.host.tree import Member
 from aitop.sources.servers.engines import ENGINES, Part, ServingSoftware
+from aitop.stacks.work import LEAST_SAMPLES, LEAST_SHARE
 
 # Files of one process that are remembered: more tell nothing new.
 MOST_FILES = 64
+# Among the files of a process: its samples.
+LOOKS = ""
 # Packages are looked for so often, since a process that starts has not loaded them yet.
 MOST_TRIES = 10
 _FOLDER = re.compile(r"^(?P<folder>/[^\n]*?/(?:site|dist)-packages)/")
@@ -72,20 +76,38 @@ class Recogniser:
 
     def __init__(self) -> None:
         self._files: dict[int, frozenset[str]] = {}
+        # By pid, how many samples of its threads have each file; under LOOKS how many of its main thread there are.
+        self._samples: dict[int, Counter[str]] = {}
         self._known: dict[tuple[int, int], _Known] = {}
         self._versions: dict[tuple[int, int, str], str] = {}
         self._tries: dict[tuple[int, int, str], int] = {}
 
     def saw(self, window: StackWindow) -> None:
-        """Remember which libraries that serve are on the stacks of which process."""
-        served = {index: frame.file for index, frame in enumerate(window.frames) if _serves(frame.file)}
-        if not served:
-            return
+        """Count which libraries that serve are on the stacks of which process.
+
+        What a run tells of itself over HTTP now and then takes next to none of its samples, and makes no server of it.
+        """
+        served, known = _served(window.frames), self._samples
         for stack in window.stacks:
-            known = self._files.get(stack.pid, frozenset())
-            new = {served[index] for index in stack.frames if index in served} - known
-            if new and len(known) < MOST_FILES:
-                self._files[stack.pid] = known | new
+            samples = known.setdefault(stack.pid, Counter())
+            for file in {served[index] for index in stack.frames if index in served}:
+                if file in samples or len(samples) < MOST_FILES:
+                    samples[file] += stack.count
+            samples[LOOKS] += stack.count if stack.main else 0
+        for pid in {stack.pid for stack in window.stacks}:
+            least = max(LEAST_SAMPLES, LEAST_SHARE * known[pid][LOOKS])
+            self._remember(pid, {file for file, count in known[pid].items() if file != LOOKS and count >= least})
+
+    def saw_once(self, dump: StackDump) -> None:
+        """Remember which libraries that serve are on the stacks of which process, where these are looked at once."""
+        served = _served(dump.frames)
+        for thread in dump.threads:
+            self._remember(thread.pid, {served[index] for index in thread.frames if index in served})
+
+    def _remember(self, pid: int, files: set[str]) -> None:
+        known = self._files.get(pid, frozenset())
+        if files - known and len(known) < MOST_FILES:
+            self._files[pid] = known | files
 
     def look(self, processes: Sequence[Member]) -> Server | None:
         """The server that these processes are; None where nothing of the kind is recognised.
@@ -95,6 +117,7 @@ class Recogniser:
         known = {one.key: self._look_at(one) for one in processes}
         self._known = known
         self._files = {pid: files for pid, _ in known if (files := self._files.get(pid))}
+        self._samples = {pid: samples for pid, _ in known if (samples := self._samples.get(pid))}
         self._versions = {key: version for key, version in self._versions.items() if key[:2] in known}
         self._tries = {key: number for key, number in self._tries.items() if key[:2] in known}
         rows = {row for one in known.values() for row in one.fits}
@@ -140,6 +163,11 @@ class Recogniser:
             if version is not None:
                 self._versions[cached] = version
         return self._versions.get(cached)
+
+
+def _served(frames: Sequence[Frame]) -> dict[int, str]:
+    """The files of libraries that serve, by the place of their frame."""
+    return {index: frame.file for index, frame in enumerate(frames) if _serves(frame.file)}
 
 
 @functools.lru_cache(maxsize=8192)
