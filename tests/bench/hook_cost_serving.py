@@ -194,12 +194,38 @@ def of_uvicorn(measure: http.Http) -> tuple[Callable[[], object], Callable[[], o
     return request(lambda call: call, nothing), wrapped
 
 
-SERVERS = {
-    "Vllm": ("turn of vLLM's engine, 24 requests, with one that came and one that ended", of_vllm),
-    "Batching": ("turn of transformers' continuous batching, 24 requests", of_batching),
-    "LitServe": ("request and turn of a LitServe worker", of_litserve),
-    "Http": ("request of uvicorn", of_uvicorn),
-}
+def of_http_server(measure: http.Http) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A request that a thread answers, plain and wrapped."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        connection, _ = listening.accept()
+    client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    handler = SimpleNamespace(connection=connection, client=client)
+
+    def nothing(self: object) -> None:
+        pass
+
+    def request(
+        handle: Callable[[Callable[..., object]], Callable[..., object]], parse: Callable[..., object]
+    ) -> Callable[[], object]:
+        def inner(self: object) -> None:
+            parse(self)
+
+        entry = handle(inner)
+        return lambda: entry(handler)
+
+    wraps = measure.wraps()
+    wrapped = request(wraps["handle_one_request"], wraps["parse_request"](nothing))
+    return request(lambda call: call, nothing), wrapped
+
+
+SERVERS = (
+    ("Vllm", "turn of vLLM's engine, 24 requests, with one that came and one that ended", of_vllm),
+    ("Batching", "turn of transformers' continuous batching, 24 requests", of_batching),
+    ("LitServe", "request and turn of a LitServe worker", of_litserve),
+    ("Http", "request of uvicorn", of_uvicorn),
+    ("Http", "request of http.server", of_http_server),
+)
 
 
 def took(call: Callable[[], object]) -> float:
@@ -225,9 +251,7 @@ def figures(turns: int) -> Iterator[Figure]:
     torch.set_num_threads(1)
     assert aitop.hook.install("run") == "installed"
     for measure in list(aitop.hook._session.measures):
-        name = type(measure).__name__
-        if name in SERVERS:
-            what, stand_in = SERVERS[name]
+        for what, stand_in in [row[1:] for row in SERVERS if row[0] == type(measure).__name__]:
             times = sorted(added(measure, *stand_in(measure), turns))
             spread = f"p95 {times[int(0.95 * len(times))]:.1f}, {len(times)} turns"
             yield Figure(f"added to a {what}", statistics.median(times), "µs", most=MOST_US, spread=spread)

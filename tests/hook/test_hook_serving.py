@@ -113,6 +113,27 @@ def test_a_request_of_a_web_server_has_the_parts_that_its_own_thread_did(watched
         assert record.first_token is None and record.tokens is None
 
 
+def test_what_a_thread_does_after_its_answer_is_no_part_of_the_request(watched):
+    class Tidy(Handler):
+        wbufsize = 0
+        disable_nagle_algorithm = True
+
+        def do_GET(self):
+            super().do_GET()
+            time.sleep(0.05)
+
+    made = serving(ThreadingHTTPServer(("127.0.0.1", 0), Tidy))
+    waits = ask(made, "/plain", times=3, pause=0.1)
+    time.sleep(0.05)
+    records = served(watched).requests
+    made.shutdown()
+    made.server_close()
+    assert len(records) == 3
+    for record, wait in zip(records, waits, strict=True):
+        # What the client itself is late is no error of the record.
+        assert record.seconds <= wait + 2 * A_TICK
+
+
 def test_a_web_server_that_never_steps_loads_their_measure_at_once(unhooked):
     loaded = []
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ...session import Session
 
 BODY = "http.response.body"
-# Of the kernel's tcp_info: how long ago the last data came, in milliseconds.
-IPPROTO_TCP, TCP_INFO, LAST_DATA_AT = 6, 11, 52
-_LAST_DATA = struct.Struct("=I")
+# Of the kernel's tcp_info: how long ago the last data was sent and came, in milliseconds.
+IPPROTO_TCP, TCP_INFO, SENT_AT, CAME_AT = 6, 11, 44, 52
+_AGO = struct.Struct("=I")
 MILLISECOND = 1_000_000
 LONGEST_WAIT_NS = 600 * 10**9
 # The kernel counts that time in ticks; this clock goes on with them.
@@ -213,6 +213,7 @@ class Http(Server):
         else:
             now, ticks_ns = now_ns(), ticks_since(socket)
             request = Request(self.threads.arrival(now, ticks_ns, self.ticks.since(now)))
+            request.socket = socket
         self.under_way.add(request)
         self.count()
         return request
@@ -221,6 +222,21 @@ class Http(Server):
         """Return when the data came that the event loop has just read."""
         now, ticks_ns = now_ns(), ticks_since(socket)
         return self.loop.arrival(now, ticks_ns, self.ticks.since(now), connection)
+
+    def end_in_thread(self, request: Request) -> None:
+        """Note that a thread is done with a request. What it did after the last of its answer was sent holds nobody up,
+        if that took more than a tick.
+        """
+        ended = now = now_ns()
+        try:
+            ticks_ns, tick_ns = ticks_since(request.socket, SENT_AT), self.ticks.length
+            sent = now - (ticks_ns + self.ticks.since(now) - tick_ns // 2)
+            if ticks_ns > tick_ns and sent > max(request.began, request.model_ended):
+                ended = sent
+        except Exception:
+            self.failed()
+        request.socket = None
+        self.end(request, ended)
 
     def end(self, request: Request, now: int) -> None:
         """Note that a request was answered at `now`."""
@@ -243,10 +259,12 @@ def noted(call: Any, codes: set[CodeType]) -> Any:
     return call
 
 
-def ticks_since(socket: Any) -> int:
-    """Return how long ago the last data came, in whole ticks of the kernel (nanoseconds); 0 where it does not say."""
+def ticks_since(socket: Any, at: int = CAME_AT) -> int:
+    """Return how long ago the last data came (or what stands there in tcp_info), in whole ticks of the kernel
+    (nanoseconds); 0 where it does not say.
+    """
     try:
-        (ago,) = _LAST_DATA.unpack_from(socket.getsockopt(IPPROTO_TCP, TCP_INFO, 104), LAST_DATA_AT)
+        (ago,) = _AGO.unpack_from(socket.getsockopt(IPPROTO_TCP, TCP_INFO, 104), at)
     except (AttributeError, OSError, TypeError, struct.error):
         # No TCP, or no socket that can be asked.
         return 0
@@ -355,7 +373,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
             return original(*args, **kwargs)
         finally:
             if request is not None:
-                http.end(request, now_ns())
+                http.end_in_thread(request)
                 current.set(None)
 
     return handle_request
@@ -384,7 +402,7 @@ def wrap_handle(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             http.handling.discard(thread)
             request = current.get()
             if request is not None:
-                http.end(request, now_ns())
+                http.end_in_thread(request)
                 current.set(None)
 
     return handle_one_request

@@ -44,6 +44,7 @@ class Request:
     first           when its first token was there
     chunks          parts of the answer that went out, `first_chunk` when the first did
     connection      the number of its socket's descriptor where an event loop has taken it up, else -1
+    socket          that of its connection while a thread works for it, else None
     tokens, prompt_tokens, preempted    counts, -1 where not known
     """
 
@@ -60,6 +61,7 @@ class Request:
         "model_ended",
         "preempted",
         "prompt_tokens",
+        "socket",
         "submitted",
         "tokens",
     )
@@ -69,6 +71,7 @@ class Request:
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
         self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
+        self.socket: Any = None
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
 
     def parts(self, end: int) -> tuple[int, int, int, int]:
