@@ -21,6 +21,7 @@ from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
 from aitop.commands.doctor.report import Check, fault, not_needed
 from aitop.commands.doctor.rights import Confinement, read_confinement
 from aitop.model.host import CgroupSample
+from aitop.sources.nvml import count_cards, without_driver
 from aitop.sources.nvml.abilities import Abilities, DeviceAbilities
 from aitop.sources.source import SourceError
 
@@ -212,17 +213,16 @@ def test_what_nvml_can_do(device, states, words):
     assert words.replace("RmProfiling", "NVreg_RestrictProfilingToAdminUsers=0") in told
 
 
-NO_LIBRARY = SourceError("absent", "no NVIDIA driver here", "install the NVIDIA driver")
+NO_LIBRARY = without_driver(1)
 
 
 @pytest.mark.parametrize(
     ("error", "present", "here", "state", "remedy"),
     [
-        (NO_LIBRARY, 0, place(), "not-needed", None),
+        (without_driver(0), 0, place(), "not-needed", None),
         (NO_LIBRARY, 1, place(), "does-not", "install the NVIDIA driver"),
         (NO_LIBRARY, 1, place(container="docker", own_pids=True), "does-not", "docker run --gpus all …"),
         (NO_LIBRARY, 1, place(container="kubernetes", own_pids=True), "does-not", "nvidia.com/gpu: 1"),
-        (SourceError("absent", "missing", "pip install nvidia-ml-py"), 0, place(), "does-not", "pip install"),
         (SourceError("denied", "not let in", "ask"), 0, place(), "does-not", "usermod -aG"),
         (SourceError("failed", "updated", "reboot the machine"), 1, place(), "does-not", "reboot"),
     ],
@@ -238,8 +238,8 @@ def test_cards_are_counted_on_the_bus(tmp_path):
     files = {"a__vendor": "0x10de\n", "a__class": "0x030200\n", "b__vendor": "0x10de\n", "b__class": "0x040300\n"}
     files |= {"c__vendor": "0x8086\n", "c__class": "0x030000\n"}
     root = machine(tmp_path, **{f"sys__bus__pci__devices__{name}": text for name, text in files.items()})
-    assert machine_checks.count_cards(root) == 1
-    assert machine_checks.count_cards(str(tmp_path / "none")) == 0
+    assert count_cards(root) == 1
+    assert count_cards(str(tmp_path / "none")) == 0
 
 
 @pytest.mark.parametrize(

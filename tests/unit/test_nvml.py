@@ -8,14 +8,16 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aitop.sources import plausible, procfs
-from aitop.sources.nvml import processes
+from aitop.sources import nvml, plausible, procfs
+from aitop.sources.nvml import library, processes
 from aitop.sources.nvml.device import NvlinkMeter, reason_names
 from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
+from aitop.sources.source import SourceError
 
 ALL_BITS = 4294967295
 
@@ -246,3 +248,34 @@ def test_the_newest_function_that_gives_something_wins():
 
     assert Gate(Nvml(NOT_SUPPORTED)).first(GPU, ("query", "older")) == "older"
     assert Gate(Nvml(["newer"])).first(GPU, ("query", "older")) == "newer"
+
+
+@pytest.mark.parametrize("cards", [0, 2])
+def test_a_driver_is_missed_only_where_a_card_is_on_the_bus(monkeypatch, cards):
+    def failing(code):
+        def start():
+            raise pynvml.NVMLError(code)
+
+        monkeypatch.setattr(pynvml, "nvmlInit", start)
+        return library.start
+
+    for module in (nvml, library):
+        monkeypatch.setattr(module, "count_cards", lambda: cards)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
+    looks = {
+        "no library": nvml.NoDriver().open,
+        "no device": library.handles,
+        "no library for pynvml": failing(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND),
+    }
+    refusals = {name: refusal_of(look) for name, look in looks.items()}
+    refusals["not loaded"] = refusal_of(failing(pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+    assert {refusal.state for refusal in refusals.values()} == {"absent"}
+    assert {name for name, refusal in refusals.items() if refusal.remedy} == (set(refusals) if cards else set())
+    calm = {name for name, refusal in refusals.items() if refusal.reason == "there is no NVIDIA GPU here"}
+    assert calm == (set() if cards else {"no library", "no library for pynvml"})
+
+
+def refusal_of(look):
+    with pytest.raises(SourceError) as refused:
+        look()
+    return refused.value

@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aitop.commands import config
@@ -22,8 +22,8 @@ from aitop.commands.doctor.rights import Confinement
 from aitop.errors import WrongUsageError
 from aitop.model.host import CgroupSample
 from aitop.model.units import size
-from aitop.sources import procfs
 from aitop.sources.host.cgroup import Cgroup
+from aitop.sources.nvml import count_cards
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.spy import find_py_spy
 
@@ -40,7 +40,6 @@ FEWEST_DESCRIPTORS, MANY_DESCRIPTORS = 16, 64
 LARGEST_WRITTEN = 16 << 20
 THREADS = 12
 NVML_SECONDS = 5.0
-NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 COUNTERS_REMEDY = (
     "run aitop with sudo, or load the driver with: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
     "(in /etc/modprobe.d, then reboot)"
@@ -216,23 +215,9 @@ def gpu_checks(confinement: Confinement) -> list[Check]:
     return nvml_missing(answer, count_cards(), confinement) if isinstance(answer, SourceError) else nvml_works(answer)
 
 
-def count_cards(root: str = "") -> int:
-    """The number of NVIDIA graphics cards on the PCI bus. `root` stands for / and exists for tests."""
-    folder = f"{root}/sys/bus/pci/devices"
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return 0
-    read: Callable[[str], str] = lambda path: procfs.text(path) or ""  # noqa: E731
-    return sum(
-        read(f"{folder}/{name}/vendor") == NVIDIA and read(f"{folder}/{name}/class").startswith(DISPLAY_CLASSES)
-        for name in names
-    )
-
-
 def nvml_missing(error: SourceError, present: int, confinement: Confinement) -> list[Check]:
     """The checks where NVML does not work: no fault without a card. `present` is the number of cards."""
-    if error.state == "absent" and not present and "pip install" not in (error.remedy or ""):
+    if error.state == "absent" and not present:
         return [not_needed("nvml", "no NVIDIA GPU in this machine"), *_unasked("no GPU")]
     remedy = GROUP_REMEDY if error.state == "denied" else error.remedy
     if error.state == "absent" and present and confinement.container is not None and confinement.own_pids:

@@ -6,13 +6,15 @@ Its modules load pynvml, which takes 8 ms and 3 MB. So this one, which does not,
 from __future__ import annotations
 
 import ctypes
+import os
 
 from aitop.model.source import SourceName
+from aitop.sources import procfs
 from aitop.sources.source import Source, SourceError
 
 LIBRARY = "libnvidia-ml.so.1"
-DRIVER_REMEDY = "install the NVIDIA driver, or start the container with the GPU (docker run --gpus all)"
-NO_DRIVER = f"no NVIDIA driver here ({LIBRARY} not found)"
+START_WITH_IT = "start the container with the GPU (docker run --gpus all)"
+NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 
 
 def is_installed() -> bool:
@@ -24,6 +26,28 @@ def is_installed() -> bool:
     return True
 
 
+def count_cards(root: str = "") -> int:
+    """The number of NVIDIA graphics cards on the PCI bus. `root` stands for / and exists for tests."""
+    folder = f"{root}/sys/bus/pci/devices"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return 0
+    return sum(
+        procfs.text(f"{folder}/{name}/vendor") == NVIDIA
+        and (procfs.text(f"{folder}/{name}/class") or "").startswith(DISPLAY_CLASSES)
+        for name in names
+    )
+
+
+def without_driver(cards: int) -> SourceError:
+    """Why no GPU is measured where the driver's library is missing, on a machine with so many NVIDIA cards."""
+    if not cards:
+        return SourceError("absent", "there is no NVIDIA GPU here")
+    reason = f"an NVIDIA GPU is here, but not its driver ({LIBRARY} not found)"
+    return SourceError("absent", reason, f"install the NVIDIA driver, or {START_WITH_IT}")
+
+
 class NoDriver(Source):
     """The GPU source of a machine without the driver: says so."""
 
@@ -31,4 +55,4 @@ class NoDriver(Source):
 
     def open(self) -> None:
         """Raises SourceError."""
-        raise SourceError("absent", NO_DRIVER, DRIVER_REMEDY)
+        raise without_driver(count_cards())

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pynvml
 
-from aitop.sources.nvml import DRIVER_REMEDY, NO_DRIVER
+from aitop.sources.nvml import START_WITH_IT, count_cards, without_driver
 from aitop.sources.source import SourceError
 
 # NVML says that it may be called from several threads; drivers that hang have taught others not to.
@@ -65,7 +65,8 @@ def handles() -> dict[int, Handle | None]:
     except pynvml.NVMLError as error:
         raise _why(error) from error
     if count == 0:
-        raise SourceError("absent", "the NVIDIA driver is here, but no GPU", DRIVER_REMEDY)
+        remedy = START_WITH_IT if count_cards() else None
+        raise SourceError("absent", "the NVIDIA driver is here, but no GPU", remedy)
     devices: dict[int, Handle | None] = {}
     refused: pynvml.NVMLError | None = None
     for index in range(count):
@@ -83,9 +84,9 @@ def handles() -> dict[int, Handle | None]:
 
 def _why(error: pynvml.NVMLError) -> SourceError:
     known = {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: SourceError("absent", NO_DRIVER, DRIVER_REMEDY),
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: without_driver(count_cards()),
         pynvml.NVML_ERROR_DRIVER_NOT_LOADED: SourceError(
-            "absent", "the NVIDIA kernel driver is not loaded", "sudo modprobe nvidia"
+            "absent", "the NVIDIA kernel driver is not loaded", "sudo modprobe nvidia" if count_cards() else None
         ),
         pynvml.NVML_ERROR_NO_PERMISSION: SourceError(
             "denied", "the NVIDIA driver does not let this user in", _PERMISSION_REMEDY
