@@ -16,11 +16,11 @@ import pytest
 
 from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.host import HostSample
+from aitop.sources.access import read_confinement
 from aitop.sources.host import discovery
 from aitop.sources.host.discovery import candidates
 from aitop.sources.host.source import HostSource
 from aitop.sources.host.target import look, still_there
-from aitop.sources.process_status import own_status
 from aitop.sources.servers.engines import ENGINES
 from aitop.sources.servers.recognition import Server
 from aitop.sources.source import SourceError
@@ -334,8 +334,8 @@ def _readable(link: str) -> bool:
 def test_another_users_process(start, monkeypatch):
     process = start(SLEEP)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    ours = msgspec.structs.replace(own_status(), uids=(12345,) * 4, capabilities=0)
-    monkeypatch.setattr("aitop.sources.access.own_status", lambda: ours)
+    ours = msgspec.structs.replace(read_confinement(), uid=12345, capabilities=0)
+    monkeypatch.setattr("aitop.sources.access.read_confinement", lambda: ours)
     monkeypatch.setattr("aitop.sources.procfs.environ", lambda pid: None)
     with pytest.raises(NotPermittedError, match="aitop runs as 12345: run aitop as "):
         look(process.pid)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from aitop.commands.doctor import rights as doctors_rights
-from aitop.commands.doctor.rights import read_confinement
-from aitop.sources.access import condition
+from aitop.commands.doctor.ptrace_trial import PtraceTrial
+from aitop.sources.access import Confinement, condition, read_confinement
 from aitop.sources.process_status import DAC_OVERRIDE, SYS_PTRACE, ProcStatus, parse_status
 from aitop.sources.stacks.spy import MOST_MEMORY, Spy, explain
 
@@ -22,49 +23,71 @@ HALF = replace(PLAIN, uids=(4242, 4242, 4141, 4242))
 BOUND = replace(PLAIN, permitted=1 << 10)
 
 
-def capable(status: ProcStatus, capabilities: int = SYS_PTRACE | DAC_OVERRIDE) -> ProcStatus:
-    return replace(status, capabilities=capabilities, permitted=capabilities)
+def user(number: int = 4141, capabilities: int = 0, **changes: Any) -> Confinement:
+    """A user of this number on a plain machine."""
+    plain = Confinement(
+        uid=number, capabilities=capabilities, permitted=capabilities, seccomp=False, tracer=0, yama=None,
+        container=None, own_pids=False, own_users=False, profile=None,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+ALL = SYS_PTRACE | DAC_OVERRIDE
+IN_DOCKER = {"container": "docker", "own_pids": True}
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "yama", "reason", "remedy"),
+    ("ours", "theirs", "reason", "remedy"),
     [
-        (PLAIN, STRANGER, 0, "belongs to user 4242, and aitop runs as 4141", "run aitop as 4242 or with sudo"),
-        (PLAIN, HALF, 0, "belongs to user 4242", "run aitop as 4242"),
-        (PLAIN, ROOT, 1, "belongs to user root", "run aitop as root or with sudo"),
-        (ROOT, PLAIN, 0, "root lacks CAP_SYS_PTRACE", "--cap-add SYS_PTRACE"),
-        (capable(ROOT, SYS_PTRACE), PLAIN, 0, "root lacks CAP_DAC_OVERRIDE", "--cap-add DAC_OVERRIDE"),
-        (capable(PLAIN, SYS_PTRACE), ROOT, 0, "belongs to user root", "run aitop as root or with sudo"),
-        (PLAIN, PLAIN, 1, "only parents", "sysctl kernel.yama.ptrace_scope=0"),
-        (PLAIN, PLAIN, 2, "only root", "run aitop with sudo"),
-        (capable(PLAIN), PLAIN, 3, "until a reboot", "aitop run"),
-        (PLAIN, BOUND, 0, "capabilities that aitop lacks", "sudo"),
-        (ROOT, replace(ROOT, permitted=1), 0, "capabilities that aitop lacks", "--cap-add SYS_PTRACE"),
-        (PLAIN, replace(PLAIN, inner_pid=7), 0, "in a container, where it is 7", "inside of that container"),
-        (replace(PLAIN, seccomp=2), PLAIN, 0, "a seccomp filter", "SYS_PTRACE"),
-        (replace(capable(PLAIN), seccomp=2), STRANGER, 1, "a seccomp filter", "SYS_PTRACE"),
-        (PLAIN, PLAIN, 0, "a security module", "sudo"),
-        (PLAIN, None, 0, "a security module", "sudo"),
+        (user(), STRANGER, "belongs to user 4242, and aitop runs as 4141", "run aitop as 4242 or with sudo"),
+        (user(), HALF, "belongs to user 4242", "run aitop as 4242"),
+        (user(yama="1"), ROOT, "belongs to user root", "run aitop as root or with sudo"),
+        (user(0), PLAIN, "root lacks CAP_SYS_PTRACE", "or start aitop from a root shell that holds CAP_SYS_PTRACE"),
+        (user(0, **IN_DOCKER), PLAIN, "root lacks CAP_SYS_PTRACE", "or docker run --cap-add SYS_PTRACE"),
+        (user(0, SYS_PTRACE, **IN_DOCKER), PLAIN, "root lacks CAP_DAC_OVERRIDE", "--cap-add DAC_OVERRIDE"),
+        (user(4141, SYS_PTRACE), ROOT, "belongs to user root", "run aitop as root or with sudo"),
+        (user(yama="1"), PLAIN, "only a process's ancestors", "sysctl kernel.yama.ptrace_scope=0"),
+        (user(yama="2"), PLAIN, "only who has CAP_SYS_PTRACE", "sudo setpriv"),
+        (user(4141, ALL, yama="3"), PLAIN, "until a reboot", "aitop run"),
+        (user(), BOUND, "capabilities that aitop lacks", "sudo"),
+        (user(0, **IN_DOCKER), replace(ROOT, permitted=1), "capabilities that aitop lacks", "--cap-add SYS_PTRACE"),
+        (user(), replace(PLAIN, inner_pid=7), "in a container, where it is 7", "inside of that container"),
+        (user(own_users=True), PLAIN, "outside of the user namespace", "outside of it"),
+        (user(seccomp=True), PLAIN, "a seccomp filter", "outside of the sandbox"),
+        (user(4141, ALL, seccomp=True, yama="1"), STRANGER, "a seccomp filter", "outside of the sandbox"),
+        (user(profile="snap.x (enforce)"), PLAIN, "the security profile snap.x", "apparmor=unconfined"),
+        (user(), PLAIN, "the system forbids it", "sudo"),
+        (user(), None, "the system forbids it", "sudo"),
     ],
 )
 def test_the_condition_that_failed_is_named(
-    ours: ProcStatus, theirs: ProcStatus | None, yama: int, reason: str, remedy: str
+    ours: Confinement, theirs: ProcStatus | None, reason: str, remedy: str
 ) -> None:
-    said, mended_by = condition(42, ours, theirs, yama)
+    said, mended_by = condition(42, ours, theirs)
     assert reason in said and remedy in mended_by
 
 
+@pytest.mark.parametrize(("ours", "remedy"), [(user(), "sudo"), (user(own_users=True), "sudo")])
+def test_a_process_may_be_closed_by_itself(ours: Confinement, remedy: str) -> None:
+    said, mended_by = condition(42, ours, PLAIN, closed=True)
+    assert "closed to all but root" in said and remedy in mended_by
+
+
 @pytest.mark.parametrize(
-    ("closed", "boxed", "reason"),
+    ("ours", "tried"),
     [
-        (True, False, "closed to all but root"),
-        (False, True, "outside of the user namespace"),
-        (True, True, "closed to all but root"),
+        (user(yama="1"), PtraceTrial("EACCES", "EPERM")),
+        (user(yama="2", **IN_DOCKER), PtraceTrial("EACCES", "EPERM")),
+        (user(yama="3"), PtraceTrial("EACCES", "EPERM")),
+        (user(0, profile="docker-default (enforce)"), PtraceTrial("EACCES", "EACCES")),
+        (user(0, seccomp=True, container="kubernetes", own_pids=True), PtraceTrial("EPERM", "EPERM")),
     ],
 )
-def test_what_the_status_does_not_tell(closed: bool, boxed: bool, reason: str) -> None:
-    said, mended_by = condition(42, PLAIN, PLAIN, 0, closed=closed, boxed=boxed)
-    assert reason in said and mended_by
+def test_the_doctor_says_the_same_of_the_machine_as_of_a_process(ours: Confinement, tried: PtraceTrial) -> None:
+    said, mended_by = condition(42, ours, replace(PLAIN, uids=(ours.uid,) * 4))
+    (line, *_) = doctors_rights.checks(ours, tried)
+    assert said.partition(": ")[2] == line.reason[: line.reason.rindex(": no ")]
+    assert mended_by == line.remedy
 
 
 def test_a_trial_that_cannot_be_made_names_what_does_not_start():

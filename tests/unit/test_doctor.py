@@ -19,8 +19,8 @@ from aitop.commands.doctor import machine as machine_checks
 from aitop.commands.doctor import process, report, rights
 from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
 from aitop.commands.doctor.report import Check, fault, not_needed
-from aitop.commands.doctor.rights import Confinement, read_confinement
 from aitop.model.host import CgroupSample
+from aitop.sources.access import Confinement, read_confinement
 from aitop.sources.nvml import count_cards, without_driver
 from aitop.sources.nvml.abilities import Abilities, DeviceAbilities
 from aitop.sources.source import SourceError
@@ -33,7 +33,7 @@ CAPABLE = 1 << 19
 
 def place(**changes) -> Confinement:
     plain = {"uid": 1000, "capabilities": 0, "seccomp": False, "tracer": 0, "yama": "0", "container": None}
-    return Confinement(**{**plain, "own_pids": False, "own_users": False, "profile": None, **changes})
+    return Confinement(**{**plain, "own_pids": False, "own_users": False, "profile": None, "permitted": 0, **changes})
 
 
 def by_name(checks) -> dict[str, Check]:

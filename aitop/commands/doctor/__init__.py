@@ -40,8 +40,9 @@ def examine(pid: int | None) -> list[Check]:
     """All checks of the machine, and of process `pid` where there is one."""
     from aitop.commands.doctor import machine, process, rights
     from aitop.commands.doctor.ptrace_trial import try_ptrace
+    from aitop.sources.access import read_confinement
 
-    confinement, tried = rights.read_confinement(), try_ptrace()
+    confinement, tried = read_confinement(), try_ptrace()
     checks = [machine.python(), *rights.checks(confinement, tried), rights.attach(), machine.py_spy()]
     descriptors = machine.descriptors()
     checks += [*machine.terminal_checks(), machine.settings_file(), descriptors]

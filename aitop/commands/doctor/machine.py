@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from aitop.commands import config
 from aitop.commands.doctor.report import Check, fault, not_needed, works
-from aitop.commands.doctor.rights import Confinement
 from aitop.errors import WrongUsageError
 from aitop.model.host import CgroupSample
 from aitop.model.units import size
+from aitop.sources.access import Confinement
 from aitop.sources.host.cgroup import Cgroup
 from aitop.sources.nvml import count_cards
 from aitop.sources.source import SourceError

@@ -6,103 +6,21 @@ import errno
 import os
 import platform
 import shutil
-from collections.abc import Mapping
-from typing import Literal
-
-import msgspec
 
 from aitop.attach.ways.gdb import fault_of_gdb
 from aitop.commands.doctor.ptrace_trial import PtraceTrial
 from aitop.commands.doctor.report import Check, fault, not_needed, works
-from aitop.sources import procfs
-from aitop.sources.access import FIRST_USERS
-from aitop.sources.process_status import DAC_OVERRIDE, SYS_PTRACE, parse_status
+from aitop.sources import access
+from aitop.sources.access import SCOPES, WITHOUT, Cause, Confinement, ContainerKind, remedy_of
 from aitop.sources.procfs import user_name
 
-ContainerKind = Literal["kubernetes", "docker", "podman", "lxc", "container"]
-
-# The kernel's number of its first pid namespace (include/linux/proc_ns.h).
-FIRST_PIDS = "pid:[4026531836]"
-_GROUPS: tuple[tuple[str, ContainerKind], ...] = (
-    ("kubepods", "kubernetes"),
-    ("/docker", "docker"),
-    ("libpod", "podman"),
-    ("/lxc", "lxc"),
-)
-WITHOUT = "start the run with: aitop run -- CMD"
-WORDS = {
+WORDS: dict[ContainerKind, str] = {
     "docker": "a Docker container",
     "podman": "a Podman container",
     "kubernetes": "a Kubernetes pod",
     "lxc": "an LXC container",
     "container": "a container",
 }
-CAUSES = ("yama", "seccomp", "security module", "capability")
-
-
-class Confinement(msgspec.Struct, frozen=True):
-    """Which user aitop runs as, with which capabilities, in which container.
-
-    `container` is None where none is seen. `own_pids`: a pid namespace that does not show the machine's processes.
-    `own_users`: a user namespace whose root is not the machine's. `tracer` is 0 where nobody traces aitop. `yama` is
-    ptrace_scope as text, None without Yama. `profile` is the security module's confinement, None for none.
-    """
-
-    uid: int
-    capabilities: int
-    seccomp: bool
-    tracer: int
-    yama: str | None
-    container: ContainerKind | None
-    own_pids: bool
-    own_users: bool
-    profile: str | None
-
-    @property
-    def capable(self) -> bool:
-        """Whether aitop holds CAP_SYS_PTRACE."""
-        return bool(self.capabilities & SYS_PTRACE)
-
-    @property
-    def everybody(self) -> bool:
-        """Whether aitop may look into every user's processes (a process's memory is a file of mode 0600)."""
-        return self.capable and bool(self.capabilities & DAC_OVERRIDE)
-
-
-def read_confinement(root: str = "", environment: Mapping[str, str] = os.environ) -> Confinement:
-    """Reads how this process is confined. `root` stands for / and exists for tests."""
-    text, link = procfs.text, procfs.link
-    own = parse_status(os.getpid(), text(f"{root}/proc/self/status") or "", started=0)
-    own_pids = (link(f"{root}/proc/self/ns/pid") or FIRST_PIDS) != FIRST_PIDS
-    return Confinement(
-        uid=own.uids[1] if len(own.uids) > 1 else os.geteuid(),
-        capabilities=own.capabilities,
-        seccomp=bool(own.seccomp),
-        tracer=own.tracer,
-        yama=text(f"{root}/proc/sys/kernel/yama/ptrace_scope"),
-        container=_container_kind(root, environment) or ("container" if own_pids else None),
-        own_pids=own_pids,
-        own_users=(link(f"{root}/proc/self/ns/user") or FIRST_USERS) != FIRST_USERS,
-        profile=_profile(text(f"{root}/proc/self/attr/current")),
-    )
-
-
-def _container_kind(root: str, environment: Mapping[str, str]) -> ContainerKind | None:
-    if "KUBERNETES_SERVICE_HOST" in environment:
-        return "kubernetes"
-    membership = procfs.text(f"{root}/proc/self/cgroup") or ""
-    by_group = next((kind for mark, kind in _GROUPS if mark in membership), None)
-    if by_group is not None:
-        return by_group
-    if os.path.exists(f"{root}/run/.containerenv"):
-        return "podman"
-    return "docker" if os.path.exists(f"{root}/.dockerenv") else None
-
-
-def _profile(text: str | None) -> str | None:
-    """AppArmor says `docker-default (enforce)` or `unconfined`, SELinux a label."""
-    words = (text or "").rstrip("\0").strip()
-    return None if not words or words.startswith("unconfined") or ":unconfined_t:" in words else words
 
 
 def checks(confinement: Confinement, tried: PtraceTrial | OSError) -> list[Check]:
@@ -114,17 +32,11 @@ def checks(confinement: Confinement, tried: PtraceTrial | OSError) -> list[Check
     return [ptrace(tried, confinement, cause), *facts(confinement, cause), memfd()]
 
 
-def cause_of(tried: PtraceTrial, confinement: Confinement) -> str | None:
-    """Which of CAUSES refused the trial, None where nothing did."""
+def cause_of(tried: PtraceTrial, confinement: Confinement) -> Cause | None:
+    """What refused the trial, None where nothing did."""
     if tried.open is None and (tried.trace is None or confinement.tracer):
         return None
-    if confinement.yama == "3" or (
-        confinement.yama in ("1", "2") and not confinement.capable and tried.open is not None
-    ):
-        return "yama"
-    if confinement.seccomp and (tried.open is None or tried.trace == "ENOSYS"):
-        return "seccomp"
-    return "security module" if confinement.profile else "seccomp" if confinement.seccomp else "capability"
+    return access.cause_of(confinement, opens=tried.open is None, unknown=tried.trace == "ENOSYS")
 
 
 def refused(tried: PtraceTrial | OSError, confinement: Confinement) -> str | None:
@@ -132,7 +44,7 @@ def refused(tried: PtraceTrial | OSError, confinement: Confinement) -> str | Non
     return None if isinstance(tried, OSError) or confinement.tracer else tried.trace
 
 
-def ptrace(tried: PtraceTrial, confinement: Confinement, cause: str | None) -> Check:
+def ptrace(tried: PtraceTrial, confinement: Confinement, cause: Cause | None) -> Check:
     """Whether processes of the same user can be looked into and entered."""
     if cause is None:
         return works("ptrace", "your own processes can be looked into and entered (tried on one)")
@@ -141,16 +53,11 @@ def ptrace(tried: PtraceTrial, confinement: Confinement, cause: str | None) -> C
         "no stacks, no hook in running processes" if tried.open else "no hook in running processes before Python 3.14"
     )
     errors = ", ".join(f"{name}: {error}" for name, error in failed.items() if error)
-    because = {
-        "yama": f"Yama ptrace_scope is {confinement.yama}",
-        "seccomp": "a seccomp filter forbids it",
-        "security module": f"the security profile {confinement.profile} forbids it",
-        "capability": "the system forbids it",
-    }[cause]
-    return fault("ptrace", f"{because} ({errors}): {lost}", _remedy(confinement, cause))
+    words = f"{access.words_of(confinement, cause)}: {lost} ({errors})"
+    return fault("ptrace", words, remedy_of(confinement, cause))
 
 
-def facts(confinement: Confinement, cause: str | None) -> list[Check]:
+def facts(confinement: Confinement, cause: Cause | None) -> list[Check]:
     """The kernel's conditions, a check each."""
     return [
         _user(confinement),
@@ -206,21 +113,16 @@ def _user(confinement: Confinement) -> Check:
     return works("user", f"root without {missing}: only root's own processes")
 
 
-def _yama(confinement: Confinement, cause: str | None) -> Check:
+def _yama(confinement: Confinement, cause: Cause | None) -> Check:
     if confinement.yama is None:
         return works("yama", "this kernel has no Yama")
-    words = {
-        "0": "ptrace_scope 0: own processes may be looked into",
-        "1": "ptrace_scope 1: only a process's ancestors may look into it",
-        "2": "ptrace_scope 2: only who has CAP_SYS_PTRACE may look into a process",
-        "3": "ptrace_scope 3: nobody may look into any process until a reboot",
-    }.get(confinement.yama, f"ptrace_scope {confinement.yama}")
+    words = f"ptrace_scope {confinement.yama}: {SCOPES.get(confinement.yama, 'of unknown meaning')}"
     if cause == "yama":
-        return fault("yama", words, _remedy(confinement, "yama"))
+        return fault("yama", words, remedy_of(confinement, "yama"))
     return works("yama", words + (", but aitop holds CAP_SYS_PTRACE" if confinement.yama in ("1", "2") else ""))
 
 
-def _capability(confinement: Confinement, cause: str | None) -> Check:
+def _capability(confinement: Confinement, cause: Cause | None) -> Check:
     if confinement.capable:
         return works("capability", "CAP_SYS_PTRACE is held")
     if cause is None:
@@ -229,14 +131,18 @@ def _capability(confinement: Confinement, cause: str | None) -> Check:
     of_use = cause in ("yama", "capability") or (cause == "seccomp" and confinement.own_pids)
     if confinement.yama == "3" or not of_use:
         return not_needed("capability", "CAP_SYS_PTRACE is not held, and would not help")
-    return fault("capability", "CAP_SYS_PTRACE is not held, and here it is needed", _remedy(confinement, "capability"))
+    return fault(
+        "capability", "CAP_SYS_PTRACE is not held, and here it is needed", remedy_of(confinement, "capability")
+    )
 
 
-def _seccomp(confinement: Confinement, cause: str | None) -> Check:
+def _seccomp(confinement: Confinement, cause: Cause | None) -> Check:
     if not confinement.seccomp:
         return works("seccomp", "no filter around aitop")
     if cause == "seccomp":
-        return fault("seccomp", "a filter around aitop forbids looking into processes", _remedy(confinement, "seccomp"))
+        return fault(
+            "seccomp", "a filter around aitop forbids looking into processes", remedy_of(confinement, "seccomp")
+        )
     return works("seccomp", "a filter around aitop, which " + ("lets it work" if cause is None else "is not the cause"))
 
 
@@ -246,35 +152,3 @@ def _container(confinement: Confinement) -> Check:
     if not confinement.own_pids:
         return works("container", f"{WORDS[confinement.container]}, which sees the processes of the machine")
     return works("container", f"{WORDS[confinement.container]}: only the processes in it are seen")
-
-
-def _remedy(confinement: Confinement, cause: str) -> str:
-    """The command that mends this cause here with the fewest rights."""
-    boxed = confinement.container if confinement.own_pids else None
-    if confinement.yama == "3":
-        return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"
-    if cause == "security module":
-        return f"run it outside of the profile {confinement.profile} (docker run --security-opt apparmor=unconfined)"
-    # What is added to a container is given to its root alone; Podman gives it to other users as well.
-    if boxed == "kubernetes":
-        root = "runAsUser: 0, " if confinement.uid else ""
-        return f"in the container's spec: securityContext: {{{root}capabilities: {{add: [SYS_PTRACE]}}}}"
-    if boxed in ("docker", "podman"):
-        root = "--user 0 " if confinement.uid and boxed == "docker" else ""
-        filtered = " --security-opt seccomp=unconfined" * (cause == "seccomp")
-        return f"{boxed} run {root}--cap-add SYS_PTRACE …{filtered}"
-    if boxed:
-        return "give the container CAP_SYS_PTRACE"
-    if cause == "yama" and confinement.yama == "1":
-        return "sudo sysctl kernel.yama.ptrace_scope=0"
-    if cause == "seccomp":
-        return f"run aitop outside of the sandbox that filters it, or {WITHOUT}"
-    return _ambient(confinement)
-
-
-def _ambient(confinement: Confinement) -> str:
-    """The command that runs aitop as this user with CAP_SYS_PTRACE and no other capability."""
-    if confinement.uid == 0:
-        return "start aitop from a root shell that holds CAP_SYS_PTRACE (capsh --print shows what it holds)"
-    who = f"--reuid={confinement.uid} --regid={os.getegid()} --init-groups"
-    return f"sudo setpriv {who} --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace $(command -v aitop) …"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aitop.sources import procfs
+from aitop.sources.access import why_denied
 from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, in_our_network, ip_address, own_sockets
 from aitop.sources.servers.engines import Metrics
 from aitop.sources.servers.recognition import Server
@@ -63,7 +64,7 @@ def _of_process(pid: int, named: frozenset[int]) -> Endpoint | None:
         raise SourceError("absent", f"process {pid} is in another network (a container?), whose loopback is not ours")
     own = own_sockets(pid)
     if not own and procfs.user_id(pid) not in (None, os.geteuid()):
-        raise SourceError("denied", f"the sockets of process {pid} belong to another user")
+        raise why_denied(pid)
     listening = [socket for socket in connections(pid) if socket.state == LISTENS and socket.inode in own]
     ports = {socket.local_port for socket in listening}
     chosen = ports & named or (ports if len(ports) == 1 else set())
