@@ -10,7 +10,7 @@ import msgspec
 
 from aitop.model.host import ProcessId, ProcessSample, Role
 from aitop.model.run import RunComparison
-from aitop.model.snapshot import Snapshot, Stacks
+from aitop.model.snapshot import ProcessStacks, Snapshot, Stacks, ThreadTree
 from aitop.model.source import SourceName, SourceStatus
 from aitop.ui.theme.themes import Look
 
@@ -56,21 +56,17 @@ def resting_threads(stacks: Stacks) -> frozenset[tuple[int, str]]:
     return frozenset((thread.pid, thread.thread) for thread in stacks.threads if (thread.active or 0.0) < WORKS)
 
 
-def threads_of(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple[Part, int, str]]:
-    """Every thread that has a tree, with the part it plays: main ones first, then by pid and name."""
-    threads = [
-        (part_of(thread.role, True), thread.pid, thread.thread)
-        for thread in stacks.processes
-        if thread.tree is not None
-    ]
-    threads += [(part_of(thread.role, False), thread.pid, thread.thread) for thread in stacks.trees]
-    wanted = [thread for thread in threads if pids is None or thread[1] in pids]
-    return sorted(wanted, key=lambda thread: (PARTS.index(thread[0]), thread[1], thread[2] != "MainThread", thread[2]))
+def call_trees(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple[Part, ProcessStacks | ThreadTree]]:
+    """Every thread that has a call tree, with the part it plays: those that ProcessStacks name first."""
+    leads = [(part_of(process.role, True), process) for process in stacks.processes if process.tree is not None]
+    trees: list[tuple[Part, ProcessStacks | ThreadTree]] = [*leads]
+    trees += [(part_of(tree.role, False), tree) for tree in stacks.trees]
+    return [(part, tree) for part, tree in trees if pids is None or tree.pid in pids]
 
 
 def next_part(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
     """The next selection: all, then each part of the job that has stacks, then all again."""
-    there = {part for part, _, _ in threads_of(stacks, pids)}
+    there = {part for part, _ in call_trees(stacks, pids)}
     row: list[Part | None] = [None, *(part for part in PARTS if part in there)]
     at = row.index(who.part) if who.part in row else 0
     return Who(row[(at + 1) % len(row)])
@@ -78,11 +74,15 @@ def next_part(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
 
 def next_thread(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
     """The next selection within a part: all of it, then each process, followed by its threads where it has several."""
-    threads = [(pid, thread) for part, pid, thread in threads_of(stacks, pids) if who.part in (None, part)]
+    threads = sorted(
+        (PARTS.index(part), tree.pid, tree.thread != "MainThread", tree.thread)
+        for part, tree in call_trees(stacks, pids)
+        if who.part in (None, part)
+    )
     row = [Who(who.part)]
-    for pid in dict.fromkeys(pid for pid, _ in threads):
+    for pid in dict.fromkeys(pid for _, pid, _, _ in threads):
         row.append(Who(who.part, pid))
-        names = [thread for other, thread in threads if other == pid]
+        names = [thread for _, other, _, thread in threads if other == pid]
         row += [Who(who.part, pid, name) for name in names] if len(names) > 1 else []
     at = row.index(who) if who in row else 0
     return row[(at + 1) % len(row)]

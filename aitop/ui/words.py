@@ -10,28 +10,16 @@ from aitop.model.source import SourceState, SourceStatus
 from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
 from aitop.model.verdict import Verdict
-from aitop.ui.theme.palette import (
-    CALM_LABEL,
-    DIM,
-    FAINT,
-    LOSS_LABEL,
-    LOSS_SOFT_LABEL,
-    STATE_DENIED,
-    STATE_FAILED,
-    STATE_OK,
-    STATE_STALE,
-    TEXT,
-)
-from aitop.ui.widgets.line import Line
+from aitop.ui.theme.palette import DIM, FAINT, SEVERITY_LABELS, STATE_DENIED, STATE_FAILED, STATE_OK, STATE_STALE, TEXT
+from aitop.ui.widgets.line import Line, wrap
 
-STATES: dict[SourceState, tuple[str, Style, str]] = {
+SOURCE_STATES: dict[SourceState, tuple[str, Style, str]] = {
     "ok": ("●", STATE_OK, "works"),
     "absent": ("○", DIM, "not there"),
     "denied": ("⊘", STATE_DENIED, "not permitted"),
     "stale": ("◐", STATE_STALE, "nothing new"),
     "failed": ("✗", STATE_FAILED, "broken"),
 }
-SEVERITY_LABELS = {"critical": LOSS_LABEL, "warning": LOSS_SOFT_LABEL, "info": CALM_LABEL}
 
 
 def waits_for_target(status: SourceStatus | None) -> bool:
@@ -43,7 +31,7 @@ def state_mark(status: SourceStatus | None) -> tuple[str, Style]:
     """Glyph and colour of a source's state; `…` before the first state and while the hook waits to enter."""
     if status is None:
         return NOT_YET, FAINT
-    return (NOT_YET, STATE_STALE) if waits_for_target(status) else STATES[status.state][:2]
+    return (NOT_YET, STATE_STALE) if waits_for_target(status) else SOURCE_STATES[status.state][:2]
 
 
 def state_line(name: str, status: SourceStatus | None) -> Line:
@@ -60,6 +48,12 @@ def state_line(name: str, status: SourceStatus | None) -> Line:
     if status.remedy:
         line.add(f"  → {one_line(status.remedy)}", TEXT)
     return line
+
+
+def needs_hook(text: str, status: SourceStatus | None, width: int) -> list[Line]:
+    """What needs the hook, and the state of the hook where that is not ok."""
+    texts = [text] if status is None or status.state == "ok" else [text, state_line("hook", status).text]
+    return [Line(line, DIM) for text in texts for line in wrap(text, width)]
 
 
 def label(verdict: Verdict) -> tuple[str, Style]:
@@ -108,10 +102,8 @@ def one_line(text: str) -> str:
 
 def short_command(command: str) -> str:
     """A command line without the directories of its program and its script."""
-    words = one_line(command).split(" ")
-    return " ".join(
-        base_name(word) if not number or word.endswith(".py") else word for number, word in enumerate(words)
-    )
+    program, *words = one_line(command).split(" ")
+    return " ".join([base_name(program), *(base_name(word) if word.endswith(".py") else word for word in words)])
 
 
 def significant(value: float | None, width: int = 4) -> str:

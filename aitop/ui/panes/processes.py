@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
 from rich.style import Style
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from aitop.model.gpu import GpuProcess, GpuSample
 from aitop.model.host import ProcessSample, Role
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, size
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, size
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, difference
 from aitop.ui.state import View, children, descendants, family, labels_of, matches, process_words
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    DIM,
-    FAINT,
-    LAUNCHER,
-    OTHER_PROCESS,
-    RANK,
-    STATE_FAILED,
-    STATE_STALE,
-    TEXT,
-    WORKER,
-    Kind,
-    clickable,
-)
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, STATE_FAILED, STATE_STALE, TEXT, clickable, process_kind
 from aitop.ui.widgets.line import Line, columns, key_hints, shorten
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.table import GAP, MARK, Column, Fit, Order, RowPane, next_order, row_line
+from aitop.ui.widgets.table import GAP, MARK, Column, Fit, Order, RowPane, in_order, row_line
 from aitop.ui.widgets.table import fit as table_fit
 from aitop.ui.words import one_line, short_command, state_line, tight_percent
 
@@ -86,15 +71,9 @@ def process_rows(
             mine = below.get(pid, [])
             closed = not wanted and pid in folded and bool(mine)
             hidden = [alone[each] for each in descendants(pid, below)] if closed else []
-            rows.append(
-                replace(
-                    _summed(row, hidden),
-                    guide=guide if top else guide + ("└ " if last else "├ "),
-                    folded=len(hidden),
-                    parent=bool(mine),
-                    matches=not wanted or wanted_pids[pid],
-                )
-            )
+            branch = "" if top else "└ " if last else "├ "
+            summed = replace(_summed(row, hidden), guide=guide + branch, folded=len(hidden), parent=bool(mine))
+            rows.append(replace(summed, matches=not wanted or wanted_pids[pid]))
             if not closed:
                 walk(mine, guide if top else guide + ("  " if last else "│ "), False)
 
@@ -145,23 +124,14 @@ def _wanted(
 
 
 def _sorted(siblings: Iterable[ProcessRow], order: Order) -> list[ProcessRow]:
-    """By role, rank and age; or by a column, what is not measured last in either direction.
-
-    Pids go from the lowest on, other figures from the largest.
-    """
+    """By role, rank and age, or by a column."""
 
     def role(row: ProcessRow) -> tuple[bool, int, int, float, int]:
         process = row.process
         rank = process.rank if process.role == "rank" and process.rank is not None else UNNUMBERED
         return process.part is None, ROLE_ORDER[process.role], rank, process.started, process.pid
 
-    by_role = sorted(siblings, key=role)
-    value_of = next((column.value for column in FIGURES if column.heading == order.by), None)
-    if value_of is None:
-        return by_role[::-1] if order.inverted else by_role
-    known = [row for row in by_role if value_of(row) is not None]
-    known.sort(key=value_of, reverse=order.inverted == (order.by == "pid"))
-    return known + [row for row in by_role if value_of(row) is None]
+    return in_order(sorted(siblings, key=role), FIGURES, order)
 
 
 def _summed(row: ProcessRow, hidden: Sequence[ProcessRow]) -> ProcessRow:
@@ -175,64 +145,52 @@ def _summed(row: ProcessRow, hidden: Sequence[ProcessRow]) -> ProcessRow:
 
 
 TREE_LEAST, TREE_MOST, TREE_STEP = 16, 40, 6
-COMMAND_LEAST = 14
 NEW_SECONDS = 3.0
 STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
 STATE_STYLES = {"R": TEXT, "D": STATE_STALE, "Z": STATE_FAILED, "T": STATE_STALE}
-KINDS: dict[str, Kind] = {"launcher": LAUNCHER, "rank": RANK, "loader-worker": WORKER}
-
-
-class Figure(NamedTuple):
-    """A heading, its cells, the value of a row that it shows and sorts by, how that is written; `keep`: the lower the
-    longer it stays as the pane narrows."""
-
-    heading: str
-    cells: int
-    value: Callable[[ProcessRow], Any]
-    text_of: Callable[[Any], str]
-    keep: int
-    style: Style = TEXT
-    gpu: bool = False
-
-    def write(self, row: ProcessRow) -> tuple[str, Style]:
-        """The text and its style; empty for GPU figures of a process that uses no GPU."""
-        value = self.value(row)
-        if self.gpu and row.gpu is None:
-            return "", FAINT
-        if value is None:
-            # A rate needs two samples: a new process has none yet.
-            new = self.heading in CHANGING and row.age is not None and row.age < NEW_SECONDS
-            return NOT_YET if new else NOT_SUPPORTED, FAINT
-        if self.heading == "state":
-            return self.text_of(value), STATE_STYLES.get(value, FAINT)
-        return self.text_of(value), self.style if value >= 1 or self.heading in SHARES else FAINT
 
 
 def age_text(seconds: float | None) -> str:
-    """An age in whole units, six cells at most: 12 s, 4 m, 3 h, 12 d."""
+    """An age in whole units, five cells at most: 12 s, 4 m, 3 h, 12 d."""
     if seconds is None:
         return NOT_SUPPORTED
-    for least, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m")):
+    for least, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= least:
-            return f"{int(seconds // least)} {unit}"
-    return duration(float(int(seconds))) if seconds >= 10 else f"{int(seconds)} s"
+            return f"{seconds // least:.0f} {unit}"
+    return f"{int(seconds)} s"
 
 
 FIGURES = (
-    Figure("pid", 7, lambda row: row.process.pid, str, 7, DIM),
-    Figure("cpu", 5, lambda row: row.process.cpu, tight_percent, 0, BRIGHT),
-    Figure("memory", 7, lambda row: row.process.rss, size, 1),
-    Figure("gpu", 4, lambda row: row.gpu.sm if row.gpu else None, tight_percent, 2, BRIGHT, gpu=True),
-    Figure("gpu mem", 7, lambda row: row.gpu.memory if row.gpu else None, size, 3, gpu=True),
-    Figure("read/s", 7, lambda row: row.process.read_bytes, size, 5),
-    Figure("write/s", 7, lambda row: row.process.write_bytes, size, 6),
-    Figure("thr", 4, lambda row: row.process.threads, str, 8, DIM),
-    Figure("state", 6, lambda row: row.process.state, lambda letter: STATES.get(letter, letter), 4),
-    Figure("age", 5, lambda row: row.age, age_text, 9, DIM),
-)
+    Column("pid", 7, 7, lambda row: row.process.pid, style=lambda _: DIM, rising=True),
+    Column("cpu", 5, 0, lambda row: row.process.cpu, tight_percent, lambda _: BRIGHT),
+    Column("memory", 7, 1, lambda row: row.process.rss, size),
+    Column("gpu", 4, 2, lambda row: row.gpu.sm if row.gpu else None, tight_percent, lambda _: BRIGHT),
+    Column("gpu mem", 7, 3, lambda row: row.gpu.memory if row.gpu else None, size),
+    Column("read/s", 7, 5, lambda row: row.process.read_bytes, size),
+    Column("write/s", 7, 6, lambda row: row.process.write_bytes, size),
+    Column("thr", 4, 8, lambda row: row.process.threads, style=lambda _: DIM),
+    Column("state", 6, 4, lambda row: row.process.state, lambda letter: STATES.get(letter, letter),
+           lambda row: STATE_STYLES.get(row.process.state, FAINT), rising=False),
+    Column("age", 5, 9, lambda row: row.age, age_text, lambda _: DIM),
+)  # fmt: skip
+COMMAND = Column("command", 14, 0, lambda row: short_command(row.process.command), style=lambda _: FAINT, right=False)
+"""Gets the cells that the others leave, if they are enough for it."""
 SHARES = frozenset({"cpu", "gpu"})
 CHANGING = SHARES | {"memory", "gpu mem", "read/s", "write/s"}
 """Figures that show their change since the mark."""
+
+
+def _written(figure: Column, row: ProcessRow) -> tuple[str, Style]:
+    """The text of a figure and its style; empty for GPU figures of a process that uses no GPU."""
+    value = figure.value(row)
+    if value is None:
+        if row.gpu is None and figure.heading.startswith("gpu"):
+            return "", FAINT
+        # A rate needs two samples: a new process has none yet.
+        new = figure.heading in CHANGING and row.age is not None and row.age < NEW_SECONDS
+        return NOT_YET if new else NOT_SUPPORTED, FAINT
+    nothing = not isinstance(value, str) and value < 1 and figure.heading not in SHARES
+    return figure.text_of(value), FAINT if nothing or not row.matches else figure.style(row)
 
 
 def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, mark: Mapping[int, ProcessRow] | None = None) -> Fit:
@@ -244,20 +202,21 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, mark: Mapping[int, 
     # In steps, so that a branch more or less moves nothing.
     most = min(TREE_MOST, TREE_STEP * math.ceil(longest / TREE_STEP))
     tree = Column("process", TREE_LEAST, -1, lambda row: row, draw=_tree_cell, right=False, most=most)
-    shape = list(table_fit([tree, *(_column(figure, mark) for figure in FIGURES if gpu or not figure.gpu)], width))
+    figures = [_column(figure, mark) for figure in FIGURES if gpu or not figure.heading.startswith("gpu")]
+    shape = list(table_fit([tree, *figures], width))
     left = width - MARK - sum(cells + GAP for _, cells in shape)
-    if left >= COMMAND_LEAST:
-        shape.append((Column("command", COMMAND_LEAST, 0, lambda row: row, draw=_command_cell), left))
+    if left >= COMMAND.cells:
+        shape.append((COMMAND, left))
     return shape
 
 
-def _column(figure: Figure, mark: Mapping[int, ProcessRow] | None) -> Column:
+def _column(figure: Column, mark: Mapping[int, ProcessRow] | None) -> Column:
     """The column of a figure, with its change since the mark."""
     changing, rows_then = mark is not None and figure.heading in CHANGING, mark or {}
 
     def draw(row: ProcessRow, _cells: int) -> Line:
-        text, style = figure.write(row)
-        line = Line(shorten(text, figure.cells).rjust(figure.cells), style if row.matches else FAINT)
+        text, style = _written(figure, row)
+        line = Line(shorten(text, figure.cells).rjust(figure.cells), style)
         now, before = figure.value(row), rows_then.get(row.process.pid)
         if not changing or now is None:
             return line
@@ -290,26 +249,14 @@ def _tree_cell(row: ProcessRow, cells: int) -> Line:
     if row.parent:
         action = f"fold({row.process.pid})"
         line.add("▸ " if row.folded else "▾ ", clickable(DIM, action))
-    line.add(one_line(row.label), KINDS.get(row.process.role, OTHER_PROCESS).ink if row.matches else FAINT)
+    line.add(one_line(row.label), process_kind(row.process.role).ink if row.matches else FAINT)
     if row.folded:
         line.add(f" +{row.folded}", BRIGHT)
     return line.fit(cells)
 
 
-def _command_cell(row: ProcessRow, cells: int) -> Line:
-    return Line(shorten(one_line(short_command(row.process.command)), cells), FAINT)
-
-
 ROOM_FOR_KEYS = 10
 KEYS = (("⏎", "narrow to it"), ("space", "and stay"), ("← →", "fold"), ("< >", "sort"), ("I", "invert"))
-
-
-@dataclass
-class ProcessChosen(Message):
-    """The user wants the screen narrowed to a process; with `stay` this pane stays as it is."""
-
-    pid: int
-    stay: bool
 
 
 class ProcessPane(RowPane[ProcessRow]):
@@ -324,14 +271,14 @@ class ProcessPane(RowPane[ProcessRow]):
         Binding("enter", "choose(False)", "narrow", show=False),
         Binding("space", "choose(True)", "narrow", show=False),
     ]
+    table = FIGURES
     _folded: frozenset[int] = frozenset()
-    _order = BY_ROLE
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
             return Drawing([state_line("host", view.source("host"))], "Processes")
-        rows = process_rows(snapshot, folded=self._folded, order=self._order, wanted=view.filter)
+        rows = process_rows(snapshot, folded=self._folded, order=self.order, wanted=view.filter)
         title = f"Processes · {len(snapshot.host.processes)}"
         if not rows:
             self.rows = ()
@@ -342,12 +289,12 @@ class ProcessPane(RowPane[ProcessRow]):
         # With room for the number of what may be folded away.
         longest = max(len(row.guide) + len(row.label) + 6 * row.parent for row in rows)
         shape = fit(width, gpu=bool(snapshot.gpu and snapshot.gpu.devices), longest=longest, mark=mark)
-        lines = [heading(shape, self._order)]
+        lines = [heading(shape, self.order)]
         for row, at in self.take(rows, height - 1 - len(foot)):
             lines.append(row_line(row, shape, width, cursor=at, chosen=row.process.pid == view.chosen))
         if view.filter:
             title += f" · /{view.filter} {sum(row.matches for row in rows)} match"
-        note = " · ".join(filter(None, (f"by {self._order.by or 'role'}", self.in_sight())))
+        note = " · ".join(filter(None, (f"by {self.order.by or 'role'}", self.in_sight())))
         return Drawing(lines, title, Line(note, DIM), view.stale("host"), foot)
 
     def _foot(self, view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:
@@ -386,19 +333,5 @@ class ProcessPane(RowPane[ProcessRow]):
             self.action_move(1)
 
     def action_sort(self, heading: str) -> None:
-        self._order = Order(heading, not self._order.inverted if self._order.by == heading else False)
+        self.order = Order(heading, self.order.by == heading and not self.order.inverted)
         self.redraw()
-
-    def action_sort_by(self, steps: int) -> None:
-        self._order = next_order([column.heading for column in FIGURES], self._order, steps)
-        self.redraw()
-
-    def action_invert(self) -> None:
-        self._order = Order(self._order.by, not self._order.inverted)
-        self.redraw()
-
-    def action_choose(self, stay: bool = False) -> None:
-        row = self.row()
-        if row is not None:
-            self._key = row.process.pid
-            self.post_message(ProcessChosen(row.process.pid, stay=stay))

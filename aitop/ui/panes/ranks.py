@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import ClassVar, NamedTuple
 
-from rich.style import Style
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from aitop.model.ranks import Ranks, RankView
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, percent, size
 from aitop.ui.state import View
-from aitop.ui.theme.palette import (
-    BACKWARD,
-    BRIGHT,
-    COMMUNICATION,
-    DATA,
-    DIM,
-    FAINT,
-    FORWARD,
-    LOSS,
-    OPTIMIZER,
-    OUTSIDE,
-    TEXT,
-    Kind,
-)
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, LOSS, TEXT, phase_of
 from aitop.ui.widgets.bars import EIGHTHS
 from aitop.ui.widgets.line import Line
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.table import Column, Order, RowPane, fit, heading, row_line
+from aitop.ui.widgets.table import Column, RowPane, fit, heading, row_line
 from aitop.ui.words import plural, tight_percent
 
 LATE_SHARE = 0.1
@@ -62,8 +46,11 @@ class RankRow(NamedTuple):
         return duration(self.rank.lateness) if self.late_by >= 0.005 else "0"
 
 
-def _phase(heading: str, keep: int, field: str, phase: Kind) -> Column:
-    """The mean time of a phase, the cell filled as far as its share of a step goes; red where a late rank differs."""
+def _phase(heading: str, keep: int, field: str, phase: str = "") -> Column:
+    """The mean time of a phase, the cell filled as far as its share of a step goes; red where a late rank differs.
+
+    `field` of a rank's phases has it; `phase` is its key, where that is another word.
+    """
 
     def seconds_of(row: RankRow) -> float | None:
         return getattr(row.rank.phases, field, None) if row.among.step or row.rank.p50 else None
@@ -76,8 +63,8 @@ def _phase(heading: str, keep: int, field: str, phase: Kind) -> Column:
         known = [seconds for other in others if (seconds := getattr(other, field)) is not None]
         usual = fmean(known) if known else value
         odd = row.late and value > ODD_RATIO * usual and value - usual > ODD_SHARE * step
-        rest: Style = LOSS if odd else TEXT
-        return Line(text[:filled], phase.fill if filled else rest).add(text[filled:], rest)
+        rest = LOSS if odd else TEXT
+        return Line(text[:filled], phase_of(phase or field).fill if filled else rest).add(text[filled:], rest)
 
     return Column(heading, 9, keep, seconds_of, draw=draw)
 
@@ -99,12 +86,12 @@ COLUMNS = (
            style=lambda row: LOSS if row.late else BRIGHT),
     Column("late", 7, -1, RankRow.lateness, style=lambda row: LOSS if row.late else DIM),
     Column("step", 7, 1, lambda row: row.rank.p50, duration),
-    _phase("data", 2, "data_wait", DATA),
-    _phase("forward", 3, "forward", FORWARD),
-    _phase("backward", 4, "backward", BACKWARD),
-    _phase("optimizer", 11, "optimizer", OPTIMIZER),
-    _phase("else", 12, "outside", OUTSIDE),
-    _phase("wait", 0, "wait", COMMUNICATION),
+    _phase("data", 2, "data_wait"),
+    _phase("forward", 3, "forward"),
+    _phase("backward", 4, "backward"),
+    _phase("optimizer", 11, "optimizer"),
+    _phase("else", 12, "outside"),
+    _phase("wait", 0, "wait", "communication"),
     Column("gpu", 4, 5, lambda row: row.rank.gpu_busy, tight_percent),
     Column("gpu mem", 7, 6, lambda row: row.rank.gpu_memory, size),
     Column("memory", 7, 8, lambda row: row.rank.rss, size),
@@ -128,13 +115,6 @@ def sorted_ranks(ranks: Ranks) -> list[RankView]:
 BESIDE_NOTE = 7
 
 
-@dataclass
-class RankChosen(Message):
-    """The user wants the screen narrowed to a rank."""
-
-    rank: int
-
-
 class RankPane(RowPane[RankRow]):
     """A heading, a row a rank, the one at the cursor lit up, the chosen one marked."""
 
@@ -150,13 +130,15 @@ class RankPane(RowPane[RankRow]):
         shown = self.take([RankRow(rank, ranks) for rank in sorted_ranks(ranks)], height - 1)
         gpu = any(rank.gpu is not None for rank in ranks.ranks)
         shape = fit([column for column in COLUMNS if gpu or not column.heading.startswith("gpu")], width, GAP)
-        lines = [heading(shape, Order(), GAP)]
+        lines = [heading(shape, self.order, GAP)]
         for row, at in shown:
             chosen = view.rank is not None and row.rank.rank == view.rank
             lines.append(row_line(row, shape, width, cursor=at, chosen=chosen, gap=GAP))
-        title = _title(ranks)
-        notes = (note for note in self._notes(ranks) if len(title) + note.width + BESIDE_NOTE <= width)
-        return Drawing(lines, title, next(notes, None), view.stale("hook"))
+        elsewhere = (ranks.world_size or 0) - len(ranks.ranks)
+        title = f"Ranks · {len(ranks.ranks)}" + (f" here, {elsewhere} elsewhere" if elsewhere > 0 else "")
+        title += f" · {duration(ranks.step)} a step" if ranks.step else ""
+        note = next((note for note in self._notes(ranks) if len(title) + note.width + BESIDE_NOTE <= width), None)
+        return Drawing(lines, title, note, view.stale("hook"))
 
     def _notes(self, ranks: Ranks) -> list[Line]:
         """What may stand beside the title, the longest first."""
@@ -170,15 +152,9 @@ class RankPane(RowPane[RankRow]):
     def key_of(self, row: RankRow) -> int:
         return row.rank.pid
 
-    def action_choose(self, stay: bool = False) -> None:
-        row = self.row()
-        if row is not None and row.rank.rank is not None:
-            self._key = row.rank.pid
-            self.post_message(RankChosen(row.rank.rank))
-
-    def action_leave(self) -> None:
+    async def action_leave(self) -> None:
         if self.view.rank is not None:
-            self.post_message(RankChosen(self.view.rank))
+            await self.run_action("screen.rank(0)")
 
 
 def _measured(ranks: Ranks) -> list[Line]:
@@ -192,13 +168,3 @@ def _measured(ranks: Ranks) -> list[Line]:
         return [exchange, short]
     scaling = Line(f"scaling {percent(ranks.efficiency)}", TEXT).add(" · ", DIM)
     return [scaling.join(exchange), short]
-
-
-def _title(ranks: Ranks) -> str:
-    elsewhere = (ranks.world_size or 0) - len(ranks.ranks)
-    title = f"Ranks · {len(ranks.ranks)}"
-    if elsewhere > 0:
-        title += f" here, {elsewhere} elsewhere"
-    if ranks.step:
-        title += f" · {duration(ranks.step)} a step"
-    return title

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from typing import ClassVar
 
 import msgspec
@@ -10,7 +11,6 @@ from rich.style import Style
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.fix_edit import SourceAround
-from aitop.model.host import ProcessId
 from aitop.model.units import percent
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
@@ -18,23 +18,10 @@ from aitop.ui.panes.code.hot_lines import Place, hot_rows
 from aitop.ui.panes.verdict import shown_verdicts
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    CODE_KIND,
-    DIM,
-    FAINT,
-    LOSS,
-    SYNTAX_BUILTIN,
-    SYNTAX_COMMENT,
-    SYNTAX_KEYWORD,
-    SYNTAX_NUMBER,
-    SYNTAX_STRING,
-    TEXT,
-    TITLE,
-)
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, LOSS, SYNTAX, TEXT, TITLE
 from aitop.ui.widgets.line import Line, lit, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import base_name, label, one_line, place, share_text
+from aitop.ui.words import CodeLine, base_name, label, one_line, place, share_text
 
 
 class Excerpt(msgspec.Struct, frozen=True):
@@ -43,11 +30,25 @@ class Excerpt(msgspec.Struct, frozen=True):
     lines: list[tuple[int, Line]] | None
     reading: bool = False
 
-    @classmethod
-    def around(cls, source_around: SourceAround, process: ProcessId | None, file: str, line: int) -> Excerpt:
-        """Read the lines around a place, of a process that is there. May be slow, and may raise anything."""
-        lines = source_around(process, file, line) if process is not None else None
-        return cls(coloured(lines) if lines else None)
+
+def read_excerpt(
+    screen: HeadedScreen, source_around: SourceAround, pid: int, at: CodeLine, done: Callable[[Excerpt], None]
+) -> None:
+    """Hand `done` the lines around a place of a process, and until they are read an empty excerpt.
+
+    They are read off the UI thread: the file may be slow, gone or huge.
+    """
+    process = screen.view.process(pid)
+
+    def read() -> Excerpt:
+        lines = source_around(process, at.file, at.line) if process is not None else None
+        return Excerpt(coloured(lines) if lines else None)
+
+    def answered(answer: Excerpt | Exception) -> None:
+        done(answer if isinstance(answer, Excerpt) else Excerpt(None))
+
+    done(Excerpt(None, reading=True))
+    in_background(screen, "source", read, answered)
 
 
 def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
@@ -55,20 +56,6 @@ def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
     line = Line("  ▌" if guilty else "   ", LOSS).add(str(number).rjust(5), BRIGHT if guilty else FAINT).add("  ")
     line = line.join(code).fit(width)
     return lit(line) if guilty else line
-
-
-SYNTAX = {
-    "Comment": SYNTAX_COMMENT,
-    "Literal.String": SYNTAX_STRING,
-    "Literal.Number": SYNTAX_NUMBER,
-    "Keyword": SYNTAX_KEYWORD,
-    "Operator.Word": SYNTAX_KEYWORD,
-    "Name.Builtin": SYNTAX_BUILTIN,
-    "Name.Decorator": SYNTAX_NUMBER,
-    "Name.Function": SYNTAX_BUILTIN,
-    "Name.Class": SYNTAX_BUILTIN,
-}
-"""Styles by kind of Pygments token; a kind includes those below it."""
 
 
 def coloured(lines: list[tuple[int, str]]) -> list[tuple[int, Line]]:
@@ -103,13 +90,9 @@ class LinePane(Pane):
         self._place = place
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        lines = [self._head(width), *self._verdicts(view, width), *self._callers(width), Line()]
-        lines += self._source(view, width)
-        return Drawing(
-            lines,
-            place(self._place),
-            Line(self.notice or "e edit · ↑↓ scroll · esc back", TEXT if self.notice else DIM),
-        )
+        above = [self._head(width), *self._verdicts(view), *self._callers(width), Line()]
+        note = Line(self.notice or "e edit · ↑↓ scroll · esc back", TEXT if self.notice else DIM)
+        return Drawing(above + self._source(view, width), place(self._place), note)
 
     def _head(self, width: int) -> Line:
         at = self._place
@@ -118,11 +101,11 @@ class LinePane(Pane):
             line.add(f"  {percent(at.share)}", BRIGHT).add(f" of the samples of {at.who}" if at.who else "", DIM)
         return spread(line.add("  "), Line(shorten_left(at.file, max(8, width - line.width)), FAINT), width)
 
-    def _verdicts(self, view: View, width: int) -> list[Line]:
+    def _verdicts(self, view: View) -> list[Line]:
         here = (self._place.file, self._place.line)
         lines = []
         for verdict in shown_verdicts(view):
-            if any((where.file, where.line) == here for where in verdict.where):
+            if any(where.at == here for where in verdict.where):
                 text, style = label(verdict)
                 lines.append(Line(text, style).add(f" {one_line(verdict.title)}", TEXT))
         return [Line(), *lines] if lines else []
@@ -175,15 +158,12 @@ class LineScreen(HeadedScreen):
         self._source_around = source_around
 
     def on_mount(self) -> None:
-        at = self._place
         if self._source_around is not None:
-            self.pane.excerpt = Excerpt(None, reading=True)
-            read = partial(Excerpt.around, self._source_around, self.view.process(at.pid), at.file, at.line)
-            in_background(self, "source", read, self._read)
+            read_excerpt(self, self._source_around, self._place.pid, self._place, self._show_source)
         self.pane.focus()
 
-    def _read(self, excerpt: Excerpt | Exception) -> None:
-        self.pane.excerpt = excerpt if isinstance(excerpt, Excerpt) else Excerpt(None)
+    def _show_source(self, excerpt: Excerpt) -> None:
+        self.pane.excerpt = excerpt
         self.pane.redraw()
 
     def action_edit(self) -> None:

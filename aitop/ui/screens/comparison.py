@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.comparison_words import comparison_text
 from aitop.model.run import ChangedNode
-from aitop.ui.panes.code.call_tree import Node, Path
+from aitop.ui.panes.code.call_tree import Node, TreePath
 from aitop.ui.panes.code.flame import legend
 from aitop.ui.panes.code.pane import CodePane
 from aitop.ui.panes.since_mark import OUTCOMES
@@ -44,15 +44,11 @@ class ChangesPane(CodePane):
         trees = view.compared.stacks if view.compared is not None else {}
         nodes = [changed_node(tree, (), role) for role, tree in trees.items()]
         lines, foot = self._flame(nodes, view, width, height)
-        return Drawing(
-            lines or [Line("one of the runs has no stacks to compare", DIM)],
-            "Stacks of both, by change · f words",
-            legend((GREW, SHRANK, EVEN)),
-            foot=foot,
-        )
+        lines = lines or [Line("one of the runs has no stacks to compare", DIM)]
+        return Drawing(lines, "Stacks of both, by change · f words", legend((GREW, SHRANK, EVEN)), foot=foot)
 
 
-def changed_node(tree: ChangedNode, above: Path, name: str = "") -> Node:
+def changed_node(tree: ChangedNode, above: TreePath, name: str = "") -> Node:
     """The node as the flame draws it; a straight run of library functions becomes one."""
     last, frames = tree, 1
     while last.whose not in ("", "user") and len(last.children) == 1 and last.children[0].whose != "user":

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from aitop.diagnosis.catalogue import Block, page, share_of
+from aitop.diagnosis.catalogue import page, share_of
 from aitop.diagnosis.fix_edit import Edit, SourceAround, editable, find_edits
 from aitop.model.units import factor, percent
-from aitop.model.verdict import Verdict, Where
+from aitop.model.verdict import Fix, Verdict, Where
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
-from aitop.ui.screens.code_line import Excerpt, source_line
+from aitop.ui.screens.code_line import Excerpt, read_excerpt, source_line
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
@@ -24,7 +24,7 @@ from aitop.ui.words import base_name, confidence_dots, confidence_words, label, 
 
 MARGIN = 2
 WIDEST_GAIN = 120
-"""A figure at the right is not read with its line from further off."""
+"""Beyond this width a figure at the right edge is too far from its line to be read with it."""
 
 
 class VerdictList(Pane, can_focus=False):
@@ -55,25 +55,15 @@ class EvidencePane(Pane, can_focus=False):
         if self.verdict is None:
             return Drawing(looking_lines(view, width, height), "Evidence")
         verdict = self.verdict
+        sections = {
+            "Where": [line for where in verdict.where for line in self._where(where, width)],
+            "Evidence": [line for sentence in verdict.evidence for line in _bullet("·", sentence, width)],
+            "What to do": [line for fix in verdict.fixes for line in self._fix(fix, width)],
+            "Could not be judged": unjudged_lines(view.snapshot.diagnosis, width) if view.snapshot else [],
+        }
         lines = _what(verdict, width)
-        if verdict.where:
-            lines += _section("Where")
-            for where in verdict.where:
-                lines += self._where(where, width)
-        if verdict.evidence:
-            lines += _section("Evidence")
-            for sentence in verdict.evidence:
-                lines += _bullet("·", sentence, width)
-        if verdict.fixes:
-            lines += _section("What to do")
-            for fix in verdict.fixes:
-                gain = f"{factor(fix.speedup)} predicted" if fix.speedup is not None else ""
-                lines += _bullet("→", fix.text, min(width, WIDEST_GAIN), gain)
-                change = self.edits.get(fix.text)
-                lines += edit_lines(change, width) if change is not None else []
-        unjudged = unjudged_lines(view.snapshot.diagnosis, width) if view.snapshot else []
-        if unjudged:
-            lines += [*_section("Could not be judged"), *unjudged]
+        for title, section in sections.items():
+            lines += [Line(), Line(title, TITLE), *section] if section else []
         lines += page_lines(verdict.id, width)
         return Drawing(lines, f"{verdict.id}{' · ' + verdict.subtype if verdict.subtype else ''}")
 
@@ -82,7 +72,7 @@ class EvidencePane(Pane, can_focus=False):
         right = Line(f"{percent(where.share)} of samples" if where.share is not None else "", DIM)
         head.add(shorten_left(where.file, width - head.width - right.width - 2), FAINT)
         lines = [spread(head, right, min(width, WIDEST_GAIN))]
-        excerpt = self.excerpts.get((where.file, where.line))
+        excerpt = self.excerpts.get(where.at)
         if excerpt is None or excerpt.lines is None:
             if where.text:
                 lines.append(source_line(where.line, Line(where.text, TEXT), True, width))
@@ -91,6 +81,11 @@ class EvidencePane(Pane, can_focus=False):
                 lines.append(Line(f"    {word}", FAINT))
             return lines
         return lines + [source_line(number, code, number == where.line, width) for number, code in excerpt.lines]
+
+    def _fix(self, fix: Fix, width: int) -> list[Line]:
+        gain = f"{factor(fix.speedup)} predicted" if fix.speedup is not None else ""
+        lines, change = _bullet("→", fix.text, min(width, WIDEST_GAIN), gain), self.edits.get(fix.text)
+        return lines + edit_lines(change, width) if change is not None else lines
 
 
 def _list_line(verdict: Verdict, width: int, selected: bool) -> Line:
@@ -133,10 +128,6 @@ def _what(verdict: Verdict, width: int) -> list[Line]:
     return [*lines, figures]
 
 
-def _section(title: str) -> list[Line]:
-    return [Line(), Line(title, TITLE)]
-
-
 def _bullet(mark: str, text: str, width: int, gain: str = "") -> list[Line]:
     """A sentence with a hanging indent; a predicted gain at the right of its first line."""
     head = Line(" " * MARGIN).add(f"{mark} ", GAIN if mark == "→" else DIM)
@@ -174,14 +165,11 @@ def page_lines(verdict: str, width: int) -> tuple[Line, ...]:
         for number, block in enumerate(blocks):
             follows = number > 0 and not (block.kind == "item" and blocks[number - 1].kind == "item")
             lines += [Line()] if follows else []
-            lines += _lines(block, width)
+            if block.kind == "code":
+                lines += [Line("    ").add(text, BRIGHT) for text in block.text.split("\n")]
+            else:
+                lines += hanging(Line("· " if block.kind == "item" else "", DIM), block.text, width)
     return tuple(lines)
-
-
-def _lines(block: Block, width: int) -> list[Line]:
-    if block.kind == "code":
-        return [Line("    ").add(text, BRIGHT) for text in block.text.split("\n")]
-    return hanging(Line("· " if block.kind == "item" else "", DIM), block.text, width)
 
 
 LIST_ROWS, LEAST_FOR_LIST = 8, 16
@@ -244,16 +232,13 @@ class EvidenceScreen(HeadedScreen):
         return keys.index(self._selected) if self._selected in keys else 0
 
     def _read_source(self, verdict: Verdict) -> None:
-        """Ask for the lines around each place once, off this thread: the file may be slow, gone or huge."""
+        """Ask for the lines around each place once."""
         for where in verdict.where:
-            place = (where.file, where.line)
-            if self._source_around is not None and place not in self.evidence.excerpts:
-                self.evidence.excerpts[place] = Excerpt(None, reading=True)
-                read = partial(Excerpt.around, self._source_around, self.view.process(where.pid), *place)
-                in_background(self, "source", read, partial(self._source_read, place))
+            if self._source_around is not None and where.at not in self.evidence.excerpts:
+                read_excerpt(self, self._source_around, where.pid, where, partial(self._show_source, where))
 
-    def _source_read(self, place: tuple[str, int], excerpt: Excerpt | Exception) -> None:
-        self.evidence.excerpts[place] = excerpt if isinstance(excerpt, Excerpt) else Excerpt(None)
+    def _show_source(self, where: Where, excerpt: Excerpt) -> None:
+        self.evidence.excerpts[where.at] = excerpt
         self.evidence.redraw()
 
     def _read_edits(self, verdict: Verdict) -> None:

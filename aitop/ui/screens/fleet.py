@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -12,7 +11,6 @@ from msgspec.structs import replace
 from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from aitop.model.fleet import (
@@ -34,7 +32,7 @@ from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line, key_hints, wrap
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
-from aitop.ui.widgets.table import Column, Order, RowPane, fit, heading, in_order, next_order, row_line
+from aitop.ui.widgets.table import Column, RowChosen, RowPane, fit, heading, in_order, row_line
 from aitop.ui.words import one_line, plural, tight_percent
 
 if TYPE_CHECKING:
@@ -43,14 +41,9 @@ if TYPE_CHECKING:
 ASK_SECONDS = 15.0
 """The usual time between two questions."""
 ROOM_FOR_FOOT = 8
+KEYS = (("c", "ssh command"), ("/", "filter"), ("< >", "sort"), ("r", "ask again"), ("?", "help"))
+"""Those that both screens have."""
 Row = TypeVar("Row")
-
-
-@dataclass
-class RowChosen(Message):
-    """The user wants to see more of this row."""
-
-    row: Any
 
 
 class TablePane(RowPane[Row]):
@@ -62,21 +55,14 @@ class TablePane(RowPane[Row]):
 
     name_of_rows = "rows"
     none = "none"
-    table: Sequence[Column] = ()
     default_order = ""
     entries: Sequence[Row] | None = None
     problem = ""
     age = 0.0
-    order = Order()
 
     def texts(self, row: Row) -> Sequence[str | None]:
         """What the filter looks at."""
         raise NotImplementedError
-
-    def action_choose(self, stay: bool = False) -> None:
-        row = self.row()
-        if row is not None:
-            self.post_message(RowChosen(row))
 
     def foot(self, row: Row, width: int) -> list[Line]:
         """More about the row at the cursor."""
@@ -84,9 +70,8 @@ class TablePane(RowPane[Row]):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         if self.entries is None:
-            waiting = Line("asking Prometheus…", DIM)
-            lines = [Line(text, LOSS) for text in wrap(self.problem, width)] if self.problem else [waiting]
-            return Drawing(lines, self.name_of_rows)
+            problem = [Line(text, LOSS) for text in wrap(self.problem, width)]
+            return Drawing(problem or [Line("asking Prometheus…", DIM)], self.name_of_rows)
         rows = [row for row in self.entries if matches(view.filter, *self.texts(row))] if view.filter else self.entries
         title = f"{self.name_of_rows} · {len(self.entries)}"
         if view.filter:
@@ -200,13 +185,10 @@ class TableScreen(Screen[None]):
             self.change(notice=f"{command}   (copied, if the terminal allows it)")
 
     def action_sort_by(self, steps: int) -> None:
-        headings = [column.heading for column in self.listing.table]
-        self.listing.order = next_order(headings, self.listing.order, steps)
-        self.listing.redraw()
+        self.listing.action_sort_by(steps)
 
     def action_invert(self) -> None:
-        self.listing.order = self.listing.order._replace(inverted=not self.listing.order.inverted)
-        self.listing.redraw()
+        self.listing.action_invert()
 
     def action_filter(self) -> None:
         line = self.query_one(FilterLine)
@@ -251,15 +233,10 @@ def gain_of(row: FleetJob | FleetRank) -> float | None:
     return row.finding.speedup if row.finding is not None else None
 
 
-def gain_style(row: FleetJob | FleetRank) -> Style:
-    """Green for what is gained."""
-    return GAIN if (gain_of(row) or 0.0) > 1.0 else FAINT
-
-
 FINDING = (
     Column("verdict", 18, 0, lambda row: one_line(row.finding_text) or None, str, finding_style, right=False, most=34),
     Column("line", 14, 3, place_text, right=False, most=32),
-    Column("gain", 5, 4, gain_of, factor, gain_style),
+    Column("gain", 5, 4, gain_of, factor, lambda row: GAIN if (gain_of(row) or 0.0) > 1.0 else FAINT),
 )
 """What the first verdict says, of a job as of a rank."""
 JOBS = (
@@ -283,14 +260,8 @@ class JobsPane(TablePane[FleetJob]):
         return row.job
 
     def texts(self, row: FleetJob) -> Sequence[str | None]:
-        return (
-            row.job,
-            row.user,
-            row.finding_text,
-            row.finding.name if row.finding else None,
-            place_text(row),
-            *row.nodes,
-        )
+        name = row.finding.name if row.finding else None
+        return row.job, row.user, row.finding_text, name, place_text(row), *row.nodes
 
 
 class FleetScreen(TableScreen):
@@ -301,15 +272,7 @@ class FleetScreen(TableScreen):
         Binding("escape", "back", "back: out of the filter"),
         Binding("q,f10", "app.quit", "quit"),
     ]
-    keys = (
-        ("⏎", "ranks"),
-        ("c", "ssh command"),
-        ("/", "filter"),
-        ("< >", "sort"),
-        ("r", "ask again"),
-        ("?", "help"),
-        ("q", "quit"),
-    )
+    keys = (("⏎", "ranks"), *KEYS, ("q", "quit"))
     listing: JobsPane
 
     def __init__(self, cluster: FleetReader, every: float, view: View) -> None:
@@ -319,8 +282,7 @@ class FleetScreen(TableScreen):
         if isinstance(answer, Fleet):
             self.listing.entries = by_waste(answer.jobs)
             self.listing.none = f"no AI job runs on {plural(answer.watching, 'node')} that aitop watches"
-            measured = answer.wasted is not None
-            then = "device-hours wasted" if measured else "the share of the first verdict"
+            then = "device-hours wasted" if answer.wasted is not None else "the share of the first verdict"
             self.listing.default_order = f"stalled first, then by {then}"
 
     def summary(self, width: int) -> Line:
@@ -417,7 +379,7 @@ class RanksScreen(TableScreen):
         Binding("enter", "command", "the command that opens aitop on this job or rank; it is copied as well"),
         Binding("escape,q", "back", "back: out of the filter, then out of this job"),
     ]
-    keys = (("c", "ssh command"), ("/", "filter"), ("< >", "sort"), ("r", "ask again"), ("?", "help"), ("esc", "back"))
+    keys = (*KEYS, ("esc", "back"))
     listing: RanksPane
 
     def __init__(

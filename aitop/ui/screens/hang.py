@@ -21,7 +21,7 @@ from aitop.stacks.groups import StackGroup, grouped
 from aitop.ui.messages import in_background
 from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, SEVERITY_LABELS, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, hanging, shorten
 from aitop.ui.words import confidence_dots, confidence_words, one_line, place, plural
 
@@ -56,7 +56,7 @@ def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
     """The places where processes stand: those of the odd one first, then the largest. Idle workers are left out."""
     groups: dict[tuple[object, ...], list[Standing]] = {}
     busy = [worker for worker in still.workers if worker.doing not in ("unused", None)]
-    # Beside the odd ones also stands who shows what they left out.
+    # `odd.standing` also has ranks that only show what the odd ones left out.
     odd_pids = {standing.pid for standing in odd.standing if not odd.ranks or standing.rank in odd.ranks}
     for rank in (*still.ranks, *busy):
         line = rank.where and (rank.where.file, rank.where.line)
@@ -86,16 +86,15 @@ class StandingPane(StackList[StandingPlace]):
             return [*lines, Line(self.doing or "no rank has been looked at yet", DIM)]
         moving = self.still.seconds <= 0
         lines.append(_how_still(self.still, view.snapshot))
-        mark = Line("if it hangs ", DIM) if moving else Line(" HANG ", LOSS_LABEL).add(" ")
+        mark = Line("if it hangs ", DIM) if moving else Line(" HANG ", SEVERITY_LABELS["critical"]).add(" ")
         lines += hanging(mark, one_line(self.odd.title), width, TEXT if moving else BRIGHT)
         sure = Line("sure ", DIM).join(confidence_dots(self.odd.confidence))
         lines.append(sure.add(f"  {confidence_words(self.odd.confidence)}", DIM))
         if self.odd.fix:
             lines += hanging(Line("→ ", GAIN), one_line(self.odd.fix), width)
         if view.snapshot is not None and not moving:
-            lines += [
-                Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]
-            ]
+            notes = noted(self.still, view.snapshot)[:MOST_NOTES]
+            lines += [Line(shorten(one_line(text), width), DIM) for text in notes]
         for standing in self.entries:
             frames = self.native.get(standing.first.pid)
             if frames is not None:
@@ -105,7 +104,32 @@ class StandingPane(StackList[StandingPlace]):
         return [*lines, Line()]
 
     def row(self, entry: StandingPlace, view: View, width: int) -> Line:
-        return _row(entry, width)
+        first, ink, number = entry.first, LOSS if entry.odd else BRIGHT, len(entry.members)
+        who = named(entry.members) if number <= MOST_NAMED else f"{number} ranks"
+        if first.role != "rank":
+            who = f"{plural(number, 'worker')} of rank {first.rank}"
+        line = Line("▌ " if entry.odd else "  ", LOSS)
+        steps = [member.step for member in entry.members if member.step is not None]
+        step = "" if not steps else f"step {min(steps):,}" + (f"–{max(steps):,}" if max(steps) > min(steps) else "")
+        where = first.where or (first.frames[-1] if first.frames else None)
+        state = " ".join(filter(None, (first.state, first.channel)))
+        what = f"{DOINGS[first.doing]} {one_line(first.call)}" if first.call else DOINGS[first.doing]
+        if first.doing == "own" and not first.call:
+            what = "is in this line"
+        guard = f" under {one_line(first.where.guard)}" if first.where is not None and first.where.guard else ""
+        room = width - line.width - WHO - PLACE - 4
+        spare = room - STATE - STEP - 4
+        wide = spare >= 24
+        cells_of_what = max(12, spare if wide else room)
+        doing = Line(what, TEXT)
+        cells = [
+            (Line(shorten(who, WHO), ink), WHO),
+            (doing.add(guard, DIM) if doing.width + len(guard) <= cells_of_what else doing, cells_of_what),
+            (Line(shorten(place(where) if where is not None else "", PLACE), TEXT), PLACE),
+        ]
+        if wide:
+            cells += [(Line(step, DIM), STEP), (Line(shorten(state, STATE), FAINT), STATE)]
+        return line.join(columns(cells))
 
     def note(self) -> str:
         return "↑↓ choose · ⏎ whole stack · h look again · n below Python · esc back"
@@ -121,39 +145,6 @@ def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:
     if snapshot is not None and steps and snapshot.time - steps[-1].end < MOVED_SECONDS:
         return Line(f"the ranks get on: the last step ended {duration(snapshot.time - steps[-1].end)} ago", TEXT)
     return Line("not known to hang: no long enough standstill was seen so far", TEXT)
-
-
-def _row(standing: StandingPlace, width: int) -> Line:
-    first = standing.first
-    line = Line("▌ " if standing.odd else "  ", LOSS)
-    steps = [member.step for member in standing.members if member.step is not None]
-    step = "" if not steps else f"step {min(steps):,}" + (f"–{max(steps):,}" if max(steps) > min(steps) else "")
-    where = first.where or (first.frames[-1] if first.frames else None)
-    at = "" if where is None else place(where)
-    state = " ".join(filter(None, (first.state, first.channel)))
-    room = width - line.width - WHO - PLACE - 4
-    what = f"{DOINGS[first.doing]} {one_line(first.call)}" if first.call else DOINGS[first.doing]
-    if first.doing == "own" and not first.call:
-        what = "is in this line"
-    cells = [(Line(shorten(_who(standing.members), WHO), LOSS if standing.odd else BRIGHT), WHO)]
-    guard = f" under {one_line(first.where.guard)}" if first.where is not None and first.where.guard else ""
-    spare = room - STATE - STEP - 4
-    wide = spare >= 24
-    cells_of_what = max(12, spare if wide else room)
-    doing = Line(what, TEXT)
-    cells += [(doing.add(guard, DIM) if doing.width + len(guard) <= cells_of_what else doing, cells_of_what)]
-    cells += [(Line(shorten(at, PLACE), TEXT), PLACE)]
-    if wide:
-        cells += [(Line(step, DIM), STEP), (Line(shorten(state, STATE), FAINT), STATE)]
-    return line.join(columns(cells))
-
-
-def _who(members: Sequence[Standing]) -> str:
-    if members[0].role != "rank":
-        return f"{plural(len(members), 'worker')} of rank {members[0].rank}"
-    if len(members) <= MOST_NAMED:
-        return named(members)
-    return f"{len(members)} ranks"
 
 
 MOST_NATIVE = 4
@@ -184,7 +175,7 @@ class HangScreen(StackScreen[StandingPlace]):
 
     def action_native(self) -> None:
         """Look below Python at one rank of each place."""
-        if not (self.view.live and isinstance(self._feed, LazyFeed)) or not self.listing.entries:
+        if not isinstance(self._feed, LazyFeed) or not self.listing.entries:
             return
         pids = [place.first.pid for place in self.listing.entries[:MOST_NATIVE]]
         self.listing.doing = "looking below Python…"

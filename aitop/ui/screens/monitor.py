@@ -32,8 +32,8 @@ from aitop.ui.panes.gpu import GpuPane
 from aitop.ui.panes.header import banner_line, header_line
 from aitop.ui.panes.ledger import LedgerPane
 from aitop.ui.panes.memory import MemoryPane
-from aitop.ui.panes.processes import ProcessChosen, ProcessPane
-from aitop.ui.panes.ranks import RankChosen, RankPane
+from aitop.ui.panes.processes import ProcessPane
+from aitop.ui.panes.ranks import RankPane, RankRow
 from aitop.ui.panes.serving import ServingPane
 from aitop.ui.panes.step import StepPane
 from aitop.ui.panes.verdict import VerdictPane, shown_verdicts
@@ -46,6 +46,7 @@ from aitop.ui.screens.torch_profile import ProfileScreen
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import OneLine, Pane
+from aitop.ui.widgets.table import RowChosen
 
 if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader
@@ -122,6 +123,8 @@ class MonitorScreen(Screen[int]):
         super().__init__()
         self._cluster = cluster
         self._feed = feed
+        # A live run can be asked for more than Snapshots.
+        self._run = feed if isinstance(feed, LazyFeed) else None
         self._source_around = source_around
         self.recorder = recorder
         self._folded = frozenset(folded)
@@ -135,7 +138,7 @@ class MonitorScreen(Screen[int]):
         self._shown_notice: str | None = None
         self._notice_ticks = 0
         self._compared_at = -COMPARE_SECONDS
-        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LazyFeed) and feed.live)
+        self.view = replace(view, live=feed.live, can_detach=self._run is not None)
 
     def compose(self) -> ComposeResult:
         yield OneLine(header_line, id="header")
@@ -177,17 +180,13 @@ class MonitorScreen(Screen[int]):
                 self.post_message(Failed(error))
 
     def _take(self, snapshot: Snapshot) -> None:
-        if self.view.snapshot is None and isinstance(self._feed, LazyFeed):
-            self._change(mark=self._feed.marked())
+        if self.view.snapshot is None and self._run is not None:
+            self._change(mark=self._run.marked())
         compared_now = self.view.compared
         if snapshot.time >= self._compared_at + COMPARE_SECONDS:
             compared_now, self._compared_at = compared(snapshot), snapshot.time
-        self._change(
-            snapshot=snapshot,
-            recording=recording_state(self.recorder),
-            notice=self._notice(),
-            compared=compared_now,
-        )
+        recording, notice = recording_state(self.recorder), self._notice()
+        self._change(snapshot=snapshot, recording=recording, notice=notice, compared=compared_now)
         chosen, known = self.view.chosen, self.view.pids() is not None
         if chosen is not None and known and all(process.pid != chosen for process in self.view.processes):
             # Nothing is left to narrow to.
@@ -259,8 +258,8 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(LineScreen(self.view, message.place, self._source_around))
 
     def action_profile(self) -> None:
-        if self.view.live and isinstance(self._feed, LazyFeed):
-            self.app.push_screen(ProfileScreen(self._feed, self.view))
+        if self._run is not None:
+            self.app.push_screen(ProfileScreen(self._run, self.view))
         else:
             self._change(notice="only a live run can be profiled")
 
@@ -279,16 +278,16 @@ class MonitorScreen(Screen[int]):
         if snapshot is None:
             self._change(notice="nothing to mark yet")
         else:
-            self._keep_mark(snapshot)
-            self._change(mark=snapshot, notice="marked: every figure now shows its change; M forgets it")
-
-    def _keep_mark(self, snapshot: Snapshot | None) -> None:
-        if isinstance(self._feed, LazyFeed):
-            self._feed.mark(snapshot)
+            self._mark(snapshot, "marked: every figure now shows its change; M forgets it")
 
     def action_unmark(self) -> None:
-        self._keep_mark(None)
-        self._change(mark=None, notice="the mark is forgotten" if self.view.mark else "there is no mark")
+        self._mark(None, "the mark is forgotten" if self.view.mark else "there is no mark")
+
+    def _mark(self, snapshot: Snapshot | None, notice: str) -> None:
+        """Hold figures against this moment from now on, and in the next run of the script."""
+        if self._run is not None:
+            self._run.mark(snapshot)
+        self._change(mark=snapshot, notice=notice)
 
     def action_save(self) -> None:
         self._change(notice=save_screen(self, self._target_pid()))
@@ -301,12 +300,11 @@ class MonitorScreen(Screen[int]):
         return self.view.snapshot.target.pid if self.view.snapshot else os.getpid()
 
     def action_detach(self) -> None:
-        feed = self._feed
-        if not self.view.can_detach or not isinstance(feed, LazyFeed):
+        if not self.view.can_detach or self._run is None:
             self._change(notice="there is no hook to take out")
             return
         self._change(notice="taking the hook out…")
-        in_background(self, "detach", feed.detach, self._detached)
+        in_background(self, "detach", self._run.detach, self._detached)
 
     def _detached(self, error: Exception | None) -> None:
         if error is None:
@@ -328,9 +326,6 @@ class MonitorScreen(Screen[int]):
         elif len(ranks) > 1 and number <= len(ranks):
             self._choose_rank(ranks[number - 1])
 
-    def on_rank_chosen(self, message: RankChosen) -> None:
-        self._choose_rank(message.rank)
-
     def _choose_rank(self, rank: int) -> None:
         self._change(rank=None if self.view.rank == rank else rank, chosen=None)
 
@@ -342,9 +337,14 @@ class MonitorScreen(Screen[int]):
             self._focused_before = self.focused.id if isinstance(self.focused, Pane) else None
             self._zoom("processes")
 
-    def on_process_chosen(self, message: ProcessChosen) -> None:
-        """Narrow to a process; chosen for a second time, show all again."""
-        chosen = None if self.view.chosen == message.pid else message.pid
+    def on_row_chosen(self, message: RowChosen) -> None:
+        """Narrow to a rank or a process; chosen for a second time, show all again."""
+        row = message.row
+        if isinstance(row, RankRow):
+            if row.rank.rank is not None:
+                self._choose_rank(row.rank.rank)
+            return
+        chosen = None if self.view.chosen == row.process.pid else row.process.pid
         if not message.stay and self._zoomed == "processes":
             self._leave_zoom()
         self._change(chosen=chosen, rank=None)

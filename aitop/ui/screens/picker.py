@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -17,7 +16,7 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, DIM, LOSS, TEXT
 from aitop.ui.widgets.line import Line, key_hints, wrap
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
-from aitop.ui.widgets.table import Column, Order, RowPane, fit, heading, row_line
+from aitop.ui.widgets.table import Column, RowChosen, RowPane, fit, heading, row_line
 from aitop.ui.words import one_line, short_command
 
 ROOMY = 112
@@ -43,17 +42,12 @@ class CandidatesPane(RowPane[Candidate]):
         if not self.candidates:
             return Drawing([Line(text, TEXT) for text in wrap(NOTHING, width)], "AI processes")
         shape = fit(COLUMNS if width >= ROOMY else FEW_COLUMNS, width)
-        rows = [heading(shape, Order())] if height > 1 else []
+        rows = [heading(shape, self.order)] if height > 1 else []
         rows += [row_line(job, shape, width, cursor=at) for job, at in self.take(self.candidates, height - 1)]
         return Drawing(rows, "AI processes", Line(self.in_sight() or str(len(self.candidates)), DIM))
 
     def key_of(self, row: Candidate) -> int:
         return row.pid
-
-    def action_choose(self, stay: bool = False) -> None:
-        candidate = self.row()
-        if candidate is not None:
-            self.app.exit(candidate.pid)
 
 
 def _gpus(candidate: Candidate) -> str:
@@ -70,11 +64,7 @@ def _column(
 
     So the table takes no cell for an unmeasured one, which it would dim: a row has the same colour throughout.
     """
-    return Column(heading, cells, 0, lambda job: job, text_of, _style, right, most)
-
-
-def _style(job: Candidate) -> Style:
-    return TEXT if job.mine else DIM
+    return Column(heading, cells, 0, lambda job: job, text_of, lambda job: TEXT if job.mine else DIM, right, most)
 
 
 COLUMNS = (
@@ -139,3 +129,6 @@ class PickerScreen(Screen[int]):
 
     def action_choose(self) -> None:
         self.query_one(CandidatesPane).action_choose()
+
+    def on_row_chosen(self, message: RowChosen) -> None:
+        self.app.exit(message.row.pid)

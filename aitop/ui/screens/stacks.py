@@ -27,7 +27,7 @@ Entry = TypeVar("Entry")
 
 
 class StackList(Pane, Generic[Entry], can_focus=False):
-    """What stands together, a line each, under some lines in words.
+    """Threads or ranks that stand in the same place, a line for each place, below some lines in words.
 
     `doing` is said while a look is taken, `problem` why there is none, `when` how old it is.
     """
@@ -43,7 +43,7 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         raise NotImplementedError
 
     def row(self, entry: Entry, view: View, width: int) -> Line:
-        """An entry in a line that begins with two free cells."""
+        """An entry in a line, without the mark of the selected one."""
         raise NotImplementedError
 
     def note(self) -> str:
@@ -75,7 +75,17 @@ class GroupList(StackList[StackGroup]):
         return [Line(part, STATE_DENIED) for text in texts for part in wrap(text, width)]
 
     def row(self, entry: StackGroup, view: View, width: int) -> Line:
-        return _group_line(entry, _roles(view), width)
+        room = width - COUNT - PLACE - STATE - 6
+        what_width = max(14, min(36, room // 2)) if room >= 30 else max(10, room)
+        who, who_width = _who(entry.members, _roles(view)), room - what_width - 2
+        number = len(entry.members)
+        cells = [
+            (Line(f"{number:3d}", BRIGHT).add(" threads" if number > 1 else " thread", DIM), COUNT),
+            (Line(shorten(one_line(entry.what), what_width), BRIGHT if entry.where else TEXT), what_width),
+            (Line("at ", DIM).add(shorten_left(place(entry.place), PLACE - 3), TEXT), PLACE),
+            (_state(entry.members), STATE),
+        ]
+        return columns([*cells, (Line(shorten(who, who_width), DIM), who_width)] if who_width >= 8 else cells)
 
     def note(self) -> str:
         threads = sum(len(group.members) for group in self.entries)
@@ -108,33 +118,14 @@ def _roles(view: View) -> dict[int, str]:
     }
 
 
-def _group_line(group: StackGroup, roles: dict[int, str], width: int) -> Line:
-    count = Line(f"{len(group.members):3d}", BRIGHT)
-    count.add(" threads" if len(group.members) > 1 else " thread", DIM)
-    where = Line("at ", DIM).add(shorten_left(place(group.place), PLACE - 3), TEXT)
-    cells = [(count, COUNT)]
-    room = width - COUNT - PLACE - STATE - 6
-    who = _who(group.members, roles)
-    what_width = max(14, min(36, room // 2)) if room >= 30 else max(10, room)
-    cells += [(Line(shorten(one_line(group.what), what_width), BRIGHT if group.where else TEXT), what_width)]
-    cells += [(where, PLACE), (_state(group.members), STATE)]
-    if room - what_width >= 10:
-        cells.append((Line(shorten(who, room - what_width - 2), DIM), room - what_width - 2))
-    return columns(cells)
-
-
 def _who(members: tuple[ThreadStack, ...], roles: dict[int, str]) -> str:
-    counts = Counter(_name(member, roles) for member in members)
+    known = [(roles.get(member.pid, "process"), member) for member in members]
+    counts = Counter(role if member.main else f"{one_line(member.thread)} of {role}" for role, member in known)
     return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in counts.items())
 
 
-def _name(member: ThreadStack, roles: dict[int, str]) -> str:
-    role = roles.get(member.pid, "process")
-    return role if member.main else f"{one_line(member.thread)} of {role}"
-
-
 def _state(members: tuple[ThreadStack, ...]) -> Line:
-    """What the group does as a whole: its holder of the interpreter's lock counts most."""
+    """What the group does as a whole; that one of them holds the GIL says most."""
     if any(member.gil for member in members):
         return Line("has GIL", GAIN)
     active = sum(bool(member.active) for member in members)
@@ -194,7 +185,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
         self.action_again()
 
     def action_again(self) -> None:
-        if self.view.live and isinstance(self._feed, LazyFeed):
+        if isinstance(self._feed, LazyFeed):
             self.listing.doing = "looking at every thread…"
             in_background(self, "dump", self._feed.dump, self._show_answer)
             self.show()

@@ -42,9 +42,11 @@ TITLE = _style("title", bold=True)
 KEY = _style("bright", bold=True)
 BRAND = _style("on-notice", "title", bold=True)
 LOSS = _style("loss", bold=True)
-LOSS_LABEL = _style("on-loss", "loss-ground", bold=True)
-LOSS_SOFT_LABEL = _style("on-loss-soft", "loss-soft-ground", bold=True)
-CALM_LABEL = _style("on-calm", "calm-ground", bold=True)
+SEVERITY_LABELS = {
+    "critical": _style("on-loss", "loss-ground", bold=True),
+    "warning": _style("on-loss-soft", "loss-soft-ground", bold=True),
+    "info": _style("on-calm", "calm-ground", bold=True),
+}
 GAIN = _style("gain", bold=True)
 NOTICE = _style("on-notice", "notice", bold=True)
 STATE_OK = _style("gain")
@@ -57,11 +59,14 @@ DEVICE_CHART = _style("device-chart")
 DEVICE_SOFT = _style("device-soft")
 TROUGH = _style("trough")
 WAITING = _style("waiting")
-SYNTAX_COMMENT = _style("faint", italic=True)
-SYNTAX_STRING = _style("syntax-string")
-SYNTAX_NUMBER = _style("syntax-number")
-SYNTAX_KEYWORD = _style("syntax-keyword")
-SYNTAX_BUILTIN = _style("syntax-builtin")
+SYNTAX = {
+    "Comment": _style("faint", italic=True),
+    "Literal.String": _style("syntax-string"),
+    **dict.fromkeys(("Literal.Number", "Name.Decorator"), _style("syntax-number")),
+    **dict.fromkeys(("Keyword", "Operator.Word"), _style("syntax-keyword")),
+    **dict.fromkeys(("Name.Builtin", "Name.Function", "Name.Class"), _style("syntax-builtin")),
+}
+"""Styles by kind of Pygments token; a kind includes those below it."""
 
 
 class Kind(NamedTuple):
@@ -93,10 +98,17 @@ CODE_KINDS = (
 )
 """Whose code a frame is in."""
 CODE_KIND = {kind.key: kind for kind in CODE_KINDS}
-LAUNCHER = Kind("launcher", "launcher", "l", "title")
-RANK = Kind("rank", "rank", "r", "process-rank")
-WORKER = Kind("loader-worker", "worker", "w", "process-worker")
-OTHER_PROCESS = Kind("other", "other", "o", "phase-outside")
+_PROCESSES = {
+    "launcher": Kind("launcher", "launcher", "l", "title"),
+    "rank": Kind("rank", "rank", "r", "process-rank"),
+    "loader-worker": Kind("loader-worker", "worker", "w", "process-worker"),
+}
+_OTHER_PROCESS = Kind("other", "other", "o", "phase-outside")
+
+
+def process_kind(role: str) -> Kind:
+    """The kind of process that has this role."""
+    return _PROCESSES.get(role, _OTHER_PROCESS)
 
 
 DATA = Kind("data_wait", "data", "D", "phase-data", "data")

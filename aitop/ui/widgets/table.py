@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
 from aitop.model.units import NOT_SUPPORTED
 from aitop.ui.theme.palette import BRIGHT, FAINT, TEXT
@@ -22,7 +24,8 @@ class Column(NamedTuple):
     """A heading, its cells, the `value` of a row that it shows and sorts by (None: not measured), and its words.
 
     It may grow to `most` cells, and then has a `long` heading. `keep`: the lower the longer it stays as the table
-    narrows. `draw` draws a measured value, where words do not.
+    narrows. `draw` draws a measured value, where words do not. `rising`: whether the smallest value comes first when
+    rows are sorted by it; None: only if it is a text.
     """
 
     heading: str
@@ -35,6 +38,7 @@ class Column(NamedTuple):
     most: int = 0
     draw: Callable[[Any, int], Line] | None = None
     long: str = ""
+    rising: bool | None = None
 
 
 class Order(NamedTuple):
@@ -69,7 +73,7 @@ def fit(table: Sequence[Column], width: int, gap: int = GAP) -> Fit:
 
 
 def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list[Row]:
-    """The rows sorted by a column: names from A on, numbers from the largest on, what is not measured last.
+    """The rows sorted by a column, what is not measured last.
 
     Rows that are equal there stay in the order in which they came.
     """
@@ -77,8 +81,9 @@ def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list
     if column is None:
         return list(reversed(rows)) if order.inverted else list(rows)
     known = [row for row in rows if column.value(row) is not None]
-    largest_first = any(not isinstance(column.value(row), str) for row in known)
-    known.sort(key=column.value, reverse=largest_first != order.inverted)
+    texts = all(isinstance(column.value(row), str) for row in known)
+    rising = texts if column.rising is None else column.rising
+    known.sort(key=column.value, reverse=rising == order.inverted)
     return known + [row for row in rows if column.value(row) is None]
 
 
@@ -119,11 +124,19 @@ def _cell(text: str, width: int, style: Style, right: bool) -> tuple[Line, int]:
     return (Line().to(width - fitted.width).join(fitted) if right else fitted), width
 
 
+@dataclass
+class RowChosen(Message):
+    """The user has chosen this row; with `stay` the pane is to stay as it is."""
+
+    row: Any
+    stay: bool
+
+
 class RowPane(Pane, Generic[Row]):
     """A pane of rows under a heading, with a cursor that stays on its row when rows come, go and change places.
 
-    A subclass says what a row is about, and what choosing it does (`stay` keeps the pane as it is); its `draw` calls
-    `take` first.
+    A subclass says what a row is about; its `draw` calls `take` first. `table` has the columns that rows can be sorted
+    by, `order` the one that they are.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -132,6 +145,8 @@ class RowPane(Pane, Generic[Row]):
     ]
 
     rows: Sequence[Row] = ()
+    table: Sequence[Column] = ()
+    order = Order()
     cursor = 0
     first = 0
     page = 1
@@ -142,7 +157,7 @@ class RowPane(Pane, Generic[Row]):
         raise NotImplementedError
 
     def take(self, rows: Sequence[Row], page: int) -> list[tuple[Row, bool]]:
-        """Take the rows, of which `page` are in sight; those, and whether each is lit up by the cursor."""
+        """Take new rows. Returns the `page` of them that are in sight, each with whether the cursor lights it up."""
         self.rows, self.page = rows, max(1, page)
         at = next((number for number, row in enumerate(rows) if self.key_of(row) == self._key), self.cursor)
         self.cursor = max(0, min(at, len(rows) - 1))
@@ -167,6 +182,20 @@ class RowPane(Pane, Generic[Row]):
 
     def action_move_page(self, pages: int) -> None:
         self.action_move(pages * self.page)
+
+    def action_choose(self, stay: bool = False) -> None:
+        row = self.row()
+        if row is not None:
+            self._key = self.key_of(row)
+            self.post_message(RowChosen(row, stay))
+
+    def action_sort_by(self, steps: int) -> None:
+        self.order = next_order([column.heading for column in self.table], self.order, steps)
+        self.redraw()
+
+    def action_invert(self) -> None:
+        self.order = self.order._replace(inverted=not self.order.inverted)
+        self.redraw()
 
     def action_scroll_by(self, lines: int) -> None:
         """Arrows and the wheel move the cursor, which is always in sight."""

@@ -8,18 +8,17 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from aitop.model.snapshot import CallNode, ProcessStacks, Snapshot, Stacks, ThreadTree
+from aitop.model.snapshot import CallNode, Snapshot, Stacks
 from aitop.model.units import percent
 from aitop.stacks.call_tree import MOST_DEPTH, merged
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, difference
-from aitop.ui.state import EVERYBODY, PARTS, ROLE_NAMES, Part, View, Who, matches, part_of, resting_threads
-from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS, RANK, TEXT, WORKER, Kind
+from aitop.ui.state import EVERYBODY, PARTS, ROLE_NAMES, Part, View, Who, call_trees, matches, resting_threads
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, TEXT, Kind, process_kind
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.words import one_line, place, share_text
 
-Step = tuple[str, str]
-Path = tuple[Step, ...]
+TreePath = tuple[tuple[str, str], ...]
 """Where a node is in its tree: function and file of each node from the top to it."""
 
 
@@ -28,12 +27,12 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
     A straight run of library functions is one node: `function`, `file` and `line` are of its first, `last` is the name
     of its last one. `share` is of the samples of those who run it. `own` says that user code is in it or below.
-    One that is compared with another run has in `times` its milliseconds of a unit before and after, and in `change`
-    what is said of them. Those who run it have the `part` they play, the `pid` of one of them and, if it is one thread,
-    its share of the GIL.
+    A node of two compared runs has in `times` its milliseconds per unit before and after, and in `change` whether that
+    is more or less. A heading has the `part` that its threads play, the `pid` of one of them and, if it is a single
+    thread, its share of the GIL.
     """
 
-    path: Path
+    path: TreePath
     function: str
     file: str
     line: int
@@ -61,27 +60,25 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
 
     Threads beside those that step show only where they work or where they are asked for.
     """
-    shares = {(thread.pid, thread.thread): thread for thread in stacks.threads}
-    resting = resting_threads(stacks)
+    gil = {(thread.pid, thread.thread): thread.gil for thread in stacks.threads}
+    resting = resting_threads(stacks) if who == EVERYBODY else frozenset()
     groups: dict[tuple[int, str], list[tuple[int, CallNode, float | None]]] = {}
-    threads: list[tuple[bool, ProcessStacks | ThreadTree]] = [(True, process) for process in stacks.processes]
-    for leads, tree in [*threads, *((False, tree) for tree in stacks.trees)]:
-        if tree.tree is None or (pids is not None and tree.pid not in pids):
+    for part, tree in call_trees(stacks, pids):
+        thread = tree.pid, tree.thread
+        rests = part == "other" and thread in resting
+        if tree.tree is None or rests or not who.wants(*thread, part):
             continue
-        part, share = part_of(tree.role, leads), shares.get((tree.pid, tree.thread))
-        rests = who == EVERYBODY and part == "other" and (tree.pid, tree.thread) in resting
-        if rests or not who.wants(tree.pid, tree.thread, part):
-            continue
-        heading = (
-            tree.thread if part == "other" and tree.thread != "MainThread" else ROLE_NAMES.get(tree.role, tree.role)
-        )
-        heading = heading if who.pid is None else f"{tree.pid} {tree.thread}"
-        runners = groups.setdefault((PARTS.index(part), heading), [])
-        runners.append((tree.pid, tree.tree, share.gil if share is not None else None))
+        if who.pid is not None:
+            heading = f"{tree.pid} {tree.thread}"
+        elif part == "other" and tree.thread != "MainThread":
+            heading = tree.thread
+        else:
+            heading = ROLE_NAMES.get(tree.role, tree.role)
+        groups.setdefault((PARTS.index(part), heading), []).append((tree.pid, tree.tree, gil.get(thread)))
     return [_headed(PARTS[order], heading, groups[order, heading]) for order, heading in sorted(groups)]
 
 
-def way_to(nodes: Sequence[Node], path: Path) -> list[Node]:
+def way_to(nodes: Sequence[Node], path: TreePath) -> list[Node]:
     """The nodes from the top to `path`, or as far as it is there."""
     below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
     return [] if below is None else [below, *way_to(below.children, path)]
@@ -92,7 +89,7 @@ def _headed(part: Part, heading: str, runners: list[tuple[int, CallNode, float |
     trees = [tree for _, tree, _ in runners]
     samples = sum(tree.samples for tree in trees)
     roots = [root for tree in trees for root in ((tree,) if tree.file else tree.children)]
-    path: Path = ((heading, ""),)
+    path: TreePath = ((heading, ""),)
     children = tuple(_node(root, path, max(1, samples)) for root in merged(roots))
     name = heading if len(runners) == 1 else f"{heading} ×{len(runners)}"
     pid, _, gil = runners[0]
@@ -102,7 +99,7 @@ def _headed(part: Part, heading: str, runners: list[tuple[int, CallNode, float |
     )  # fmt: skip
 
 
-def _node(first: CallNode, above: Path, total: int) -> Node:
+def _node(first: CallNode, above: TreePath, total: int) -> Node:
     """The node with all below it; a straight run of library frames becomes one node."""
     last, frames, origin = first, 1, origin_of(first.file, first.user)
     while not last.user and len(last.children) == 1 and not last.children[0].user and frames < MOST_DEPTH:
@@ -159,7 +156,9 @@ class TreeRow(msgspec.Struct, frozen=True, eq=False):
     state: State
 
 
-def tree_rows(nodes: Sequence[Node], folds: Mapping[Path, bool], settled: Settled, wanted: str = "") -> list[TreeRow]:
+def tree_rows(
+    nodes: Sequence[Node], folds: Mapping[TreePath, bool], settled: Settled, wanted: str = ""
+) -> list[TreeRow]:
     """The visible rows. `folds` has nodes that the user opened (True) or closed; other library code is closed.
 
     `wanted` keeps only what it matches with what leads there, all of it open.
@@ -197,10 +196,10 @@ def node_change(view: View, node: Node) -> Line:
 
 
 @lru_cache(maxsize=2)
-def _nodes_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[Path, float] | None:
+def _nodes_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[TreePath, float] | None:
     if mark.stacks is None or not mark.stacks.samples:
         return None
-    shares: dict[Path, float] = {}
+    shares: dict[TreePath, float] = {}
     waiting = forest(mark.stacks, pids, who)
     while waiting:
         node = waiting.pop()
@@ -209,7 +208,7 @@ def _nodes_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[
     return shares
 
 
-_PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
+_PARTS = {"main": process_kind("rank"), "worker": process_kind("loader-worker"), "other": process_kind("other")}
 
 
 def kind_of(node: Node) -> Kind:
@@ -237,6 +236,5 @@ def tree_line(row: TreeRow, width: int, by: Line = NO_CHANGE) -> Line:
     at = place(node)
     room = width - line.width - len(at) - 2
     name = shorten(one_line(node.name), max(6, room))
-    return line.add(name, BRIGHT if node.origin == "user" else DIM).add(
-        f"  {at}", TEXT if node.origin == "user" else FAINT
-    )
+    inks = (BRIGHT, TEXT) if node.origin == "user" else (DIM, FAINT)
+    return line.add(name, inks[0]).add(f"  {at}", inks[1])

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.units import duration, percent
-from aitop.ui.panes.code.call_tree import Node, Path, kind_of, way_to
+from aitop.ui.panes.code.call_tree import Node, TreePath, kind_of, way_to
 from aitop.ui.panes.code.hot_lines import filled_below
 from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.state import View, matches
@@ -40,7 +40,7 @@ def icicle(nodes: Sequence[Node], width: int) -> Rows:
     rows: Rows = []
 
     def place(nodes: Sequence[Node], start: int, end: int, depth: int) -> None:
-        """Cells between two counts of samples. Both ends of each are rounded from the left edge: no two cells meet."""
+        """Cells between two counts of samples. Both ends are rounded from the left edge, so that no cells overlap."""
         for node in in_order(nodes):
             beyond = min(end, start + node.samples)
             x, right = ((2 * samples * width + total) // (2 * total) for samples in (start, beyond))
@@ -60,7 +60,7 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: (node.function, node.file)) if nodes and nodes[0].file else list(nodes)
 
 
-def zoomed(nodes: Sequence[Node], path: Path) -> tuple[list[Node], list[Node]]:
+def zoomed(nodes: Sequence[Node], path: TreePath) -> tuple[list[Node], list[Node]]:
     """The nodes from the root down to `path`, as far as they exist; and those to draw across the full width.
 
     These are the last node on that path, or all roots where the path is empty.
@@ -76,7 +76,7 @@ def at(rows: Rows, x: int, row: int) -> Cell | None:
     return next((cell for cell in rows[row] if cell.x <= x < cell.x + cell.width), None)
 
 
-def neighbour(rows: Rows, path: Path, across: int, down: int) -> Path | None:
+def neighbour(rows: Rows, path: TreePath, across: int, down: int) -> TreePath | None:
     """Where an arrow leads from the cell at `path`: to its parent, its widest child, or the next cell of its row."""
     row, index = _index(rows, path)
     if row < 0:
@@ -94,12 +94,12 @@ def neighbour(rows: Rows, path: Path, across: int, down: int) -> Path | None:
     return max(below, key=lambda row: row.node.samples).node.path if below else path
 
 
-def row_of(rows: Rows, path: Path) -> int:
+def row_of(rows: Rows, path: TreePath) -> int:
     """The row in which the cell of `path` is, -1 where it has none."""
     return _index(rows, path)[0]
 
 
-def _index(rows: Rows, path: Path) -> tuple[int, int]:
+def _index(rows: Rows, path: TreePath) -> tuple[int, int]:
     for number, row in enumerate(rows):
         for index, cell in enumerate(row):
             if cell.node.path == path:
@@ -108,16 +108,35 @@ def _index(rows: Rows, path: Path) -> tuple[int, int]:
 
 
 LEAST_NAME = 3
-# What parts two cells of one hue.
+# Separates two cells of the same hue.
 _EDGE = "▕"
-# No hue reads well on what is lifted from a hue: the cell that is meant is the dark one.
+# No text reads well on a brighter shade of a hue: the cells that the user means are dark instead.
 _CHOSEN = on(BRIGHT, SELECTED) + Style(underline=True)
 _POINTED = on(BRIGHT, SELECTED)
 
 
-def flame_lines(rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str) -> list[Line]:
-    """A line a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
-    return [_row(row, selected, pointed, letters, wanted) for row in rows]
+def flame_lines(
+    rows: Rows, selected: TreePath | None, pointed: TreePath | None, *, letters: bool, wanted: str
+) -> list[Line]:
+    """A line a row. `letters` stand for hues where there are none; what `wanted` does not match is faded."""
+    lines = []
+    for row in rows:
+        line = Line()
+        for cell in row:
+            node = cell.node
+            style = kind_of(node).fill
+            if wanted and not matches(wanted, node.name, node.file):
+                style = dimmed(style)
+            if node.path == selected:
+                style = _CHOSEN
+            elif node.path == pointed:
+                style = _POINTED
+            line.to(cell.x)
+            line.add(_label(cell, letters), style).to(cell.x + cell.width - 1, " ", style)
+            if line.width < cell.x + cell.width:
+                line.add(_EDGE, style + Style(color=role("ground")))
+        lines.append(line)
+    return lines
 
 
 def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
@@ -130,14 +149,10 @@ def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
         return Line(shorten(name, max(8, width - right.width - 2)), BRIGHT).add("  ").join(right).fit(width)
     right = Line(percent(node.share), BRIGHT).join(by).add(f" · {node.samples} samples · ", DIM)
     right.add("■ ", kind.ink).add(kind.name if node.file else "who runs it", DIM)
-    if not node.file:
-        return (
-            Line(shorten(one_line(node.name), max(8, width - right.width - 2)), BRIGHT).add("  ").join(right).fit(width)
-        )
-    at = place(node)
+    at = f"  {place(node)}" if node.file else ""
     inner = f" · {node.frames} frames" if node.frames > 1 else ""
-    room = max(8, width - right.width - len(at) - len(inner) - 4)
-    line = Line(shorten(one_line(node.name), room), BRIGHT).add(f"  {at}", TEXT).add(inner, FAINT).add("  ")
+    room = max(8, width - right.width - len(at) - len(inner) - 2)
+    line = Line(shorten(one_line(node.name), room), BRIGHT).add(at, TEXT).add(inner, FAINT).add("  ")
     return line.join(right).fit(width)
 
 
@@ -149,41 +164,22 @@ def legend(kinds: Sequence[Kind] = CODE_KINDS) -> Line:
     return line
 
 
-def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str) -> Line:
-    line = Line()
-    for cell in cells:
-        node = cell.node
-        style = kind_of(node).fill
-        if wanted and not matches(wanted, node.name, node.file):
-            style = dimmed(style)
-        if node.path == selected:
-            style = _CHOSEN
-        elif node.path == pointed:
-            style = _POINTED
-        line.to(cell.x)
-        line.add(_label(cell, letters), style).to(cell.x + cell.width - 1, " ", style)
-        if line.width < cell.x + cell.width:
-            line.add(_EDGE, style + Style(color=role("ground")))
-    return line
-
-
-def _difference(before: float, after: float) -> str:
-    """By how many milliseconds the second is more, or less."""
-    return f"{'−' if after < before else '+'}{duration(abs(after - before) / 1e3)}"
-
-
 def _label(cell: Cell, letters: bool) -> str:
-    room = cell.width - 1
-    node = cell.node
+    """As much of the name as fits, with the share; with the difference in time where runs are compared."""
+    room, node = cell.width - 1, cell.node
     if room < LEAST_NAME:
         return (kind_of(node).letter if letters else "")[: max(0, room)]
     mark = f"{kind_of(node).letter}:" if letters else " " if room > LEAST_NAME + 3 else ""
-    share = f" {tight_percent(cell.share) if node.times is None else _difference(*node.times)}"
-    for name in (one_line(node.name), one_line(node.function), one_line(node.function).rsplit(".", 1)[-1]):
-        for text in (f"{mark}{name}{share}", f"{mark}{name}"):
+    share = tight_percent(cell.share)
+    if node.times is not None:
+        before, after = node.times
+        share = f"{'−' if after < before else '+'}{duration(abs(after - before) / 1e3)}"
+    last = one_line(node.function).rsplit(".", 1)[-1]
+    for name in (one_line(node.name), one_line(node.function), last):
+        for text in (f"{mark}{name} {share}", f"{mark}{name}"):
             if cell_len(text) <= room:
                 return text
-    return cut(shorten(f"{mark}{one_line(node.function).rsplit('.', 1)[-1]}", room), room)
+    return cut(shorten(mark + last, room), room)
 
 
 def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> list[Line]:

@@ -21,7 +21,7 @@ from aitop.ui.widgets.line import Line, columns, rule, shorten, shorten_left
 from aitop.ui.words import one_line, place, share_text
 
 HotKey = tuple[str, int, str, str, str]
-# What tells apart threads that were started alike: "Thread-3 (answer)", "ThreadPoolExecutor-0_1".
+# The numbers in the names of threads that do the same: "Thread-3 (answer)", "ThreadPoolExecutor-0_1".
 _NUMBERED = re.compile(r"^Thread-\d+ \((.*)\)$|[-_]?\d+")
 
 
@@ -44,14 +44,10 @@ class HotRow(msgspec.Struct, frozen=True):
     @property
     def who(self) -> str:
         """Who runs it, and in how many processes or threads where that is known."""
-        return self.runner + self._times
-
-    def who_in(self, cells: int) -> str:
-        """The same, with the name cut to fit."""
-        return shorten(self.runner, cells - len(self._times)) + self._times
+        return self.runner + self.times
 
     @property
-    def _times(self) -> str:
+    def times(self) -> str:
         return "" if self.threads is None else f" ×{self.threads}"
 
     @property
@@ -90,7 +86,7 @@ def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVER
 
 
 def matching_rows(stacks: Stacks, wanted: str, pids: frozenset[int] | None, who: Who) -> list[HotRow]:
-    """The same, of which something matches the filter."""
+    """The rows that match the filter `wanted`."""
     rows = hot_rows(stacks, pids, who)
     return [row for row in rows if matches(wanted, row.function, row.file, row.text, row.who)]
 
@@ -117,7 +113,6 @@ def _name(thread: str) -> str:
 BAR = 8
 ROOMY = 90
 LEAST_TEXT = 7
-LEAST_FOR_TEXT = 90
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -143,7 +138,7 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     left = Line(share_text(row.share), BRIGHT).join(by).add(" ").join(bar(row.share, BAR, phase.ink)).add("  ")
     wide = width >= ROOMY
     cells = 12 if wide else 10
-    right = [(Line(row.who_in(cells), DIM), cells)]
+    right = [(Line(shorten(row.runner, cells - len(row.times)) + row.times, DIM), cells)]
     if wide:
         right.insert(0, (Line("▌", phase.ink).add(phase.name, DIM), 11))
     room = width - left.width - sum(cells + 2 for _, cells in right)
@@ -158,8 +153,10 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     return left.join(columns([*named, *right]))
 
 
-def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Line]:
-    """The row in two lines: the second has the source text, as much as fits."""
+def row_lines(row: HotRow, width: int, by: Line, rows: int) -> list[Line]:
+    """The row in one line; or in two, of which the second has the source text, as much as fits."""
+    if rows == 1:
+        return [hot_line(row, width, by)]
     bare = replace(row, text=None)
     indent = 7 + BAR + by.width
     return [hot_line(bare, width, by), Line().to(indent).add(shorten(one_line(row.text or ""), width - indent), DIM)]

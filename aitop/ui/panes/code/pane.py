@@ -12,42 +12,10 @@ from textual.message import Message
 
 from aitop.model.snapshot import Stacks
 from aitop.model.units import NOT_YET, percent
-from aitop.ui.panes.code.call_tree import (
-    Node,
-    Path,
-    Settled,
-    TreeRow,
-    forest,
-    node_change,
-    tree_line,
-    tree_rows,
-    way_to,
-)
-from aitop.ui.panes.code.flame import (
-    Cell,
-    Rows,
-    flame_below,
-    flame_lines,
-    icicle,
-    legend,
-    neighbour,
-    node_line,
-    row_of,
-    zoomed,
-)
-from aitop.ui.panes.code.flame import at as cell_at
-from aitop.ui.panes.code.hot_lines import (
-    LEAST_FOR_TEXT,
-    HotKey,
-    HotRow,
-    Place,
-    hot_line,
-    hot_line_and_text,
-    line_change,
-    lines_below,
-    matching_rows,
-    room_below,
-)
+from aitop.ui.panes.code import call_tree, flame, hot_lines
+from aitop.ui.panes.code.call_tree import Node, TreePath
+from aitop.ui.panes.code.flame import flame_below, flame_lines
+from aitop.ui.panes.code.hot_lines import HotRow, Place, line_change, lines_below, room_below
 from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.state import View
 from aitop.ui.theme.palette import DIM, FAINT, TEXT
@@ -105,17 +73,17 @@ class CodePane(Pane):
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
         super().__init__(id=id)
-        self._settled = Settled()
+        self._settled = call_tree.Settled()
         self._forest: tuple[Stacks, object, list[Node]] | None = None
         self._hot: list[HotRow] = []
-        self._rows: list[TreeRow] = []
-        self._cells: Rows = []
+        self._rows: list[call_tree.TreeRow] = []
+        self._cells: flame.Rows = []
         self._heights = 1
-        self._hot_at: HotKey | None = None
-        self._path: Path | None = None
-        self._pointed: Path | None = None
-        self._zoom: Path = ()
-        self._folds: dict[Path, bool] = {}
+        self._hot_at: hot_lines.HotKey | None = None
+        self._path: TreePath | None = None
+        self._pointed: TreePath | None = None
+        self._zoom: TreePath = ()
+        self._folds: dict[TreePath, bool] = {}
         self._above = 0
 
     # What is drawn
@@ -137,7 +105,7 @@ class CodePane(Pane):
         stale = view.stale("stacks")
         if view.code == "flame":
             lines, foot = self._flame(self._trees(stacks, view), view, width, height)
-            note = legend() if width >= ROOM_FOR_LEGEND else note
+            note = flame.legend() if width >= ROOM_FOR_LEGEND else note
             foot += self._lines_below(stacks, view, width, room_below(len(lines) + len(foot), height))
         else:
             whose = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
@@ -155,46 +123,44 @@ class CodePane(Pane):
         return Drawing(lines or [Line(nothing, DIM)], title, note, stale, foot)
 
     def _lines(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
-        rows = matching_rows(stacks, view.filter, view.pids(), view.who)
+        rows = hot_lines.matching_rows(stacks, view.filter, view.pids(), view.who)
         self._hot = self._settled.order(("hot", view.who), rows, lambda row: row.key, lambda row: row.share)
-        self._heights = 2 if width < LEAST_FOR_TEXT and len(rows) * 2 <= height else 1
-        draw = hot_line_and_text if self._heights == 2 else lambda row, width, by: [hot_line(row, width, by)]
+        self._heights = 2 if width < hot_lines.ROOMY and len(rows) * 2 <= height else 1
         chosen = self._hot_index()
         self._keep_in_sight(chosen * self._heights, height - self._heights + 1)
         return [
             lit(line.fit(width)) if self.has_focus and number == chosen else line
             for number, row in enumerate(self._hot)
-            for line in draw(row, width, line_change(view, row, view.pids(), view.who))
+            for line in hot_lines.row_lines(row, width, line_change(view, row, view.pids(), view.who), self._heights)
         ]
 
     def _tree(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
-        self._rows = tree_rows(self._trees(stacks, view), self._folds, self._settled, view.filter)
+        self._rows = call_tree.tree_rows(self._trees(stacks, view), self._folds, self._settled, view.filter)
         chosen = self._row_index()
         self._keep_in_sight(chosen, height)
-        lines = [tree_line(row, width, node_change(view, row.node)) for row in self._rows]
+        lines = [call_tree.tree_line(row, width, call_tree.node_change(view, row.node)) for row in self._rows]
         if self.has_focus and lines:
             lines[chosen] = lit(lines[chosen].fit(width))
         return lines
 
     def _flame(self, trees: list[Node], view: View, width: int, height: int) -> tuple[list[Line], list[Line]]:
-        way, nodes = zoomed(trees, self._zoom)
-        self._cells = icicle(nodes, width)
+        way, nodes = flame.zoomed(trees, self._zoom)
+        self._cells = flame.icicle(nodes, width)
         crumbs = " › ".join(one_line(node.function) for node in way[:-1])
         head = [Line(shorten_left(f"{crumbs} ›", width), DIM)] if crumbs else []
         self._above = len(head)
         if not self._cells:
             return [], []
-        if self._path is None or row_of(self._cells, self._path) < 0:
+        if self._path is None or flame.row_of(self._cells, self._path) < 0:
             self._path = self._cells[0][0].node.path
         path = self._path
         foot = 1 if height > 2 else 0
-        self._keep_in_sight(row_of(self._cells, path) + self._above, height - foot)
+        self._keep_in_sight(flame.row_of(self._cells, path) + self._above, height - foot)
         selected = path if self.has_focus else None
         lines = flame_lines(self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter)
-        shown = (way_to(nodes, self._pointed or path) or nodes)[-1]
-        return [*head, *lines], [node_line(shown, width, NO_CHANGE if shown.change else node_change(view, shown))][
-            :foot
-        ]
+        shown = (call_tree.way_to(nodes, self._pointed or path) or nodes)[-1]
+        by = NO_CHANGE if shown.change else call_tree.node_change(view, shown)
+        return [*head, *lines], [flame.node_line(shown, width, by)][:foot]
 
     def _lines_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
         return lines_below(stacks, view, "hot lines", width, room, pids=view.pids(), who=view.who)
@@ -203,7 +169,7 @@ class CodePane(Pane):
         """The call trees of the selection; computed once for each Stacks."""
         asked = view.pids(), view.who
         if self._forest is None or self._forest[0] is not stacks or self._forest[1] != asked:
-            self._forest = stacks, asked, forest(stacks, *asked)
+            self._forest = stacks, asked, call_tree.forest(stacks, *asked)
         return self._forest[2]
 
     def _keep_in_sight(self, row: int, height: int) -> None:
@@ -220,7 +186,7 @@ class CodePane(Pane):
         node = self._selected_node()
         if node is None or not node.file or self._forest is None:
             return None
-        path = way_to(self._forest[2], node.path)
+        path = call_tree.way_to(self._forest[2], node.path)
         callers = tuple((caller.name, caller.file, caller.origin) for caller in path[1:-1])
         return Place(path[0].pid, node.file, node.line, node.function, node.share, one_line(path[0].name), callers)
 
@@ -228,7 +194,7 @@ class CodePane(Pane):
         if self._rows:
             return self._rows[self._row_index()].node
         if self._cells and self._path is not None:
-            return next(reversed(way_to([cell.node for cell in self._cells[0]], self._path)), None)
+            return next(reversed(call_tree.way_to([cell.node for cell in self._cells[0]], self._path)), None)
         return None
 
     def _hot_index(self) -> int:
@@ -259,7 +225,7 @@ class CodePane(Pane):
             self._go_in_tree(across, down)
         elif self._cells and self._path is not None:
             for _ in range(min(abs(down or across), 50)):
-                self._path = neighbour(self._cells, self._path, across, max(-1, min(1, down))) or self._path
+                self._path = flame.neighbour(self._cells, self._path, across, max(-1, min(1, down))) or self._path
         self.redraw()
 
     def _go_in_tree(self, across: int, down: int) -> None:
@@ -337,7 +303,7 @@ class CodePane(Pane):
             if again:
                 self.action_look()
 
-    def _click_cell(self, cell: Cell, clicks: int) -> None:
+    def _click_cell(self, cell: flame.Cell, clicks: int) -> None:
         """Zoom into this cell, or out if it is the one that fills the view. A double click on a leaf shows its line."""
         self._path = cell.node.path
         if cell.node.path == self._zoom:
@@ -349,7 +315,7 @@ class CodePane(Pane):
         else:
             self.redraw()
 
-    def _cell_under(self, event: events.MouseEvent) -> Cell | None:
+    def _cell_under(self, event: events.MouseEvent) -> flame.Cell | None:
         if not self._cells:
             return None
-        return cell_at(self._cells, event.x - 2, event.y - 1 + self.top - self._above)
+        return flame.at(self._cells, event.x - 2, event.y - 1 + self.top - self._above)
