@@ -135,6 +135,13 @@ class CallSite(msgspec.Struct, frozen=True, kw_only=True):
     pageable_bytes: int | None = None
 
 
+def pageable_share(calls: Iterable[CallSite]) -> float | None:
+    """The part (0..1) of the copied bytes that came from memory that is not pinned; None where it was not counted."""
+    known = [(call.bytes, call.pageable_bytes) for call in calls if call.bytes and call.pageable_bytes is not None]
+    total = sum(moved for moved, _ in known)
+    return sum(pageable for _, pageable in known) / total if total else None
+
+
 class Caller(msgspec.Struct, frozen=True):
     """A line of the user's below which the model was called. `function` is a qualified name (Python 3.11 and later)."""
 
@@ -213,6 +220,11 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     scaler_skips: int | None = None
     ddp: DdpInfo | None = None
     watches: tuple[str, ...] = ()
+
+    @property
+    def main_loader(self) -> LoaderInfo | None:
+        """The loader with most workers: that is the one that feeds the training."""
+        return max(self.loaders, key=lambda loader: loader.workers, default=None)
 
 
 class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):

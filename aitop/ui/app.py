@@ -6,16 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
-from textual.actions import ActionParseResult
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.screen import Screen
 
@@ -33,7 +31,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, forget_exported_size, signals_as_input, writing_changes_only
-from aitop.ui.theme.themes import THEMES, Look, Theme, look_for, next_theme, textual_theme
+from aitop.ui.theme.themes import THEMES, Look, Theme, look_for, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
 
@@ -58,7 +56,13 @@ class AitopApp(App[ResultType]):
         Binding("ctrl+c", "interrupt", "quit at once", show=False, priority=True),
     ]
 
-    def __init__(self, settings: Settings | None = None, clean_up: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        main_screen: Callable[[View], Screen[Any]],
+        settings: Settings | None = None,
+        clean_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._main_screen = main_screen
         self._cells = ChangedCells()
         # Textual would turn our colours to greys: the monochrome theme is made to be read.
         no_color = os.environ.pop("NO_COLOR", None)
@@ -77,12 +81,12 @@ class AitopApp(App[ResultType]):
         self._ending_signal: int | None = None
         self.animation_level = "none"
 
-    def settled_look(self) -> Look:
-        """The look at the start. Without a terminal, only the settings decide it."""
+    def get_default_screen(self) -> Screen[Any]:
         if self.is_headless:
+            # Without a terminal, only the settings decide the look.
             self.look = look_for(self.settings, {}, "utf-8")
             self._apply(self.look)
-        return self.look
+        return self._main_screen(View(look=self.look))
 
     def get_driver_class(self) -> type[Driver]:
         return writing_changes_only(super().get_driver_class(), self._cells)
@@ -108,7 +112,8 @@ class AitopApp(App[ResultType]):
         self.push_screen(HelpScreen(our_bindings(self.screen), View(look=self.look)))
 
     def action_next_theme(self) -> None:
-        self.use_theme(next_theme(self.look.theme))
+        names = list(THEMES)
+        self.use_theme(THEMES[names[(names.index(self.look.theme.name) + 1) % len(names)]])
 
     def use_theme(self, theme: Theme) -> None:
         self.look = replace(self.look, theme=theme)
@@ -120,15 +125,10 @@ class AitopApp(App[ResultType]):
             for pane in screen.query(Pane):
                 pane.show(replace(pane.view, look=self.look, notice=f"theme: {theme.name}"))
 
-    async def run_action(
-        self,
-        action: str | ActionParseResult,
-        default_namespace: DOMNode | None = None,
-        namespaces: Mapping[str, DOMNode] | None = None,
-    ) -> bool:
+    async def run_action(self, *args: Any, **kwargs: Any) -> bool:
         """Run an action. An error in it ends the program, with the terminal restored."""
         try:
-            return await super().run_action(action, default_namespace, namespaces)
+            return await super().run_action(*args, **kwargs)
         except Exception as error:
             if self.is_headless:
                 raise
@@ -211,7 +211,7 @@ class MonitorApp(AitopApp[None]):
     there is nothing to record. `cluster` knows the ranks of the job on other machines, None where nobody is asked.
     """
 
-    main_screen: type[MonitorScreen] = MonitorScreen
+    screen_class: type[MonitorScreen] = MonitorScreen
 
     def __init__(
         self,
@@ -223,13 +223,12 @@ class MonitorApp(AitopApp[None]):
         *,
         cluster: FleetReader | None = None,
     ) -> None:
-        super().__init__(settings, feed.stop)
-        self._feed = feed
-        self._run_title = title
-        self._details = source_around, recorder, self.settings.folded, cluster
+        def main_screen(view: View) -> MonitorScreen:
+            view = replace(view, title=title)
+            return self.screen_class(feed, view, source_around, recorder, self.settings.folded, cluster)
 
-    def get_default_screen(self) -> MonitorScreen:
-        return self.main_screen(self._feed, View(look=self.settled_look(), title=self._run_title), *self._details)
+        super().__init__(main_screen, settings, feed.stop)
+        self._feed = feed
 
     def show(self) -> int:
         """The feed is started by the screen, and stopped once the terminal is restored."""
@@ -242,18 +241,14 @@ class MonitorApp(AitopApp[None]):
 class ReplayApp(MonitorApp):
     """Shows a recording: its feed is a ReplayFeed."""
 
-    main_screen = ReplayScreen
+    screen_class = ReplayScreen
 
 
 class PickerApp(AitopApp[int]):
     """Lists the jobs that `find` gives, to choose one. `find` is called off the UI thread, again on request."""
 
     def __init__(self, find: Callable[[], list[Candidate]], settings: Settings | None = None) -> None:
-        super().__init__(settings)
-        self._find = find
-
-    def get_default_screen(self) -> PickerScreen:
-        return PickerScreen(self._find, View(look=self.settled_look()))
+        super().__init__(lambda view: PickerScreen(find, view), settings)
 
     def choose(self) -> int | None:
         """The pid of the chosen job, None without one. Raises KeyboardInterrupt, and SystemExit on a signal."""
@@ -269,11 +264,9 @@ class FleetApp(AitopApp[None]):
     """Shows the jobs of a cluster, asked for again every `every` seconds."""
 
     def __init__(self, cluster: FleetReader, every: float, settings: Settings | None = None) -> None:
-        super().__init__(settings)
-        self._cluster = cluster
-        self._every = every
+        def main_screen(view: View) -> FleetScreen:
+            from aitop.ui.screens.fleet import FleetScreen  # noqa: PLC0415 - loads for 7 ms
 
-    def get_default_screen(self) -> FleetScreen:
-        from aitop.ui.screens.fleet import FleetScreen  # noqa: PLC0415 - loads for 7 ms
+            return FleetScreen(cluster, every, view)
 
-        return FleetScreen(self._cluster, self._every, View(look=self.settled_look()))
+        super().__init__(main_screen, settings)

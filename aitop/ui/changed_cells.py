@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 class ChangedCells:
-    """Knows what every cell of the terminal shows, and makes of an update what changes it.
+    """Knows what every cell of the terminal shows, and reduces an update to what it changes.
 
     The terminal's pen is plain before and after each update. Text with characters that are not one cell wide is always
     written.

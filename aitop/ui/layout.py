@@ -189,9 +189,8 @@ def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -
     # In steps, so that a process more or less moves nothing.
     code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4)) if rest >= ROOM_FOR_PROCESSES else rest
     boxes = _stack(0, top, width, ("verdict", verdict))
-    boxes |= _stack(0, y, column if gpus else 2 * column, ("step", upper)) | _stack(
-        0, y + upper, column, ("data", lower)
-    )
+    boxes |= _stack(0, y, column if gpus else 2 * column, ("step", upper))
+    boxes |= _stack(0, y + upper, column, ("data", lower))
     boxes |= _stack(column, y, column, ("gpu", upper)) if gpus else _gpu_lines(0, y + rest - 1, 2 * column, 1)
     boxes |= _stack(column, y + upper, column, ("memory", lower))
     return boxes | _stack(2 * column, y, width - 2 * column, ("code", code), ("processes", rest - code))

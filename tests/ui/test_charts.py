@@ -14,7 +14,7 @@ from aitop.ui.panes.step import groups_of, phase_shares, scale_top, timeline
 from aitop.ui.state import Who
 from aitop.ui.theme.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
 from aitop.ui.theme.themes import Look
-from aitop.ui.widgets.bars import Column, bar, layered_bar, nice_ceiling, phase_bar, stacked
+from aitop.ui.widgets.bars import bar, layered_bar, nice_ceiling, phase_bar, stacked
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.plot import area
 from aitop.ui.words import short_command, significant
@@ -59,19 +59,19 @@ def test_an_area_is_drawn_from_the_right_and_scales():
     st.integers(1, 30), st.integers(1, 8), st.floats(0, 20), st.booleans(),
 )  # fmt: skip
 def test_stacked_columns_fill_their_field(values, width, height, top, letters):
-    columns_ = [Column(tuple(zip(PHASES, column, strict=False))) for column in values]
+    columns_ = [tuple(zip(PHASES, column, strict=False)) for column in values]
     assert [line.width for line in stacked(columns_, width, height, top, letters=letters)] == [width] * height
 
 
 def test_stacked_puts_the_lower_phase_over_the_upper_one():
-    (line,) = stacked([Column(((DATA, 0.5), (FORWARD, 0.5)))], 1, 1, 1.0)
+    (line,) = stacked([((DATA, 0.5), (FORWARD, 0.5))], 1, 1, 1.0)
     ((glyph, style),) = line.spans
     assert glyph == "▄"
     assert (style.color, style.bgcolor) == (DATA.ink.color, FORWARD.ink.color)
 
 
 def test_a_column_that_is_cut_off_says_so():
-    (line,) = stacked([Column(((DATA, 1.0), (SAVE, 9.0)))], 1, 1, 2.0)
+    (line,) = stacked([((DATA, 1.0), (SAVE, 9.0))], 1, 1, 2.0)
     assert line.spans == [("▲", SAVE.ink)]
 
 

@@ -12,12 +12,13 @@ from rich.style import Style
 
 from aitop.diagnosis.catalogue import FAMILIES
 from aitop.model.snapshot import Series
+from aitop.model.steps import pageable_share
 from aitop.model.verdict import Verdict
 from aitop.ui.panes.code.pane import gil_line
-from aitop.ui.panes.data import copies, pageable_share, use_of
+from aitop.ui.panes.data import copies, use_of
 from aitop.ui.panes.step_figures import figure_lines, measured_figures
 from aitop.ui.state import View
-from aitop.ui.widgets.plot import Curve, Span, ago, curves, nearest, slots, span_of, time_axis, value_at
+from aitop.ui.widgets.plot import Curve, TimeSpan, ago, curves, nearest, slots, span_of, time_axis, value_at
 
 INK, OVER = Style(color="red"), Style(color="blue")
 
@@ -27,7 +28,7 @@ def series(*pairs):
 
 
 def test_values_fall_into_their_slots_and_are_held_only_so_long():
-    span = Span(end=10.0, slot=1.0, cells=5)
+    span = TimeSpan(end=10.0, slot=1.0, cells=5)
     known = series((0.5, 4.0), (0.9, 2.0), (3.5, 1.0), (9.9, None), (9.95, 7.0))
     assert slots(known, span) == [4.0, None, None, 1.0, None, None, None, None, None, 7.0]
     assert slots(known, span, mean=True)[0] == 3.0
@@ -78,7 +79,7 @@ def test_the_cursor_lights_up_one_column():
 
 
 def test_the_axis_tells_how_long_ago_things_were():
-    assert time_axis(Span(end=300.0, slot=2.5, cells=60)).text.split() == ["-5", "m", "-2", "m", "30", "s", "now"]
+    assert time_axis(TimeSpan(end=300.0, slot=2.5, cells=60)).text.split() == ["-5", "m", "-2", "m", "30", "s", "now"]
     assert ago(100.0, 88.2).strip() == "12 s ago"
     assert ago(400.0, 90.0).strip() == "5 m 10 s ago"
     assert len({len(ago(400.0, moment)) for moment in (399.9, 300.0, 10.0)}) == 1
@@ -126,7 +127,7 @@ def test_copies_say_how_much_of_them_is_pageable():
     assert "to train.py:98" in text
     facts = samples.measured().facts
     untold = tuple(msgspec.structs.replace(call, pageable_bytes=None) for call in facts.calls)
-    assert pageable_share(msgspec.structs.replace(facts, calls=untold)) is None
+    assert pageable_share(untold) is None
 
 
 def test_threads_that_hold_the_lock_are_named_and_idle_ones_not():

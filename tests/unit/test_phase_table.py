@@ -119,7 +119,7 @@ def test_where_no_cause_asks_for_it_its_line_is_named(clip):
 
 def test_the_step_pane_draws_it_by_its_name_in_its_hue(clip):
     records = [step(index, 0.1, forward=0.05, optimizer=0.01, others={"clip": 0.02}) for index in range(5)]
-    seconds = dict(_column(records).parts)
+    seconds = dict(_column(records))
     assert (seconds[OPTIMIZER], seconds[KIND], seconds[OUTSIDE]) == pytest.approx((0.01, 0.02, 0.02))
     shares = dict(phase_shares(snapshot(records).steps))
     known = snapshot(records).steps.phases

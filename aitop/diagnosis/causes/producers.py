@@ -199,8 +199,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
 
 def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why loader workers make batches too slowly."""
-    loaders = snapshot.facts.loaders if snapshot.facts else ()
-    info = max(loaders, key=lambda loader: loader.workers, default=None)
+    info = snapshot.facts.main_loader if snapshot.facts else None
     workers = max(len(loader_workers(snapshot)), info.workers if info else 0)
     free = free_cores(snapshot)
     used = mean_of(snapshot, "workers_cpu")

@@ -20,7 +20,7 @@ from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.steps import CallSite
+from aitop.model.steps import CallSite, pageable_share
 from aitop.model.units import percent, rate, size
 from aitop.model.verdict import Fix, Where
 
@@ -52,11 +52,7 @@ class Copies(msgspec.Struct, frozen=True):
     @property
     def pageable(self) -> float | None:
         """The part of the bytes that comes from memory which is not pinned; None where it was not counted."""
-        known = [
-            (call.bytes, call.pageable_bytes) for call in self.calls if call.bytes and call.pageable_bytes is not None
-        ]
-        total = sum(moved for moved, _ in known)
-        return sum(pageable or 0 for _, pageable in known) / total if total else None
+        return pageable_share(self.calls)
 
 
 @rule("transfer-bound", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True))

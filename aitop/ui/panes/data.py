@@ -9,7 +9,7 @@ from rich.style import Style
 
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
-from aitop.model.steps import HookFacts, LoaderInfo
+from aitop.model.steps import LoaderInfo, pageable_share
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, change, field_of, figure, recent
@@ -55,9 +55,15 @@ class DataPane(ChartPane):
         field = self.field(snapshot, names, width, SCALE + (WIDTH if view.mark is not None else 0))
         free = height - len(lines) - len(workers) - 2
         rows = max(2, free if free < ROOM_FOR_LINES else free * 3 // 5)
-        lines += _queue_chart(view, snapshot, field, rows)
+        head, top = _queue_head(view, snapshot)
+        lines.append(head)
+        if top is not None:
+            ready = Curve(field.values("queue_ready", mean=True), DATA.ink, filled=True)
+            lines += field.chart([ready], rows, top, "{:.0f}".format)
         lines += [_strip(view, process, field) for process in workers]
-        lines.append(field.axis(lambda line: _reading(line, field, workers), legend() if workers else None))
+        legend = Line("█", DATA.ink).add(" busy  ", FAINT).add("█", WAITING).add(" waits  ", FAINT)
+        legend.add("█", TROUGH).add(" idle", FAINT)
+        lines.append(field.axis(lambda line: _reading(line, field, workers), legend if workers else None))
         pids, room = frozenset(process.pid for process in workers), room_below(len(lines), height)
         return [*lines, *lines_below(snapshot.stacks, view, "what the workers run", width, room, pids=pids)]
 
@@ -72,7 +78,7 @@ def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width
 
 def _facts(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, rows: int) -> list[Line]:
     """How the loader is set up, copies to the device, disk and network: as many of them as there are rows."""
-    loader = loader_line(main_loader(snapshot), len(workers), width)
+    loader = loader_line(snapshot.facts.main_loader if snapshot.facts else None, len(workers), width)
     lines = [loader, copies(view, snapshot, width), _traffic(view, width)]
     known = [line for line in lines if line is not None]
     while len(known) > max(1, rows):
@@ -93,7 +99,7 @@ def _hundredth_ready(snapshot: Snapshot) -> float | None:
 
 def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
     """The line on how many batches were ready at the last step, and the chart's full height (None: not known)."""
-    line, loader = Line("queue   ", DIM), main_loader(snapshot)
+    line, loader = Line("queue   ", DIM), snapshot.facts.main_loader if snapshot.facts else None
     known = _known_ready(snapshot)
     if not known:
         missing, why = _no_queue(snapshot, loader)
@@ -102,14 +108,6 @@ def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
     capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
     line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _hundredth_ready, points=True))
     return line.add(f" of {capacity} ready" if capacity else " ready", DIM), capacity or max(known) or 1
-
-
-def _queue_chart(view: View, snapshot: Snapshot, field: Field, rows: int) -> list[Line]:
-    head, top = _queue_head(view, snapshot)
-    if top is None:
-        return [head]
-    layer = Curve(field.values("queue_ready", mean=True), DATA.ink, filled=True)
-    return [head, *field.chart([layer], rows, top, lambda value: f"{value:.0f}")]
 
 
 def queue_lines(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Line]:
@@ -128,12 +126,6 @@ def _reading(line: Line, field: Field, workers: list[ProcessSample]) -> Line:
     used = [field.at_cursor(f"worker{process.pid}.cpu") for process in workers]
     known = [value for value in used if value is not None]
     return line.add("  workers ", DIM).add(f"{sum(known):.1f} cores" if known else NOT_SUPPORTED, TEXT)
-
-
-def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
-    """The loader with most workers: that is the one that feeds the training."""
-    loaders = snapshot.facts.loaders if snapshot.facts else ()
-    return max(loaders, key=lambda loader: loader.workers, default=None)
 
 
 def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
@@ -166,9 +158,8 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
 
 def _traffic(view: View, width: int) -> Line:
     net = Line("net ", DIM).join(_rate(view, "in", "net_received")).add(" ").join(_rate(view, "out", "net_sent"))
-    wait = Line("iowait ", DIM).join(
-        figure(view, field_of("host.machine.iowait"), lambda share: percent(share).rjust(5), points=True)
-    )
+    waits = figure(view, field_of("host.machine.iowait"), lambda share: percent(share).rjust(5), points=True)
+    wait = Line("iowait ", DIM).join(waits)
     disk = Line("disk    ", DIM).join(_rate(view, "in", "disk_read")).add(" ").join(_rate(view, "out", "disk_write"))
     both = net.width + wait.width + 4 + disk.width <= width
     return disk.add("  ").join(net).add("  ").join(wait) if both else disk.add("  ").join_fitting([wait], width)
@@ -200,7 +191,7 @@ def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
         figure(view, _copy_rate, lambda value: rate(value).rjust(8)),
         Line(size(moved / steps).rjust(7), TEXT).add("/step", DIM),
     ]
-    share = pageable_share(snapshot.facts)
+    share = pageable_share(snapshot.facts.calls) if snapshot.facts else None
     if share is not None:
         parts.append(Line(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM))
     time = Line(duration(taken / steps).rjust(7), TEXT).add(" ").add(share_text(taken / seconds), TRANSFER.ink)
@@ -211,25 +202,13 @@ def _copied(snapshot: Snapshot) -> tuple[int, float, float, float]:
     """How many steps tell what they copied; their seconds, the bytes that they copied, and the seconds it took."""
     recent = snapshot.steps.recent if snapshot.steps else ()
     steps = [step for step in recent if step.transfer_bytes is not None]
-    return (
-        len(steps),
-        sum(step.seconds for step in steps),
-        sum(step.transfer_bytes or 0 for step in steps),
-        sum(step.transfer or 0.0 for step in steps),
-    )
+    moved, taken = sum(step.transfer_bytes or 0 for step in steps), sum(step.transfer or 0.0 for step in steps)
+    return len(steps), sum(step.seconds for step in steps), moved, taken
 
 
 def _copy_rate(snapshot: Snapshot) -> float | None:
     _, seconds, moved, _ = _copied(snapshot)
     return moved / seconds if seconds > 0 else None
-
-
-def pageable_share(facts: HookFacts | None) -> float | None:
-    """The share (0..1) of copied bytes that came from memory that is not pinned; None where that was not measured."""
-    copies = [call for call in facts.calls if call.kind == "transfer" and call.bytes] if facts else []
-    copies = [call for call in copies if call.pageable_bytes is not None]
-    total = sum(call.bytes or 0 for call in copies)
-    return sum(call.pageable_bytes or 0 for call in copies) / total if total else None
 
 
 LANE = 22
@@ -306,9 +285,3 @@ def _cell(use: Use | None) -> tuple[str, Style]:
     waits = use.waiting > (use.idle or 0.0)
     glyph = EIGHTHS[max(1 if use.busy > LEAST_BUSY else 0, round(use.busy * 8))]
     return glyph, over(DATA.ink, WAITING if waits else TROUGH)
-
-
-def legend() -> Line:
-    """A line that explains the colours of the lanes."""
-    line = Line("█", DATA.ink).add(" busy  ", FAINT).add("█", WAITING).add(" waits  ", FAINT)
-    return line.add("█", TROUGH).add(" idle", FAINT)

@@ -20,7 +20,6 @@ ROOM_FOR_WORDS = 140
 ROOM_FOR_REASON = 100
 LEAST_COUNTED = 3.0
 """Seconds before the cost is shown: starting costs more than watching."""
-ROOM_FOR_SHARE = 140
 KEYS = (
     ("?", "help", "app.help"),
     ("q", "quit", "app.quit"),
@@ -69,7 +68,7 @@ def cost_line(view: View, width: int) -> Line:
     line = Line("cost ", DIM).add(f"{cost.monitor_cpu * 100:4.1f} %", TEXT).add(core, DIM)
     if cost.hook_us_per_step is not None:
         line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
-        if cost.target_slowdown is not None and width >= ROOM_FOR_SHARE:
+        if cost.target_slowdown is not None and width >= ROOM_FOR_WORDS:
             line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
     if cost.seldom:
         line.add(" · no core idle: looks seldom" if width >= ROOM_FOR_REASON else " · seldom", DIM)

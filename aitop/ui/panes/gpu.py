@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,6 @@ LEAST_BAR, LEAST_REASON = 6, 20
 BUSY_AND_SM = Line("█", DEVICE_CHART).add(" busy  ", FAINT).add("─", TEXT).add(" sm", FAINT)
 LOST = "lost: the driver no longer answers"
 FigureOf = Callable[[GpuDevice], "float | None"]
-CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
 
 
 class GpuPane(ChartPane):
@@ -63,7 +61,7 @@ class GpuPane(ChartPane):
 
 
 def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[GpuDevice, ...], str | None]:
-    """The devices that list one of the processes; all of them, with word of it, where none does."""
+    """The devices that list one of the processes; where none does, all of them, and that they are the whole job's."""
     if pids is None:
         return sample.devices, None
     used = tuple(device for device in sample.devices if any(process.pid in pids for process in device.processes or ()))
@@ -92,11 +90,12 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
     reserved = min(LEAST_REASON, max(map(len, reasons), default=0))
     more = WIDTH if view.mark is not None else 0
     room = width - 3 - 5 - more - LEAST_BAR - (reserved + 2 if reserved else 0)
-    parts: list[LinePart] = []
+    parts = []
     for part in LINE_PARTS:
-        if part.cells + more + 2 > room:
+        cells = part[1] + more + 2
+        if cells > room:
             break
-        room -= part.cells + more + 2
+        room -= cells
         parts.append(part)
     lines = []
     for device, reason in zip(devices, reasons, strict=True):
@@ -106,8 +105,8 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
             line.add(LOST, LOSS)
             continue
         line.join(_share(view, device, _busy)).add(" ").join(bar(device.busy, LEAST_BAR + min(24, room), DEVICE_CHART))
-        for part in parts:
-            line.add("  ").add(part.text_of(device).rjust(part.cells), TEXT).join(_change(view, device, part.share_of))
+        for text_of, cells, share_of in parts:
+            line.add("  ").add(text_of(device).rjust(cells), TEXT).join(_change(view, device, share_of))
         if reason:
             line.add("  ").add(shorten(reason, width - line.width), LOSS)
     return lines
@@ -115,8 +114,7 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
 
 def held_back(device: GpuDevice) -> str:
     """The reasons for which the clocks are held back, empty when they are not."""
-    reasons = [one_line(reason).replace("_", " ") for reason in device.throttle or ()]
-    return ", ".join(reason for reason in reasons if reason not in CALM_REASONS)
+    return ", ".join(one_line(reason).replace("_", " ") for reason in device.throttle or ())
 
 
 def _name(device: GpuDevice, word: str = "") -> str:
@@ -130,7 +128,13 @@ def _block(view: View, field: Field, device: GpuDevice, width: int, height: int,
         return [name.to(8).add(LOST, LOSS)]
     below = [_memory_row(view, device, width), _power_row(view, device, width), _link_row(view, device, width)]
     if height > BLOCK_ROWS:
-        below += [_clock_row(view, device, width), *_nvlink_row(device), *_slices(device), *_others(device)]
+        below.append(_clock_row(view, device, width))
+        if device.nvlinks_active:
+            below.append(_traffic("nvlink", device).add(f"  {device.nvlinks_active} links", DIM))
+        for each in device.mig_devices:
+            part = Line(f"mig {each.index:<4}", DIM).add(_memory(each).rjust(13), TEXT)
+            below.append(part.add(f"  {one_line(each.name or '')}", DIM))
+        below += _others(device)
     rows = 1 + max(0, min(30, height - 1 - len(below)))
     return [*_busy_rows(view, field, device, width, rows, name), *below]
 
@@ -141,12 +145,10 @@ def _busy_rows(  # noqa: PLR0917
     """How busy, with its history; beside it what its counters say."""
     busy, sm = (f"gpu{device.index}.{of}" for of in ("busy", "sm"))
     line = name.to(8).join(_share(view, device, _busy, "busy")).add(" ")
-    counters = [
-        Line(f"{name} ", DIM).add(share_text(share_of(device)).strip().rjust(3), TEXT).join(
-            _change(view, device, share_of, name)
-        )
-        for name, share_of in (COUNTERS if device.gpm is not None else OLDER_COUNTERS)
-    ]  # fmt: skip
+    counters = []
+    for word, share_of in COUNTERS if device.gpm is not None else OLDER_COUNTERS:
+        counter = Line(f"{word} ", DIM).add(share_text(share_of(device)).strip().rjust(3), TEXT)
+        counters.append(counter.join(_change(view, device, share_of, word)))
     beside = Line().join_fitting(counters, width - line.width - (LEAST_BAR + 2 if rows == 1 else 0))
     if rows == 1:
         chart = area(_history(view, device), max(4, width - line.width - 2 - beside.width), 1, 1.0, DEVICE_CHART)
@@ -198,16 +200,12 @@ def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
 def _power_row(view: View, device: GpuDevice, width: int) -> Line:
     head = Line("power   ", DIM).join(_share(view, device, _power_share, "power")).add(" ")
     amounts, hotter = Line(f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS)), _change(view, device, _warmth)
-    if head.width + LEAST_BAR + amounts.width + hotter.width <= width:
-        amounts.join(hotter)
+    amounts.join_fitting([hotter], width - head.width - LEAST_BAR)
     return gauge(head, _power_share(device), amounts, width, DEVICE_CHART)
 
 
 def _link_row(view: View, device: GpuDevice, width: int) -> Line:
-    line = _traffic("pcie", device.pcie_received, device.pcie_sent, [
-        _change(view, device, attrgetter("pcie_received"), points=False),
-        _change(view, device, attrgetter("pcie_sent"), points=False),
-    ])  # fmt: skip
+    line = _traffic("pcie", device, view)
     if device.pcie_generation is None or device.pcie_width is None:
         return line
     full = (device.pcie_generation_max or 0, device.pcie_width_max or 0)
@@ -218,24 +216,13 @@ def _link_row(view: View, device: GpuDevice, width: int) -> Line:
     return line.join_fitting([link], width)
 
 
-def _nvlink_row(device: GpuDevice) -> list[Line]:
-    """The traffic between devices; no row where there are no links."""
-    line = _traffic("nvlink", device.nvlink_received, device.nvlink_sent)
-    return [line.add(f"  {device.nvlinks_active} links", DIM)] if device.nvlinks_active else []
-
-
-def _traffic(name: str, received: float | None, sent: float | None, changes: Sequence[Line] = ()) -> Line:
+def _traffic(name: str, device: GpuDevice, view: View | None = None) -> Line:
+    """Bytes a second in and out over these links, with a `view` also their changes since the mark."""
     line = Line(name.ljust(8), DIM)
-    for number, (word, per_second) in enumerate((("in ", received), ("  out ", sent))):
-        line.add(word, DIM).add(rate(per_second).rjust(8), TEXT).join(changes[number] if changes else Line())
+    for word, field in (("in ", f"{name}_received"), ("  out ", f"{name}_sent")):
+        line.add(word, DIM).add(rate(getattr(device, field)).rjust(8), TEXT)
+        line.join(_change(view, device, attrgetter(field), points=False) if view is not None else Line())
     return line
-
-
-def _slices(device: GpuDevice) -> list[Line]:
-    return [
-        Line(f"mig {each.index:<4}", DIM).add(_memory(each).rjust(13), TEXT).add(f"  {one_line(each.name or '')}", DIM)
-        for each in device.mig_devices
-    ]
 
 
 def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
@@ -258,11 +245,10 @@ def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
 
 def _others(device: GpuDevice) -> list[Line]:
     others = [process for process in device.processes or () if not process.mine]
-    if not others:
-        return []
     memory = size(sum(process.memory or 0 for process in others))
     name = f" {shorten(one_line(others[0].name or ''), 24)}" if len(others) == 1 else ""
-    return [Line("shared  ", DIM).add(f"{plural(len(others), 'other process', 'other processes')}{name} {memory}")]
+    line = Line("shared  ", DIM).add(f"{plural(len(others), 'other process', 'other processes')}{name} {memory}")
+    return [line] if others else []
 
 
 def _why_none(view: View, width: int) -> Line:
@@ -328,18 +314,11 @@ OLDER_COUNTERS: tuple[tuple[str, FigureOf], ...] = (("memory busy", lambda devic
 _busy: FigureOf = attrgetter("busy")
 
 
-class LinePart(NamedTuple):
-    """A figure in a device's line: its text, its width in cells, and the value whose change since the mark is shown."""
-
-    text_of: Callable[[GpuDevice], str]
-    cells: int
-    share_of: FigureOf
-
-
-LINE_PARTS = (
-    LinePart(_memory, 13, _memory_share),
-    LinePart(_degrees, 5, _warmth),
-    LinePart(_watts, 9, _power_share),
-    LinePart(_clock, 8, _fraction("sm_clock", "sm_clock_max")),
+LINE_PARTS: tuple[tuple[Callable[[GpuDevice], str], int, FigureOf], ...] = (
+    (_memory, 13, _memory_share),
+    (_degrees, 5, _warmth),
+    (_watts, 9, _power_share),
+    (_clock, 8, _fraction("sm_clock", "sm_clock_max")),
 )
-"""What stands in a device's line after its bar, and how wide; what matters less comes later."""
+"""What stands in a device's line after its bar: the text, its cells, and the value whose change since the mark is
+shown. What matters less comes later."""

@@ -91,7 +91,7 @@ def _rates(view: View) -> list[Line]:
     word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
 
     def figure(text: str, word: str, field: str, style: Style = TEXT) -> Line:
-        by = change(view, field_of(f"steps.{field}"), better="more", points=field == "mfu")
+        by = change(view, field_of(f"steps.{field}"), is_speed=True, points=field == "mfu")
         return Line(text, style).add(f" {word}", DIM).join(by)
 
     parts = [figure(significant(steps.per_second, 4), f"{word}/s", "per_second", BRIGHT), *_beside_last_run(view)]

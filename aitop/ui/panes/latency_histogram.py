@@ -11,7 +11,7 @@ from aitop.diagnosis.causes.serving.tail import number_of_slow
 from aitop.model.units import count, duration
 from aitop.model.verdict import Diagnosis
 from aitop.ui.theme.palette import DIM, FAINT, LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE, TEXT, Kind
-from aitop.ui.widgets.bars import Column, stacked
+from aitop.ui.widgets.bars import Parts, height_of, stacked
 from aitop.ui.widgets.line import Line
 from aitop.ui.widgets.plot import scaled
 from aitop.ui.words import one_line, plural, share_text
@@ -43,7 +43,7 @@ class Axis(NamedTuple):
     cells: int
 
     def bucket(self, seconds: float) -> int:
-        """The bucket that a latency belongs to; what is beyond the ends belongs to the last one there."""
+        """The bucket that a latency belongs to; one beyond the ends of the axis belongs to the first or the last."""
         place = math.floor(math.log10(max(seconds, 1e-9)) * self.per_decade) - self.first
         return max(0, min(self.buckets - 1, place))
 
@@ -91,15 +91,15 @@ def histogram(
     tail = Counter(map(axis.bucket, ordered[-slowest:]))
     columns = [_column(counts[one], tail[one], causes) for one in range(axis.buckets) for _ in range(axis.cells)]
     rows = height - 2
-    drawn = stacked(columns, len(columns), rows, max(column.total for column in columns), letters=letters)
+    drawn = stacked(columns, len(columns), rows, max(map(height_of, columns)), letters=letters)
     lines = scaled(drawn, {0: count(max(counts.values())), rows - 1: "1"}, SCALE)
     return [_caption(len(ordered), slowest, causes, width, letters), *lines, _labels(axis, cells)]
 
 
-def _column(number: int, slow: int, causes: Sequence[Cause]) -> Column:
+def _column(number: int, slow: int, causes: Sequence[Cause]) -> Parts:
     """A bucket of so many requests, of which the `slow` ones belong to the tail."""
     if not number:
-        return Column(((LATENCIES, 0.0),))
+        return [(LATENCIES, 0.0)]
     height = math.log2(1 + number)
     unit = height / number
     parts, left = [(LATENCIES, unit * (number - slow))], 1.0
@@ -107,7 +107,7 @@ def _column(number: int, slow: int, causes: Sequence[Cause]) -> Column:
         share = min(left, cause.share)
         left -= share
         parts.append((cause.kind, unit * slow * share))
-    return Column((*parts, (TAIL, unit * slow * left)))
+    return [*parts, (TAIL, unit * slow * left)]
 
 
 def _caption(number: int, slowest: int, causes: Sequence[Cause], width: int, letters: bool) -> Line:
@@ -115,8 +115,7 @@ def _caption(number: int, slowest: int, causes: Sequence[Cause], width: int, let
     slow = count(slowest)
     if not causes:
         mark = Line("  ").add(TAIL.letter if letters else "█", TAIL.ink).add(f" slowest {slow}", FAINT)
-        line = Line(plural(number, "request"), FAINT)
-        return line.join(mark) if line.width + mark.width <= width else line
+        return Line(plural(number, "request"), FAINT).join_fitting([mark], width)
     parts = Line()
     for cause in causes:
         mark = Line(f" {cause.kind.letter if letters else '█'} ", cause.kind.ink)
@@ -132,8 +131,9 @@ def _labels(axis: Axis, cells: int) -> Line:
     taken: dict[int, str] = {}
     for digit in ROUND:
         for exponent in exponents:
-            text = _short(digit * 10.0**exponent)
-            at = axis.cell(digit * 10.0**exponent)
+            seconds = digit * 10.0**exponent
+            # Without needless digits: 5 ms, 200 ms, 1 s.
+            text, at = duration(seconds).replace(".00 s", " s").replace(".0 ms", " ms"), axis.cell(seconds)
             if at < 0 or at + len(text) > min(cells, axis.buckets * axis.cells + len(text)):
                 continue
             if all(at >= place + len(other) + 2 or place >= at + len(text) + 2 for place, other in taken.items()):
@@ -142,8 +142,3 @@ def _labels(axis: Axis, cells: int) -> Line:
     for at in sorted(taken):
         line.to(SCALE + at).add(taken[at], FAINT)
     return line
-
-
-def _short(seconds: float) -> str:
-    """A round latency without needless digits: 5 ms, 200 ms, 1 s."""
-    return duration(seconds).replace(".00 s", " s").replace(".0 ms", " ms")

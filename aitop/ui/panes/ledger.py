@@ -53,9 +53,8 @@ def _unit(ledger: Ledger) -> str:
     unit = f"{'an' if ledger.unit == 'iteration' else 'a'} {ledger.unit}"
     if ledger.length is None:
         return unit
-    return (
-        f"{unit} every {duration(ledger.length)}" if ledger.unit == "request" else f"{duration(ledger.length)} {unit}"
-    )
+    length = duration(ledger.length)
+    return f"{unit} every {length}" if ledger.unit == "request" else f"{length} {unit}"
 
 
 def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:

@@ -28,7 +28,6 @@ NAMED = 14
 INDENT = 8
 LEAST_ROWS, MOST_ROWS = 2, 30
 ROOM_FOR_LIST = 20
-ROOM_FOR_WORD = 3
 LEAST_WIDTH = 40
 LEAST_STRIP = 6
 MEMORY_VERDICTS = frozenset(dict(FAMILIES)["memory"])
@@ -57,14 +56,14 @@ class MemoryPane(ChartPane):
             field = self.field(snapshot, names, width, SCALE)
             lines.append(_job_line(view, snapshot, width))
             for name, word in resident.items():
-                lines += _resident_chart(field, name, word, rows)
+                values = field.values(name)
+                lines += field.chart([Curve(values, HOST_CHART, filled=True)], rows, _top(values), size, word)
             for allocator in allocators:
                 lines += [_allocator_bar(view, allocator, width), allocator_figures(view, allocator, width)]
                 lines += _allocator_chart(view, field, allocator, rows)
             lines += [field.axis(lambda line: _reading(line, field, allocators)), *listed]
-        return Drawing(
-            lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"), scope=_scope(snapshot, view.pids())
-        )
+        note, scope = _note(snapshot, snapshot.host), _scope(snapshot, view.pids())
+        return Drawing(lines, "Memory", note, view.stale("host"), scope=scope)
 
 
 def _scope(snapshot: Snapshot, pids: frozenset[int] | None) -> str | None:
@@ -141,15 +140,6 @@ def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line
     if rest:
         held = size(sum(process.rss or 0 for process in rest))
         lines.append(Line(f"{len(rest)} more".ljust(NAMED + 8), DIM).add(held.rjust(9), TEXT))
-    return lines
-
-
-def _resident_chart(field: Field, name: str, word: str, rows: int) -> list[Line]:
-    """Resident memory of the ranks, or of the loader workers, over time."""
-    values = field.values(name)
-    lines = field.chart([Curve(values, HOST_CHART, filled=True)], rows, _top(values), size)
-    if rows >= ROOM_FOR_WORD:
-        lines[1] = Line(word.rjust(SCALE - 2), DIM).extend(lines[1].spans[1:])
     return lines
 
 

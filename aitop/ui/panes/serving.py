@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rich.style import Style
@@ -36,7 +37,7 @@ from aitop.ui.widgets.bars import nice_ceiling, phase_bar
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field
-from aitop.ui.words import share_text, significant, state_line, waits_for_target
+from aitop.ui.words import needs_hook, share_text, significant, waits_for_target
 
 BASES: dict[ServingBasis, tuple[str, SourceName | None]] = {
     "hook": ("timed in the process", "hook"),
@@ -67,9 +68,10 @@ class ServingPane(ChartPane):
         lines += self._charts(view, snapshot, serving, width, height - len(lines))
         words, source = BASES[serving.basis]
         note = Line("hook waiting for the target", TEXT) if waits_for_target(view.source("hook")) else Line(words, DIM)
-        pids = view.pids()
+        pids, latency = view.pids(), serving.latency
         scope = None if pids is None or serving.pid in pids else WHOLE_JOB
-        return Drawing(lines, _title(serving), note, view.stale(source) if source else None, scope=scope)
+        title = f"Serving · {duration(latency.p50)} p50 · {duration(latency.p99)} p99" if latency else "Serving"
+        return Drawing(lines, title, note, view.stale(source) if source else None, scope=scope)
 
     def _charts(self, view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
         """Charts over time and the histogram, beside each other where there is room; else why there are none."""
@@ -77,22 +79,18 @@ class ServingPane(ChartPane):
             return []
         timed = any(snapshot.series.get(name, Series()).times for name in SERIES)
         latencies = [request.seconds for request in serving.requests]
-        causes, letters = tail_causes(snapshot.diagnosis), view.look.mono
-        mark = view.mark.time if view.mark else None
+        by_length = partial(histogram, latencies, tail_causes(snapshot.diagnosis), letters=view.look.mono)
         if not timed:
-            drawn = histogram(latencies, causes, width, height, letters=letters)
-            return drawn or _why_no_charts(view, snapshot, serving, width)[:height]
-        beside = latencies and height >= LEAST_ROWS and (width - BETWEEN) // 2 >= LEAST_WIDTH
-        left = (width - BETWEEN) * 3 // 5 if beside else width
-        if beside and width - BETWEEN - left < LEAST_WIDTH:
-            left = width - BETWEEN - LEAST_WIDTH
-        below = height * 2 // 5 if latencies and not beside and height >= 2 * LEAST_ROWS + 1 else 0
-        field = self.field(snapshot, SERIES, left, SCALE)
-        lines = over_time(field, height - below, mark)
-        if not beside:
-            return lines + histogram(latencies, causes, width, below, letters=letters)
-        right = histogram(latencies, causes, width - BETWEEN - left, height, letters=letters)
-        return [line.fit(left).to(left + BETWEEN).join(other) for line, other in zip(lines, right, strict=True)]
+            return by_length(width, height) or _why_no_charts(view, snapshot, serving, width)[:height]
+        room, mark = width - BETWEEN, view.mark.time if view.mark else None
+        if latencies and height >= LEAST_ROWS and room // 2 >= LEAST_WIDTH:
+            left = min(room * 3 // 5, room - LEAST_WIDTH)
+            lines = over_time(self.field(snapshot, SERIES, left, SCALE), height, mark)
+            right = by_length(room - left, height)
+            return [line.fit(left).to(left + BETWEEN).join(other) for line, other in zip(lines, right, strict=True)]
+        below = height * 2 // 5 if latencies and height >= 2 * LEAST_ROWS + 1 else 0
+        lines = over_time(self.field(snapshot, SERIES, width, SCALE), height - below, mark)
+        return lines + by_length(width, below)
 
 
 def _bars(view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
@@ -111,30 +109,29 @@ def _bars(view: View, snapshot: Snapshot, serving: Serving, width: int, height: 
     return lines
 
 
-def _title(serving: Serving) -> str:
-    latency = serving.latency
-    return f"Serving · {duration(latency.p50)} p50 · {duration(latency.p99)} p99" if latency else "Serving"
-
-
 def _why_no_charts(view: View, snapshot: Snapshot, serving: Serving, width: int) -> list[Line]:
     """What the charts wait for."""
-    if serving.basis == "hook":
-        texts = [f"{NOT_YET} no request was answered in the last {duration(round(snapshot.window))}"]
-    else:
-        texts = ["single requests are seen with the hook only"]
-        status = view.source("hook")
-        texts += [state_line("hook", status).text] if status is not None and status.state != "ok" else []
-    return [Line(line, DIM) for text in texts for line in wrap(text, width)]
+    if serving.basis != "hook":
+        return needs_hook("single requests are seen with the hook only", view.source("hook"), width)
+    text = f"{NOT_YET} no request was answered in the last {duration(round(snapshot.window))}"
+    return [Line(line, DIM) for line in wrap(text, width)]
 
 
-LATENCIES = (("latency", "latency"), ("TTFT", "first_token"), ("ITL", "inter_token"))
-"""The name of a row, and the field of Serving that it shows."""
+AMOUNTS = {
+    "traffic": {
+        "requests_per_second": " req/s", "tokens_per_second": " tokens/s", "concurrency": " active", "queue": " queued",
+    },
+    "engine": {"batch_mean": " a batch", "kv_used": " KV used", "preemptions_per_second": " preempted/s"},
+}  # fmt: skip
+"""Rows of amounts: the fields of Serving that each shows, and their units."""
+PERCENTILES = (("latency", "latency"), ("TTFT", "first_token"), ("ITL", "inter_token"))
+"""The name of a row of percentiles, and the field of Serving that it shows."""
 
 
 def figure_lines(view: View, serving: Serving, width: int, most: int) -> list[Line]:
     """The rows in at most `most` lines: side by side where there is room; what is not measured goes first."""
-    left = [_traffic(view, serving), _engine(view, serving), _now(serving)]
-    right = [_percentiles(view, serving, name, field) for name, field in LATENCIES]
+    left = [*(_amounts(view, serving, name) for name in AMOUNTS), _now(serving)]
+    right = [_percentiles(view, serving, name, field) for name, field in PERCENTILES]
     first, second = (max(row.width for row in rows) for rows in (left, right))
     if first + BETWEEN + second <= width:
         pairs = _most_important(list(zip(left, right, strict=True)), most)
@@ -150,30 +147,15 @@ def _most_important(lines: Sequence[tuple[Figure, ...]], most: int) -> list[tupl
     return [lines[at] for at in sorted(ranked[: max(0, most)])]
 
 
-def _traffic(view: View, serving: Serving) -> Figure:
-    return _row(
-        serving,
-        "traffic",
-        requests_per_second=_amount(view, "requests_per_second", " req/s", style=BRIGHT),
-        tokens_per_second=_amount(view, "tokens_per_second", " tokens/s", cells=5),
-        concurrency=_amount(view, "concurrency", " active"),
-        queue=_amount(view, "queue", " queued"),
-    )
-
-
-def _engine(view: View, serving: Serving) -> Figure:
-    return _row(
-        serving,
-        "engine",
-        batch_mean=_amount(view, "batch_mean", " a batch"),
-        kv_used=_amount(view, "kv_used", " KV used", points=True),
-        preemptions_per_second=_amount(view, "preemptions_per_second", " preempted/s"),
-    )
-
-
-def _row(serving: Serving, name: str, **parts: Line) -> Figure:
-    measured = any(getattr(serving, field) is not None for field in parts)
-    return Figure(name, list(parts.values()), measured=measured)
+def _amounts(view: View, serving: Serving, name: str) -> Figure:
+    """A row of AMOUNTS, each with its unit and its change since the mark."""
+    parts = []
+    for field, unit in AMOUNTS[name].items():
+        value, points = getattr(serving, field), field == "kv_used"
+        text = share_text(value) if points else significant(value, 5 if field == "tokens_per_second" else 4)
+        line = Line(text, BRIGHT if field == "requests_per_second" else TEXT).add(unit, DIM)
+        parts.append(line.join(change(view, field_of(f"serving.{field}"), points=points)))
+    return Figure(name, parts, measured=any(getattr(serving, field) is not None for field in AMOUNTS[name]))
 
 
 def _now(serving: Serving) -> Figure:
@@ -192,13 +174,6 @@ def _percentiles(view: View, serving: Serving, name: str, field: str) -> Figure:
         value = figure(view, field_of(f"serving.{field}.{percentile}"), lambda seconds: duration(seconds).rjust(7))
         parts.append(Line(f"{percentile} ", DIM).join(value))
     return Figure(name, parts, measured=getattr(serving, field) is not None)
-
-
-def _amount(view: View, field: str, unit: str, *, cells: int = 4, style: Style = TEXT, points: bool = False) -> Line:
-    """A figure with its unit and its change; `points`: it is a share."""
-    value = getattr(view.snapshot.serving, field) if view.snapshot else None
-    text = share_text(value) if points else significant(value, cells)
-    return Line(text, style).add(unit, DIM).join(change(view, field_of(f"serving.{field}"), points=points))
 
 
 SHARE_AND_TIME = 11
@@ -246,8 +221,9 @@ def turn_of(iterations: Sequence[IterationRecord]) -> Composition | None:
 
 
 def request_of(requests: Sequence[RequestRecord], held: float = 0.0) -> Composition | None:
-    """The mean request; None where no part of it was measured. Of what is left, the part (0..1) of a request that is
-    `held` is queue: there it waits, though nothing saw it do so.
+    """The mean request; None where no part of it was measured.
+
+    `held` is the part (0..1) of a request in which it waits by the ledger: as much of what was not measured is queue.
     """
     request = _composition("request", requests, REQUEST_PARTS)
     if request is None:
@@ -260,7 +236,7 @@ def request_of(requests: Sequence[RequestRecord], held: float = 0.0) -> Composit
 
 
 def held_share(snapshot: Snapshot) -> float:
-    """The part of the time with requests in which these wait by the ledger that the time pane shows."""
+    """The part (0..1) of the time with requests in which they wait, by the ledger that the time pane shows."""
     main = [entry for entry in snapshot.ledgers[0].entries if entry.lane == "main"] if snapshot.ledgers else []
     idle, queue = (sum(entry.share for entry in main if entry.phase == phase) for phase in ("idle", "queue"))
     return queue / (1.0 - idle) if queue else 0.0
@@ -330,7 +306,10 @@ def over_time(field: Field, height: int, mark: float | None) -> list[Line]:
     lines = [_head(field, mark, rated="request_rate" in known)] if height >= LEAST_WITH_HEAD else []
     rows = height - len(lines) - 1
     lower = rows // (2 + len(known)) if known else 0
-    lines += _latency_chart(field, rows - lower * len(known))
+    # p50 as an area and p99 as a line over it, scaled to the largest value so that the tail is not cut off.
+    p50 = Curve(field.values("request_p50"), HOST_SOFT, filled=True)
+    both = [p50, Curve(field.values("request_p99"), HOST_CHART)]
+    lines += field.chart(both, rows - lower * len(known), _top(both), lambda value: duration(value / 1e3))
     for name in known:
         ink, words = (DEVICE_CHART, "/s") if name == "request_rate" else (WAITING, " wait")
         lines += _amount_chart(field, name, lower, ink, words)
@@ -347,23 +326,15 @@ def _head(field: Field, mark: float | None, *, rated: bool) -> Line:
     return line.add(" mark", DIM) if marked + 6 <= field.span.cells else line
 
 
-def _latency_chart(field: Field, rows: int) -> list[Line]:
-    """p50 as an area and p99 as a line over it, scaled to the largest value so that the tail is not cut off."""
-    layers = (
-        Curve(field.values("request_p50"), HOST_SOFT, filled=True),
-        Curve(field.values("request_p99"), HOST_CHART),
-    )
-    return field.chart(layers, rows, _top(layers), lambda value: duration(value / 1e3))
-
-
 def _amount_chart(field: Field, name: str, rows: int, ink: Style, words: str) -> list[Line]:
-    layers = (Curve(field.values(name), ink, filled=True),)
-    return field.chart(
-        layers, rows, _top(layers), lambda value: f"{count(value) if value >= 1 else f'{value:g}'}{words}"
-    )
+    def text_of(value: float) -> str:
+        return f"{count(value) if value >= 1 else f'{value:g}'}{words}"
+
+    curve = Curve(field.values(name), ink, filled=True)
+    return field.chart([curve], rows, _top([curve]), text_of)
 
 
-def _top(layers: tuple[Curve, ...]) -> float:
+def _top(layers: Sequence[Curve]) -> float:
     return nice_ceiling(max((value for layer in layers for value in layer.values if value is not None), default=0.0))
 
 

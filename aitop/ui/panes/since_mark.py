@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from rich.style import Style
 
@@ -24,27 +24,29 @@ LEAST_SHARE, LEAST_POINTS = 0.005, 0.005
 MOST = 9.99
 SETTLING_SECONDS = 10.0
 MINUTE = 59.5
-Better = Literal["more", "less"]
 OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM, "cannot-tell": DIM}
 
 
 def change(
-    view: View, value_of: Callable[[Snapshot], float | None], *, better: Better | None = None, points: bool = False
+    view: View, value_of: Callable[[Snapshot], float | None], *, is_speed: bool = False, points: bool = False
 ) -> Line:
     """The change of a figure since the mark; empty without a mark.
 
-    Coloured only where one direction is `better` and the steps got faster or slower by more than noise: a single figure
-    is no evidence.
+    Coloured only if the figure `is_speed` and the steps got faster or slower by more than noise: a single figure is no
+    evidence.
     """
     if view.mark is None:
         return Line()
     now = value_of(view.snapshot) if view.snapshot else None
-    counts = better if judged(view).outcome in ("faster", "slower") else None
-    return difference(now, value_of(view.mark), better=counts, points=points)
+    is_speed = is_speed and judged(view.mark, view.snapshot).outcome in ("faster", "slower")
+    return difference(now, value_of(view.mark), is_speed=is_speed, points=points)
 
 
-def difference(now: float | None, then: float | None, *, better: Better | None = None, points: bool = False) -> Line:
-    """How a figure has changed, in WIDTH cells: in percent of the old value, or for shares in percentage `points`."""
+def difference(now: float | None, then: float | None, *, is_speed: bool = False, points: bool = False) -> Line:
+    """How a figure has changed, in WIDTH cells: in percent of the old value, or for shares in percentage `points`.
+
+    That of a speed is coloured as gain or loss.
+    """
     if now is None or then is None or then < 0:
         return Line("–".rjust(WIDTH), FAINT)
     if not points and then == 0:
@@ -52,7 +54,7 @@ def difference(now: float | None, then: float | None, *, better: Better | None =
     by = now - then if points else now / then - 1
     if abs(by) < (LEAST_POINTS if points else LEAST_SHARE):
         return Line("=".rjust(WIDTH), FAINT)
-    style = DIM if better is None else GAIN if (by > 0) == (better == "more") else LOSS
+    style = DIM if not is_speed else GAIN if by > 0 else LOSS
     amount = f"{abs(by) * 100:.0f}" if abs(by) < MOST else f">{MOST * 100:.0f}"
     return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
 
@@ -92,17 +94,11 @@ def recent(snapshot: Snapshot, name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def judged(view: View) -> Comparison:
-    """The steps since the mark against those before it."""
-    return _judged(view.mark, view.snapshot)
-
-
 @lru_cache(maxsize=1)
-def _judged(mark: Snapshot | None, snapshot: Snapshot | None) -> Comparison:
-    if mark is None or snapshot is None:
-        return compare((), ())
+def judged(mark: Snapshot, snapshot: Snapshot | None) -> Comparison:
+    """The steps since the mark against those before it."""
     before = mark.steps.recent if mark.steps else ()
-    recent = snapshot.steps.recent if snapshot.steps else ()
+    recent = snapshot.steps.recent if snapshot and snapshot.steps else ()
     return compare(before, [record for record in recent if record.end - record.seconds >= mark.time])
 
 
@@ -113,18 +109,17 @@ def since_mark(view: View, width: int) -> Line | None:
     line = Line(f"since the mark{_when(view.mark, view.snapshot)}: ", DIM)
     if view.snapshot.serving is not None and view.mark.serving is not None:
         return line.join(_served(view.mark.serving, view.snapshot.serving, width - line.width))
-    comparison = judged(view)
+    comparison = judged(view.mark, view.snapshot)
     if view.snapshot.steps is None or not view.snapshot.steps.recent:
         return line.add("step times need the hook", DIM)
     line.add(comparison.words, OUTCOMES[comparison.outcome])
     if comparison.before is not None and comparison.after is not None:
-        more = Line("  ").add(f"{duration(comparison.before)} → {duration(comparison.after)} a step", BRIGHT)
-        if line.width + more.width <= width:
-            line.join(more)
+        times = f"  {duration(comparison.before)} → {duration(comparison.after)} a step"
+        line.join_fitting([Line(times, BRIGHT)], width)
     verdicts = (snapshot.diagnosis.verdicts for snapshot in (view.mark, view.snapshot))
     was, now = (each[0].id if each else None for each in verdicts)
-    if was is not None and was != now and line.width + len(was) + 6 <= width:
-        line.add("  was ", DIM).add(was, BRIGHT)
+    if was is not None and was != now:
+        line.join_fitting([Line("  was ", DIM).add(was, BRIGHT)], width)
     return line
 
 
@@ -142,7 +137,5 @@ def _served(before: Serving, after: Serving, width: int) -> Line:
     line = Line(" → ".join(rates), BRIGHT).add(" req/s", DIM)
     for percentile in ("p50", "p99"):
         values = (getattr(serving.latency, percentile) if serving.latency else None for serving in (before, after))
-        more = Line(f"  {percentile} ", DIM).add(" → ".join(map(duration, values)), BRIGHT)
-        if line.width + more.width <= width:
-            line.join(more)
+        line.join_fitting([Line(f"  {percentile} ", DIM).add(" → ".join(map(duration, values)), BRIGHT)], width)
     return line

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.style import Style
 
-from aitop.model.phases import APART
+from aitop.model.phases import APART, MEASURED
 from aitop.model.snapshot import Phases, Series, Snapshot, Steps
 from aitop.model.steps import StepRecord, total
 from aitop.model.units import NOT_YET, count, duration
 from aitop.ui.panes.since_mark import WIDTH, change, field_of
 from aitop.ui.panes.step_figures import figure_lines, measured_figures
 from aitop.ui.state import View
-from aitop.ui.theme.palette import (
-    BACKWARD,
-    BRIGHT,
-    COMMUNICATION,
-    DATA,
-    DIM,
-    FAINT,
-    FORWARD,
-    HOST_CHART,
-    HOST_SOFT,
-    OPTIMIZER,
-    OUTSIDE,
-    PHASES,
-    SAVE,
-    TEXT,
-    TRANSFER,
-    Kind,
-    phase_of,
-)
-from aitop.ui.widgets.bars import Column, nice_ceiling, phase_bar, stacked
-from aitop.ui.widgets.line import Line, columns, wrap
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, HOST_CHART, HOST_SOFT, OUTSIDE, PHASES, TEXT, Kind, phase_of
+from aitop.ui.widgets.bars import Parts, height_of, nice_ceiling, phase_bar, stacked
+from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import AXIS, ChartPane, Curve, Field, ago, nearest, scale_labels, scaled
-from aitop.ui.words import plural, share_text, state_line, waits_for_target
+from aitop.ui.words import needs_hook, plural, share_text, state_line, waits_for_target
 
 LEAST_CHART = 3
 ROOM_FOR_HISTORY = 12
@@ -55,7 +37,9 @@ class StepPane(ChartPane):
         snapshot = view.snapshot
         steps, whose = steps_for(snapshot, view.pids()) if snapshot else (None, None)
         if snapshot is None or steps is None:
-            return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
+            sources = [state_line(name, view.source(name)) for name in ("hook", "stacks")] if snapshot else []
+            word = f"{NOT_YET} no step was seen yet" if snapshot else NOT_YET
+            return Drawing([Line(word, DIM), *sources], "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
         figures = measured_figures(view) if steps is snapshot.steps else []
@@ -66,8 +50,10 @@ class StepPane(ChartPane):
         rest = height - len(lines)
         if steps.recent:
             lines += self._charts(view, snapshot, steps, width, rest)
-        else:
-            lines += _without_hook(view, width, other=steps is not snapshot.steps)[-rest:] if rest > 0 else []
+        elif rest > 0 and steps is not snapshot.steps:
+            lines.append(Line("step times are measured in one rank only", DIM))
+        elif rest > 0:
+            lines += needs_hook("step times need the hook", view.source("hook"), width)[-rest:]
         stale = view.stale("hook" if steps.basis == "hook" else "stacks")
         return Drawing(lines, _title(steps, view), self._note(view, snapshot, steps, width), stale, scope=whose)
 
@@ -100,7 +86,7 @@ class StepPane(ChartPane):
 
 
 def steps_for(snapshot: Snapshot, pids: frozenset[int] | None) -> tuple[Steps | None, str | None]:
-    """The steps of the processes the screen is narrowed to, and whose they are where they are of others.
+    """The steps of the processes that the screen is narrowed to; or those of others, with a word on whose they are.
 
     Step times are known of one rank. For another rank there are shares of phases from its stacks; without those the
     steps are the job's.
@@ -137,7 +123,7 @@ def _legend(
     listed = [(phase, share) for phase, share in shares if share is not None]
     more = WIDTH if view.mark is not None else 0
     if more:
-        # What is said in addition does not take rows from the charts.
+        # The changes take no rows from the charts.
         full = max(1, (width + LEGEND_GAP) // (LEGENDS[0][0] + LEGEND_GAP))
         most = min(most, -(-len(listed) // full))
     for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
@@ -169,25 +155,6 @@ def _title(steps: Steps, view: View) -> str:
     middle = change(view, field_of("steps.p50")).text
     high = change(view, field_of("steps.p95")).text
     return f"Step · {duration(steps.p50)} p50{middle} · {duration(steps.p95)} p95{high}"
-
-
-def _without_hook(view: View, width: int, *, other: bool) -> list[Line]:
-    """Why there are shares but no times. `other`: these steps are of a rank that is not timed."""
-    if other:
-        return [Line("step times are measured in one rank only", DIM)]
-    lines = [Line("step times need the hook", DIM)]
-    status = view.source("hook")
-    if status is not None and status.state != "ok":
-        lines += [Line(text, DIM) for text in wrap(state_line("hook", status).text, width)]
-    return lines
-
-
-def _waiting(view: View, width: int) -> list[Line]:
-    """Nothing known of steps: what each of the two sources for them is doing."""
-    if view.snapshot is None:
-        return [Line(NOT_YET, DIM)]
-    lines = [Line(f"{NOT_YET} no step was seen yet", DIM)]
-    return lines + [state_line(name, view.source(name)) for name in ("hook", "stacks")]
 
 
 PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -240,19 +207,22 @@ def timeline(
     drawn = [_column(group) for group in groups][-cells:]
     caption = height >= CAPTIONED
     rows = height - caption
-    top = scale_top([column.total for column in drawn], low=rows < 4)
+    top = scale_top([height_of(column) for column in drawn], low=rows < 4)
     at = column_at(groups, cursor)
     chart = stacked(drawn, cells, rows, top, letters=letters, cursor=at)
     lines = scaled(chart, scale_labels(rows, top, duration))
     if caption:
-        words = _pointing_at_mark(groups, cells, mark) if at is None else readout(groups[at], now, cells)
+        words = _caption(groups, cells, mark) if at is None else readout(groups[at], now, cells)
         lines.append(Line().to(AXIS).join(words))
     return lines
 
 
-def _pointing_at_mark(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
-    """The caption, with an arrow below the first column that ends after the mark."""
-    words = _span_words(groups)
+def _caption(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
+    """What the columns show, with an arrow below the first one that ends after the mark."""
+    records = [record for group in groups for record in group]
+    length, most = records[-1].end - records[0].end + records[0].seconds, max(map(len, groups))
+    each = "" if most == 1 else f", {most:2} a column"
+    words = Line(f"last {plural(len(records), 'step')}{each}, {duration(length).rjust(6)}", FAINT)
     first = next((number for number, group in enumerate(groups) if mark is not None and group[-1].end > mark), None)
     if first is None or mark is None or groups[0][-1].end - groups[0][0].seconds > mark:
         return words
@@ -277,24 +247,16 @@ def readout(group: Group, now: float, width: int) -> Line:
     line = Line(f"{ago(now, group[-1].end).strip()}  ", TEXT)
     if width >= ROOM_FOR_NUMBER:
         line.add(f"step {count(group[-1].index)}  ", DIM)
-    line.add(duration(column.total), TEXT)
+    line.add(duration(height_of(column)), TEXT)
     room, pieces = width - line.width, []
-    for phase, seconds in sorted(column.parts, key=lambda part: -part[1]):
+    for phase, seconds in sorted(column, key=lambda part: -part[1]):
         piece = Line(f"  {phase.short} ", phase.ink).add(duration(seconds), TEXT)
-        if seconds > 0.002 * column.total and piece.width <= room:
+        if seconds > 0.002 * height_of(column) and piece.width <= room:
             room -= piece.width
             pieces.append((PHASES.index(phase), piece))
     for _, piece in sorted(pieces, key=lambda piece: piece[0]):
         line.join(piece)
     return line
-
-
-def _span_words(groups: Sequence[Group]) -> Line:
-    records = [record for group in groups for record in group]
-    span = records[-1].end - records[0].end + records[0].seconds
-    most = max(map(len, groups))
-    each = "" if most == 1 else f", {most:2} a column"
-    return Line(f"last {plural(len(records), 'step')}{each}, {duration(span).rjust(6)}", FAINT)
 
 
 def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
@@ -311,39 +273,28 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
     return nice_ceiling(min(ordered[-1], max(3.0 * ordered[len(ordered) // 2], most)))
 
 
-def _column(group: Group) -> Column:
+def _column(group: Group) -> Parts:
     """The mean step of the group by phase. Fast steps are timed on the device only now and then."""
     on_device = [record for record in group if record.device_forward is not None]
-    by_host = [record for record in group if record.device_forward is None] if on_device else group
-    sums = [*_phases(on_device, "device_"), *_phases(by_host, "")]
+    by_host = [record for record in group if record.device_forward is None]
+    sums = [_phases(records, on_device=records is on_device) for records in (on_device, by_host) if records]
     count = len(group)
-    return Column(tuple((phase, sum(part.get(phase, 0.0) for part in sums) / count) for phase in PHASES))
+    return [(phase, sum(part.get(phase, 0.0) for part in sums) / count) for phase in PHASES]
 
 
-def _phases(records: Sequence[StepRecord], clock: str) -> Iterator[dict[Kind, float]]:
-    """Seconds of these steps together in each kind of phase, by the fields with this prefix; nothing without steps."""
-    if not records:
-        return
-
-    def seconds(field: str) -> float:
-        return total(records, field) or 0.0
-
-    wait = seconds("data_wait") + seconds("loader_start")
-    idle = total(records, "device_idle") if clock else None
-    inside = {
-        DATA: wait if idle is None else min(wait, idle),
-        TRANSFER: seconds("transfer_apart"),
-        FORWARD: seconds(f"{clock}forward"),
-        BACKWARD: seconds(f"{clock}backward"),
-        OPTIMIZER: seconds(f"{clock}optimizer"),
-        COMMUNICATION: seconds("communication_apart"),
-    }
-    inside[OUTSIDE] = max(0.0, seconds("seconds") - sum(inside.values()))
-    yield with_apart(inside, {phase.key: phase.total(records) or 0.0 for phase in APART})
+def _phases(records: Sequence[StepRecord], *, on_device: bool) -> dict[Kind, float]:
+    """Seconds of these steps together in each kind of phase, by the clock of the device or that of the host."""
+    parts = {phase_of(phase.key): phase.total(records) or 0.0 for phase in MEASURED if phase not in APART}
+    if on_device:
+        parts |= {phase_of(key): total(records, f"device_{key}") or 0.0 for key in ("forward", "backward", "optimizer")}
+        data, idle = phase_of("data"), total(records, "device_idle")
+        parts[data] = parts[data] if idle is None else min(parts[data], idle)
+    parts[OUTSIDE] = max(0.0, (total(records, "seconds") or 0.0) - sum(parts.values()))
+    return with_apart(parts, {phase.key: phase.total(records) or 0.0 for phase in APART})
 
 
 def with_apart(parts: Mapping[Kind, float], apart: Mapping[str, float]) -> dict[Kind, float]:
-    """The parts of a step, with the phases that lie `apart`, by key, taken out of what is outside and put to theirs."""
+    """The parts of a step, with the phases in `apart` (by key) no longer counted as outside of the others."""
     divided = dict(parts)
     for key, length in apart.items():
         taken = min(divided[OUTSIDE], length)
@@ -372,14 +323,15 @@ def history(field: Field, height: int, mark: float | None = None) -> list[Line]:
 
 def _marks(field: Field, mark: float | None) -> Line:
     """A letter where checkpoints were saved or the model evaluated; an arrow where the user set the mark."""
-    cells: list[tuple[str, Style]] = [(" ", SAVE.ink)] * field.span.cells
+    ink = phase_of("save").ink
+    cells: list[tuple[str, Style]] = [(" ", ink)] * field.span.cells
     for name, letter in EVENTS:
         events = field.series.get(name, Series())
         for moment, seconds in zip(events.times, events.values, strict=True):
             # The second's own time is its end: what happened in it came before.
             cell = field.span.cell(moment - 0.5)
             if seconds and cell is not None:
-                cells[cell] = letter, SAVE.ink
+                cells[cell] = letter, ink
     marked = field.span.cell(mark)
     if marked is not None:
         cells[marked] = "▼", BRIGHT

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len
+
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import CallKind, HookFacts, StepRecord
 from aitop.model.units import count, duration, operations, percent
@@ -25,28 +27,25 @@ LEAST_WORDS = 20
 class Figure(NamedTuple):
     """A figure in parts, the most important first. The first `brief` parts are its short form.
 
-    `measured`: at least one part is known.
+    `words` behind the parts may be cut. `measured`: at least one part is known.
     """
 
     name: str
     parts: list[Line]
     brief: int = 1
     measured: bool = True
+    words: str = ""
 
     @property
     def width(self) -> int:
         return LABEL + sum(part.width for part in self.parts) + len(GAP) * (len(self.parts) - 1)
 
     def line(self, width: int) -> Line:
-        """The name and as many parts as fit. A part in words (FAINT) is cut to the room that is left."""
-        line = Line(self.name.ljust(LABEL), DIM)
-        for number, part in enumerate(self.parts):
-            gap = GAP if number else ""
-            if line.width + len(gap) + part.width <= width:
-                line.add(gap).join(part)
-            elif part.spans[0][1] is FAINT and width - line.width - len(gap) >= LEAST_WORDS:
-                line.add(gap).add(shorten(part.text, width - line.width - len(gap)), FAINT)
-        return line
+        """The name, as many parts as fit, and as much of the words."""
+        line = Line(self.name.ljust(LABEL), DIM).join_fitting(self.parts, width, GAP)
+        room = width - line.width - len(GAP)
+        fits = self.words and room >= min(LEAST_WORDS, cell_len(self.words))
+        return line.add(GAP).add(shorten(self.words, room), FAINT) if fits else line
 
     def short(self) -> Line:
         """A piece of a line shared with others."""
@@ -89,10 +88,8 @@ def speed(view: View, snapshot: Snapshot) -> Figure | None:
     if not parts:
         return None
     brief = min(2, len(parts))
-    basis = snapshot.facts.flops_basis if snapshot.facts else None
-    if basis and brief == 2:
-        parts.append(Line(one_line(basis), FAINT))
-    return Figure("speed", parts, brief)
+    basis = snapshot.facts.flops_basis if snapshot.facts and brief == 2 else None
+    return Figure("speed", parts, brief, words=one_line(basis or ""))
 
 
 def waits(view: View, snapshot: Snapshot) -> Figure | None:
@@ -121,8 +118,7 @@ def compiler(_view: View, snapshot: Snapshot) -> Figure | None:
         for number, word in counters
         if number is not None
     ]
-    parts += [Line(one_line(reason), FAINT) for reason in facts.recompile_reasons[-1:]]
-    return Figure("compile", parts, 2)
+    return Figure("compile", parts, 2, words=one_line(next(reversed(facts.recompile_reasons), "")))
 
 
 def scaler(_view: View, snapshot: Snapshot) -> Figure | None:

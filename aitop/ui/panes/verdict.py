@@ -20,7 +20,7 @@ from aitop.ui.words import confidence_dots, label, one_line, place, plural, stat
 
 
 def unjudged_lines(diagnosis: Diagnosis, width: int) -> list[Line]:
-    """For want of what which verdicts could not be judged: a line or two for each reason."""
+    """Which verdicts could not be judged, and what was missing for that: a line or two for each reason."""
     lines: list[Line] = []
     for reason, ids in by_reason(diagnosis.abstained):
         lines += hanging(Line("  ? ", FAINT), f"{one_line(reason)}: {', '.join(ids)}", width, DIM)
@@ -127,9 +127,8 @@ def figure_style(verdict: Verdict) -> Style:
 
 def where_line(where: Where, width: int) -> Line:
     """The user's line: function, place, its own text, and how much of the time is there."""
-    right = Line(
-        f"{percent(where.share)} of samples" if where.share is not None and width >= ROOM_FOR_SHARE else "", DIM
-    )
+    share = f"{percent(where.share)} of samples" if where.share is not None and width >= ROOM_FOR_SHARE else ""
+    right = Line(share, DIM)
     room = width - 4 - len(place(where)) - (right.width + 2 if right.width else 0)
     line = Line("  ").add(shorten(one_line(where.function), max(4, room)), BRIGHT).add("  ").add(place(where), TEXT)
     room = width - line.width - right.width - 4
@@ -183,10 +182,8 @@ def looking_lines(view: View, width: int, height: int) -> list[Line]:
     room = height - 1
     if len(rest) > room > 0:
         ids = [abstained.id for abstained in snapshot.diagnosis.abstained]
-        rest = [
-            *rest[: room - 1],
-            Line(shorten(f"  {len(ids)} verdicts wait for more: {', '.join(ids)}", width), FAINT),
-        ]
+        waiting = f"  {len(ids)} verdicts wait for more: {', '.join(ids)}"
+        rest = [*rest[: room - 1], Line(shorten(waiting, width), FAINT)]
     return [*lines, *rest][:height]
 
 

@@ -15,7 +15,7 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
 from aitop.ui.widgets.line import Line, hanging
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import STATES
+from aitop.ui.words import SOURCE_STATES
 
 INDENT = 11
 FUNCTION_KEY = re.compile(r"f\d+")
@@ -35,7 +35,7 @@ class HelpPane(Pane):
         lines = [Line(keys.ljust(INDENT), BRIGHT).add(binding.description, TEXT) for keys, binding in self._keys]
         lines.append(Line())
         sources = Line("sources".ljust(INDENT), DIM)
-        for glyph, style, meaning in STATES.values():
+        for glyph, style, meaning in SOURCE_STATES.values():
             sources.add(f"{glyph} {meaning}   ", style)
         phases = Line("phases".ljust(INDENT), DIM)
         for phase in PHASES:
@@ -54,18 +54,15 @@ class HelpScreen(ModalScreen[None]):
 
     def __init__(self, bindings: Iterable[Binding], view: View) -> None:
         super().__init__()
-        self._bindings_to_show = list(bindings)
-        self._view = view
+        self._pane = HelpPane(bindings)
+        self._pane.view = view
 
     def compose(self) -> ComposeResult:
-        pane = HelpPane(self._bindings_to_show)
-        pane.view = self._view
-        yield pane
+        yield self._pane
 
     def on_mount(self) -> None:
-        pane = self.query_one(HelpPane)
-        pane.styles.height = len(pane.draw(self._view, WIDTH - 4, 0).lines) + 2
-        pane.focus()
+        self._pane.styles.height = len(self._pane.draw(self._pane.view, WIDTH - 4, 0).lines) + 2
+        self._pane.focus()
 
 
 def our_bindings(screen: Screen[Any]) -> list[Binding]:
@@ -95,16 +92,12 @@ def described(bindings: Iterable[Binding]) -> list[tuple[str, Binding]]:
     same: dict[str, list[Binding]] = {}
     for binding in bindings:
         same.setdefault(binding.description, []).append(binding)
-    return [
-        (_key_range([key_name(key.strip()) for binding in group for key in binding.key.split(",")]), group[0])
-        for group in same.values()
-    ]
-
-
-def _key_range(names: list[str]) -> str:
-    if len(names) > 2 and all(len(name) == 1 and name.isdigit() for name in names):
-        return f"{names[0]}-{names[-1]}"
-    return " ".join(names)
+    rows = []
+    for group in same.values():
+        names = [key_name(key.strip()) for binding in group for key in binding.key.split(",")]
+        digits = len(names) > 2 and all(len(name) == 1 and name.isdigit() for name in names)
+        rows.append((f"{names[0]}-{names[-1]}" if digits else " ".join(names), group[0]))
+    return rows
 
 
 def _wrapped(line: Line, width: int) -> list[Line]:

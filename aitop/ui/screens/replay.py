@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from aitop.engine.replay_position import SPEEDS, Position
 from aitop.model.units import NOT_YET
@@ -24,13 +22,6 @@ if TYPE_CHECKING:
 LEAST_BAR = 8
 LONGEST_TIME = 9
 FOLLOW_SECONDS = 0.2
-
-
-@dataclass
-class SeekTo(Message):
-    """The user wants to go to this many seconds after the start."""
-
-    seconds: float
 
 
 class ReplayBar(Pane):
@@ -63,11 +54,11 @@ class ReplayBar(Pane):
         self.focus()
         self.redraw()
 
-    def on_key(self, event: events.Key) -> None:
+    async def on_key(self, event: events.Key) -> None:
         if self.typed is None:
             return
         if event.key == "enter" and (wanted := seconds_of(self.typed)) is not None:
-            self.post_message(SeekTo(wanted))
+            await self.run_action(f"screen.seek_to({wanted})")
         if event.key in ("enter", "escape", "tab"):
             self.typed = None
         elif event.key in ("backspace", "ctrl+h"):
@@ -82,18 +73,18 @@ class ReplayBar(Pane):
         self.typed = None
         self.redraw()
 
-    def on_mouse_down(self, event: events.MouseDown) -> None:
-        self._go_to_column(event.x)
+    async def on_mouse_down(self, event: events.MouseDown) -> None:
+        await self._go_to_column(event.x)
 
-    def on_mouse_move(self, event: events.MouseMove) -> None:
+    async def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button:
-            self._go_to_column(event.x)
+            await self._go_to_column(event.x)
 
-    def _go_to_column(self, column: int) -> None:
+    async def _go_to_column(self, column: int) -> None:
         start, width = self._bar
         duration = self.position.duration
         if duration is not None and width and start <= column < start + width:
-            self.post_message(SeekTo(duration * (column - start) / (width - 1)))
+            await self.run_action(f"screen.seek_to({duration * (column - start) / (width - 1)})")
 
     def _state(self) -> Line:
         now = self.position
@@ -181,9 +172,6 @@ class ReplayScreen(MonitorScreen):
 
     def panes(self) -> list[str]:
         return [*super().panes(), *(["replay"] if self.query_one(ReplayBar).display else [])]
-
-    def on_seek_to(self, message: SeekTo) -> None:
-        self.action_seek_to(message.seconds)
 
     def action_pause(self) -> None:
         if self._feed.position().playing:

@@ -42,14 +42,11 @@ class ProfilePane(Pane):
     written: str | None = None
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        if self.problem is not None:
-            lines = [
-                Line(text, STATE_FAILED if not row else TEXT) for row, text in enumerate(wrap(self.problem, width))
-            ]
-            return Drawing(lines, "Profile", Line("esc back", DIM))
-        if self.profile is None:
-            return Drawing([Line(self.doing, TEXT)], "Profile", Line("esc back", DIM))
         profile = self.profile
+        if profile is None or self.problem is not None:
+            texts = [self.doing] if self.problem is None else wrap(self.problem, width)
+            lines = [Line(text, STATE_FAILED if self.problem and not row else TEXT) for row, text in enumerate(texts)]
+            return Drawing(lines, "Profile", Line("esc back", DIM))
         lines = [Line(text, GAIN) for text in wrap(self.written, width)] if self.written else []
         lines += [*_head(profile, width), Line(), *_classes(profile, width)]
         lines += [Line(), *_operators(profile, width)]
@@ -60,13 +57,9 @@ class ProfilePane(Pane):
 
 def _head(profile: Profile, width: int) -> list[Line]:
     each = duration(profile.seconds / profile.steps) if profile.steps else "–"
-    lines = [
-        Line(plural(profile.steps, "step"), BRIGHT).add(
-            f" in {duration(profile.seconds)}, {each} each with the profiler on", TEXT
-        )
-    ]
-    holds = profile.holds
-    held = f"the run was held for {duration(holds.total)} by this profile; {count(profile.events)} events"
+    timed = f" in {duration(profile.seconds)}, {each} each with the profiler on"
+    lines = [Line(plural(profile.steps, "step"), BRIGHT).add(timed, TEXT)]
+    held = f"the run was held for {duration(profile.holds.total)} by this profile; {count(profile.events)} events"
     lines += [Line(text, DIM) for text in wrap(held, width)]
     if profile.peak_memory is not None:
         lines.append(Line("peak memory allocated ", DIM).add(size(profile.peak_memory), TEXT))

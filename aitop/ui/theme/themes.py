@@ -106,12 +106,6 @@ _UNDERLAID = frozenset({"ground", "raised", "trough"})
 _SOFT = frozenset({"faint", "frame", "dim"})
 
 
-def next_theme(theme: Theme) -> Theme:
-    """The next theme, the first one after the last."""
-    names = list(THEMES)
-    return THEMES[names[(names.index(theme.name) + 1) % len(names)]]
-
-
 @lru_cache(maxsize=4096)
 def colour_of(theme: Theme, name: str) -> Color:
     """The colour that a theme has for a role; FADED is most of the way to the ground, LIFTED away from it.
@@ -133,16 +127,13 @@ def themed(style: Style, theme: Theme) -> Style:
     """A style of the palette with the colours that its roles have in a theme."""
     ink, ground = style.color, style.bgcolor
     if theme.mono:
-        return style + _without_colour(ink.name if ink else "", ground.name if ground else "ground")
+        # Reverse video in place of a coloured ground, dim for what is less important.
+        name, under = ink.name if ink else "", ground.name if ground else "ground"
+        reverse = under.partition("/")[0] not in _UNDERLAID and (name.startswith("on-") or under.startswith("selected"))
+        return style + Style(color="default", bgcolor="default", reverse=reverse or None, dim=name in _SOFT or None)
     return style + Style(
         color=colour_of(theme, ink.name) if ink else None, bgcolor=colour_of(theme, ground.name) if ground else None
     )
-
-
-def _without_colour(ink: str, ground: str) -> Style:
-    """Without colours: reverse video in place of a coloured ground, dim for what is less important."""
-    reverse = ground.partition("/")[0] not in _UNDERLAID and (ink.startswith("on-") or ground.startswith("selected"))
-    return Style(color="default", bgcolor="default", reverse=reverse or None, dim=ink in _SOFT or None)
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -188,11 +179,6 @@ def textual_theme(theme: Theme) -> TextualTheme:
     return TextualTheme(
         name=f"aitop-{theme.name}",
         primary=colours["frame-focused"],
-        secondary=colours["device-chart"],
-        accent=colours["title"],
-        warning=colours["state-denied"],
-        error=colours["loss"],
-        success=colours["gain"],
         foreground=colours["text"],
         background=colours["ground"],
         surface=colours["raised"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rich.style import Style
 
@@ -35,18 +34,17 @@ def nice_bytes(count: float) -> float:
     return nice_ceiling(count / unit) * unit
 
 
-class Column(NamedTuple):
-    """One column of a stacked chart: phases and their values from the bottom up."""
+Parts = Sequence[tuple[Kind, float]]
+"""One column of a stacked chart: phases and their values from the bottom up."""
 
-    parts: tuple[tuple[Kind, float], ...]
 
-    @property
-    def total(self) -> float:
-        return sum(value for _, value in self.parts)
+def height_of(column: Parts) -> float:
+    """The sum of its values."""
+    return sum(value for _, value in column)
 
 
 def stacked(
-    columns: Sequence[Column], width: int, height: int, top: float, *, letters: bool = False, cursor: int | None = None
+    columns: Sequence[Parts], width: int, height: int, top: float, *, letters: bool = False, cursor: int | None = None
 ) -> list[Line]:
     """Columns stacked by phase, one cell wide, the newest at the right edge; `top` is the value of full height.
 
@@ -60,17 +58,17 @@ def stacked(
     return [Line().to(width - len(shown)).extend(column[row] for column in shown) for row in range(height)]
 
 
-def _column_cells(column: Column, height: int, top: float, letters: bool) -> list[Span]:
+def _column_cells(column: Parts, height: int, top: float, letters: bool) -> list[Span]:
     """The cells of a column from the top down."""
     eighths: list[Kind | None] = []
     reached = 0.0
-    for phase, value in column.parts:
+    for phase, value in column:
         reached += value
         eighths += [phase] * (round(min(1.0, reached / top if top > 0 else 0.0) * 8 * height) - len(eighths))
     eighths += [None] * (8 * height - len(eighths))
     cells = [_cell(eighths[at : at + 8], letters) for at in range(8 * (height - 1), -1, -8)]
     if reached > top * (1 + 0.02 / height) > 0:
-        cells[0] = ("▲", max(column.parts, key=lambda part: part[1])[0].ink)
+        cells[0] = ("▲", max(column, key=lambda part: part[1])[0].ink)
     return cells
 
 
@@ -115,7 +113,7 @@ def gauge(head: Line, share: float | None, amounts: Line, width: int, ink: Style
 
 
 def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int) -> Line:
-    """Shares (0..1) side by side in whole cells, each with its style and glyph; what is small but there gets a cell."""
+    """Shares (0..1) side by side in whole cells, each with its style and glyph; even a small one gets a cell."""
     line = Line()
     reached = 0.0
     for share, ink, glyph in parts:

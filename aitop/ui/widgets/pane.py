@@ -137,20 +137,17 @@ class Pane(Widget, can_focus=True):
         room = max(1, inner_height - len(drawing.foot))
         self.top = max(0, min(self.top, len(drawing.lines) - room))
         shown = drawing.lines[self.top : self.top + room]
-        if drawing.foot:
-            shown = [*shown, *[Line()] * (room - len(shown)), *drawing.foot]
+        shown = [*shown, *[Line()] * (room - len(shown)), *drawing.foot]
         if drawing.stale is not None:
             shown = [line.restyled(dimmed) for line in shown]
         if not self.framed:
-            return [shown[row].fit(width) if row < len(shown) else Line().fit(width) for row in range(height)]
+            return [line.fit(width) for line in shown[:height]]
         return self._frame(drawing, shown, width, height)
 
     def _frame(self, drawing: Drawing, shown: list[Line], width: int, height: int) -> list[Line]:
         edge = FRAME_FOCUSED if self.has_focus else FRAME
         framed = [self._title(drawing, width)]
-        for row in range(height - 2):
-            content = shown[row] if row < len(shown) else Line()
-            framed.append(Line("│ ", edge).join(content.fit(width - 4)).add(" │", edge))
+        framed += [Line("│ ", edge).join(line.fit(width - 4)).add(" │", edge) for line in shown[: max(0, height - 2)]]
         hidden = len(drawing.lines) - self.top - (height - 2 - len(drawing.foot))
         more = f" {hidden} more ↓ " if hidden > 0 else ""
         if height > 1:

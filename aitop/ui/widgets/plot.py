@@ -31,7 +31,7 @@ _BRAILLE = [" ", *(chr(0x2800 | mask) for mask in range(1, 256))]
 Values = Sequence["float | None"]
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """The time that a chart shows: it ends at `end`, has `cells` cells of two slots of `slot` seconds each."""
 
     end: float
@@ -61,15 +61,15 @@ class Curve(NamedTuple):
     dashed: bool = False
 
 
-def span_of(series: Iterable[Series], now: float, cells: int) -> Span:
+def span_of(series: Iterable[Series], now: float, cells: int) -> TimeSpan:
     """The shortest of a few round spans that holds everything that is known up to `now`."""
     oldest = min((curve.times[0] for curve in series if curve.times), default=now)
     length = next((length for length in SPANS if length >= now - oldest), SPANS[-1])
     slot = length / (2 * max(1, cells))
-    return Span(math.ceil(now / slot) * slot, slot, max(1, cells))
+    return TimeSpan(math.ceil(now / slot) * slot, slot, max(1, cells))
 
 
-def slots(series: Series, span: Span, hold: float = 0.0, *, mean: bool = False) -> list[float | None]:
+def slots(series: Series, span: TimeSpan, hold: float = 0.0, *, mean: bool = False) -> list[float | None]:
     """The largest value (or the mean) in each slot; where there is none, the one before, for at most `hold` seconds."""
     count = 2 * span.cells
     start, slot = span.start, span.slot
@@ -89,15 +89,10 @@ def slots(series: Series, span: Span, hold: float = 0.0, *, mean: bool = False) 
             values[place] = known + (value - known) / seen[place]
         elif value > known:
             values[place] = value
-    return _held(values, math.ceil(hold / slot))
-
-
-def _held(values: list[float | None], reach: int) -> list[float | None]:
-    """Fill gaps of at most `reach` slots with the value before them."""
-    left, last = 0, None
-    for place, value in enumerate(values):
-        if value is not None:
-            left, last = reach, value
+    reach, left, last = math.ceil(hold / slot), 0, None
+    for place, held in enumerate(values):
+        if held is not None:
+            left, last = reach, held
         elif left > 0:
             left -= 1
             values[place] = last
@@ -185,7 +180,7 @@ class Field(msgspec.Struct, frozen=True):
 
     series: Mapping[str, Series]
     now: float
-    span: Span
+    span: TimeSpan
     scale: int
     cursor: float | None = None
 
@@ -202,9 +197,13 @@ class Field(msgspec.Struct, frozen=True):
     def at_cursor(self, name: str, *, mean: bool = False) -> float | None:
         return None if self.cursor is None else value_at(self.values(name, mean=mean), self.span, self.cursor)
 
-    def chart(self, layers: Sequence[Curve], rows: int, top: float, text_of: Callable[[float], str]) -> list[Line]:
+    def chart(
+        self, layers: Sequence[Curve], rows: int, top: float, text_of: Callable[[float], str], word: str = ""
+    ) -> list[Line]:
+        """The curves with their scale, with room for a word below its top."""
         drawn = curves(layers, self.span.cells, rows, top, self.cell)
-        return scaled(drawn, scale_labels(rows, top, text_of), self.scale)
+        labels = scale_labels(rows, top, text_of) | ({1: word} if rows > 2 else {})
+        return scaled(drawn, labels, self.scale)
 
     def axis(self, reading: Callable[[Line], Line], legend: Line | None = None) -> Line:
         """The axis of time; with a cursor how long ago that is, followed by the `reading` there."""
@@ -213,7 +212,7 @@ class Field(msgspec.Struct, frozen=True):
         return reading(Line(ago(self.now, self.cursor), TEXT).add("  "))
 
 
-def time_axis(span: Span, axis: int = AXIS, legend: Line | None = None) -> Line:
+def time_axis(span: TimeSpan, axis: int = AXIS, legend: Line | None = None) -> Line:
     """How long ago the left edge and the middle (or, in its place, a `legend`) are; the right edge is now."""
     length = span.end - span.start
     line = Line().to(axis).add(_before(length), FAINT)
@@ -235,7 +234,7 @@ def ago(now: float, moment: float) -> str:
     return f"{text} ago".rjust(13)
 
 
-def value_at(values: Values, span: Span, moment: float) -> float | None:
+def value_at(values: Values, span: TimeSpan, moment: float) -> float | None:
     """The value drawn at a moment: the larger one of the two slots of its cell."""
     cell = span.cell(moment)
     if cell is None:
