@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aitop.sources import nvml, plausible, procfs
 from aitop.sources.nvml import library, processes
-from aitop.sources.nvml.device import NvlinkMeter, reason_names
+from aitop.sources.nvml.device import NvlinkMeter
 from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.source import SourceError
 
@@ -30,7 +30,6 @@ def test_a_share_that_cannot_be_is_none(percent):
 @given(st.floats(0, 101))
 def test_a_share_stays_between_nothing_and_all(percent):
     share = plausible.share(percent)
-    assert share is not None
     assert 0 <= share <= 1
 
 
@@ -47,22 +46,6 @@ def test_a_clean_name_cannot_move_the_cursor(text):
 
 def test_escape_codes_leave_names():
     assert plausible.clean("NVIDIA\x1b[31m H200\x07\u202e\n") == "NVIDIA·[31m H200··"
-
-
-@pytest.mark.parametrize(
-    ("mask", "names"),
-    [
-        (0, ()),
-        (0x1 | 0x2 | 0x100, ()),
-        (0x4, ("sw_power_cap",)),
-        (0x20 | 0x40 | 0x8, ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown")),
-        (0x80 | 0x10, ("sync_boost", "hw_power_brake")),
-        (ALL_BITS, None),
-        (None, None),
-    ],
-)
-def test_reasons_are_those_that_hold_the_clocks_back(mask, names):
-    assert reason_names(mask) == names
 
 
 class Nvml:
@@ -113,34 +96,17 @@ def dead_pid() -> int:
     return child.pid
 
 
-def test_a_process_of_the_tree_makes_the_device_ours():
-    meter = processes.ProcessMeter(Gate(listing((os.getpid(), 100), (1, 7))), Handle("gpu0", "pointer"))
-    found, ours = meter.read(frozenset({os.getpid()}), None)
-    assert ours
-    assert [(process.pid, process.mine) for process in found] == [(1, False), (os.getpid(), True)]
-
-
-def test_a_pid_of_another_namespace_is_ours_if_our_tree_holds_the_device(monkeypatch):
-    monkeypatch.setattr(procfs, "open_devices", lambda pid: {"/dev/nvidia3"} if pid == os.getpid() else set())
-    meter = processes.ProcessMeter(Gate(listing((dead_pid(), 100))), Handle("gpu0", "pointer"))
-    found, ours = meter.read(frozenset({os.getpid()}), None)
-    assert ours
-    assert found[0].mine
-
-
-def test_a_pid_of_another_namespace_is_not_ours_if_our_tree_does_not_hold_the_device():
-    meter = processes.ProcessMeter(Gate(listing((dead_pid(), 100))), Handle("gpu0", "pointer"))
-    found, ours = meter.read(frozenset({os.getpid()}), None)
-    assert not ours
-    assert not found[0].mine
-
-
-def test_a_process_of_somebody_else_here_is_never_taken_for_ours(monkeypatch):
-    monkeypatch.setattr(procfs, "open_devices", lambda _pid: {"/dev/nvidia3"})
-    meter = processes.ProcessMeter(Gate(listing((1, 100))), Handle("gpu0", "pointer"))
-    found, ours = meter.read(frozenset({os.getpid()}), None)
-    assert not ours
-    assert not found[0].mine
+@pytest.mark.parametrize(
+    ("who", "held", "ours"),
+    [("us", False, True), ("namespace", True, True), ("namespace", False, False), ("init", True, False)],
+    ids=["our tree", "of another namespace, and we hold the device", "of another namespace", "somebody else here"],
+)
+def test_whose_a_process_on_the_device_is(monkeypatch, who, held, ours):
+    pid = {"us": os.getpid(), "init": 1}.get(who) or dead_pid()
+    monkeypatch.setattr(procfs, "open_devices", lambda pid: {"/dev/nvidia3"} if held else set())
+    meter = processes.ProcessMeter(Gate(listing((pid, 100))), Handle("gpu0", "pointer"))
+    [found], device_is_ours = meter.read(frozenset({os.getpid()}), None)
+    assert (found.mine, device_is_ours) == (ours, ours)
 
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, IS_LOST, UNKNOWN, INVALID = 3, 4, 6, 10, 15, 999, 2
@@ -171,28 +137,27 @@ class ScriptedNvml:
 GPU = Handle("gpu0", "pointer0")
 
 
-@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, 13, 25, 26, INVALID])
-def test_what_a_device_never_gives_is_asked_once(code):
-    nvml = ScriptedNvml(code)
+UNDECODABLE = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")
+
+
+@pytest.mark.parametrize(
+    ("handle", "script", "answers", "error"),
+    [
+        *[(GPU, [code], [None] * 3, None) for code in (NOT_SUPPORTED, NO_PERMISSION, 13, 25, 26, INVALID)],
+        (GPU, [UNKNOWN, [7]], [None, 7], "query: code 999"),
+        (GPU, [NOT_FOUND, TIMEOUT, [7]], [None, None, 7], None),
+        (GPU, [UNDECODABLE, ["name"]], [None, "name"], f"query: {UNDECODABLE}"),
+        (SYSTEM, [INVALID, [5]], [None, 5], "query: code 2"),
+        (SYSTEM, [IS_LOST], [None], "query: code 15"),
+    ],
+)
+def test_unsupported_queries_are_made_once_and_passing_failures_again(handle, script, answers, error):
+    nvml = ScriptedNvml(*script)
     gate = Gate(nvml)
-    assert [gate.ask(GPU, "query") for _ in range(3)] == [None, None, None]
-    assert len(nvml.calls) == 1
-
-
-def test_a_passing_failure_is_tried_again():
-    nvml = ScriptedNvml(UNKNOWN, [7])
-    gate = Gate(nvml)
-    assert gate.ask(GPU, "query") is None
-    assert gate.last_error == "query: code 999"
-    assert gate.ask(GPU, "query") == 7
-    assert gate.answered == 1
-
-
-def test_nothing_now_is_neither_a_failure_nor_remembered():
-    nvml = ScriptedNvml(NOT_FOUND, TIMEOUT, [7])
-    gate = Gate(nvml)
-    assert [gate.ask(GPU, "query") for _ in range(3)] == [None, None, 7]
-    assert gate.last_error is None
+    assert [gate.ask(handle, "query") for _ in answers] == answers
+    assert (len(nvml.calls), gate.last_error) == (len(script), error)
+    assert gate.answered == sum(answer is not None for answer in answers if handle is GPU)
+    assert gate.ask(handle, "unheard_of") is None, "this pynvml lacks it"
 
 
 def test_another_device_and_another_argument_are_decided_apart():
@@ -217,28 +182,6 @@ def test_a_changing_argument_does_not_hide_that_the_call_is_unsupported():
 def test_a_lost_device_ends_that_device(code):
     with pytest.raises(DeviceLostError):
         Gate(ScriptedNvml(code)).ask(GPU, "query")
-
-
-def test_a_lost_device_does_not_end_what_is_asked_of_the_system():
-    assert Gate(ScriptedNvml(IS_LOST)).ask(SYSTEM, "query") is None
-
-
-def test_an_invalid_argument_to_the_system_is_not_held_against_it():
-    nvml = ScriptedNvml(INVALID, [5])
-    gate = Gate(nvml)
-    assert gate.ask(SYSTEM, "query") is None
-    assert gate.ask(SYSTEM, "query") == 5
-
-
-def test_a_function_that_this_pynvml_lacks_is_not_supported():
-    assert Gate(ScriptedNvml()).ask(GPU, "unheard_of") is None
-
-
-def test_an_answer_that_pynvml_cannot_decode_is_none():
-    nvml = ScriptedNvml(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ["name"])
-    gate = Gate(nvml)
-    assert gate.ask(GPU, "query") is None
-    assert gate.ask(GPU, "query") == "name"
 
 
 def test_the_newest_function_that_gives_something_wins():

@@ -5,14 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from aitop.errors import UnreadableRecordingError, WrongUsageError
 from aitop.model.gpu import GpuDevice, GpuSample
@@ -211,7 +207,7 @@ THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
         json.dumps({"type": "growth", "time": 1.0, "sites": [{**FRAME, "text": "a.append(" + "b" * 5000}]}),
     ],
 )
-def test_what_cannot_be_true_is_a_damaged_line(tmp_path, event):
+def test_an_impossible_event_counts_as_a_damaged_line(tmp_path, event):
     path = write(tmp_path / "run.jsonl")
     path.write_bytes(path.read_bytes() + event.encode() + b"\n")
     events = read_recording(path)[1]
@@ -266,42 +262,6 @@ def test_what_cannot_be_opened_is_said_in_one_sentence(tmp_path):
             read_recording(path)
 
 
-HEADER = json.dumps(
-    {"aitop_recording": 1, "aitop": "0.1.0", "target": {"type": "target", "pid": 1, "command": "x"}, "created": "x"}
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=400), st.booleans(), st.booleans())
-def test_no_bytes_take_the_reader_down(tmp_path, noise, headed, packed):
-    content = (HEADER.encode() + b"\n" if headed else b"") + noise
-    path = tmp_path / "file"
-    path.write_bytes(gzip.compress(content, 1) if packed else content)
-    try:
-        assert all(isinstance(event.time, float) for event in read_recording(path)[1])
-    except UnreadableRecordingError:
-        assert not headed
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["time", "pid", "steps", "x"]), inner),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(EVENTS), st.text(max_size=10), _JSON)
-def test_a_changed_event_is_an_event_or_skipped(tmp_path, event, key, value):
-    fields = msgspec.to_builtins(event)
-    keys = sorted(fields)
-    fields[keys[len(key) % len(keys)]] = value
-    path = tmp_path / "file"
-    path.write_text(HEADER + "\n" + json.dumps(fields) + "\n")
-    events = read_recording(path)[1]
-    assert len(list(events)) + events.skipped == 1
-
-
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     precious = tmp_path / "train.py"
     precious.write_text("import torch\n")
@@ -320,18 +280,4 @@ def test_a_full_disk_ends_the_recording_and_nothing_else():
     for event in EVENTS:
         recording.write(event)
     recording.close()
-    assert recording.failed is not None
     assert "No space left" in recording.failed
-
-
-def test_a_killed_writer_leaves_a_readable_recording(tmp_path):
-    script = (
-        "import os, sys, signal\nfrom pathlib import Path\nfrom aitop.model.snapshot import Target, Tick\n"
-        "from aitop.outputs.recording import RecordingWriter\n"
-        "r = RecordingWriter(Path(sys.argv[1]), Target(pid=1, command='x'))\n"
-        "for i in range(50): r.write(Tick(time=float(i), wall=0.0))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    for name in ("a.jsonl", "a.gz"):
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / name)], check=False)
-        assert [event.time for event in read_recording(tmp_path / name)[1]] == [float(i) for i in range(50)]

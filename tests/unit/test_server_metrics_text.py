@@ -1,15 +1,9 @@
 """What a server's `/metrics` says comes out under our names, whatever else is in it."""
 
-from __future__ import annotations
-
-import math
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aitop.model.serving import Histogram, ServerSample
 from aitop.sources.servers.engines import ENGINES, RAY_SERVE, SGLANG, TGI, TRITON, VLLM
@@ -38,7 +32,7 @@ def test_labels_are_summed_and_shares_are_averaged():
 
 
 def test_what_a_real_vllm_says():
-    """Its page, without the metrics that nobody reads here; it had answered 211 requests of 64 tokens each."""
+    """Its page, less metrics that nobody reads and most buckets of five histograms, after 211 answers of 64 tokens."""
     sample = read(REAL.read_text(encoding="utf-8"))
     assert sample.counters == {
         "requests": 211.0,
@@ -76,7 +70,7 @@ def test_histograms_keep_their_buckets_without_the_last():
     }
 
 
-def test_what_counts_in_other_units_is_converted():
+def test_milliseconds_are_converted_to_seconds():
     text = histogram("ray_serve_http_request_latency_ms", {"100": 3, "+Inf": 5}, 700, 5)
     text += "ray_serve_num_http_requests_total 5\nray_serve_replica_processing_queries 2\n"
     sample = read(text, RAY_SERVE)
@@ -126,7 +120,7 @@ def test_every_name_of_the_table_is_one_of_ours():
         "\x00" * 1000,
     ],
 )
-def test_what_says_nothing_gives_nothing(text):
+def test_invalid_text_gives_no_figures(text):
     assert read(text) is None or read(text).gauges == {"running": 1.0}
     if "١" not in text:
         assert read(text) is None
@@ -144,27 +138,3 @@ def test_a_long_text_is_read_quickly():
     began = time.thread_time()
     read("\n".join(lines)[: 4 << 20])
     assert time.thread_time() - began < 3.0
-
-
-NAMES = [name for row in VLLM.counters.values() for name in row.names]
-WORDS = st.sampled_from(
-    (
-        *NAMES,
-        *("vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum", '{le="0.5"}', 'le="'),
-        *("{", "}", '"', "\\", " ", "\t", "\n", "\r", "\u2028", "#", "\x1b[2J", "é"),
-        *("1", "-1", "NaN", "+Inf", "1e999"),
-    )
-)
-
-
-@given(st.lists(WORDS, max_size=60).map("".join) | st.text(max_size=200))
-def test_hostile_text_gives_numbers_or_nothing(text):
-    sample = read(text)
-    if sample is None:
-        return
-    values = [*sample.counters.values(), *sample.gauges.values()]
-    for one in sample.histograms.values():
-        assert list(one.bounds) == sorted(set(one.bounds)) and len(one.bounds) == len(one.counts)
-        values += [*one.bounds, *one.counts, one.sum, one.count]
-    assert all(0 <= value < math.inf for value in values)
-    assert msgspec.json.decode(msgspec.json.encode(sample), type=ServerSample) == sample
