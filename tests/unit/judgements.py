@@ -1,7 +1,6 @@
-"""What a rule said, for tests of rules."""
+"""What one rule says, and what all of them show, for tests of rules."""
 
-from __future__ import annotations
-
+from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
 from aitop.diagnosis.rule import Finding
 from aitop.model.verdict import Abstention
 
@@ -21,3 +20,9 @@ def unjudged(judgement):
     """Why a rule could not speak."""
     assert isinstance(judgement, Abstention), judgement
     return judgement.reason
+
+
+def shown(seen):
+    """The verdicts on a Snapshot that stays as it is, the primary one first."""
+    judge = Judge()
+    return [judge.judge(seen) for _ in range(CONFIRM_TICKS)][-1].verdicts

@@ -1,11 +1,10 @@
 """Builds Snapshots for rule tests: only what a test names is measured, everything else is None."""
 
-from __future__ import annotations
-
 import msgspec
 
 from aitop.diagnosis.ledger import ledgers
 from aitop.engine.snapshot.steps import steps_view
+from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Target
 from aitop.model.stacks import Frame
@@ -66,8 +65,23 @@ def constant(value, count=20, until=1000.0):
     return Series(times=tuple(until - count + index for index in range(count)), values=(value,) * count)
 
 
+def facts(**fields):
+    return HookFacts(way="attach", python="3.11", torch="2", **fields)
+
+
 def loaders(workers, **fields):
-    return HookFacts(way="attach", python="3.11", torch="2", loaders=(LoaderInfo(workers=workers, **fields),))
+    return facts(loaders=(LoaderInfo(workers=workers, **fields),))
+
+
+def on_gpu(records=None, *, busy=None, device=None, **more):
+    """A run on one GPU; `busy` and further keywords like `dram` are what NVML says of it."""
+    counters = {name: more.pop(name) for name in ("sm", "tensor", "dram", "pcie_received") if name in more}
+    counters |= {} if busy is None else {"busy": busy}
+    device = device or GpuDevice(index=0, mine=True)
+    series = {f"gpu{device.index}.{name}": constant(value) for name, value in counters.items()}
+    more.setdefault("facts", facts(cuda=True))
+    more.setdefault("seen", 40)
+    return snapshot(records, gpu=GpuSample(time=1000.0, devices=(device,)), series=series, **more)
 
 
 def snapshot(

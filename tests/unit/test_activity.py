@@ -50,7 +50,7 @@ def test_libraries_tell_what_nobody_looked_at():
 # --- looks ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_holds_the_lock_on_a_line_runs_python_there():
+def test_a_line_on_which_the_lock_is_held_runs_python():
     """Both lines call a library of arrays; on one of them the lock is held in four of five looks."""
     small = stack(TOP, "user/train.py:21 small", "torch/nn/functional.py linear")
     parts = doing((NATIVE, 50), (small, 50), cpu=(100, (NATIVE, 50), (small, 50)), gil=(100, (NATIVE, 2), (small, 40)))
@@ -67,21 +67,18 @@ def test_a_long_native_call_is_not_taken_for_the_python_around_it():
     assert parts[11]["python"] > 0.9
 
 
-def test_few_looks_at_a_line_are_helped_by_those_at_lines_of_its_kind():
+def test_a_line_with_few_looks_borrows_from_lines_that_do_the_same():
     own = [stack(TOP, f"user/train.py:{40 + n} score") for n in range(20)]
     parts = doing((NATIVE, 50), *((one, 2) for one in own), gil=(45, *((one, 2) for one in own[:10])))
     assert min(parts[40 + n]["python"] for n in range(20)) > 0.3
     assert parts[12]["python"] < 0.1
 
 
-def test_a_line_that_is_not_on_a_core_waits():
-    parts = doing((PYTHON, 50), (READS, 50), cpu=(100, (PYTHON, 50)))
-    assert parts[11].get("wait", 0.0) < 0.1 and parts[13]["wait"] > 0.9
-
-
-def test_few_looks_say_nothing():
-    parts = doing((PYTHON, 50), (READS, 50), cpu=(5, (PYTHON, 5)))
-    assert parts[13].get("wait", 0.0) == parts[11].get("wait", 0.0) == 0.0
+@pytest.mark.parametrize(("asked", "waits"), [(100, True), (5, False)], ids=["many looks", "too few looks"])
+def test_a_line_that_is_not_on_a_core_waits(asked, waits):
+    parts = doing((PYTHON, 50), (READS, 50), cpu=(asked, (PYTHON, asked // 2)))
+    assert parts[11].get("wait", 0.0) < 0.1
+    assert parts[13].get("wait", 0.0) > 0.9 if waits else "wait" not in parts[13]
 
 
 # --- the kernel -----------------------------------------------------------------------------------------------------
@@ -112,7 +109,7 @@ def test_the_kernel_says_what_a_line_waits_for(kind, activity):
     assert parts[11].get(activity, 0.0) < 0.1
 
 
-def test_who_reads_a_socket_waits_for_the_network_and_others_for_the_lock():
+def test_a_line_that_reads_a_socket_waits_for_the_network_and_another_for_the_lock():
     parts = doing(
         (PYTHON, 20),
         (READS, 40),
@@ -146,10 +143,11 @@ def test_the_kernel_counts_waits_that_are_too_short_to_be_met():
     assert parts[13]["wait"] > 0.9 and parts[11].get("wait", 0.0) < 0.1
 
 
-def test_waits_that_a_library_names_are_not_given_to_other_lines():
-    parts = doing((PYTHON, 50), (QUEUE, 50), states=[state(1, 100, running=50, lock=50)])
+@pytest.mark.parametrize(("kind", "activity"), [("lock", "wait-lock"), ("native", "native")])
+def test_a_wait_that_a_library_names_stays_one_and_is_not_given_to_other_lines(kind, activity):
+    parts = doing((PYTHON, 50), (QUEUE, 50), states=[state(1, 100, running=50, **{kind: 50})])
     assert parts[14] == {"wait-queue": 1.0}
-    assert parts[11].get("wait-lock", 0.0) < 0.05
+    assert parts[11].get(activity, 0.0) < 0.05
 
 
 def test_a_line_for_which_a_librarys_threads_compute_computes():
@@ -157,11 +155,6 @@ def test_a_line_for_which_a_librarys_threads_compute_computes():
     parts = doing((PYTHON, 20), (READS, 80), states=[state(1, 100, running=20, native=70, lock=10)])
     assert 0.8 * parts[13]["native"] + 0.2 * parts[11]["native"] == pytest.approx(0.7, abs=0.01)
     assert parts[13]["native"] > 0.6
-
-
-def test_a_wait_that_a_library_names_stays_one_whatever_computes_meanwhile():
-    parts = doing((PYTHON, 50), (QUEUE, 50), states=[state(1, 100, running=50, native=50)])
-    assert parts[14] == {"wait-queue": 1.0} and parts[11].get("native", 0.0) < 0.05
 
 
 def test_array_operations_wait_for_no_file():

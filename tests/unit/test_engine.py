@@ -76,9 +76,7 @@ def test_the_absence_of_backward_passes_takes_samples_to_notice(forwards, kind):
 
 
 def test_p50_and_p95_tell_a_bursty_step():
-    records = [*steps(18, 0.1), step(18, 1.0), step(19, 1.0)]
-    view = steps_view(RANK, records, 20)
-    assert view is not None
+    view = steps_view(RANK, [*steps(18, 0.1), step(18, 1.0), step(19, 1.0)], 20)
     assert (view.p50, view.p95) == (pytest.approx(0.1), pytest.approx(1.0))
 
 
@@ -87,7 +85,6 @@ def test_the_device_clock_decides_what_is_lost():
         20, 0.1, data_wait=0.09, device_forward=0.03, device_backward=0.05, device_optimizer=0.01, device_idle=0.01
     )
     view = steps_view(RANK, records, 20)
-    assert view is not None
     assert view.phases.data_wait == pytest.approx(0.1), "the host waited 90 %, the device only 10 %"
     assert view.phases.forward == pytest.approx(0.3)
 
@@ -97,7 +94,6 @@ def test_steps_that_were_timed_on_the_device_stand_for_those_that_were_not():
     untimed = [step(index, 0.01) for index in range(10, 40)]
     epoch = [step(40, 0.1, data_wait=0.095)]
     view = steps_view(RANK, [*timed, *untimed, *epoch], 41)
-    assert view is not None
     assert view.phases.forward == pytest.approx(41 * 0.003 / 0.5)
     assert view.phases.data_wait == pytest.approx(0.091 / 0.5), "the start of the epoch is not missed"
 
@@ -195,7 +191,7 @@ def test_a_replay_that_fails_says_so():
     assert "a bug of ours" in seen[-1].target.ended
 
 
-def test_what_aitop_costs_is_a_mean_over_time_and_not_over_its_first_short_ticks():
+def test_aitops_own_cost_is_weighted_by_the_length_of_its_ticks():
     engine = Engine(Target(pid=1, command="python train.py"))
     for at, cores in ((0.1, 0.9), (0.3, 0.6), (0.7, 0.5), (1.7, 0.05), (2.7, 0.05), (3.7, 0.05)):
         snapshot = engine.handle(Tick(time=at, wall=at, monitor_cpu=cores))
@@ -218,3 +214,22 @@ def test_every_snapshot_has_its_ledgers_and_is_judged_by_them():
     assert sum(entry.share for entry in entries if entry.phase == "data") == pytest.approx(0.6)
     assert last.diagnosis.primary is not None and last.diagnosis.primary.id == "input-bound"
     assert last.diagnosis.primary.share == pytest.approx(0.6, abs=0.01)
+
+
+@pytest.mark.parametrize(("below", "kind"), [("torch/autograd/__init__.py grad", "training"), (None, "inference")])
+def test_gradients_asked_for_by_hand_are_training_though_only_forwards_are_counted(below, kind):
+    records = tuple(step(index, 0.1, kind="infer", forward=0.02) for index in range(10))
+    made = stack("user/fit.py:8 main | state = update(state, x)", *([below] if below else []))
+    model = stack("user/fit.py:8 main | state = update(state, x)", "torch/nn/modules/module.py _call_impl")
+    seen = window(1001.0, (RANK, "MainThread", True, made, 8), (RANK, "MainThread", True, model, 8), seconds=1.0)
+    events = [HookSample(time=1001.0, pid=RANK, steps=records), seen, Tick(time=1001.1, wall=1e9)]
+    assert play(events)[-1].kind == kind
+
+
+def test_a_run_so_fast_that_few_seconds_of_its_steps_are_kept_still_has_its_stacks():
+    model, events = stack("user/serve.py:9 main | y = model(x)", "torch/nn/modules/module.py _call_impl"), []
+    for event in session(8, step_seconds=0.001, kind="infer", forward=0.0005):
+        events.append(event)
+        if isinstance(event, HookSample) and event.time % 2 == 0:
+            events.append(window(event.time, (RANK, "MainThread", True, model, 40)))
+    assert play(events)[-1].stacks.processes[0].samples == 160

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from judgements import fired, level
-from snapshot_builder import RANK, WORKER, changed, constant, line, process, snapshot, stacks, steps
+from judgements import fired, level, shown
+from snapshot_builder import RANK, WORKER, changed, constant, facts, line, process, snapshot, stacks, step, steps
 
-from aitop.diagnosis.causes import collector, computing, gil, optimizer, oversubscription
+from aitop.diagnosis import op_cost
+from aitop.diagnosis.causes import (
+    between_steps,
+    collector,
+    computing,
+    gil,
+    optimizer,
+    oversubscription,
+    python_overhead,
+)
 from aitop.diagnosis.causes import host as host_bound
 from aitop.diagnosis.causes import input_bound as input_bound
-from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ledger import ACTIVITIES, Activity
-from aitop.model.serving import Serving
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
-from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention, Setting
 
 # gil-contention ---------------------------------------------------------------------------------------------------
@@ -74,9 +80,8 @@ def test_a_thread_that_holds_the_lock(records):
 def test_an_update_that_waits_for_the_lock_is_not_warned_of_as_well():
     """Half of each step is the update, most of it a wait for the lock: no other update would end that."""
     seen = threaded(held=0.8, ran=0.2)
-    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=100_000, parameter_tensors=6)
     records = steps_view(RANK, steps(seconds=0.001, forward=0.0002, backward=0.0003, optimizer=0.0005), 1000)
-    waits = changed(seen, steps=records, facts=facts)
+    waits = changed(seen, steps=records, facts=facts(parameters=100_000, parameter_tensors=6))
     assert level(optimizer.judge(waits)) > optimizer.judge.band.enter
     assert [verdict.id for verdict in shown(waits) if verdict.severity != "info"] == ["gil-contention"]
 
@@ -139,14 +144,14 @@ def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
     assert level(gil.judge(waiting)) < gil.judge.band.leave < level(gil.judge(seen))
 
 
-def test_who_waits_for_another_lock_does_not_want_the_interpreters():
+def test_waiting_for_another_lock_is_no_gil_contention():
     seen = threaded(held=0.8, ran=0.3)
     lines = (*computes(0.3, waits="wait-lock"), of_thread("publish", 1.0))
     seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))
     assert level(gil.judge(seen)) < gil.judge.band.leave
 
 
-def test_nobody_asked_who_holds_the_lock():
+def test_without_samples_of_the_gil_contention_is_not_judged():
     told = gil.judge(threaded(held=None, ran=0.3))
     assert isinstance(told, Abstention) and "GIL" in told.reason
 
@@ -185,7 +190,7 @@ def test_more_threads_than_cores():
     assert verdict.title == "16 threads compete for 2 cores"
 
 
-def test_who_computes_with_threads_without_a_core_waits_for_them():
+def test_waits_of_the_threads_that_compute_for_the_main_thread_count_too():
     parts = (("native", 0.7), ("wait-lock", 0.3))
     lines = [line("main", 1.0, phase="backward", activity="native", number=14, parts=parts)]
     verdict = fired(oversubscription.judge(crowded(delay=0.3, busy=(0.5, 0.5), lines=lines)))
@@ -203,7 +208,7 @@ def test_threads_that_spin_instead_of_switching_are_a_crowd_as_well():
 def test_one_process_with_a_thread_too_many_is_its_own_fault(busy):
     seen = msgspec.structs.replace(
         crowded(wanting=3, wanted=2.6, delay=0.3, busy=busy),
-        facts=HookFacts(way="attach", python="3.11", torch="2", threads=3),
+        facts=facts(threads=3),
     )
     verdict = fired(oversubscription.judge(seen))
     assert verdict.severity == "warning"
@@ -255,45 +260,10 @@ def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     assert many.severity == "info" and "torch.set_num_threads(1)" in many.fixes[0].text
 
 
-def test_what_this_monitor_takes_is_no_load_of_other_programs():
+def test_the_cpu_of_the_monitor_does_not_count_as_other_programs():
     seen = crowded(wanting=2, wanted=1.8, delay=0.5, busy=(1.0, 1.0))
     ours = msgspec.structs.replace(seen.cost, monitor_cpu=0.9)
     assert oversubscription.judge(msgspec.structs.replace(seen, cost=ours)) is None
-
-
-def test_a_server_is_held_up_by_others_in_the_part_of_its_time_in_which_it_works():
-    rests = line("serve", 0.6, activity="wait-queue", number=9)
-    little = {"wanting": 2, "wanted": 0.5, "delay": 0.12, "busy": (1.0, 1.0)}
-    crowd = crowded(**little)
-    works = line("serve", 0.4, phase="forward", activity="native", number=12)
-    answers = Serving(basis="stacks", pid=RANK)
-    seen = snapshot(lines=[rests, works], kind="inference", serving=answers, host=crowd.host, series=crowd.series)
-    verdict = fired(oversubscription.judge(seen))
-    assert "30 % of the time in which it has something to do" in verdict.evidence[0]
-    assert computing.compute_bound(seen) is None, "something holds it up"
-    assert oversubscription.judge(crowd) is None, "one that never rests loses little"
-
-
-@pytest.mark.parametrize(
-    ("wanting", "handler", "crowds"),
-    [(11, "thread", False), (21, "thread", True), (11, "event-loop", True)],
-    ids=["a thread for each request", "each with threads of its own beside it", "one thread for all requests"],
-)
-def test_requests_that_wait_for_a_core_in_threads_of_their_own_are_a_queue(wanting, handler, crowds):
-    crowd = crowded(wanting=wanting, wanted=3.2, delay=0.2)
-    works = line("serve", 0.8, activity="native", number=12, handler=handler)
-    pool = msgspec.structs.replace(works, thread="pool", share=8.0, samples=800)
-    threads = tuple(
-        ThreadShare(pid=RANK, thread=name, samples=samples) for name, samples in (("MainThread", 100), ("pool", 1000))
-    )
-    seen = snapshot(
-        stacks=msgspec.structs.replace(stacks([works, pool]), threads=threads),
-        kind="inference",
-        serving=Serving(basis="stacks", pid=RANK),
-        host=crowd.host,
-        series=crowd.series,
-    )
-    assert (oversubscription.judge(seen) is not None) == crowds
 
 
 def test_a_quota_that_runs_out():
@@ -314,62 +284,9 @@ def test_a_collector_that_starts_by_itself_is_not_seen_from_outside():
     assert isinstance(told, Abstention) and "only the hook" in told.reason
 
 
-# a pipeline of the run's own --------------------------------------------------------------------------------------
-
-GET = line("main", 0.7, number=60, activity="wait-queue", text="batch = ready.get()")
-
-
-def fed(*makers, kind="training"):
-    computing = line("main", 0.2, phase="forward", activity="native", number=61, text="out = net(x)")
-    return snapshot(
-        steps(seconds=0.1, forward=0.015, backward=0.015, cpu=0.03), lines=[GET, computing, *makers], kind=kind
-    )
-
-
-def test_a_thread_that_makes_batches_too_slowly():
-    verdict = fired(input_bound.judge(fed(of_thread("parse", 0.9, text="float(part)"))))
-    assert (verdict.id, verdict.subtype, verdict.where[0].function) == ("input-bound", "transform", "parse")
-    assert verdict.speedup == pytest.approx(3.3, rel=0.1)
-
-
-def test_threads_that_wait_for_the_network_may_be_more():
-    waits = [of_thread("download", 0.95, thread=f"reader-{index}", activity="wait-network") for index in range(2)]
-    verdict = fired(input_bound.judge(fed(*waits)))
-    assert verdict.subtype == "storage" and any(fix.text.startswith("2 → ") for fix in verdict.fixes)
-    assert any("waiting for the network" in one for one in verdict.evidence)
-
-
-def test_makers_that_wait_for_room_are_not_why_the_step_waits():
-    full = of_thread("produce", 0.95, activity="wait-queue", text="ready.put(batch)")
-    assert level(input_bound.judge(fed(full, of_thread("parse", 0.05)))) < input_bound.judge.band.leave
-
-
-def test_what_a_step_is_made_of_is_waited_for_though_its_makers_rest_as_well():
-    """Batches that are pickled through a pipe: both ends wait for it."""
-    get = line("main", 0.7, number=60, activity="wait-queue", position="before", text="batch = ready.get()")
-    puts = of_thread("produce", 0.95, activity="wait-queue", text="ready.put(batch)")
-    verdict = fired(input_bound.judge(snapshot(steps(seconds=0.1, forward=0.03), lines=[get, puts])))
-    assert (verdict.id, verdict.subtype, verdict.where[0].line) == ("input-bound", "workers", 60)
-
-
-def test_a_server_that_waits_for_requests_is_not_input_bound():
-    client = of_thread("client", 0.9, activity="sleep", text="time.sleep(pause)")
-    assert level(input_bound.judge(fed(client, kind="inference"))) < input_bound.judge.band.leave
-
-
-def test_a_process_that_makes_batches_for_a_queue_is_found():
-    lines = [line("__getitem__", 0.95, pid=WORKER), GET]
-    judged = input_bound.judge(snapshot(steps(seconds=0.1, forward=0.05, data_wait=0.0), lines=lines, workers=1))
-    assert fired(judged).where[0].pid == WORKER
-
+# programs without steps, and code of the host ----------------------------------------------------------------------
 
 OUTSIDE = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=1.0)
-
-
-def shown(seen):
-    """The verdicts on a Snapshot that stays as it is, the primary one first."""
-    judge = Judge()
-    return [judge.judge(seen) for _ in range(CONFIRM_TICKS)][-1].verdicts
 
 
 @pytest.mark.parametrize("activity", sorted(set(ACTIVITIES) - {"wait-core"}))
@@ -402,16 +319,6 @@ def test_nothing_shows_that_python_or_a_wait_for_ones_own_could_be_left_out(acti
     assert verdict.where[0].line == 12 and not any(fix.speedup for fix in verdict.fixes)
 
 
-def test_a_model_by_hand_in_large_operations_is_no_host_code():
-    """Nothing tells a product of two weights from a loss where no module is called: both compute for the step."""
-    lines = [
-        line("net", 0.4, number=12, position="within", activity="native"),
-        line("main", 0.55, phase="backward", activity="native", number=5),
-    ]
-    [verdict] = shown(snapshot(steps(seconds=0.1, backward=0.055), lines=lines))
-    assert (verdict.id, verdict.severity) == ("compute-bound", "info") and verdict.share > 0.9
-
-
 def test_a_model_by_hand_in_small_operations_is_host_code():
     """Who holds the lock for a fifth of a line's time calls small operations there: that could be less."""
     lines = [
@@ -421,16 +328,6 @@ def test_a_model_by_hand_in_small_operations_is_host_code():
     ]
     [verdict] = shown(snapshot(steps(seconds=0.1, backward=0.055), lines=lines))
     assert (verdict.id, verdict.where[0].line) == ("host-bound", 12) and verdict.speedup > 1.4
-
-
-@pytest.mark.parametrize(("optimizer", "said"), [(0.0, "compute-bound"), (0.01, "host-bound")])
-def test_without_an_optimizer_what_computes_after_the_gradients_is_the_update(optimizer, said):
-    lines = [
-        line("main", 0.3, number=20, position="after", activity="native"),
-        line("main", 0.6, phase="backward", activity="native", number=15),
-    ]
-    records = steps(seconds=0.1, backward=0.06, optimizer=optimizer)
-    assert [verdict.id for verdict in shown(snapshot(records, lines=lines))] == [said]
 
 
 @pytest.mark.parametrize(("activity", "severity"), [("native", "info"), ("python", "critical")])
@@ -448,22 +345,6 @@ def test_a_wait_in_a_program_without_steps_is_a_loss():
     assert verdict.severity == "warning" and verdict.speedup > 1.0 and "sleeps" in verdict.title
 
 
-@pytest.mark.parametrize(("work", "names"), [("tensor", computing.compute_bound), ("array", host_bound.judge)])
-def test_arrays_without_gradients_between_the_model_and_its_update_are_no_part_of_the_loss(work, names):
-    """Negatives that are searched with numpy, say: no gradient flows through them."""
-    lines = [
-        line("search", 0.7, activity="native", number=35, position="within", work=work),
-        line("train", 0.3, phase="forward", activity="native", number=12),
-    ]
-    seen = snapshot(steps(seconds=0.1, forward=0.03), lines=lines)
-    assert fired(names(seen)).share >= 0.65
-    other = {computing.compute_bound, host_bound.judge} - {names}
-    assert all(finding is None or finding.level < 0.5 for finding in (rule(seen) for rule in other))
-
-
-STEPS_BESIDE = steps(seconds=0.1, forward=0.02, backward=0.02, optimizer=0.01)
-
-
 def test_a_gradient_that_is_a_loop_in_python_is_told_with_its_line():
     own = line("backward", 0.4, phase="backward", number=36, text="out[rows, index[:, t]] += g[:, t]")
     calls = line("main", 0.5, phase="backward", activity="native", work="tensor", number=86, text="loss.backward()")
@@ -472,18 +353,6 @@ def test_a_gradient_that_is_a_loop_in_python_is_told_with_its_line():
     assert (verdict.id, verdict.where[0].line) == ("python-overhead", 36)
     assert verdict.title == "40 % of each step is Python in gradients of its own"
     assert shown(snapshot(steps(seconds=0.05, forward=0.005, backward=0.045), lines=[calls]))[0].id == "compute-bound"
-
-
-@pytest.mark.parametrize(("held", "advice"), [(0.01, "shorten"), (0.1, "fewer, larger operations")])
-def test_native_calls_that_hold_the_lock_are_many_small_ones(held, advice):
-    """A moving average of all parameters, one after the other."""
-    parts = (("native", 0.5 - held), ("python", held))
-    average = [
-        line("update", share, activity=activity, number=48, position="after", text="shadow[name] = 0.99 * p")
-        for activity, share in parts
-    ]
-    verdict = next(one for one in shown(snapshot(STEPS_BESIDE, lines=average)) if one.id == "host-bound")
-    assert advice in verdict.fixes[0].text
 
 
 def test_requests_that_only_stand_in_line_get_an_answer_with_their_line():
@@ -495,7 +364,7 @@ def test_requests_that_only_stand_in_line_get_an_answer_with_their_line():
     assert (verdict.id, verdict.severity, verdict.where[0].line) == ("host-bound", "info", 57)
 
 
-def test_what_nobody_explains_is_told_with_its_next_lines():
+def test_host_time_without_a_cause_is_named_with_its_next_lines():
     lines = [
         line("spread", 0.5, number=12, position="after", activity="native"),
         line("note", 0.2, number=30, position="after", activity="sleep"),
@@ -529,29 +398,14 @@ def test_an_environment_that_takes_most_of_the_time():
 
 
 def adam(parameters, tensors, **fields):
-    return HookFacts(
-        way="attach",
-        python="3.11",
-        torch="2",
-        parameters=parameters,
-        parameter_tensors=tensors,
-        optimizers=("AdamW",),
-        **fields,
-    )
+    return facts(parameters=parameters, parameter_tensors=tensors, optimizers=("AdamW",), **fields)
 
 
 def test_an_optimizer_with_many_parameters_may_take_long():
-    facts = adam(10_000_000, 40)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.02), facts=facts))) < 0.14
+    many = adam(10_000_000, 40)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.02), facts=many))) < 0.14
     fused = adam(10_000_000, 40, fused=True)
     assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.05), facts=fused))) == 0
-
-
-def test_what_a_crowded_machine_adds_to_an_update_is_not_the_optimizers():
-    stock = adam(1_100_000, 6, foreach=False)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.judge.band.enter
-    own = adam(1_100_000, 6)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.judge.band.enter
 
 
 def test_many_small_tensors_cost_something_even_when_batched():
@@ -596,12 +450,59 @@ def test_an_uncounted_optimizer_may_take_a_usual_share():
     assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.judge.band.leave
 
 
-def test_an_optimizer_that_is_batched_already_is_not_told_to_be():
-    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=1000, foreach=True)
-    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
-    assert not any("foreach" in fix.text for fix in verdict.fixes)
-
-
 def test_without_a_count_of_parameters_nothing_is_said_of_their_need():
     verdict = fired(optimizer.judge(snapshot(phases=Phases(forward=0.3, backward=0.3, optimizer=0.4))))
     assert "need" not in verdict.title
+
+
+def test_one_checkpoint_does_not_tell_how_often_it_comes():
+    records = [step(0, 6.0, save=5.9), *steps(20)]
+    saving = line("save_checkpoint", 0.7, phase="save", activity="native", work="save")
+    verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
+    assert (verdict.severity, verdict.confidence <= 0.5) == ("info", True)
+    assert verdict.evidence[0].startswith("once in 21 steps so far, 5.90 s")
+
+
+def test_evaluation_is_seen_only_in_training():
+    records = [step(index, 1.0, evaluation=0.8) if index % 5 == 0 else step(index, 0.1) for index in range(40)]
+    seen = snapshot(records, lines=[line("evaluate", 0.5, phase="evaluation", activity="native")])
+    assert fired(between_steps.evaluation(seen)).where[0].function == "evaluate"
+    assert between_steps.evaluation(snapshot(records, kind="inference")) is None
+    assert between_steps.evaluation(snapshot(steps())) is None
+
+
+def test_what_a_computing_step_achieves_is_told_where_it_is_known():
+    seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05))
+    assert not any("FLOP" in told for told in fired(computing.compute_bound(seen)).evidence)
+    achieving = msgspec.structs.replace(
+        seen,
+        steps=msgspec.structs.replace(seen.steps, flops_per_second=41e9, mfu=0.43),
+        facts=facts(flops_dtype="bfloat16"),
+    )
+    verdict = fired(computing.compute_bound(achieving))
+    assert verdict.evidence[-1] == "41 GFLOP/s achieved in bfloat16: 43 % of what the GPU can do (MFU)"
+    assert verdict.fixes == ()
+
+
+TINY = (
+    line("forward", 0.1, phase="forward", number=22),
+    line("forward", 0.3, phase="forward", activity="native", number=22),
+    line("main", 0.5, phase="backward", activity="native", number=40),
+    line("main", 0.1, activity="native", number=41),
+)
+
+
+def test_a_loop_of_tiny_operations():
+    seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05), lines=TINY, facts=facts(ops=4000))
+    verdict = fired(python_overhead.judge(seen))
+    assert verdict.where[0].line == 22
+    calls = op_cost.WHOLE_CALL * 0.1 / 0.4
+    assert verdict.share == pytest.approx(0.9 * calls, abs=0.01), "what holds the lock, and what torch does around it"
+    assert "around tiny operations" in verdict.title and any("may be larger" in told for told in verdict.evidence)
+
+
+@pytest.mark.parametrize(("activity", "severity"), [("wait-network", "critical"), ("native", "warning")])
+def test_sampled_io_is_critical_only_where_the_kernel_says_that_it_waits(activity, severity):
+    writing = line("log_metrics", 0.4, activity=activity, work="database")
+    seen = snapshot(phases=Phases(forward=0.3, backward=0.3, outside=0.4), lines=[writing])
+    assert fired(between_steps.host_io(seen)).severity == severity

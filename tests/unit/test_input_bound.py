@@ -1,78 +1,15 @@
-"""input-bound: one slow worker, what a gain is measured against, and waits that come and go."""
-
-from __future__ import annotations
+"""input-bound: too few workers, workers that rest, what a gain is measured against, and waits that come and go."""
 
 import msgspec
 import pytest
-from judgements import fired
-from snapshot_builder import WORKER, constant, host, line, snapshot, stacks, step, steps
+from judgements import fired, level
+from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
+from aitop.diagnosis.causes import between_steps, computing, preprocessing
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.causes.input_bound import FIRST_TIME, PASSED, STARVED, why_transient
-from aitop.diagnosis.causes.producers import slow_worker
-from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Series
-
-READINGS = 8
-
-
-def workers_using(*cores, readings=READINGS):
-    times = tuple(1000.0 - readings + second for second in range(1, readings + 1))
-    return {
-        f"worker{WORKER + index}.cpu": Series(times=times, values=(used,) * readings)
-        for index, used in enumerate(cores)
-    }
-
-
-def seen(*cores, readings=READINGS):
-    """A step that waits for more than half of its time, while two of three batches lie ready."""
-    records = [
-        record
-        for _ in range(15)
-        for record in (
-            *steps(1, 0.1, data_wait=0.08, forward=0.01, backward=0.01, queue_ready=2),
-            *steps(2, 0.03, data_wait=0.001, forward=0.015, backward=0.014, queue_ready=4),
-        )
-    ]
-    slow = line("read_csv", 0.9, pid=WORKER, phase="data_wait", number=41, file="/x/data.py")
-    return snapshot(
-        records=records,
-        phases=Phases(data_wait=0.51, forward=0.24, backward=0.25, optimizer=0.0, outside=0.0),
-        host=host(workers=len(cores), worker_cpu=sum(cores) / len(cores)),
-        lines=[slow],
-        stacks=stacks([slow], workers=len(cores)),
-        series=workers_using(*cores, readings=readings),
-    )
-
-
-def test_the_line_of_the_worker_that_all_wait_for_is_named():
-    verdict = fired(input_bound.judge(seen(0.95, 0.06, 0.05)))
-    assert (verdict.id, verdict.subtype) == ("input-bound", "transform")
-    assert (verdict.where[0].file, verdict.where[0].line) == ("/x/data.py", 41)
-    assert f"worker {WORKER} is at work 95 % of the time, the other 2 6 % at most" in " ".join(verdict.evidence)
-    assert verdict.fixes[0].speedup == pytest.approx(1 / 0.49, abs=0.05)
-    assert 1.4 < verdict.fixes[1].speedup < verdict.fixes[0].speedup
-
-
-def test_workers_that_work_alike_have_no_slow_one():
-    assert slow_worker(seen(0.9, 0.8, 0.85)) is None
-
-
-def test_workers_just_started_are_not_told_apart():
-    assert slow_worker(seen(0.95, 0.05, 0.05, readings=2)) is None
-
-
-def test_what_starting_workers_computes_ends_with_it():
-    records = [
-        step(index, 0.1, data_wait=0.001, loader_start=0.5 if index % 5 == 0 else 0.0, cpu=0.09) for index in range(40)
-    ]
-    started = [msgspec.structs.replace(one, seconds=0.6, cpu=0.55) if one.loader_start else one for one in records]
-    spawning = [line("main", 0.5, phase="data_wait", activity="spawn")]
-    crowd = host(2, worker_cpu=0.1, main_cpu=0.9, busy=(1.0, 0.3))
-    seen = snapshot(started, workers=2, lines=spawning, host=crowd)
-    verdict = fired(input_bound.judge(seen))
-    assert verdict.subtype == "respawn" and verdict.speedup == pytest.approx(2.0, rel=0.02)
-
+from aitop.model.verdict import Setting
 
 WORKERS = [line("__getitem__", 0.9, pid=pid) for pid in (WORKER, WORKER + 1)]
 LOADS = line("__getitem__", 0.4, phase="data_wait")
@@ -83,16 +20,14 @@ def windows(*shares):
     return {"beside": Series(times=tuple(980.0 + 2 * i for i in range(len(shares))), values=shares)}
 
 
+def said(seen):
+    return fired(input_bound.judge(seen))
+
+
 def without_hook(*shares, wait=0.4, **fields):
     phases = Phases(data_wait=wait, forward=1.0 - wait)
     fields.setdefault("lines", [msgspec.structs.replace(LOADS, share=wait)])
     return snapshot(phases=phases, series=windows(*shares), **fields)
-
-
-def judged(seen):
-    finding = input_bound.judge(seen)
-    assert isinstance(finding, Finding)
-    return finding.verdict
 
 
 def past(seen, share, *, in_loader):
@@ -100,21 +35,21 @@ def past(seen, share, *, in_loader):
 
 
 def test_a_wait_that_ended_and_did_not_come_back_is_told_as_past():
-    verdict = judged(without_hook(0.8, 0.7, 0.8, 0.05, 0.03))
+    verdict = said(without_hook(0.8, 0.7, 0.8, 0.05, 0.03))
     assert verdict.severity == "info"
     assert PASSED in verdict.evidence
 
 
 @pytest.mark.parametrize("shares", [(0.4, 0.5), (0.4, 0.5, 0.3), (0.6, 0.5, 0.5, 0.05)])
 def test_a_wait_seen_in_few_windows_is_too_little_to_tell_it_from_a_start(shares):
-    verdict = judged(without_hook(*shares))
+    verdict = said(without_hook(*shares))
     assert verdict.severity == "info"
     assert FIRST_TIME in verdict.evidence
 
 
 def test_waiting_for_loader_workers_is_told_at_once():
     seen = without_hook(0.4, 0.5, workers=2, host=host(2, worker_cpu=1.0), lines=[LOADS, *WORKERS])
-    assert judged(seen).severity != "info"
+    assert said(seen).severity != "info"
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0.06, False), (0.0, True)])
@@ -129,7 +64,7 @@ def test_nothing_is_said_to_be_over_where_no_window_was_kept():
     assert why_transient(seen, 0.5, in_loader=False, by_others=False) is None
 
 
-def test_what_else_is_beside_the_phases_does_not_keep_a_loaders_wait_alive():
+def test_a_wait_for_a_loader_is_past_although_other_host_time_goes_on():
     records = [step(i, 0.1, forward=0.05, backward=0.02, data_wait=0.02) for i in range(20)]
     records += [step(i, 0.1, forward=0.07, backward=0.02) for i in range(20, 80)]
     assert past(snapshot(records), 0.05, in_loader=True)
@@ -149,6 +84,99 @@ def test_workers_that_others_starve_may_keep_up_when_left_alone(share, delay, se
         host=host(1, worker_cpu=0.2, main_cpu=0.3, busy=(1.0, 1.0)),
         series={"run_delay": constant(delay), "cores_wanted": constant(1.5)},
     )
-    verdict = judged(seen)
+    verdict = said(seen)
     assert verdict.severity == severity
     assert (STARVED in verdict.evidence) == (severity == "info")
+
+
+RUNS = line("main", 0.1, phase="forward", activity="native", number=20)
+
+
+def inference(*lines, **fields):
+    records = steps(60, seconds=0.05, kind="forward", forward=0.005, forwards=1, samples=8)
+    return snapshot(records, lines=[*lines, RUNS], kind="inference", **fields)
+
+
+@pytest.mark.parametrize("activity", ["wait-network", "wait-queue", "wait-lock", "wait", "sleep"])
+def test_a_server_that_waits_to_be_given_a_request_does_not_wait_for_data(activity):
+    seen = inference(line("main", 0.9, activity=activity, number=19, position="before"))
+    for judge in (input_bound.judge, between_steps.host_io, preprocessing.judge):
+        assert level(judge(seen)) < 0.05
+
+
+def test_a_server_at_leisure_is_told_that_nothing_holds_it_up():
+    finding = computing.compute_bound(inference(line("main", 0.9, activity="wait-network", number=19)))
+    assert finding.level >= 0.5 and fired(finding).severity == "info" and finding.verdict.confidence <= 0.5
+    assert finding.verdict.title.startswith("90 % of the time is waiting for requests")
+    asks = line("main", 0.9, activity="wait-network", work="network", number=19)
+    assert computing.compute_bound(inference(asks)).level < 0.2, "who asks for data does not rest"
+
+
+def test_inference_that_asks_a_service_for_its_input_waits_for_data():
+    asks = line("main", 0.8, activity="wait-network", work="network", number=19, position="before")
+    verdict = said(inference(asks))
+    assert (verdict.subtype, verdict.where[0].line) == ("storage", 19)
+
+
+def test_a_gain_that_hangs_on_what_is_hardly_left_of_a_step_has_a_wide_range():
+    makes = line("__getitem__", 0.95, pid=WORKER, phase="data_wait")
+
+    def width(wait):
+        lines = [line("main", wait / 0.1, phase="data_wait", activity="wait-queue", number=40), makes]
+        seen = snapshot(
+            steps(60, data_wait=wait, forward=0.09 - wait, queue_ready=0),
+            lines=lines,
+            workers=1,
+            facts=loaders(1),
+            host=host(1, worker_cpu=1.0, busy=(0.6, 0.6)),
+        )
+        low, high = said(seen).speedup_range
+        return high / low
+
+    assert width(0.089) > 2 * width(0.05)
+
+
+def test_sleeping_workers_are_too_few():
+    waits = line("main", 0.7, phase="data_wait", activity="wait-queue", number=40)
+    seen = snapshot(
+        steps(seconds=0.1, data_wait=0.08, forward=0.01, backward=0.01, queue_ready=0, cpu=0.02),
+        lines=[waits, *WORKERS],
+        workers=2,
+        host=host(2, worker_cpu=0.02, busy=(0.5, 0.5)),
+        series={"workers_cpu": constant(0.04)},
+        facts=loaders(2),
+    )
+    verdict = said(seen)
+    assert (verdict.subtype, verdict.severity) == ("workers", "critical")
+    assert verdict.share == pytest.approx(0.8, abs=0.01)
+    assert verdict.speedup == pytest.approx(5.0, rel=0.02)
+    assert (verdict.where[0].function, verdict.where[0].line) == ("__getitem__", 10)
+    assert verdict.fixes[0].text == "num_workers 2 → 12"
+    assert verdict.fixes[0].setting == Setting(name="num_workers", to=12, current=2)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_taking_ready_batches_from_idle_workers_is_no_wait_that_workers_could_end(measured):
+    def seen(at_work):
+        makes = line("__getitem__", at_work, pid=WORKER)
+        fields = {"workers": 1, "host": host(1, worker_cpu=at_work)}
+        if measured:
+            records = steps(seconds=0.1, data_wait=0.03, forward=0.05, queue_ready=2)
+            return snapshot(records, lines=[makes], **fields)
+        waits = line("main", 0.3, phase="data_wait", activity="wait-queue")
+        return snapshot(phases=Phases(data_wait=0.3, forward=0.5, backward=0.2), lines=[makes, waits], **fields)
+
+    verdict = said(seen(0.04))
+    assert (verdict.severity, verdict.subtype) == ("info", "workers")
+    assert verdict.fixes[0].setting == Setting(name="num_workers", to=0, current=1)
+    assert 1.05 < verdict.fixes[0].speedup < 1 / 0.7, "making a batch takes time without workers, too"
+    # Workers that rest for 60 % of the time make in the rest more than the step waits for.
+    assert not measured or level(input_bound.judge(seen(0.4))) < input_bound.judge.band.leave
+
+
+def test_workers_without_a_core_to_run_on_are_no_fix():
+    loading = line("__getitem__", 0.8, phase="data_wait", text="value = decode(raw)")
+    waiting = steps(seconds=0.1, data_wait=0.08, forward=0.02, cpu=0.1)
+    verdict = said(snapshot(waiting, lines=[loading], host=host(busy=(1.0, 1.0))))
+    assert verdict.subtype == "transform"
+    assert [fix.text.split()[0] for fix in verdict.fixes] == ["make"]

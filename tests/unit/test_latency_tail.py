@@ -1,20 +1,17 @@
 """latency-tail: what held the slowest requests up is named with its share; a healthy server is quiet."""
 
-from __future__ import annotations
-
 import math
 
-import msgspec
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from served_maker import START, UNTIL, Server, at_random, pauses, server, turns
-from snapshot_builder import RANK, constant, line, snapshot, stacks
+from snapshot_builder import constant, line
 
 from aitop.diagnosis.causes.serving import tail
 from aitop.diagnosis.noise import least_mean
 from aitop.model.serving import IterationRecord, RequestRecord
-from aitop.model.snapshot import Series, ThreadShare
+from aitop.model.snapshot import Series
 
 STOPS = [(START + 4.0 + 5.0 * number, 0.4) for number in range(5)]
 HALF = at_random(25.0)
@@ -35,7 +32,7 @@ def test_pauses_are_named_with_their_share_of_the_tail(kind, subtype):
 
 
 @pytest.mark.parametrize(("times", "severity"), [(1, "info"), (2, "info"), (5, "warning")])
-def test_what_came_too_rarely_to_tell_how_often_it_comes_is_no_warning(times, severity):
+def test_one_or_two_pauses_are_too_rare_for_a_warning(times, severity):
     """One pause of 0.4 s is the whole tail of the half minute in which it came."""
     stops = STOPS[:times]
     verdict = fired(tail.judge(server(Server(stops=stops).answer(HALF), held=pauses(stops))))
@@ -67,38 +64,7 @@ def test_pauses_that_hit_no_request_explain_nothing():
     assert level(tail.judge(server(Server(stops=STOPS).answer(HALF), held=beside))) < tail.judge.band.leave
 
 
-def test_the_line_that_asks_for_collections_is_the_place():
-    asks = line("answer", 0.05, activity="collect", number=44)
-    verdict = fired(tail.judge(server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), lines=[asks])))
-    assert verdict.where[0].line == 44 and "train.py:44" in verdict.fixes[0].text
-
-
-def without_requests(lines, **fields):
-    """A server of which only stacks and counters are known; the main thread was looked at 300 times."""
-    sampled = stacks(lines, main_samples=300)
-    threads = (ThreadShare(pid=RANK, thread="MainThread", samples=300),)
-    return snapshot(kind="inference", stacks=msgspec.structs.replace(sampled, threads=threads), **fields)
-
-
-def test_without_single_requests_a_line_that_stops_them_all_is_named_by_its_share_of_the_time():
-    asks = line("answer", 0.06, activity="collect", number=44, thread="pool-1")
-    verdict = fired(tail.judge(without_requests([asks])))
-    assert (verdict.id, verdict.subtype, verdict.severity) == ("latency-tail", "collector", "warning")
-    assert verdict.share == pytest.approx(6 / 300) and verdict.where[0].line == 44
-    assert "6 of 300 looks at the process" in verdict.evidence
-    seldom = line("answer", 0.02, activity="collect", number=44)
-    assert "not measured" in unjudged(tail.judge(without_requests([seldom])))
-
-
-def test_without_single_requests_a_quota_counts_by_what_the_kernel_has_counted():
-    used_up = {"throttled": constant(0.3, 10), "run_delay": constant(0.1, 10)}
-    verdict = fired(tail.judge(without_requests([line("answer", 0.5)], series=used_up)))
-    assert verdict.subtype == "quota" and verdict.share == pytest.approx(0.09, abs=0.02)
-    crowded = {"throttled": constant(0.0, 10), "run_delay": constant(0.1, 10)}
-    assert "not measured" in unjudged(tail.judge(without_requests([line("answer", 0.5)], series=crowded)))
-
-
-def test_few_requests_are_too_few():
+def test_too_few_requests_are_not_judged():
     assert "needed" in unjudged(tail.judge(server(Server().answer(HALF[:20]))))
 
 
@@ -137,25 +103,12 @@ def test_a_long_prompt_beside_decodes():
     verdict = fired(tail.judge(server(requests, iterations)))
     assert verdict.subtype == "prefill" and verdict.share > 0.7
     assert "max_num_batched_tokens" in verdict.fixes[0].text
-
-
-def test_requests_that_began_before_the_engine_was_watched_are_not_compared():
-    requests, iterations = engine()
     early = [replace(one, seconds=one.seconds + 9.0) for one in requests[:6]]
     verdict = fired(tail.judge(server([*early, *requests[6:]], iterations)))
-    assert verdict.subtype == "prefill" and verdict.share > 0.7, "what these waited for nobody saw"
-
-
-def test_without_long_prompts_the_same_engine_is_quiet():
-    requests, iterations = engine(long_every=0)
-    assert level(tail.judge(server(requests, iterations))) == 0.0
-
-
-def test_a_request_with_a_long_prompt_does_not_wait_for_others():
-    requests, iterations = engine()
+    assert verdict.subtype == "prefill" and verdict.share > 0.7, "what these waited for before nobody saw"
     own = [replace(one, prompt_tokens=8000 if one.seconds > 0.5 else 16) for one in requests]
-    judged = tail.judge(server(own, iterations))
-    assert level(judged) < tail.judge.band.leave
+    assert level(tail.judge(server(own, iterations))) < tail.judge.band.leave, "the long prompt is their own"
+    assert level(tail.judge(server(*engine(long_every=0)))) == 0.0
 
 
 def test_requests_that_were_thrown_out_of_the_batch():
@@ -180,11 +133,6 @@ def stopped_by_kernel(name):
     return server(requests, series=series)
 
 
-@pytest.mark.parametrize("name", ["quota", "cores"])
-def test_the_kernel_keeps_the_process_from_its_core(name):
-    assert fired(tail.judge(stopped_by_kernel(name))).subtype == name
-
-
 def test_the_kernels_counts_are_put_where_requests_took_longer():
     # Half of each bad second is lost, all of it in the one request that then takes half a second longer.
     times = tuple(START + number for number in range(31))
@@ -203,12 +151,13 @@ def test_requests_that_the_kernels_counters_do_not_cover_yet_wait_to_be_judged()
     assert tail.judge(server(requests, series={"run_delay": read})) is None
 
 
-def test_what_others_do_to_the_cores_is_no_warning():
-    assert fired(tail.judge(stopped_by_kernel("cores"))).severity == "info"
-    assert fired(tail.judge(stopped_by_kernel("quota"))).severity == "warning"
+@pytest.mark.parametrize(("name", "severity"), [("quota", "warning"), ("cores", "info")])
+def test_the_kernel_keeps_the_process_from_its_core(name, severity):
+    verdict = fired(tail.judge(stopped_by_kernel(name)))
+    assert (verdict.subtype, verdict.severity) == (name, severity), "what others do to the cores is no warning"
 
 
-def test_what_makes_no_request_much_longer_than_chance_does_is_no_warning():
+def test_pauses_no_longer_than_chance_delays_are_no_warning():
     regular = [START + 0.05 * number for number in range(580)]
     short = [(START + 0.5 * number + 0.01, 0.018) for number in range(58)]
     verdict = fired(tail.judge(server(Server(stops=short).answer(regular), held=pauses(short))))
@@ -222,27 +171,24 @@ def blocked(activity="sleep", by_window=(0, 0, 8, 0, 0, 8, 0, 0, 8, 0), **fields
     return server(held, lines=[blocks, line("run", 0.9, activity="wait-queue", number=99, by_window=(36,) * 10)])
 
 
-def test_a_handler_that_blocks_the_event_loop_now_and_then():
-    verdict = fired(tail.judge(blocked(handler="event-loop")))
-    assert verdict.subtype == "event-loop" and verdict.where[0].line == 31 and verdict.confidence <= 0.6
+@pytest.mark.parametrize(
+    ("blocks", "subtype"),
+    [
+        ({"activity": "sleep", "handler": "event-loop"}, "event-loop"),
+        ({"activity": "python", "handler": "request-loop"}, "handler"),
+        ({"activity": "python", "thread": "report"}, "lock"),
+    ],
+)
+def test_what_takes_long_now_and_then_is_named_by_what_it_blocks(blocks, subtype):
+    verdict = fired(tail.judge(blocked(**blocks)))
+    assert (verdict.subtype, verdict.where[0].line) == (subtype, 31) and verdict.confidence <= 0.6
 
 
-def test_a_handler_that_takes_long_now_and_then():
-    assert fired(tail.judge(blocked(activity="python", handler="request-loop"))).subtype == "handler"
-
-
-def test_a_thread_beside_that_holds_the_lock_now_and_then():
-    assert fired(tail.judge(blocked(activity="python", thread="report"))).subtype == "lock"
-
-
-def test_a_line_that_takes_its_time_evenly_makes_no_tail():
-    even = blocked(handler="event-loop", by_window=(2, 3, 2, 3, 2, 3, 2, 2, 3, 2))
-    assert level(tail.judge(even)) < tail.judge.band.leave
-
-
-def test_few_samples_in_few_windows_may_be_chance():
-    few = blocked(handler="event-loop", by_window=(0, 3, 0, 0, 3, 0, 0, 2, 0, 0)[:7])
-    assert level(tail.judge(few)) < tail.judge.band.leave
+@pytest.mark.parametrize(
+    "windows", [(2, 3, 2, 3, 2, 3, 2, 2, 3, 2), (0, 3, 0, 0, 3, 0, 0)], ids=["evenly", "few samples, by chance"]
+)
+def test_a_line_that_does_not_come_now_and_then_makes_no_tail(windows):
+    assert level(tail.judge(blocked(handler="event-loop", by_window=windows))) < tail.judge.band.leave
 
 
 @pytest.mark.parametrize("activity", ["wait-lock", "wait-queue"])

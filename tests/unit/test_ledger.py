@@ -73,7 +73,7 @@ def test_a_measured_phase_that_was_hardly_sampled_keeps_a_part_without_a_line():
     assert placed == pytest.approx(0.2) and share(seen, phase="backward") == pytest.approx(0.9)
 
 
-def test_what_nobody_times_stays_in_the_time_beside_the_phases():
+def test_a_phase_that_no_clock_times_keeps_its_sampled_share():
     """Copies were sampled, and on this machine no clock watches them."""
     copies = line("main", 0.3, phase="transfer", activity="native", work="copy", number=11)
     model = line("main", 0.7, phase="forward", activity="native", number=12)
@@ -83,34 +83,6 @@ def test_what_nobody_times_stays_in_the_time_beside_the_phases():
     assert share(watched, phase="transfer") == pytest.approx(0.2)
     assert_adds_up(unwatched)
     assert_adds_up(watched)
-
-
-def test_saving_that_the_clock_missed_is_told_by_the_samples():
-    """A reference to torch.save that was taken before the hook came is not timed."""
-    saves = line("keep", 0.4, phase="save", activity="native", work="save")
-    model = line("main", 0.6, phase="forward", activity="native", number=12)
-    seen = snapshot(steps(seconds=0.1, forward=0.06), lines=[saves, model])
-    assert_adds_up(seen)
-    assert share(seen, phase="save") == pytest.approx(0.4)
-
-
-def test_a_loop_that_evaluates_is_more_than_the_forward_passes_that_are_timed_in_it():
-    evaluates = line("score", 0.5, phase="evaluation", activity="native", number=31)
-    trains = [line("main", 0.25, phase=phase, activity="native", number=12) for phase in ("forward", "backward")]
-    timed = steps(seconds=0.1, forward=0.025, backward=0.025, evaluation=0.03)
-    seen = snapshot(timed, lines=[evaluates, *trains])
-    assert_adds_up(seen)
-    assert share(seen, phase="evaluation") == pytest.approx(0.5) and share(seen, phase="host") == 0.0
-    logs = line("log", 0.2, number=40, position="after")
-    sampled = snapshot(timed, lines=[line("score", 0.3, phase="evaluation", number=31), *trains, logs])
-    assert share(sampled, phase="evaluation") == pytest.approx(0.3), "the host's time has samples of its own"
-
-
-def test_a_loader_around_a_loader_is_a_part_of_the_wait_for_data():
-    loads = line("main", 0.6, phase="data_wait", activity="python", number=10)
-    model = line("main", 0.4, phase="forward", activity="native", number=12)
-    seen = snapshot(steps(seconds=0.1, data_wait=0.05, forward=0.04), lines=[loads, model])
-    assert share(seen, phase="data") == pytest.approx(0.6)
 
 
 def test_steps_without_stacks_make_a_ledger_without_lines():
@@ -248,13 +220,6 @@ def test_a_parent_that_only_waits_is_not_the_one_to_show():
     assert [ledger.pid for ledger in seen.ledgers] == [301, 302]
 
 
-def test_a_parent_that_works_itself_comes_before_its_children():
-    trains = line("main", 1.0, phase="forward", activity="native")
-    child = msgspec.structs.replace(line("serve", 1.0, pid=301), role="other")
-    seen = beside(process(RANK, "rank", SAMPLED), process(301), lines=(trains, child))
-    assert [ledger.pid for ledger in seen.ledgers] == [RANK]
-
-
 def test_the_process_whose_steps_are_measured_comes_first():
     lines = tuple(line("main", 1.0, pid=pid, phase="forward", activity="native") for pid in (RANK, 101))
     ranks = process(101, "rank", Phases(forward=0.9, outside=0.1)), process(RANK, "rank", SAMPLED)
@@ -265,8 +230,3 @@ def test_a_program_without_any_step_still_has_a_ledger():
     seen = beside(process(RANK, "rank"), lines=(line("main", 1.0, number=5),))
     assert [ledger.pid for ledger in seen.ledgers] == [RANK]
     assert_adds_up(seen)
-
-
-def test_where_all_only_wait_there_is_an_answer_still():
-    seen = beside(process(RANK, "rank"), lines=(line("main", 1.0, activity="wait-queue", number=5),))
-    assert seen.ledgers[0].entries[0].line == 5

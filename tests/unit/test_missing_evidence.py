@@ -1,10 +1,8 @@
 """Where evidence does not suffice every rule says so, and none of them guesses: one test for all rules there are."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
-from snapshot_builder import line, snapshot, steps
+from snapshot_builder import facts, line, snapshot, steps
 
 from aitop.diagnosis.causes import between_steps, python_overhead
 from aitop.diagnosis.causes import input_bound as input_bound
@@ -15,10 +13,9 @@ from aitop.diagnosis.rules import RULES
 from aitop.model.ranks import Ranks, RankView, Standing, Standstill
 from aitop.model.snapshot import Phases, Series
 from aitop.model.source import SourceStatus
-from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention
 
-ON_GPU = HookFacts(way="attach", python="3.11", torch="2", cuda=True)
+ON_GPU = facts(cuda=True)
 COMPILED = Series(times=(998.0, 999.0), values=(0.0, 1.0))
 TWO_RANKS = Ranks(ranks=(RankView(rank=0, pid=100), RankView(rank=1, pid=101)), world_size=2, steps=3)
 
@@ -47,7 +44,7 @@ def test_no_rule_guesses(rule, kind):
     assert not isinstance(rule(msgspec.structs.replace(poor(kind=kind), steps=None, facts=None)), Finding)
 
 
-def test_what_can_never_come_is_not_waited_for():
+def test_a_closed_source_is_not_waited_for():
     def told(**states):
         sources = {name: SourceStatus(time=1.0, source=name, state=state) for name, state in states.items()}
         return input_bound.judge(msgspec.structs.replace(poor(), steps=None, stacks=None, sources=sources)).reason
@@ -83,7 +80,7 @@ def test_a_standstill_without_stacks_blames_nobody():
         (python_overhead.judge, {"activity": "python"}),
     ],
 )
-def test_what_stacks_show_in_one_stretch_of_time_may_never_come_again(judge, seen):
+def test_a_cause_seen_in_one_stretch_of_windows_is_only_information(judge, seen):
     def severity(*windows):
         counts = tuple(9 if number in windows else 0 for number in range(6)) if windows else ()
         aside = line("aside", 0.3, by_window=counts, **seen)

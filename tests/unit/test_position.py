@@ -1,11 +1,6 @@
 """Where host code stands in a step, and which forward passes evaluate: from what else runs in the same functions."""
 
-from __future__ import annotations
-
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stack_maker import stack
 
 from aitop.model.steps import Caller
@@ -90,15 +85,13 @@ def test_a_stack_that_was_read_while_it_changed_shows_nothing():
     assert position([(at(60), 500), (at(12, CALL, MODEL), 1), (at(15, STEP), 1)], at(11)) == "before"
 
 
-def test_a_function_that_makes_no_steps_has_no_positions():
-    assert position(LOOP, stack("user/setup.py:3 read_all")) is None
+def test_positions_without_an_update_and_around_a_late_fetch():
+    assert position(LOOP, stack("user/setup.py:3 read_all")) is None, "a function that makes no steps"
     assert position([(at(10, "user/x.py:4 work"), 50)], at(11)) is None
-
-
-def test_a_batch_that_is_fetched_at_the_end_of_the_loop_is_of_the_next_step():
+    serving = [(at(12, CALL, MODEL), 50)]
+    assert [position(serving, at(line)) for line in (11, 12, 13)] == ["before", "within", "after"]
     prefetch = [*LOOP[1:], (at(20, NEXT), 20)]
-    assert position(prefetch, at(20)) == "before"
-    assert position(prefetch, at(17)) == "after"
+    assert [position(prefetch, at(line)) for line in (20, 17)] == ["before", "after"], "fetched for the next step"
 
 
 def test_where_the_update_is_made_by_the_caller_the_caller_tells():
@@ -115,21 +108,16 @@ def test_where_the_update_is_made_by_the_caller_the_caller_tells():
     assert position(samples, at(16)) == "after"
 
 
-def test_what_computes_before_the_gradients_is_the_model_where_no_module_is():
+def test_without_modules_the_line_that_computes_before_the_gradients_is_the_model():
     by_hand = [(at(14, BACK), 30), (at(10, NEXT), 20)]
     assert position(by_hand, at(12)) == "within"
     assert position([*by_hand, (at(3, CALL, function="other"), 9)], at(12)) == "before"
 
 
 @pytest.mark.parametrize("below", ["concurrent/futures/_base.py Future.result", "requests/sessions.py Session.send"])
-def test_what_waits_or_reads_before_the_gradients_is_no_model(below):
+def test_a_line_that_waits_or_reads_before_the_gradients_is_no_model(below):
     """Models of a few microseconds are seen in no sample, and what their input comes from is."""
     assert position([(at(14, BACK), 30)], at(12, below)) == "before"
-
-
-def test_in_inference_what_follows_the_model_is_after_it():
-    serving = [(at(12, CALL, MODEL), 50)]
-    assert [position(serving, at(line)) for line in (11, 12, 13)] == ["before", "within", "after"]
 
 
 def test_a_line_that_was_measured_to_call_the_model_does_so_though_no_sample_shows_it():
@@ -189,6 +177,7 @@ def test_a_forward_pass_below_the_update_evaluates():
     own = at(17, CALL, MODEL)
     assert phase(LOOP, own) == "evaluation"
     assert phase(LOOP, at(12, CALL, MODEL)) == "forward"
+    assert phase([(at(10, NEXT), 10), (at(12, CALL), 50)], own) == "forward", "inference has no update"
 
 
 def test_a_function_with_data_of_its_own_that_is_called_below_the_update_evaluates_as_a_whole():
@@ -207,10 +196,6 @@ def test_a_function_that_trains_does_not_evaluate_wherever_it_is_called():
     assert phase(samples, at(4, NEXT, **inside)) == "data_wait"
 
 
-def test_inference_evaluates_nothing():
-    assert phase([(at(10, NEXT), 10), (at(12, CALL), 50)], at(17, CALL, MODEL)) == "forward"
-
-
 def test_a_loop_around_a_loop_of_another_function_is_no_evaluation_of_it():
     """A rollout calls the model before the update of the same function: that is acting, not evaluating."""
     acts = [(at(5, CALL, MODEL), 30), (at(6, ENV), 30), (at(12, CALL, MODEL), 20), (at(14, BACK), 20)]
@@ -219,39 +204,3 @@ def test_a_loop_around_a_loop_of_another_function_is_no_evaluation_of_it():
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
-
-INSIDE = {"function": "check", "file": "user/check.py", "above": (TOP, "user/train.py:20 main")}
-PROGRAM = [
-    *LOOP,
-    (at(11, "user/prep.py:5 prepare"), 9),
-    (at(13, "user/loss.py:5 loss"), 9),
-    (at(16, "user/log.py:5 log"), 9),
-    (at(4, NEXT, **INSIDE), 9),
-    (at(5, CALL, MODEL, **INSIDE), 9),
-    (at(6, **INSIDE), 9),
-    (stack("user/setup.py:3 read_all"), 9),
-]
-OWN = sorted({name for frames, _ in PROGRAM for seen in frames if seen.user for name in (seen.function, seen.file)})
-TEMPTING = [
-    "evaluate", "validate", "backward", "forward", "step", "load_data", "optimizer", "tokenize", "save_checkpoint",
-    "collate", "log", "train", "test", "fit", "f", "x1", "Zug", "données",
-]  # fmt: skip
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.permutations(TEMPTING), st.one_of(st.none(), st.text(max_size=20)))
-def test_no_name_and_no_source_text_changes_anything(names, text):
-    renamed = dict(zip(OWN, names, strict=False))
-
-    def other(seen):
-        if not seen.user:
-            return seen
-        function, file = renamed[seen.function], f"/home/b/{renamed[seen.file]}.py"
-        return msgspec.structs.replace(seen, function=function, file=file, text=text, guard=text)
-
-    def said(program):
-        seen = [(read_stack(frames), count) for frames, count in program]
-        steps = StepFunctions(seen)
-        return [(steps.phase(one), steps.position(one), one.state, one.work, one.idle) for one, _ in seen]
-
-    assert said([([other(seen) for seen in frames], count) for frames, count in PROGRAM]) == said(PROGRAM)

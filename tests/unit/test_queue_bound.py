@@ -33,24 +33,23 @@ def test_clients_that_wait_behind_each_other():
     assert any("8 clients" in line for line in verdict.evidence)
 
 
-def on_two_cores(used, idle):
-    return {"cores_used": constant(used, 30), "cores_idle": constant(idle, 30)}
-
-
 @pytest.mark.parametrize(
-    ("used", "idle", "monitor", "gain"), [(1.0, 0.7, None, 1.7), (1.0, 0.4, 0.3, 1.7), (1.2, 0.0, None, 1.0)]
+    ("used", "idle", "monitor", "gains"),
+    [
+        (1.0, 0.7, None, [1.7, 2.0]),
+        (1.0, 0.4, 0.3, [1.7, 2.0]),
+        (1.2, 0.0, None, [1.0, 2.0]),
+        # Where a core is idle a replica here is as good as one elsewhere.
+        (0.9, 1.1, None, [2.0]),
+    ],
 )
-def test_a_replica_on_this_machine_gains_what_its_idle_cores_allow(used, idle, monitor, gain):
+def test_a_replica_on_this_machine_gains_what_its_idle_cores_allow(used, idle, monitor, gains):
     seen = {"host": host(), "cost": Cost(monitor_cpu=monitor)}
-    fixes = fired(queue.judge(server(CROWD, series=on_two_cores(used, idle), seen=seen))).fixes
-    here, elsewhere = (fix for fix in fixes if "replica" in fix.text)
-    assert "on this machine" in here.text and here.speedup == pytest.approx(gain, abs=0.01)
-    assert elsewhere.speedup == pytest.approx(2.0, abs=0.1)
-
-
-def test_where_a_core_is_idle_a_replica_here_is_as_good_as_elsewhere():
-    fixes = fired(queue.judge(server(CROWD, series=on_two_cores(0.9, 1.1), seen={"host": host()}))).fixes
-    assert [fix.speedup for fix in fixes if "replica" in fix.text] == [pytest.approx(2.0, abs=0.1)]
+    cores = {"cores_used": constant(used, 30), "cores_idle": constant(idle, 30)}
+    fixes = [fix for fix in fired(queue.judge(server(CROWD, series=cores, seen=seen))).fixes if "replica" in fix.text]
+    assert fixes[0].speedup == pytest.approx(gains[0], abs=0.01 if len(gains) > 1 else 0.1)
+    assert [fix.speedup for fix in fixes[1:]] == pytest.approx(gains[1:], abs=0.1)
+    assert len(gains) == 1 or "on this machine" in fixes[0].text
 
 
 @pytest.mark.parametrize(("clients", "replicas"), [(8, 2), (3, 2), (2, 2), (8, 3)])
@@ -190,7 +189,7 @@ def test_a_few_iterations_that_were_held_up_do_not_spoil_it():
     [turns(20), turns(noise=0.5), [replace(one, decode_tokens=8) for one in turns()]],
     ids=["too few", "too unlike", "all alike"],
 )
-def test_it_is_not_told_where_iterations_do_not_tell_it(measured):
+def test_too_few_or_equal_iterations_give_no_cost(measured):
     assert turn_cost(measured) is None
 
 
@@ -219,7 +218,4 @@ def test_an_engine_with_small_batches_while_requests_wait():
     assert verdict.id == "underbatched" and verdict.fixes[0].setting.to >= 12
     now, then = (0.02 + 0.001 * 1.75) / 1.75, (0.02 + 0.001 * 14) / 14
     assert verdict.speedup == pytest.approx(now / then, rel=0.1)
-
-
-def test_small_batches_without_requests_that_wait_are_as_large_as_they_can_be():
-    assert level(underbatched.judge(small(0.0))) == 0.0
+    assert level(underbatched.judge(small(0.0))) == 0.0, "none waits: they are as large as they can be"

@@ -1,27 +1,19 @@
 """Rules about how a model uses the device, and what stands beside it: fires, does not fire, not enough evidence."""
 
-from __future__ import annotations
-
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
-from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
+from snapshot_builder import RANK, facts, host, line, on_gpu, snapshot, step, steps
 
 from aitop.diagnosis.causes import precision, preprocessing, recompile, underbatched
-from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
-from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.gpu import GpuDevice
 from aitop.model.serving import IterationRecord, Serving
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
-from aitop.model.steps import HookFacts
 from aitop.model.verdict import Setting
-
-
-def facts(**fields):
-    return HookFacts(way="attach", python="3.11", torch="2", **fields)
-
 
 # precision --------------------------------------------------------------------------------------------------------
 
+FLOAT32 = {"cuda": True, "parameter_dtypes": ("float32",), "matmul_precision": "highest"}
 COMPUTES = {"seconds": 0.1, "forward": 0.04, "backward": 0.05, "optimizer": 0.005}
 DOUBLE = {"parameter_dtypes": ("float64",), "root": "Net"}
 
@@ -31,6 +23,10 @@ def test_float64_by_accident_on_the_cpu():
     assert (verdict.id, verdict.severity) == ("precision", "critical")
     assert verdict.speedup == pytest.approx(1.91, abs=0.03)
     assert "parameters of Net are float64" in verdict.evidence and "model.float()" in verdict.fixes[0].text
+    mixed = facts(parameter_dtypes=("float32", "float64"))
+    assert fired(precision.judge(snapshot(steps(**COMPUTES), facts=mixed))).confidence <= 0.5, "only a few"
+    waiting = steps(seconds=0.1, data_wait=0.09, forward=0.005, backward=0.004)
+    assert level(precision.judge(snapshot(waiting, facts=facts(**DOUBLE)))) < precision.judge.band.leave
 
 
 def test_calling_operations_takes_as_long_in_float32():
@@ -47,60 +43,49 @@ def test_calling_operations_takes_as_long_in_float32():
     assert gain(0.4, ops=10) == pytest.approx(1.9, abs=0.03), "few operations cannot take long to call"
 
 
-def test_float64_beside_a_slow_loader_costs_nothing():
-    waiting = steps(seconds=0.1, data_wait=0.09, forward=0.005, backward=0.004)
-    assert level(precision.judge(snapshot(waiting, facts=facts(**DOUBLE)))) < precision.judge.band.leave
-
-
-def test_a_few_float64_parameters_are_doubtful():
-    mixed = facts(parameter_dtypes=("float32", "float64"))
-    assert fired(precision.judge(snapshot(steps(**COMPUTES), facts=mixed))).confidence <= 0.5
-
-
-def test_types_are_not_known_from_outside():
-    shares = Phases(forward=0.5, backward=0.5)
+def test_types_and_batches_are_not_known_from_outside():
+    shares = Phases(forward=0.9, outside=0.1)
     assert "only from inside" in unjudged(precision.judge(snapshot(phases=shares)))
+    seen = snapshot(phases=shares, kind="inference")
+    assert unjudged(underbatched.judge(seen)).startswith("how many samples a step takes is known only from inside")
 
 
-def on_gpu(records, *, busy=None, name="NVIDIA H200", mfu=None, told=None, **counters):
-    counters |= {} if busy is None else {"busy": busy}
-    seen = snapshot(
-        records,
-        gpu=GpuSample(time=1000.0, devices=(GpuDevice(index=0, mine=True, name=name),)),
-        series={f"gpu0.{key}": constant(value) for key, value in counters.items()},
-        facts=told or facts(cuda=True, parameter_dtypes=("float32",), matmul_precision="highest"),
-    )
+def computing(*, mfu=0.6, told=None, name="NVIDIA H200", **figures):
+    """Steps that compute in float32 on a GPU."""
+    told = told or facts(**FLOAT32)
+    device = GpuDevice(index=0, mine=True, name=name)
+    seen = on_gpu(steps(**COMPUTES), device=device, facts=told, **figures)
     return replace(seen, steps=replace(seen.steps, mfu=mfu))
 
 
 def test_float32_products_beside_idle_tensor_cores():
-    verdict = fired(precision.judge(on_gpu(steps(**COMPUTES), busy=0.98, mfu=0.6, tensor=0.01)))
+    verdict = fired(precision.judge(computing(busy=0.98, tensor=0.01)))
     assert verdict.share == pytest.approx(0.75 * 0.75, abs=0.01) and verdict.severity == "critical"
     assert 'set_float32_matmul_precision("high")' in verdict.fixes[0].text
     assert verdict.confidence <= 0.6
 
 
 @pytest.mark.parametrize(
-    ("told", "figures"),
+    "figures",
     [
-        (None, {"busy": 0.98, "tensor": 0.4}),
-        (None, {"busy": 0.3}),
-        (None, {"busy": 0.98, "name": "Tesla P100-PCIE-16GB"}),
-        (facts(cuda=True, parameter_dtypes=("float32",), matmul_precision="high"), {"busy": 0.98}),
-        (
-            facts(cuda=True, parameter_dtypes=("float32",), matmul_precision="highest", autocast="bfloat16"),
-            {"busy": 1.0},
-        ),
+        {"busy": 0.98, "tensor": 0.4},
+        {"busy": 0.3},
+        {"busy": 0.98, "name": "Tesla P100-PCIE-16GB"},
+        {"busy": 0.98, "told": facts(**{**FLOAT32, "matmul_precision": "high"})},
+        {
+            "busy": 1.0,
+            "told": facts(**FLOAT32, autocast="bfloat16"),
+        },
     ],
     ids=["tensor cores busy", "idle device", "no tensor cores", "tf32", "autocast"],
 )
-def test_float32_that_is_no_fault(told, figures):
-    assert precision.judge(on_gpu(steps(**COMPUTES), mfu=0.6, told=told, **figures)) is None
+def test_float32_that_is_no_fault(figures):
+    assert precision.judge(computing(**figures)) is None
 
 
 def test_how_much_is_products_must_be_known():
-    assert "not measured" in unjudged(precision.judge(on_gpu(steps(**COMPUTES), busy=0.98, tensor=0.0)))
-    assert "whether the GPU is the limit" in unjudged(precision.judge(on_gpu(steps(**COMPUTES), mfu=0.6)))
+    assert "not measured" in unjudged(precision.judge(computing(busy=0.98, tensor=0.0, mfu=None)))
+    assert "whether the GPU is the limit" in unjudged(precision.judge(computing()))
 
 
 # underbatched -----------------------------------------------------------------------------------------------------
@@ -112,13 +97,6 @@ def served(count=40, samples=1, forward=0.0048, seconds=0.005):
 
 DENSE = facts(parameters=21_000_000, parameter_tensors=6, parameter_dtypes=("float32",), threads=1)
 MODEL = line("serve", 0.9, phase="forward", activity="native", number=20, text="y = net(x)")
-
-
-def test_requests_one_at_a_time_read_all_weights_for_each():
-    verdict = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL])))
-    assert verdict.id == "underbatched" and verdict.where[0].line == 20
-    assert 4 < verdict.speedup < 10 and verdict.confidence <= 0.6
-    assert "requests are taken 1 at a time" in verdict.title
 
 
 def test_requests_that_are_many_because_others_have_the_cores_are_no_fault_of_the_batch(monkeypatch):
@@ -136,28 +114,10 @@ def test_an_engine_whose_turns_say_how_many_requests_are_in_them_is_not_judged_b
         assert (level(underbatched.judge(seen)) > 0.0) is found, "requests that do not wait cannot be taken together"
 
 
-def test_who_computes_beside_the_first_thread_is_not_judged_by_its_waits_for_a_core():
-    # The first thread only accepts connections: it hardly runs, and waits for a core most of the little it wants one.
-    series = {"run_delay": constant(0.1), "main_thread": constant(0.01)}
-    seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL], series=series)
-    (process,) = seen.stacks.processes
-    beside = replace(seen, stacks=replace(seen.stacks, processes=(replace(process, thread="model"),)))
-    assert level(underbatched.judge(seen)) == 0.0 < level(underbatched.judge(beside))
-
-
-def test_what_is_done_once_a_batch_is_explained_by_too_small_ones():
+def test_work_done_once_per_batch_is_claimed_by_underbatched():
     stacked = line("serve", 0.2, activity="native", number=20, position="within", text="y = net(stack(ids)).tolist()")
     seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL, stacked])
     assert [entry.position for entry in underbatched.judge(seen).claims] == ["within"]
-
-
-def test_batches_are_put_together_where_the_model_is_called():
-    from aitop.model.stacks import Frame
-
-    inside = line("Scorer.history", 0.9, phase="forward", activity="native", number=7, text="x = layer(x)", callers=1)
-    inside = replace(inside, via=(Frame(function="serve", file="serve.py", line=31, user=True, text="y = net(x)"),))
-    place = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[inside]))).where[0]
-    assert (place.file, place.line, place.function) == ("serve.py", 31, "serve")
 
 
 def test_a_server_that_waits_for_requests_is_not_underbatched():
@@ -200,7 +160,7 @@ def test_no_more_requests_can_be_taken_together_than_are_there(under_way, togeth
 
 
 @pytest.mark.parametrize(("thread", "other", "more"), [(0.2, 0.0, 0.2), (0.0, 0.2, 0.0)])
-def test_what_threads_do_for_each_request_beside_the_model_they_do_in_batches_too(thread, other, more):
+def test_work_of_threads_per_request_limits_the_gain_of_batches(thread, other, more):
     """They take turns with it at the interpreter's lock; another process goes on with the next requests."""
 
     def gain(thread, other):
@@ -213,14 +173,6 @@ def test_what_threads_do_for_each_request_beside_the_model_they_do_in_batches_to
     alone, _ = gain(0.0, 0.0)
     verdict, fix = gain(thread, other)
     assert verdict == pytest.approx(1.0 / (1.0 / alone + more), rel=0.01) and fix == pytest.approx(verdict, abs=0.01)
-
-
-def test_a_server_that_has_taken_many_at_once_takes_single_ones_only_where_no_more_are_there():
-    varied = [step(i, 0.011, kind="infer", forward=0.01, samples=8 if i % 10 == 0 else 1 + i % 2) for i in range(40)]
-    assert underbatched.judge(snapshot(varied, kind="inference", facts=DENSE)) is None
-    packed = [IterationRecord(end=1000.0 - n / 100, seconds=0.008, requests=8 if n % 10 == 0 else 1) for n in range(99)]
-    engine = Serving(basis="hook", pid=RANK, iterations=tuple(packed), queue=3.0)
-    assert underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, serving=engine)) is None
 
 
 def test_training_on_one_sample_at_the_cost_of_calls():
@@ -243,14 +195,8 @@ def test_a_policy_that_is_called_for_one_observation_gets_more_environments_and_
 
 def test_an_idle_gpu_has_room_for_more():
     cuda = facts(cuda=True, parameters=21_000_000)
-    idle = underbatched.judge(on_gpu(served(), busy=0.2, told=cuda))
-    assert fired(idle).share > 0.6
-    assert underbatched.judge(on_gpu(served(), busy=0.9, told=cuda)) is None
-
-
-def test_batches_are_not_known_from_outside():
-    seen = snapshot(phases=Phases(forward=0.9, outside=0.1), kind="inference")
-    assert unjudged(underbatched.judge(seen)).startswith("how many samples a step takes is known only from inside")
+    assert fired(underbatched.judge(on_gpu(served(), busy=0.2, facts=cuda))).share > 0.6
+    assert underbatched.judge(on_gpu(served(), busy=0.9, facts=cuda)) is None
 
 
 # preprocessing-bound ----------------------------------------------------------------------------------------------
@@ -262,24 +208,9 @@ SPLITS = line(
 RUNS = line("serve", 0.2, phase="forward", activity="native", number=32, text="return model(ids)")
 
 
-def judged(seen):
-    """What is shown of a Snapshot that stays as it is."""
-    judge = Judge()
-    return [judge.judge(seen) for _ in range(CONFIRM_TICKS)][-1].verdicts
-
-
 def requests(lines, kind="inference", forward=0.002, **fields):
     records = [step(index, 0.01, kind="infer", forward=forward, samples=1) for index in range(60)]
     return snapshot(records, kind=kind, lines=lines, facts=facts(), **fields)
-
-
-def test_tokenising_that_takes_most_of_a_request():
-    seen = requests([SPLITS, RUNS])
-    verdict = fired(preprocessing.judge(seen))
-    assert (verdict.severity, verdict.where[0].line) == ("critical", 14)
-    assert verdict.share == pytest.approx(0.8, abs=0.01) and verdict.speedup == pytest.approx(5.0, rel=0.05)
-    assert "wordpieces (train.py:14)" in verdict.fixes[0].text
-    assert [one.id for one in judged(seen)] == ["preprocessing-bound"], "its lines are claimed"
 
 
 @pytest.mark.parametrize(("work", "told"), [("tokenize", "compiled tokenizer"), ("decode", "faster decoder")])
@@ -298,17 +229,14 @@ def test_a_server_at_leisure_is_told_of_latency_only(share, severity):
 
 
 @pytest.mark.parametrize(("work", "severity"), [("network", "critical"), (None, "warning")])
-def test_who_asks_a_service_is_not_at_leisure_as_is_who_waits_for_a_request(work, severity):
+def test_a_server_that_asks_a_service_is_busy_and_one_that_waits_for_requests_is_not(work, severity):
     tells = line("tell", 0.4, number=70, activity="wait-network", work=work, position="after")
     made = line("encode", 0.5, number=22, position="before")
     assert fired(preprocessing.judge(requests([tells, made, RUNS]))).severity == severity
 
 
-def test_training_has_no_requests():
+def test_preprocessing_is_judged_only_in_inference():
     assert preprocessing.judge(snapshot(steps(), lines=[SPLITS])) is None
-
-
-def test_inference_must_be_told_from_training():
     seen = snapshot(phases=Phases(forward=0.02, outside=0.98), lines=[SPLITS, RUNS], kind="unknown")
     assert "to tell inference from training" in unjudged(preprocessing.judge(seen))
 
@@ -347,13 +275,6 @@ def test_compiling_again_for_evaluation_and_a_last_batch_is_warming_up():
     assert "after warm-up" in unjudged(recompile.judge(seen))
 
 
-def test_compiling_that_is_over_is_no_fault():
-    shares = Phases(forward=0.9, backward=0.08, optimizer=0.02)
-    over = {"compiling": counted(0.9, 0.8, 0.95, 0.0, 0.0)}
-    seen = snapshot(phases=shares, lines=[COMPILES], series=over)
-    assert "after warm-up" in unjudged(recompile.judge(seen))
-
-
 def test_compiling_between_steps_in_three_windows_is_enough_where_steps_are_counted():
     lasting = {"compiling": Series(times=(996.0, 997.0, 999.0), values=(0.7, 0.6, 0.8))}
     ends = [step(index, 0.3, forward=0.2) for index in range(-16, 0)]
@@ -388,33 +309,6 @@ def test_a_line_that_compiles_in_every_window_beside_other_work_compiles_again()
 )
 def test_what_is_compiled_at_the_start_is_not_compiled_again(parts):
     assert "after warm-up" in unjudged(recompile.judge(in_windows(*parts)))
-
-
-def tracing(*parts, traced=0.1, other=100):
-    """A line that compiles in all of every window, and traces the user's function in these parts of them."""
-    found = in_windows(*(1.0 for _ in parts), other=other)
-    whole = next(line for line in found.stacks.lines if line.activity == "compile")
-    counts = tuple(round(part * other) for part in parts)
-    rest = replace(whole, by_window=tuple(other - count for count in counts), share=1.0 - traced)
-    anew = replace(whole, by_window=counts, share=traced, work="trace")
-    return snapshot(
-        phases=Phases(outside=1.0),
-        lines=[rest, anew],
-        kind="unknown",
-        stacks=replace(found.stacks, lines=(rest, anew)),
-    )
-
-
-def test_a_function_that_is_traced_again_and_again_is_compiled_again_though_nothing_else_is_seen():
-    verdict = fired(recompile.judge(tracing(0.02, 0.1, 0.3, 0.01, 0.2)))
-    assert (verdict.id, verdict.where[0].line) == ("recompile", 44)
-
-
-@pytest.mark.parametrize(
-    "parts", [(1.0, 1.0, 0.5, 0.0, 0.0), (0.3, 0.1, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.0, 0.0)]
-)
-def test_a_function_that_is_traced_once_is_compiled_at_the_start(parts):
-    assert "after warm-up" in unjudged(recompile.judge(tracing(*parts)))
 
 
 # whose lines count --------------------------------------------------------------------------------------------------

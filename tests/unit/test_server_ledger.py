@@ -1,7 +1,5 @@
 """The ledger of a server: phases of iterations and requests as they were measured, idle time apart, lines in them."""
 
-from __future__ import annotations
-
 import pytest
 from judgements import fired, level
 from msgspec.structs import replace
@@ -48,7 +46,7 @@ def test_an_iteration_has_its_measured_phases_and_its_idle_time():
     assert sum(by_phase.values()) == pytest.approx(1.0)
 
 
-def test_it_is_there_without_stacks():
+def test_an_engine_has_a_ledger_without_stacks():
     seen = server((), engine_turns(**PARTS), seen={"stacks": None})
     seen = accounted(replace(seen, stacks=None))
     assert seen.ledgers[0].unit == "iteration" and seen.ledgers[0].pid == RANK
@@ -205,6 +203,11 @@ def test_an_engine_that_is_a_library_has_a_ledger_without_lines():
 FRONT = 300
 
 
+def of_front(activity, share, handler):
+    """A line of the process that takes the requests."""
+    return replace(line("answer", share, pid=FRONT, number=31, activity=activity, handler=handler), role="other")
+
+
 def behind_front(active, *, making, idle=0.5, lines=()):
     """A model that waits for requests for a part of the time, behind a process that takes them."""
     own = [
@@ -243,13 +246,7 @@ def test_a_front_that_is_not_the_limit(active, idle):
 
 
 def test_a_handler_that_blocks_the_loop_of_another_process():
-    from aitop.model.snapshot import HotLine
-
-    sleeps = HotLine(
-        pid=FRONT, role="other", file="/x/app.py", line=31, function="answer", phase="outside", activity="sleep",
-        samples=40, share=0.4, handler="event-loop",
-    )  # fmt: skip
-    seen = behind_front(0.1, making=0.05, lines=[sleeps])
+    seen = behind_front(0.1, making=0.05, lines=[of_front("sleep", 0.4, "event-loop")])
     verdict = fired(host.judge(seen))
     assert (verdict.subtype, verdict.where[0].line, verdict.where[0].pid) == ("event-loop", 31, FRONT)
     assert verdict.share == pytest.approx(0.4)
@@ -265,13 +262,7 @@ def test_code_of_libraries_without_a_line_works_for_storage_only_while_it_waits(
 
 def test_a_thread_for_each_request_is_no_front():
     """Such a process has no loop that could be full, however long one of its requests sleeps."""
-    from aitop.model.snapshot import HotLine
-
-    sleeps = HotLine(
-        pid=FRONT, role="other", file="/x/app.py", line=31, function="answer", phase="outside", activity="wait",
-        samples=6, share=1.0, handler="thread",
-    )  # fmt: skip
-    seen = behind_front(1.0, making=0.0, lines=[sleeps])
+    seen = behind_front(1.0, making=0.0, lines=[of_front("wait", 1.0, "thread")])
     assert level(gil.judge(seen)) == level(host.judge(seen)) == 0.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from judgements import fired
+from judgements import fired, shown
 from msgspec.structs import replace
 from served_maker import START, server, tree, turns
 from snapshot_builder import RANK, accounted, line
@@ -85,9 +85,7 @@ def test_a_thread_that_stands_in_a_handler_has_a_request(windows, fields, stalle
     assert (judged is not None) == stalled
     if stalled:
         assert fired(judged).where[0].line == 17
-        judge = Judge()
-        shown = [judge.judge(seen).verdicts for _ in range(CONFIRM_TICKS)][-1]
-        assert [verdict.id for verdict in shown] == ["hang"], "no other rule explains the line"
+        assert [verdict.id for verdict in shown(seen)] == ["hang"], "no other rule explains the line"
 
 
 def test_a_stopped_process_is_named_at_once():
@@ -100,9 +98,7 @@ def test_of_a_stopped_process_nothing_else_is_said():
     """Its stacks show where it stands, whatever it does: a server or not."""
     stands = line("answer", 1.0, number=17, activity="sleep", by_window=(40, 40))
     seen = replace(server(basis="stacks", lines=[stands], seen={"host": tree(state="T", cpu=0.0)}), serving=None)
-    judge = Judge()
-    shown = [judge.judge(seen).verdicts for _ in range(CONFIRM_TICKS)][-1]
-    assert [(verdict.id, verdict.title) for verdict in shown] == [
+    assert [(verdict.id, verdict.title) for verdict in shown(seen)] == [
         ("hang", f"process {RANK} is stopped by a signal or a debugger")
     ]
 

@@ -1,7 +1,5 @@
 """step-time-growth: seen in step times, seen in the share of a line, and left unsaid."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec
@@ -126,28 +124,13 @@ def test_other_shares_are_no_growth(counts):
     assert level(step_growth.judge(sampled(*counts))) < step_growth.judge.band.leave
 
 
-def test_a_function_on_the_line_that_calls_it_counts_with_it():
-    """`events.sort(key=lambda event: …)`: the samples are the sort's in the first half, the lambda's in the second."""
-    sort, key = (2, 5, 8, 6, 7, 9), (0, 0, 0, 6, 8, 9)
-    share = sum(sort + key) / 240
-    entries = [
-        line(name, part / 240, number=41, by_window=counts)
-        for name, counts, part in (("main", sort, sum(sort)), ("main.<lambda>", key, sum(key)))
-    ]
-    seen = snapshot(phases=Phases(forward=1.0 - share, outside=share), lines=entries)
-    process = msgspec.structs.replace(seen.stacks.processes[0], by_window=(40,) * 6)
-    seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
-    finding = fired(step_growth.judge(seen))
-    assert finding.where[0].line == 41 and finding.share == pytest.approx(share, abs=0.01)
-
-
 def test_few_samples_show_no_trend():
     assert rising_share([1, 2, 3], [3, 3, 3]) is None, "fewer windows than parts"
     assert rising_share([0, 1, 0, 1, 1, 2], [4] * 6) is None
     assert rising_share([2, 5, 8, 12, 15, 18], [40] * 6) is not None
 
 
-def test_what_a_server_is_asked_for_is_no_trend():
+def test_growing_requests_of_a_server_are_no_trend():
     records = slowing(1e-4, count=400)
     assert fired(step_growth.judge(snapshot(records)))
     served = snapshot(records, kind="inference", serving=Serving(basis="hook"))

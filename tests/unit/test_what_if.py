@@ -21,18 +21,13 @@ def test_amdahl():
     assert without(1.0).speedup == pytest.approx(100.0)
 
 
-def test_saturated_sleeping_workers_scale_until_loading_is_hidden():
+def test_workers_scale_until_loading_is_hidden_or_the_cores_are_full():
     # A step waits for 80 % of its time; two workers, so one batch takes one worker two steps and computing a fifth.
     loading = Loading(wait=0.8, makers=2, cores_each=0.0, free_cores=1.0)
     assert loading.with_workers(4).speedup == pytest.approx(2.0)
-    assert loading.best_workers() == 12
-    assert loading.with_workers(12).speedup == pytest.approx(5.0)
-
-
-def test_computing_workers_are_capped_by_the_cores():
-    loading = Loading(wait=0.8, makers=2, cores_each=1.0, free_cores=0.1)
-    assert loading.best_workers() == 2
-    assert loading.with_workers(2).speedup == pytest.approx(1.0)
+    assert (loading.best_workers(), loading.with_workers(12).speedup) == (12, pytest.approx(5.0))
+    computing = Loading(wait=0.8, makers=2, cores_each=1.0, free_cores=0.1)
+    assert (computing.best_workers(), computing.with_workers(2).speedup) == (2, pytest.approx(1.0))
 
 
 def test_loading_in_the_main_process_can_only_be_overlapped():
@@ -43,7 +38,7 @@ def test_loading_in_the_main_process_can_only_be_overlapped():
     assert slow.with_workers(1).speedup == pytest.approx(1 / 0.9)
 
 
-def test_without_workers_loading_takes_turns_with_computing_but_nothing_is_handed_over():
+def test_without_workers_nothing_is_handed_over_and_nothing_overlaps():
     cheap, dear = (Loading(wait=0.4, makers=2, at_work=at_work) for at_work in (0.05, 0.5))
     assert cheap.with_workers(0).speedup == pytest.approx(1 / 0.7)
     assert dear.with_workers(0).speedup == pytest.approx(1 / 1.6)
@@ -116,19 +111,22 @@ def test_the_next_limit_is_told():
     )
 
 
-def test_what_slows_every_phase_alike_leaves_their_proportions():
-    first, _ = together([said("precision", 0.5), said("eval-stall", 0.3)], SCOPES, snapshot(steps()))
-    assert first.evidence[-1] == "next limit: eval-stall, 30 % of the step that is left (both gone: 2.9×)"
-
-
-@pytest.mark.parametrize("id_", ["memory-bandwidth-bound", "underbatched"])
-def test_how_busy_a_part_of_the_device_is_leaves_no_rest_of_a_step(id_):
-    assert together([said(id_, 0.8), said("sync-stall", 0.2)], SCOPES, snapshot(steps()))[0].evidence == ()
-
-
-def test_information_is_no_next_limit():
-    told = together([said("eval-stall", 0.5), said("host-bound", 0.3, severity="info")], SCOPES, snapshot(steps()))
-    assert told[0].evidence == ()
+@pytest.mark.parametrize(
+    ("first", "second", "limit"),
+    [
+        # What slows every phase alike leaves their proportions.
+        (("precision", 0.5), ("eval-stall", 0.3),
+         ("next limit: eval-stall, 30 % of the step that is left (both gone: 2.9×)",)),
+        # How busy a part of the device is leaves no rest of a step.
+        (("memory-bandwidth-bound", 0.8), ("sync-stall", 0.2), ()),
+        (("underbatched", 0.8), ("sync-stall", 0.2), ()),
+    ],
+)  # fmt: skip
+def test_the_next_limit_is_a_part_of_what_is_left_of_the_step(first, second, limit):
+    told = together([said(*first), said(*second)], SCOPES, snapshot(steps()))
+    assert told[0].evidence == limit
+    information = together([said(*first), said("host-bound", 0.3, severity="info")], SCOPES, snapshot(steps()))
+    assert information[0].evidence == ()
 
 
 def test_a_shorter_step_gains_nothing_while_loading_cannot_keep_up():

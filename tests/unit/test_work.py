@@ -1,7 +1,5 @@
 """Who does the work: told from stacks, counted steps and the kernel's word, not from how processes were started."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from snapshot_builder import RANK, line, process
@@ -38,20 +36,24 @@ def test_trainers_and_not_the_process_that_joins_them():
     assert working(stacks, {SECOND: "train"}, MAIN) == (SECOND, FIRST), "but the one whose steps are counted before it"
 
 
-def test_the_worker_of_a_server_and_not_its_busy_front():
-    front = sampled(MAIN, "rank", active=0.6)
-    assert working(seen(front, sampled(FIRST, phases=INFERS, active=0.5)), {}, MAIN) == (FIRST,)
+LEARNS = Phases(forward=0.02, backward=0.03, optimizer=0.01, outside=0.94)
+STARVES = Phases(data_wait=0.98, forward=0.01, backward=0.01)
 
 
-def test_a_learner_and_not_the_actors_that_feed_it():
-    learner = sampled(MAIN, "rank", Phases(forward=0.02, backward=0.03, optimizer=0.01, outside=0.94))
-    assert working(seen(learner, sampled(FIRST, phases=INFERS)), {}, MAIN) == (MAIN,)
-
-
-def test_a_rank_that_starves_and_not_the_busy_workers_that_load():
-    rank = sampled(MAIN, "rank", Phases(data_wait=0.98, forward=0.01, backward=0.01))
-    stacks = seen(rank, sampled(FIRST, phases=Phases(), active=1.0), sampled(SECOND, phases=WAITS, active=1.0))
-    assert working(stacks, {}, MAIN) == (MAIN,)
+@pytest.mark.parametrize(
+    ("main", "others", "work"),
+    [
+        ({"active": 0.6}, [{"phases": INFERS, "active": 0.5}], (FIRST,)),
+        ({"phases": LEARNS}, [{"phases": INFERS}], (MAIN,)),
+        ({"phases": STARVES}, [{"phases": Phases(), "active": 1.0}, {"phases": WAITS, "active": 1.0}], (MAIN,)),
+        ({"active": 0.4}, [{"active": 0.9}], (MAIN,)),
+    ],
+    ids=["a server's worker and not its busy front", "a learner and not its actors", "a rank and not its loaders",
+         "a main process that does a part of the work itself"],
+)  # fmt: skip
+def test_the_process_that_works_and_not_those_around_it(main, others, work):
+    processes = [sampled(MAIN, "rank", **main), *(sampled(FIRST + at, **other) for at, other in enumerate(others))]
+    assert working(seen(*processes), {}, MAIN) == work
 
 
 def test_the_processes_of_a_pool_and_not_the_one_that_waits_in_map():
@@ -61,11 +63,7 @@ def test_the_processes_of_a_pool_and_not_the_one_that_waits_in_map():
     assert working(idle, {}, MAIN) == (SECOND, FIRST)
 
 
-def test_a_main_process_that_does_a_part_of_the_work_itself_comes_with_what_feeds_it():
-    assert working(seen(sampled(MAIN, "rank", active=0.4), sampled(FIRST, active=0.9)), {}, MAIN) == (MAIN,)
-
-
-def test_whoever_waits_for_a_disk_works():
+def test_a_process_that_waits_for_a_disk_works():
     reads = line("read", 0.9, pid=FIRST, activity="wait-disk")
     stacks = seen(sampled(MAIN, "rank"), sampled(FIRST), lines=[reads])
     assert working(stacks, {}, MAIN) == (FIRST,)
@@ -87,7 +85,7 @@ def test_the_rank_that_is_late_before_the_one_that_waits_for_it_in_its_backward_
     assert working(stacks, {FIRST: "train"}, MAIN) == (FIRST, SECOND), "counted steps are compared by rank"
 
 
-def test_there_is_always_somebody_but_never_a_helper():
+def test_there_is_always_a_working_process_but_never_a_helper():
     assert working(None, {}, MAIN) == ()
     everybody_waits = seen(sampled(MAIN, "rank"), sampled(FIRST, "helper", active=1.0), sampled(SECOND))
     assert working(everybody_waits, {}, MAIN) == (MAIN,)
@@ -113,7 +111,7 @@ def test_counted_steps_are_proof_where_stacks_show_little():
     assert step_levels(stacks, {MAIN: "infer"}) == {MAIN: 1}
 
 
-def test_whoever_stepped_once_is_remembered_while_it_lives():
+def test_a_process_that_stepped_is_remembered_while_it_lives():
     stepping = SteppingProcesses()
     stepping.update({MAIN: 0, FIRST: 1, SECOND: 1}, (FIRST, SECOND), {MAIN, FIRST, SECOND})
     assert stepping.pids() == {FIRST, SECOND} and stepping.working() == (FIRST, SECOND)
@@ -140,9 +138,7 @@ def snapshot_of(roles):
     engine = Engine(Target(pid=MAIN, command="python train.py"))
     engine.handle(HostSample(time=9.0, processes=processes, machine=MachineSample(cores=2)))
     engine.handle(seen)
-    snapshot = engine.handle(Tick(time=10.0, wall=0.0))
-    assert snapshot is not None
-    return snapshot
+    return engine.handle(Tick(time=10.0, wall=0.0))
 
 
 @pytest.mark.parametrize(
