@@ -98,23 +98,18 @@ def test_a_trial_that_cannot_be_made_names_what_does_not_start():
     assert said.reason == "it cannot be tried: the path of Python is not known"
 
 
-def test_a_python_that_py_spy_does_not_know_asks_for_a_newer_one():
-    error = explain(os.getpid(), "Unsupported version of Python: 3.99.0")
-    assert error.state == "failed"
-    assert "3.99.0" in error.reason
-    assert "upgrade py-spy" in (error.remedy or "")
-
-
-def test_other_complaints_are_passed_on():
-    error = explain(os.getpid(), "Failed to find python version from target process")
-    assert error.state == "failed"
-    assert "Failed to find python version" in error.reason
-
-
-def test_a_refusal_by_the_system_is_not_blamed_on_py_spy():
-    error = explain(os.getpid(), "Permission Denied: Try running again with elevated permissions")
-    assert error.state == "denied"
-    assert "Try running" not in error.reason
+@pytest.mark.parametrize(
+    ("complaint", "state", "told"),
+    [
+        ("Unsupported version of Python: 3.99.0", "failed", ("3.99.0", "upgrade py-spy")),
+        ("Failed to find python version from target process", "failed", ("Failed to find python version", "")),
+        ("Permission Denied: Try running again with elevated permissions", "denied", ("", "")),
+    ],
+)
+def test_what_py_spy_complains_of(complaint, state, told):
+    error = explain(os.getpid(), complaint)
+    assert error.state == state and "Try running" not in error.reason, "the system refuses, not py-spy"
+    assert told[0] in error.reason and told[1] in (error.remedy or "")
 
 
 def test_what_a_process_lays_out_for_py_spy_cannot_fill_the_memory(tmp_path):

@@ -50,11 +50,10 @@ def taken_by(carrier: Carrier) -> Generator[str, None, None]:
     """What a process that takes it says; it is there until this is closed."""
     command = [sys.executable, "-I", "-S", "-c", TAKE, carrier.path, str(int(carrier.flags)), carrier.claim]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as target:
-        assert target.stdout is not None
         yield target.stdout.readline().strip()
 
 
-def test_what_the_target_has_begun_is_not_taken_back(carrier: Carrier) -> None:
+def test_a_request_that_the_target_has_begun_cannot_be_cancelled(carrier: Carrier) -> None:
     assert carrier.is_there()
     target = taken_by(carrier)
     assert next(target) == "mine"
@@ -65,7 +64,7 @@ def test_what_the_target_has_begun_is_not_taken_back(carrier: Carrier) -> None:
         assert not carrier.take_away()
 
 
-def test_what_was_taken_back_is_never_begun(carrier: Carrier) -> None:
+def test_a_cancelled_request_is_never_begun(carrier: Carrier) -> None:
     if isinstance(carrier, Named):
         assert carrier.take_away() and not os.path.exists(carrier.path)
         return
@@ -138,7 +137,7 @@ def test_a_target_with_fewer_rights_may_not_look(monkeypatch: pytest.MonkeyPatch
     assert not may_look_into_us(replace(us, capabilities=us.permitted & ~(1 << 19)))
 
 
-def test_what_may_look_can_open_it() -> None:
+def test_a_process_that_may_look_into_us_can_open_our_memory() -> None:
     """The rule is held against the kernel: where it says yes, another process does open our memory."""
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         status = read_status(child.pid)

@@ -46,7 +46,6 @@ def test_version_2_takes_the_tightest_level(machine):
         },
     )
     sample = group.read()
-    assert sample is not None
     assert (sample.version, sample.cpu_quota, sample.throttled) == (2, 2.5, None)
     assert (sample.memory_limit, sample.memory_used) == (9_000_000_000, 8_500_000_000)
 

@@ -1,8 +1,5 @@
 """Collectives in the steps, and rounds of several optimizers that were joined in the middle."""
 
-from __future__ import annotations
-
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +7,6 @@ import pytest
 from aitop.engine.snapshot.steps import steps_view
 from aitop.hook.measures.collectives import DdpLog
 from aitop.protocol import events as at
-from aitop.sources.ring.reader import decode_facts
 from aitop.sources.ring.step_maker import StepMaker
 
 MS = 1_000_000
@@ -127,26 +123,7 @@ def test_a_round_of_two_optimizers_ends_with_the_second_wherever_the_hook_came_i
         assert (record.forwards, record.backwards) == (2, 2)
 
 
-def facts(**more):
-    return json.dumps({"facts": {"way": "run", "python": "3.11", "torch": "2.13", **more}}).encode()
-
-
-def test_ddps_own_figures_are_decoded():
-    said = {"backend": "gloo", "world_size": 2, "gradient_bytes": 780, "backward": 0.02, "communication": 0.01}
-    ddp = decode_facts(facts(ddp=said))[0].ddp
-    assert (ddp.backend, ddp.world_size, ddp.gradient_bytes) == ("gloo", 2, 780)
-    assert (ddp.backward, ddp.communication, ddp.overlap) == (0.02, 0.01, None)
-    assert decode_facts(facts(ddp=None))[0].ddp is None
-
-
-@pytest.mark.parametrize(
-    "said", [{"backend": "x" * 5000}, {"world_size": -1}, {"backward": 1e300}, {"gradient_bytes": 2**80}, [], "gloo"]
-)
-def test_hostile_figures_are_dropped(said):
-    assert decode_facts(facts(ddp=said)) is None
-
-
-def test_what_lay_there_before_anybody_looked_gives_way_to_newer_figures(monkeypatch):
+def test_figures_of_ddp_from_before_the_attach_are_replaced_by_newer_ones(monkeypatch):
     told = {"iteration": 10, "backward_compute_time": 1_000_000}
     logger = SimpleNamespace(_get_ddp_logging_data=lambda: SimpleNamespace(ints_map=dict(told), strs_map={}))
     log = DdpLog(SimpleNamespace(root_module=None))

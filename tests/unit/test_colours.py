@@ -90,14 +90,10 @@ def closest_phases(theme, sight):
 def test_all_text_has_enough_contrast(theme):
     # Two of the colours that xterm has for the sixteen are a hair below; other terminals draw them brighter.
     least = 4.4 if theme.ansi else 4.5
-    pairs = [(role, "ground") for role in ON_THE_GROUND] + list(ON_LABELS)
+    pairs = [*((role, "ground") for role in ON_THE_GROUND), *ON_LABELS]
     assert {pair: contrast(theme, *pair) for pair in pairs if contrast(theme, *pair) < least} == {}
-
-
-@pytest.mark.parametrize("theme", COLOURED, ids=lambda theme: theme.name)
-def test_help_and_selected_rows_can_be_read(theme):
-    assert contrast(theme, "text", "raised") >= 4.5
-    assert contrast(theme, "bright", "selected") >= 4.5
+    # Help and selected rows.
+    assert min(contrast(theme, "text", "raised"), contrast(theme, "bright", "selected")) >= 4.5
 
 
 @pytest.mark.parametrize("sight", list(SIGHTS))
@@ -147,7 +143,7 @@ def test_the_terminal_chooses_the_theme(environment, theme):
     assert theme_for(environment) is theme
 
 
-def test_what_is_set_goes_before_what_the_terminal_says():
+def test_settings_override_what_the_terminal_says():
     look = look_for(Settings(theme="light", ascii=False), {"TERM": "vt100", "NO_COLOR": "1"}, "ascii")
     assert (look.theme, look.ascii) == (LIGHT, False)
 

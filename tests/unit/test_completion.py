@@ -53,14 +53,10 @@ def test_fish_completes_choices(script, tmp_path):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_takes_its_script(script, shell):
+def test_every_shell_takes_its_script_which_names_every_verb(script, shell):
+    text = script(shell).read_text(encoding="utf-8")
+    assert all(verb in text for verb in cli.VERBS)
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     done = subprocess.run([shell, "-n", script(shell)], capture_output=True, text=True, check=False, timeout=20)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_every_script_names_every_verb(script, shell):
-    text = script(shell).read_text(encoding="utf-8")
-    assert all(verb in text for verb in cli.VERBS)

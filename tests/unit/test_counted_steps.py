@@ -5,45 +5,30 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from msgspec.structs import replace
+from event_log import EventLog
 
 from aitop.protocol import events as at
 from aitop.sources.ring import counted as counted_module
-from aitop.sources.ring import step_maker as maker_module
-from aitop.sources.ring.step_maker import StepMaker
 
 US = 1000
 LONGEST = 5000 * US
 
 
-class Run:
-    """A run with steps of 0.7 ms of which the hook only counts some; steps come out of `maker`."""
+class Run(EventLog):
+    """A run with steps of 0.7 ms of which the hook only counts some."""
 
-    def __init__(self) -> None:
-        self.now = 10**12
-        self.events: list[tuple[int, int, int, int, int]] = []
-        self.maker = StepMaker()
+    unit = US
 
-    def phase(self, kind: int, length: int, a: int = 0, b: int = 0) -> None:
-        start, self.now = self.now, self.now + length * US
-        self.events.append((kind, start, self.now, a, b))
-
-    def train(self, times: int = 1) -> None:
+    def train(self, times=1):
         for _ in range(times):
             self.phase(at.NEXT, 100, 5, -1)
             self.phase(at.FORWARD, 200, 8, 40)
             self.phase(at.BACKWARD, 300, 1)
             self.phase(at.OPTIMIZER_ENDS, 100, 1, -1)
 
-    def count(self, steps: int, length: int = 700) -> None:
+    def count(self, steps, length=700):
         self.phase(at.COUNTING_BEGINS, 0, LONGEST)
         self.phase(at.COUNTED, steps * length, steps)
-
-    def steps(self):
-        events, self.events = self.events, []
-        return self.maker.read(events, ())
 
 
 @pytest.fixture
@@ -71,21 +56,6 @@ def test_counted_steps_are_told_and_nothing_is_lost_or_doubled(run):
     assert not steps[-1].estimated and steps[-1].seconds == pytest.approx(700e-6)
 
 
-def test_one_record_of_each_timed_step_is_made_for_all_counted_ones_that_repeat_it(run, monkeypatch):
-    run.train(11)
-    run.steps()
-    run.count(900)
-    made: list[object] = []
-    record = maker_module._record
-    monkeypatch.setattr(maker_module, "_record", lambda *args: made.append(args) or record(*args))
-    counted = run.steps()
-    assert len(counted) == 900 and len(made) <= 11
-    each = [record(*made[at % len(made)]) for at in range(900)]
-    for step, alone in zip(counted, each, strict=True):
-        assert step.seconds == pytest.approx(alone.seconds, abs=2e-9)
-        assert replace(step, index=0, end=0.0, seconds=0.0) == replace(alone, index=0, end=0.0, seconds=0.0)
-
-
 def test_counted_steps_vary_as_the_timed_ones_did(run):
     for _ in range(20):
         run.train(3)
@@ -98,7 +68,7 @@ def test_counted_steps_vary_as_the_timed_ones_did(run):
 
 
 @pytest.mark.parametrize("kind", [at.SAVE, at.LOADER])
-def test_what_would_have_ended_the_counting_is_in_no_counted_step(run, kind):
+def test_saves_and_loader_starts_are_in_no_counted_step(run, kind):
     run.train(9)
     run.phase(kind, 300)
     run.train(1)
@@ -138,7 +108,7 @@ def test_a_slow_batch_while_counting_is_the_wait_that_it_was(run):
     assert not slow.estimated and slow.data_wait == pytest.approx(0.08) and slow.seconds == pytest.approx(0.0806)
 
 
-def test_what_was_noted_meanwhile_belongs_to_the_step_after_it_or_to_none(run):
+def test_events_during_counting_belong_to_the_next_timed_step_or_to_none(run):
     run.train(10)
     began = run.now
     run.phase(at.COUNTING_BEGINS, 0, LONGEST)
@@ -180,28 +150,6 @@ def test_no_count_makes_more_steps_than_there_is_room_for(run, monkeypatch):
     steps = run.steps()
     assert len([step for step in steps if step.estimated]) == 900 <= counted_module.MOST_AT_ONCE
     assert [step.index for step in steps][-1] == 4 + 5 * 301
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(
-                [at.COUNTING_BEGINS, at.COUNTED, at.UNSEEN, at.NEXT, at.FORWARD, at.BACKWARD, at.OPTIMIZER_ENDS]
-            ),
-            st.integers(0, 2**63 - 1) | st.integers(10**12, 10**12 + 50),
-            st.integers(0, 2**63 - 1) | st.integers(0, 50),
-            st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 20),
-        ),
-        max_size=30,
-    )
-)
-@settings(max_examples=150, deadline=None)
-def test_no_count_that_makes_no_sense_breaks_it(events):
-    maker = StepMaker()
-    maker.read([(at.OPTIMIZER_ENDS, 10**12 - 9, 10**12 - 5, 1, -1), (at.OPTIMIZER_ENDS, 10**12 - 4, 10**12, 1, -1)])
-    steps = maker.read([(kind, start, start + length, a, 0) for kind, start, length, a in events], ("transfer",))
-    assert all(0 <= step.forward <= step.seconds and 0 <= step.data_wait <= step.seconds for step in steps)
-    assert len(steps) <= counted_module.MOST_AT_ONCE + len(events)
 
 
 @pytest.mark.parametrize("again", [True, False])

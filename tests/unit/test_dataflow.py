@@ -21,7 +21,7 @@ def calls(text: str, *, model: str = "MODEL", update: str = "UPDATE") -> tuple[M
     return ModelCalls(flow, marks[model], marks.get(update, [])), lines
 
 
-def test_what_goes_into_the_call_feeds_it_wherever_it_stands() -> None:
+def test_lines_whose_value_goes_into_the_models_call_feed_it() -> None:
     found, at = calls("""
         def train(net, opt, files):
             x = first(files)
@@ -124,7 +124,7 @@ def test_acting_and_learning_in_one_loop() -> None:
     assert found.answers(at["environment"])
 
 
-def test_what_learning_is_given_of_what_acting_gave_is_no_input() -> None:
+def test_values_passed_from_acting_to_learning_are_no_model_input() -> None:
     found, at = calls("""
         def run(policy, world):
             while True:
@@ -135,7 +135,7 @@ def test_what_learning_is_given_of_what_acting_gave_is_no_input() -> None:
     assert not found.feeds(at["gains"]) and not found.answers(at["gains"])
 
 
-def test_what_is_printed_or_logged_changes_no_number() -> None:
+def test_printing_and_logging_do_not_count_as_dataflow() -> None:
     found, at = calls("""
         def train(net, opt, rows):
             at = 0
@@ -152,7 +152,7 @@ def test_what_is_printed_or_logged_changes_no_number() -> None:
     assert found.feeds(at["decode"]) and not found.answers(at["decode"])
 
 
-def test_what_a_metric_or_a_memory_is_given_stays_as_it_is() -> None:
+def test_metrics_and_replay_memories_do_not_answer_the_model() -> None:
     found, at = calls("""
         def learn(net, opt, loader, scores):
             for x, y in loader:  # data

@@ -36,7 +36,7 @@ LOOKS = pytest.mark.parametrize(
 
 
 @LOOKS
-def test_its_memory_is_bounded(look, py_spy, tmp_path):
+def test_the_memory_of_py_spy_is_bounded(look, py_spy, tmp_path):
     py_spy(
         "import mmap, time\n"
         "time.sleep(0.1)\n"
@@ -49,7 +49,7 @@ def test_its_memory_is_bounded(look, py_spy, tmp_path):
 
 
 @LOOKS
-def test_its_output_is_bounded(look, py_spy, tmp_path, monkeypatch):
+def test_the_output_of_py_spy_is_bounded(look, py_spy, tmp_path, monkeypatch):
     monkeypatch.setattr(dump, "PATIENCE_SECONDS", 2.0)
     monkeypatch.setattr(dump, "NATIVE_PATIENCE_SECONDS", 2.0)
     py_spy(f"import os\nfor _ in range(80): os.write(1, b'[' * (1 << 20))\nopen({str(tmp_path / 'wrote')!r}, 'w')\n")
@@ -68,7 +68,7 @@ def test_its_output_is_bounded(look, py_spy, tmp_path, monkeypatch):
         {"frames": [FRAME], "os_thread_id": 10**30},
     ],
 )
-def test_what_no_thread_can_have_is_left_out_or_refused(thread):
+def test_impossible_lines_and_thread_ids_are_left_out_or_refused(thread):
     data = json.dumps([thread, {"frames": [FRAME], "thread_name": "sound"}]).encode()
     try:
         threads = dump.parse(data)
@@ -77,18 +77,14 @@ def test_what_no_thread_can_have_is_left_out_or_refused(thread):
     assert [one.thread_name for one in threads] == ["sound"]
 
 
-def test_a_number_too_long_to_be_written_is_refused():
-    digits = b"9" * 5000
+def test_a_number_and_an_answer_that_are_too_long_are_refused():
     with pytest.raises(ValueError, match="out of range"):
-        dump.parse(b'[{"frames": [], "os_thread_id": ' + digits + b"}]")
-
-
-def test_an_answer_that_is_too_long_is_refused():
+        dump.parse(b'[{"frames": [], "os_thread_id": ' + b"9" * 5000 + b"}]")
     with pytest.raises(ValueError, match="or more"):
         dump.parse(b"[" + b" " * dump.MOST_BYTES + b"]")
 
 
-def test_what_is_sound_can_be_recorded():
+def test_a_valid_dump_can_be_recorded():
     threads = dump.parse(json.dumps([{"frames": [FRAME, {"name": ""}], "os_thread_id": 3}]).encode())
     builder = WindowBuilder(None, CodeOfProcesses())
     stacks = tuple(dump.threads_of(os.getpid(), threads, builder))

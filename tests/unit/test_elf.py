@@ -35,7 +35,7 @@ def test_scratch_is_writable_unused_and_next_to_no_symbol(memory: Memory) -> Non
     assert home.permissions.startswith("rw") and scratch.address + scratch.size <= home.end
 
 
-def test_what_is_not_there_is_not_found(memory: Memory) -> None:
+def test_an_unknown_symbol_is_not_found(memory: Memory) -> None:
     libc = next(m for m in mappings(os.getpid()) if "libc.so" in m.path and m.offset == 0)
     assert list(ElfImage(memory.read, libc.start).symbols(["mmap", "no_such_function"])) == ["mmap"]
 

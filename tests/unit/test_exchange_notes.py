@@ -70,7 +70,7 @@ def test_plain_values_are_read_whatever_the_protocol():
     assert read_plain(typed) == [1, 2]
 
 
-def test_many_marks_on_a_long_stack_do_not_keep_us_busy():
+def test_unpickling_many_marks_on_a_long_stack_is_not_quadratic():
     class Counted(list):
         copied = 0
 
@@ -200,12 +200,12 @@ def test_nobody_here_is_asked_for_a_rank_in_a_network_of_its_own(monkeypatch):
             child.stdin.close()
 
 
-def alike(*sequences, **fields):
+def alike(*sequences, gpu=None, **fields):
     ranks = tuple(
         Standing(pid=100 + rank, rank=rank, role="rank", doing="collective", call="backward", sequence=sequence)
         for rank, sequence in enumerate(sequences)
     )
-    return hang(snapshot([], standstill=Standstill(seconds=9.0, ranks=ranks, **fields))).verdict
+    return hang(snapshot([], standstill=Standstill(seconds=9.0, ranks=ranks, **fields), gpu=gpu)).verdict
 
 
 def test_of_ranks_in_the_same_call_the_one_with_fewer_collectives_is_behind():
@@ -215,22 +215,18 @@ def test_of_ranks_in_the_same_call_the_one_with_fewer_collectives_is_behind():
     assert alike(812, 812).subtype == alike(812, None).subtype == "exchange"
 
 
-def test_what_flight_recorder_and_ras_say_is_evidence():
+def test_what_flight_recorder_ras_and_the_driver_say_is_evidence():
     flights = tuple(FlightRecord(pid=1, rank=rank, call="all_reduce", state="started", sequence=5 - rank, group="pg",
                                  waiting=True, where="train.py:9") for rank in (0, 1))  # fmt: skip
-    told = alike(None, None, notes=ExchangeNotes(time=1.0, flights=flights, ras=("INCOMPLETE",)))
+    devices = (GpuDevice(index=0, xid=()), GpuDevice(index=1, xid=(13, 79)))
+    gpu = GpuSample(time=1.0, devices=devices)
+    told = alike(None, None, gpu=gpu, notes=ExchangeNotes(time=1.0, flights=flights, ras=("INCOMPLETE",)))
     assert told.ranks == (1,)
-    others = (flights[0], msgspec.structs.replace(flights[1], group="pairs"))
-    assert alike(None, None, notes=ExchangeNotes(time=1.0, flights=others)).subtype == "exchange", "counted apart"
     assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in told.evidence
     assert "NCCL RAS: INCOMPLETE" in told.evidence
-
-
-def test_what_the_driver_reported_of_a_device_is_evidence_in_a_hang():
-    ranks = tuple(Standing(pid=100 + rank, rank=rank, role="rank", doing="collective", call="wait") for rank in (0, 1))
-    devices = (GpuDevice(index=0, xid=()), GpuDevice(index=1, xid=(13, 79)))
-    seen = snapshot([], standstill=Standstill(seconds=9.0, ranks=ranks), gpu=GpuSample(time=1.0, devices=devices))
-    assert [told for told in hang(seen).verdict.evidence if "Xid" in told] == ["GPU 1 reported Xid 13, 79"]
+    assert [words for words in told.evidence if "Xid" in words] == ["GPU 1 reported Xid 13, 79"]
+    others = (flights[0], msgspec.structs.replace(flights[1], group="pairs"))
+    assert alike(None, None, notes=ExchangeNotes(time=1.0, flights=others)).subtype == "exchange", "counted apart"
 
 
 def test_frames_below_python_are_those_above_its_newest():

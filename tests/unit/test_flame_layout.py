@@ -121,7 +121,7 @@ def test_rows_change_places_only_for_more_than_a_trifle():
     assert order(c=1) == ["c"]
 
 
-def test_who_goes_round_parts_then_processes_and_their_threads():
+def test_the_choice_cycles_through_parts_processes_and_threads():
     spin, idle = call("spin", 9), call("wait", 9)
     stacks = job(call("main", 10), call("load", 8), beside=(("spinner", spin, 0.9), ("sleeper", idle, 0.0)))
     parts, who = [], EVERYBODY

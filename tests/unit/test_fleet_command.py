@@ -1,28 +1,14 @@
 """`aitop fleet --once`: what it prints, its exit codes, and that no password is ever printed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from fake_prometheus import COMPUTE, INPUT, Rank, served, vector
+from fake_prometheus import COMPUTE, Rank, served, vector
 
 from aitop.cli import run
-from aitop.commands.config import path
 
 SECRET = "s3cr3t"
-
-
-@pytest.fixture(autouse=True)
-def settings(tmp_path, monkeypatch):
-    """`settings(text)` makes that the settings file."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def write(text):
-        path().parent.mkdir(exist_ok=True)
-        path().write_text(text)
-
-    return write
+pytestmark = pytest.mark.usefixtures("settings_file")
 
 
 def test_the_table(capsys):
@@ -93,9 +79,9 @@ def test_the_time_to_look_back(capsys):
     assert "wasted in the last 10 m: 0.8 device-hours" in capsys.readouterr().out
 
 
-def test_the_address_of_the_settings(capsys, settings):
+def test_the_address_of_the_settings(capsys, settings_file):
     with served() as fake:
-        settings(f'prometheus = "{fake.url.replace("//", f"//ada:{SECRET}@")}"')
+        settings_file(f'prometheus = "{fake.url.replace("//", f"//ada:{SECRET}@")}"')
         assert run(["fleet", "--once"]) == 0
         assert {one["Authorization"] for one in fake.headers} == {"Basic YWRhOnMzY3IzdA=="}
     assert run(["config"]) == 0
@@ -136,15 +122,9 @@ def test_every_failure_is_a_sentence_and_a_code(arguments, answer, code, words, 
     assert "Traceback" not in captured.err
 
 
-def test_a_wrong_setting_is_not_repeated(capsys, settings):
-    settings(f'prometheus = "ftp://ada:{SECRET}@h"')
+def test_a_wrong_setting_is_not_repeated(capsys, settings_file):
+    settings_file(f'prometheus = "ftp://ada:{SECRET}@h"')
     assert run(["fleet", "--once"]) == 2
     err = capsys.readouterr().err
     assert "line 1: prometheus must be a URL such as http://" in err
     assert SECRET not in err
-
-
-def test_the_first_verdict_of_a_job_is_the_one_that_is_printed(capsys):
-    with served(Rank("j", "n", 0, 7, 0.3, verdicts=(INPUT, COMPUTE))) as fake:
-        run(["fleet", "--prometheus", fake.url, "--once"])
-    assert "input-bound/workers" in capsys.readouterr().out

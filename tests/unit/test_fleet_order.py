@@ -73,7 +73,7 @@ def test_no_label_gets_into_a_shell(node):
     assert command_for(replace(RANK, pid=None)) is None
 
 
-def test_what_a_verdict_only_informs_of_is_no_loss():
+def test_a_verdict_of_severity_info_is_no_loss():
     computes = FleetJob(job="a", nodes=("n",), ranks=8, finding=Finding(verdict="compute-bound", share=0.99))
     waits = FleetJob(
         job="b", nodes=("n",), ranks=1, finding=Finding(verdict="input-bound", severity="warning", share=0.4)

@@ -46,16 +46,12 @@ def test_a_page_asks_for_a_few_rows_a_job_and_nothing_else():
     assert all("by (" in query for query in page(3600.0).values())
 
 
-def test_only_first_verdicts_count():
+def test_the_verdict_of_a_job_is_the_first_of_its_ranks_and_a_hang_has_no_share():
     with served(Rank("j", "n", 0, 7, verdicts=(COMPUTE, INPUT))) as fake:
         (job,) = reader(fake).jobs().jobs
     assert (job.finding.name, job.finding.place) == ("compute-bound", "")
-
-
-def test_a_hang_has_no_share_and_is_still_the_verdict():
-    with served(
-        Rank("j", "n", 0, 7, stalled=True, verdicts=(HANG,)), Rank("j", "m", 1, 8, verdicts=(COMPUTE,))
-    ) as fake:
+    hung = Rank("j", "n", 0, 7, stalled=True, verdicts=(HANG,))
+    with served(hung, Rank("j", "m", 1, 8, verdicts=(COMPUTE,))) as fake:
         (job,) = reader(fake).jobs().jobs
     assert (job.finding.name, job.finding.share, job.finding.speedup) == ("hang", None, None)
 
@@ -73,7 +69,7 @@ def test_all_ranks_wait_for_one_on_another_machine():
     assert job.finding.name == "comm-bound/elsewhere", "they wait alike: for the exchange"
 
 
-def test_who_the_job_belongs_to():
+def test_a_job_names_its_users():
     with served(Rank("j", "n", 0, 7, user="eve"), Rank("j", "m", 1, 8, user="ada"), Rank("k", "n", 0, 9)) as fake:
         assert [job.user for job in reader(fake).jobs().jobs] == ["ada, eve", None]
 
@@ -131,7 +127,7 @@ def test_no_name_of_a_job_gets_out_of_its_quotes(job):
         assert json.dumps(job, ensure_ascii=False) in query
 
 
-def test_nobody_exports():
+def test_without_any_exporter_the_command_to_start_one_is_named():
     with served() as fake:
         fake.answer = lambda handler: handler.reply(200, vector([]), "application/json")
         with pytest.raises(NotEnoughEvidenceError, match="knows of no node that aitop watches now: run `aitop export"):
@@ -184,14 +180,14 @@ def test_a_redirect_is_not_followed():
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_may_not_ask(status):
+def test_http_401_and_403_ask_for_name_and_password(status):
     with served() as fake:
         fake.answer = lambda handler: handler.reply(status, b"")
         with pytest.raises(NotPermittedError, match="name and password"):
             reader(fake).jobs()
 
 
-def test_no_number_that_cannot_be_gets_in():
+def test_impossible_numbers_are_left_out():
     rows = {
         "user": [({"job": "j"}, 1.0)],
         "up": [
@@ -210,7 +206,7 @@ def test_no_number_that_cannot_be_gets_in():
 
 
 @pytest.mark.parametrize("text", ["NaN", "+Inf", "-Inf", "one", "", "1e999"])
-def test_what_is_no_number_is_left_out(text):
+def test_values_that_are_no_finite_numbers_are_left_out(text):
     with served() as fake:
         body = success([ELEMENT, {**ELEMENT, "value": [1.0, text]}])
         fake.answer = lambda handler: handler.reply(200, body, "application/json")
@@ -244,7 +240,7 @@ def test_an_endless_answer_is_not_read_to_its_end(monkeypatch):
 
 
 @pytest.mark.parametrize("slow", ["silent", "headers", "body"])
-def test_who_is_slow_is_not_waited_for(slow):
+def test_a_slow_answer_is_given_up_after_the_time_limit(slow):
     def drip(connection):
         head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n" + b"\r\n" * (slow == "body")
         try:
@@ -264,7 +260,7 @@ def test_who_is_slow_is_not_waited_for(slow):
     assert time.monotonic() - began < 2
 
 
-def test_who_is_not_there():
+def test_a_refused_connection_is_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(AitopError, match=rf"cannot reach Prometheus at http://127.0.0.1:{port}: Connection refused"):
@@ -306,7 +302,7 @@ def test_an_address_is_shown_without_its_password(text, shown):
     ["", "http://", "ftp://prom", "http://prom:99999", "http://prom:x", "http://[::1", "http://p/?a=b", "http://p\nq/",
      "file:///etc/passwd", "http://:9090", "http://" + "a" * 70 + ".x", "http://a..b"],
 )  # fmt: skip
-def test_what_is_no_address(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(ValueError, match=r"in it|read|begins|names"):
         parse(text)
 

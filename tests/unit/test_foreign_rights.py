@@ -39,7 +39,7 @@ def test_memory_is_opened(handles):
     assert open_memfd(f"/proc/self/fd/{memory}", ring_layout.MEMFD_LINK, os.O_RDONLY) is None
 
 
-def test_what_has_the_pid_of_a_process_that_is_gone_is_not_taken_for_it():
+def test_a_process_with_a_reused_pid_is_not_taken_for_the_one_that_ended():
     us = own_status()
     before = os.listdir("/proc/self/fd")
     with pytest.raises(AttachRefused, match="ended"):
@@ -48,7 +48,7 @@ def test_what_has_the_pid_of_a_process_that_is_gone_is_not_taken_for_it():
     open_memory(us).close()
 
 
-def test_what_only_bears_the_name_is_not_opened(tmp_path, handles, monkeypatch):
+def test_a_file_that_only_has_the_name_of_a_memfd_is_not_opened(tmp_path, handles, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_bytes(struct.pack("=QQ", ring_layout.MAGIC, ring_layout.VERSION))
     names = [tmp_path / "pipe", tmp_path / "file", "/dev/null", tmp_path]

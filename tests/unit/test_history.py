@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from typing import NamedTuple
 
 import pytest
-from stack_maker import stack, window
 
 from aitop.engine.history import (
     APART_SECONDS,
     CHART_SECONDS,
     DENSE_SECONDS,
     KEEP_SECONDS,
-    History,
     RecentSamples,
     StepSeconds,
 )
 from aitop.engine.snapshot.series import LANE_SAMPLES, MOST_LANES, worker_lanes
 from aitop.model.host import HostSample, MachineSample, ProcessSample
-from aitop.model.snapshot import Target
-from aitop.model.stacks import StackWindow
 from aitop.model.steps import StepRecord
-from aitop.stacks import reading
-from aitop.stacks.view import MOST_WINDOWS, StackView
+from aitop.stacks.view import StackView
 
 
 class Seen(NamedTuple):
@@ -58,14 +52,14 @@ def test_older_ones_that_came_fast_are_thinned_out():
     assert len(kept) < KEEP_SECONDS / APART_SECONDS + DENSE_SECONDS * 10 + 2
 
 
-def test_what_is_kept_does_not_depend_on_where_reading_began():
+def test_the_samples_kept_do_not_depend_on_where_reading_began():
     times = [7.0 + number * 0.083 for number in range(12_000)]
     last = times[-1] - KEEP_SECONDS
     late = taken([time for time in times if time >= last - 1.0])
     assert [one.time for one in late] == [one.time for one in taken(times)]
 
 
-def test_looked_at_from_both_ends():
+def test_samples_are_read_from_both_ends():
     kept = RecentSamples()
     assert kept.last is None and not kept and list(kept) == []
     taken([float(number) for number in range(100)], kept)
@@ -92,7 +86,7 @@ def test_steps_are_put_together_by_the_second_in_which_they_end():
     assert found["step_evaluation"].values == (0.0, 0.05)
 
 
-def test_it_does_not_grow_without_bound():
+def test_the_chart_of_steps_is_bounded():
     seconds = StepSeconds()
     seconds.add(step(n, float(n)) for n in range(2000))
     assert len(seconds.series()["step_p50"].times) == CHART_SECONDS
@@ -115,18 +109,3 @@ def test_each_worker_has_a_lane():
     assert len(many) == MOST_LANES
     assert len(many["worker0.cpu"].times) == LANE_SAMPLES
     assert worker_lanes([], [], StackView()) == {}
-
-
-def test_a_window_and_its_stacks_go_once_the_history_drops_them():
-    def alive(kind):
-        return sum(type(each) is kind for each in gc.get_objects())
-
-    gc.collect()
-    before = alive(StackWindow), alive(reading.Seen)
-    history = History(Target(pid=7, command="train.py"))
-    for number in range(5 * MOST_WINDOWS):
-        frames = stack("user/train.py:9 <module>", f"user/train.py:{number} step{number}")
-        history.add(window(float(number), (7, "MainThread", True, frames, 3)))
-        history.stacks.view(list(history.windows), {7: "rank"}, 0.0)
-    gc.collect()
-    assert (alive(StackWindow) - before[0], alive(reading.Seen) - before[1]) == (MOST_WINDOWS, MOST_WINDOWS)

@@ -1,7 +1,5 @@
 """The facts of a hook's measures as their reader takes them: hostile until they make sense."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -45,9 +43,8 @@ def decoded(facts):
     return decode_facts(json.dumps({"facts": facts}).encode())
 
 
-def test_what_a_hook_says():
+def test_facts_of_a_hook_are_decoded():
     answer = decoded(WHOLE)
-    assert answer is not None
     facts, _ = answer
     assert facts.calls == (CallSite(**SITE),)
     for name in WHOLE.keys() - {"calls", "input_dtypes", "recompile_reasons", "watches"}:
@@ -74,7 +71,7 @@ def test_what_a_hook_says():
         ("scaler_skips", "many"),
     ],
 )
-def test_what_no_hook_says(name, value):
+def test_facts_that_no_hook_sends_are_refused(name, value):
     assert decoded(WHOLE | {name: value}) is None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from aitop.hook.journal import GONE, MOST_WORDS, Journal
 from aitop.hook.patches import Patches
 from aitop.hook.phases import gc_callback, leading, wrap_forward
@@ -73,23 +75,24 @@ class Symbol:
         raise AssertionError("a symbol was compared")
 
 
-class TestLeading:
-    def test_the_first_dimension(self):
-        assert leading((Tensor(8, 3),), {}, Tensor) == 8
-        assert leading((None, [Tensor(4)]), {}, Tensor) == 4
-        assert leading((), {"x": {"ids": Tensor(2, 2)}}, Tensor) == 2
-
-    def test_the_features_of_one_sample_are_one_sample(self):
-        assert leading((Tensor(8, floating=True),), {}, Tensor) == 1
-        assert leading((Tensor(8, 3, floating=True),), {}, Tensor) == 8
-
-    def test_a_scalar_says_nothing(self):
-        assert leading((Tensor(), Tensor(8, 3)), {}, Tensor) == 8
-        assert leading((Tensor(),), {}, Tensor) == -1
-
-    def test_a_symbol_is_left_alone(self):
-        assert leading((Tensor(Symbol()),), {}, Tensor) == -1
-        assert leading(([Tensor(Symbol())],), {}, Tensor) == -1
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "samples"),
+    [
+        ((Tensor(8, 3),), {}, 8),
+        ((None, [Tensor(4)]), {}, 4),
+        ((), {"x": {"ids": Tensor(2, 2)}}, 2),
+        # The features of one sample are one sample.
+        ((Tensor(8, floating=True),), {}, 1),
+        ((Tensor(8, 3, floating=True),), {}, 8),
+        # A scalar says nothing, and a symbol is left alone.
+        ((Tensor(), Tensor(8, 3)), {}, 8),
+        ((Tensor(),), {}, -1),
+        ((Tensor(Symbol()),), {}, -1),
+        (([Tensor(Symbol())],), {}, -1),
+    ],
+)
+def test_the_first_dimension_is_the_number_of_samples(arguments, keywords, samples):
+    assert leading(arguments, keywords, Tensor) == samples
 
 
 class Session:

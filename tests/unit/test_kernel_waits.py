@@ -130,20 +130,14 @@ CALLS: list[tuple[str, bytes, bytes | None, WaitKind | None]] = [
 def test_what_a_call_waits_for(proc: Path, what: str, x86: bytes, arm: bytes | None, kind: WaitKind | None) -> None:
     for machine, text in (("x86_64", x86), ("aarch64", arm)):
         call = parse_call(text or b"")
-        assert call is not None
         expected = "child" if what == "vfork" and machine == "x86_64" else kind
         assert wait_in_call(call, rules_of(machine), Descriptors(PID)) == expected
 
 
-def test_a_thread_that_runs_waits_for_nothing():
-    assert parse_call(b"running\n") is None
-
-
 @pytest.mark.parametrize("text", [b"", b"\n", b"x 0x1 0x2\n", b"0 0x1\n", b"0 1 2 3 4 5 6 7 zz\n"])
 def test_a_line_of_something_else_is_no_call_that_is_known(proc: Path, text: bytes) -> None:
-    call = parse_call(text)
-    assert call is not None
-    assert wait_in_call(call, rules_of("x86_64"), Descriptors(PID)) is None
+    assert parse_call(b"running\n") is None
+    assert wait_in_call(parse_call(text), rules_of("x86_64"), Descriptors(PID)) is None
 
 
 def test_numbers_mean_nothing_on_another_machine():
@@ -220,6 +214,17 @@ def by_name(states: tuple[ThreadState, ...]) -> dict[tuple[int, str], ThreadStat
     return {(state.pid, state.thread): state for state in states}
 
 
+def looked(*pids: int, windows: int = 1, names: dict[str, str] | None = None) -> dict[tuple[int, str], ThreadState]:
+    """What one look at these processes says (in the last of so many windows); `names` are py-spy's of their threads."""
+    kernel = KernelWaits("x86_64")
+    for _ in range(windows):
+        kernel.begin(list(pids))
+        kernel.look()
+        kernel.end()
+        states = kernel.states({pid: names or {} for pid in pids})
+    return by_name(states)
+
+
 def test_looks_are_summed_by_the_names_of_the_threads(thread: Thread) -> None:
     main = thread(PID, b"running\n")
     thread(PID + 1, line(202, 0x7F00))
@@ -252,13 +257,7 @@ def pooled(thread: Thread, *, python: bytes, native: bytes) -> ThreadState:
     for number in (PID + 2, PID + 3):
         folder = thread(number, native if number == PID + 2 else line(202))
         (folder / "schedstat").write_text(f"{9000000000 - number} 0 1\n")
-    kernel = KernelWaits("x86_64")
-    for _ in range(2):
-        kernel.begin([PID])
-        kernel.look()
-        kernel.end()
-        states = by_name(kernel.states({PID: {str(PID + 1): "worker"}}))
-    return states[PID, "MainThread"]
+    return looked(PID, windows=2, names={str(PID + 1): "worker"})[PID, "MainThread"]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def pooled(thread: Thread, *, python: bytes, native: bytes) -> ThreadState:
         (line(202), line(202), "lock"),
     ],
 )
-def test_who_waits_for_a_lock_while_native_threads_work_waits_for_these(
+def test_a_lock_wait_while_native_threads_compute_counts_as_native(
     thread: Thread, python: bytes, native: bytes, kind: WaitKind
 ) -> None:
     assert pooled(thread, python=python, native=native).waits == {kind: 1}
@@ -280,12 +279,7 @@ def test_without_the_kernels_ids_no_thread_is_taken_for_a_native_one(thread: Thr
     """Before Python 3.11 py-spy knows threads by other numbers: the one that runs may be Python's."""
     thread(PID, line(202))
     thread(PID + 1, b"running\n")
-    kernel = KernelWaits("x86_64")
-    kernel.begin([PID])
-    kernel.look()
-    kernel.end()
-    [main] = kernel.states({PID: {"140512345": "worker"}})
-    assert main.waits == {"lock": 1}
+    assert looked(PID, names={"140512345": "worker"})[PID, "MainThread"].waits == {"lock": 1}
 
 
 def test_the_busiest_native_threads_are_looked_at(thread: Thread) -> None:
@@ -294,33 +288,27 @@ def test_the_busiest_native_threads_are_looked_at(thread: Thread) -> None:
         at_work = number == PID + 9
         folder = thread(number, b"running\n" if at_work else line(202))
         (folder / "schedstat").write_text(f"{5 if at_work else 1}000000000 0 1\n")
-    kernel = KernelWaits("x86_64")
-    kernel.begin([PID])
-    kernel.look()
-    kernel.end()
-    [main] = kernel.states({PID: {}})
-    assert main.waits == {"native": 1}
+    assert looked(PID)[PID, "MainThread"].waits == {"native": 1}
 
 
-def test_no_file_of_a_native_thread_that_ends_meanwhile_is_left_open(
-    thread: Thread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["it lives on", "a native thread ends meanwhile"])
+def test_no_file_stays_open(thread: Thread, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
     thread(PID, line(202))
-    ends = thread(PID + 1, b"running\n") / "syscall"
+    other = thread(PID + 1, b"running\n") / "syscall"
     before, read = os.listdir("/proc/self/fd"), os.pread
 
     def of_the_dead(file: int, size: int, offset: int) -> bytes:
-        if os.path.samestat(os.fstat(file), ends.stat()):
+        if os.path.samestat(os.fstat(file), other.stat()):
             raise ProcessLookupError
         return read(file, size, offset)
 
-    monkeypatch.setattr(os, "pread", of_the_dead)
+    if ends:
+        monkeypatch.setattr(os, "pread", of_the_dead)
+    looked(PID, windows=2, names={str(PID): "main"})
     kernel = KernelWaits("x86_64")
-    for _ in range(2):
-        kernel.begin([PID])
-        kernel.look()
-        kernel.end()
-        kernel.states({PID: {str(PID): "main"}})
+    kernel.begin([PID])
+    kernel.begin([PID])
+    kernel.end()
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -347,7 +335,7 @@ def test_the_kernel_counts_how_long_a_thread_ran_or_waited_for_a_core(
     assert states[PID, "other"].counted is None and states[PID, "other"].on_core == 0.0
 
 
-def test_without_the_file_of_the_call_the_state_says_it(thread: Thread) -> None:
+def test_without_the_syscall_file_the_state_of_the_thread_is_used(thread: Thread) -> None:
     main = thread(PID, None, state="R")
     kernel = KernelWaits("x86_64")
     kernel.begin([PID])
@@ -362,21 +350,10 @@ def test_without_the_file_of_the_call_the_state_says_it(thread: Thread) -> None:
     assert (state.asked, state.running, state.waits) == (3, 1, {"other": 1, "disk": 1})
 
 
-def test_a_page_fault_is_disk(thread: Thread) -> None:
+def test_a_page_fault_is_disk_and_a_process_that_is_gone_has_no_states(thread: Thread) -> None:
     thread(PID, f"-1 {STACK}\n".encode(), state="D")
-    kernel = KernelWaits("x86_64")
-    kernel.begin([PID])
-    kernel.look()
-    kernel.end()
-    assert kernel.states({})[0].waits == {"disk": 1}
-
-
-def test_a_process_that_is_gone_has_no_states(proc: Path) -> None:
-    kernel = KernelWaits("x86_64")
-    kernel.begin([9999])
-    kernel.look()
-    kernel.end()
-    assert kernel.states({}) == ()
+    assert looked(PID)[PID, "MainThread"].waits == {"disk": 1}
+    assert looked(9999) == {}
 
 
 def test_of_many_threads_the_busy_ones_are_always_looked_at_and_the_others_in_turn(thread: Thread) -> None:
@@ -397,17 +374,6 @@ def test_of_many_threads_the_busy_ones_are_always_looked_at_and_the_others_in_tu
     assert set().union(*seen) == {"MainThread", *python.values()}
     first = next(index for index, names in enumerate(seen) if f"t{PID + 20}" in names)
     assert all(f"t{PID + 20}" in names for names in seen[first:])
-
-
-def test_no_file_stays_open(thread: Thread) -> None:
-    thread(PID, line(202))
-    before = len(os.listdir("/proc/self/fd"))
-    kernel = KernelWaits("x86_64")
-    kernel.begin([PID])
-    kernel.look()
-    kernel.begin([PID])
-    kernel.end()
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_waits_for_a_thread_are_right_in_the_mean_and_near_it_in_the_middle(usua
     assert statistics.median(estimated) == pytest.approx(statistics.median(real), rel=0.15, abs=0.3)
 
 
-def test_where_no_tick_passes_nobody_has_waited():
+def test_without_a_tick_in_between_the_wait_is_zero():
     threads = Threads(TICK)
     assert all(threads.arrival(number * MS, 0, number % TICK) == number * MS for number in range(1000, 1100))
 

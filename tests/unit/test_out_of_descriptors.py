@@ -86,7 +86,7 @@ class Starved(Source):
         full()
 
 
-def test_what_is_lacking_is_said_with_the_command_that_mends_it():
+def test_a_lack_of_descriptors_is_said_with_the_command_that_mends_it():
     said: list[SourceStatus] = []
     told = threading.Event()
     runner = SourceRunner(Starved(), lambda event: (said.append(event), told.set()))

@@ -110,7 +110,7 @@ def test_links_to_what_is_open_are_followed(tmp_path):
     os.close(reading), os.close(writing)
 
 
-def test_what_is_no_file_is_said(tmp_path):
+def test_an_output_path_that_is_no_file_is_refused_with_the_reason(tmp_path):
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "nowhere").symlink_to("none/file")
     for path, words in (("circle", "[Ll]evels of symbolic links"), ("nowhere", "No such file"), (".", "directory")):
@@ -216,10 +216,13 @@ def test_what_replaces_a_file_is_written_into_no_link_that_came_meanwhile(tmp_pa
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_key_records_to_a_new_file_only(tmp_path):
+def test_a_new_file_takes_no_others_place(tmp_path):
     (tmp_path / "there").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(WrongUsageError, match="File exists"):
         RecordingWriter(tmp_path / "there", Target(pid=1, command="x"), new=True)
+    with pytest.raises(FileExistsError):
+        open_output(tmp_path / "link", new=True)
 
 
 # What runs in the target or goes there has rules of its own; demos write in their own folders.
@@ -247,9 +250,3 @@ def test_nothing_else_opens_files_to_write():
                 modes = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
                 found += [f"{name}:{node.lineno} open" for mode in modes if by_name and MODES.search(str(mode))]
     assert not found
-
-
-def test_a_new_file_takes_no_others_place(tmp_path):
-    (tmp_path / "there").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(FileExistsError):
-        open_output(tmp_path / "there", new=True)

@@ -46,10 +46,6 @@ def of(processes: tuple[ProcessSample, ...], **given: Any) -> Snapshot:
     )  # fmt: skip
 
 
-def snapshot(**given: Any) -> Snapshot:
-    return of(JOB, **given)
-
-
 def shown(rows: list[ProcessRow]) -> list[str]:
     return [row.guide + row.label for row in rows]
 
@@ -162,20 +158,19 @@ def test_a_chosen_process_takes_what_is_below_it_along() -> None:
     assert family(JOB, 12) == {12, 20, 21}
     assert family(JOB, 20) == {20}
     assert family(JOB, 999) == {999}
-    assert process_words(snapshot(), 12) == "rank 0 +2"
-    assert process_words(snapshot(), 22) == "worker 0 of rank 1"
-    assert process_words(snapshot(), 999) == "process 999"
+    assert process_words(of(JOB), 12) == "rank 0 +2"
+    assert process_words(of(JOB), 22) == "worker 0 of rank 1"
+    assert process_words(of(JOB), 999) == "process 999"
 
 
 def test_steps_of_another_rank_come_from_its_stacks_or_are_called_the_jobs() -> None:
-    bare = snapshot()
+    bare = of(JOB)
     assert steps_for(bare, None) == (bare.steps, None)
     assert steps_for(bare, frozenset({12, 20})) == (bare.steps, None)
     assert steps_for(bare, frozenset({11})) == (bare.steps, "whole job")
     other = ProcessStacks(pid=11, role="rank", samples=9, phases=Phases(backward=0.5))
-    steps, whose = steps_for(snapshot(stacks=Stacks(seconds=1.0, samples=9, processes=(other,))), frozenset({11}))
+    steps, whose = steps_for(of(JOB, stacks=Stacks(seconds=1.0, samples=9, processes=(other,))), frozenset({11}))
     assert whose is None
-    assert steps is not None
     assert (steps.basis, steps.pid, steps.phases.backward) == ("stacks", 11, 0.5)
 
 
@@ -186,7 +181,7 @@ def test_devices_are_those_of_the_processes_where_any_lists_them() -> None:
     assert devices_for(sample, frozenset({12})) == ((used,), None)
     assert devices_for(sample, frozenset({11})) == ((used, free), "whole job")
     for chosen, scope in ((11, "whole job"), (None, None)):
-        assert GpuPane(id="gpu").draw(View(snapshot=snapshot(gpu=sample), chosen=chosen), 80, 20).scope == scope
+        assert GpuPane(id="gpu").draw(View(snapshot=of(JOB, gpu=sample), chosen=chosen), 80, 20).scope == scope
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 36), (200, 50), (300, 70)])
@@ -217,7 +212,7 @@ def test_the_room_of_a_folded_pane_goes_to_its_column() -> None:
     assert both["code"].height > boxes["code"].height
 
 
-def test_what_a_new_process_has_no_rates_of_yet_looks_other_than_what_is_not_supported() -> None:
+def test_rates_of_a_new_process_look_different_from_unsupported_figures() -> None:
     new = process(40, 10, "other", started=WALL - 1)
     lines = [
         row_line(row, fit(100, gpu=False), 100, cursor=False, chosen=False).text

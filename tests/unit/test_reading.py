@@ -89,7 +89,7 @@ def test_phase(frames, phase):
         ((CALL, "torch/_inductor/output_code.py __call__"), None, "tensor"),
     ],
 )
-def test_what_a_line_does_is_what_the_libraries_below_it_do(below, state, work):
+def test_a_line_does_what_the_libraries_below_it_do(below, state, work):
     seen = read_stack(stack(*MAIN, *below))
     assert (seen.state, seen.work) == (state, work)
     assert seen.leaf == (not below)
@@ -103,7 +103,7 @@ def test_a_function_that_a_compiler_traces_is_not_at_work():
     assert (seen.state, seen.work) == ("compile", "tensor")
 
 
-def test_what_stands_above_the_users_line_does_not_say_what_it_does():
+def test_libraries_above_the_users_line_do_not_say_what_it_does():
     seen = read_stack(stack(*MAIN, "PIL/Image.py open", "user/data.py:7 load"))
     assert (seen.state, seen.work, seen.leaf) == (None, None, True)
 

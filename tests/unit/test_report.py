@@ -237,22 +237,24 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
     assert "transfer" not in text
 
 
-@pytest.mark.parametrize("share", [1e12, -5.0])
-def test_a_share_that_cannot_be_makes_no_endless_bar(share):
-    text = to_text(report_of(snapshot(steps=Steps(count=3, basis="hook", phases=Phases(data_wait=share)))))
-    assert text.count("█") <= BAR
+def test_no_line_of_the_text_is_longer_than_the_page():
+    for share in (1e12, -5.0):
+        text = to_text(report_of(snapshot(steps=Steps(count=3, basis="hook", phases=Phases(data_wait=share)))))
+        assert text.count("█") <= BAR
+    long = Verdict(id="a", severity="info", title="word " * 100, confidence=1.0)
+    text = to_text(report_of(snapshot(diagnosis=Diagnosis(verdicts=(long,)))))
+    assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_text_without_a_verdict_says_so():
     text = to_text(report_of(snapshot(diagnosis=Diagnosis(), steps=None, cost=Cost())))
     assert "NO VERDICT: nothing that was seen stands out." in text
-    assert "Step" not in text
-    assert "Watching" not in text
-
-
-def test_text_says_when_evidence_is_wanting():
+    assert "Step" not in text and "Watching" not in text
     silent = Diagnosis(abstained=(Abstention(id="input-bound", reason="3 steps so far"),))
     assert "NO VERDICT: not enough was seen" in to_text(report_of(snapshot(diagnosis=silent)))
+    text = to_text(report_of(snapshot(ledgers=(LEDGER,), diagnosis=Diagnosis())))
+    assert "NO VERDICT: no single cause stands out. Where the time goes is listed below." in text
+    assert "train.py:41 main" in text
 
 
 def test_json_has_the_entries_of_all_ledgers_heaviest_first():
@@ -312,12 +314,6 @@ What makes its data:
     assert text.index("INPUT-BOUND") < text.index("Where the time") < text.index("Step (from hook)")
 
 
-def test_without_a_verdict_the_text_still_names_the_line():
-    text = to_text(report_of(snapshot(ledgers=(LEDGER,), diagnosis=Diagnosis())))
-    assert "NO VERDICT: no single cause stands out. Where the time goes is listed below." in text
-    assert "train.py:41 main" in text
-
-
 def test_every_other_working_process_gets_one_row():
     ranks = [
         Ledger(pid=pid, thread="MainThread", unit="second", entries=(entry(1.0, "exchange", "wait-network", pid=pid),))
@@ -348,7 +344,7 @@ def test_a_verdict_names_its_processes_where_several_work():
     assert "cause 100 % certain · pids 1, 2, 3, 4 and 4 more\n" in text
 
 
-def test_every_phase_and_activity_has_words():
+def test_every_activity_has_words():
     assert set(ACTIVITIES) == set(typing.get_args(Activity))
 
 
@@ -409,10 +405,3 @@ def test_html_explains_its_verdicts():
     assert "<pre>DataLoader(..., num_workers=6, persistent_workers=True,\n           prefetch_factor=4" in page
     assert [part in page for part in PARTS] == [True] * 5
     assert "About" not in to_html(report_of(snapshot(diagnosis=Diagnosis())))
-
-
-def test_long_words_do_not_break_and_lines_stay_legible():
-    shot = snapshot(
-        diagnosis=Diagnosis(verdicts=(Verdict(id="a", severity="info", title="word " * 100, confidence=1.0),))
-    )
-    assert max(len(line) for line in to_text(report_of(shot)).splitlines()) <= WIDTH

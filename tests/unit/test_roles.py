@@ -1,10 +1,11 @@
 """Who is who in process trees that people run."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aitop.sources.host.command_lines import RankNumbers
-from aitop.sources.host.roles import Facts, assign, ranks_of
+from aitop.sources.host.roles import Facts, assign
 
 TRACKER = ("python", "-c", "from multiprocessing.resource_tracker import main;main(5)")
 FORKSERVER = ("python", "-c", "from multiprocessing.forkserver import main; main(8, 9, [])")
@@ -43,19 +44,15 @@ def roles(*processes, **known):
     return {pid: (place.role, place.numbers.rank) for pid, place in assign(processes, Known(**known)).items()}
 
 
-def test_single_process_with_forked_workers():
-    found = roles(process(10, 1), worker(11, 10), worker(12, 10))
-    assert found == {10: ("rank", 0), 11: ("loader-worker", 0), 12: ("loader-worker", 0)}
-
-
-def test_workers_of_a_torch_that_does_not_name_them():
-    found = roles(process(10, 1), process(11, 10, forked=True), process(12, 10, SPAWNED))
-    assert found == {10: ("rank", 0), 11: ("loader-worker", 0), 12: ("loader-worker", 0)}
-
-
-def test_a_fork_beside_named_workers_is_not_one_of_them():
-    found = roles(process(10, 1), worker(11, 10), process(12, 10, forked=True))
-    assert found[12] == ("other", None)
+@pytest.mark.parametrize(
+    "workers",
+    [(worker(11, 10), worker(12, 10)), (process(11, 10, forked=True), process(12, 10, SPAWNED))],
+    ids=["named", "of a torch that does not name them"],
+)
+def test_a_single_process_with_workers(workers):
+    assert roles(process(10, 1), *workers) == {10: ("rank", 0), 11: ("loader-worker", 0), 12: ("loader-worker", 0)}
+    forked = roles(process(10, 1), worker(11, 10), process(12, 10, forked=True))
+    assert forked[12] == ("other", None), "a fork beside named workers is not one of them"
 
 
 def test_spawned_and_fork_server_workers():
@@ -63,23 +60,6 @@ def test_spawned_and_fork_server_workers():
     assert spawned == {10: ("rank", 0), 11: ("helper", None), 12: ("loader-worker", 0)}
     served = roles(process(10, 1), process(11, 10, FORKSERVER), worker(12, 11, FORKSERVER))
     assert served == {10: ("rank", 0), 11: ("helper", None), 12: ("loader-worker", 0)}
-
-
-def test_torchrun_with_a_shell_above():
-    found = roles(
-        process(5, 1, "bash train.sh"),
-        process(10, 5, "python /bin/torchrun train.py", comm="pt_elastic", rank=0, world=1),
-        process(11, 10, rank=0, local=0, world=2),
-        process(12, 10, rank=1, local=1, world=2),
-        worker(13, 12, rank=1, local=1, world=2),
-    )
-    assert found == {
-        5: ("launcher", None),
-        10: ("launcher", None),
-        11: ("rank", 0),
-        12: ("rank", 1),
-        13: ("loader-worker", 1),
-    }
 
 
 def test_multiprocessing_spawn_ranks_are_numbered_by_start():
@@ -143,58 +123,25 @@ def test_a_loader_worker_that_runs_a_model_still_feeds_its_rank():
     assert roles(process(10, 1), worker(11, 10), steps={11})[11] == ("loader-worker", 0)
 
 
-def test_a_sweep_that_runs_torchrun():
-    found = roles(
-        process(10, 1, "python sweep.py"),
-        process(11, 10, "python /bin/torchrun train.py"),
-        process(12, 11, rank=0, world=1),
-    )
-    assert found == {10: ("launcher", None), 11: ("launcher", None), 12: ("rank", 0)}
-
-
 def test_what_a_rank_starts_on_the_side():
     found = roles(
         process(10, 1),
         process(11, 10, "wandb-core --port 1", python=False),
         process(12, 10, "sh -c nvidia-smi"),
         process(13, 12, "nvidia-smi"),
-        process(14, 10, "python /x/torch/_inductor/compile_worker/__main__.py"),
-        process(15, 14, "python /x/torch/_inductor/compile_worker/__main__.py", forked=True),
-        process(16, 10, "python prepare.py"),
-        process(17, 12, "python prepare.py"),
+        process(14, 10, "python prepare.py"),
+        process(15, 12, "python prepare.py"),
     )
-    assert {pid: role for pid, (role, _) in found.items()} == {
-        10: "rank",
-        11: "helper",
-        12: "other",
-        13: "helper",
-        14: "helper",
-        15: "helper",
-        16: "other",
-        17: "other",
-    }
+    known = {10: "rank", 11: "helper", 12: "other", 13: "helper", 14: "other", 15: "other"}
+    assert {pid: role for pid, (role, _) in found.items()} == known
 
 
-def test_a_worker_or_spawned_rank_given_alone():
+def test_processes_without_their_parent():
     assert roles(worker(11, 10, forked=False)) == {11: ("loader-worker", None)}
     assert roles(process(12, 10, SPAWNED)) == {12: ("rank", None)}
-
-
-def test_a_worker_whose_parent_died_is_not_a_rank():
-    assert roles(process(10, 1), process(11, 99, forked=True))[11] == ("other", None)
-
-
-def test_a_parent_pid_taken_by_a_newer_process_is_no_parent():
-    child = process(11, 12, forked=True)
-    assert roles(process(12, 1), child)[11] == ("other", None)
-
-
-def test_ranks_come_in_the_order_of_their_numbers():
-    places = assign(
-        [process(5, 1, "mpirun x"), *(process(pid, 5, rank=rank, world=3) for pid, rank in [(6, 2), (7, 0), (8, 1)])],
-        Known(),
-    )
-    assert ranks_of(places) == (7, 8, 6)
+    assert roles(process(10, 1), process(11, 99, forked=True))[11] == ("other", None), "its parent died"
+    newer = process(12, 1)
+    assert roles(newer, process(11, 12, forked=True))[11] == ("other", None), "its parent's pid was taken"
 
 
 COMMANDS = [TRAIN, TRACKER, FORKSERVER, SPAWNED, ("bash",), ("mpirun",), ("python", "/bin/torchrun"), ()]

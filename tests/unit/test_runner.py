@@ -90,7 +90,7 @@ def test_a_source_that_cannot_open_says_why_and_is_tried_again():
     assert len(events) == 1, "the same state is told once"
 
 
-def test_what_programs_decide_by_is_no_sentence():
+def test_a_source_tells_that_it_waits_by_a_code_and_not_by_a_sentence():
     waiting = SourceError("absent", "not yet", transient=True, code="waiting-for-target")
     events = run_until(Scripted("sample", open_error=waiting), state("absent"))
     assert [event.code for event in events] == ["waiting-for-target"]

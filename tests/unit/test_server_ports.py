@@ -71,16 +71,15 @@ def answering(*pieces, host="127.0.0.1", hold=False):
             thread.join()
 
 
-def test_the_body_comes_back():
+def test_the_body_comes_back_without_any_proxy(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://192.0.2.1:9")
     with answering(OK, b"one", b" two") as (port, asked):
         assert get("127.0.0.1", port, "/metrics") == "one two"
     (request,) = asked
     assert request.startswith(b"GET /metrics HTTP/1.0\r\n") and b"Host: 127.0.0.1:" in request
-
-
-def test_a_server_that_keeps_the_connection_is_left_when_all_has_come():
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", b"abc", hold=True) as (port, _):
-        assert get("127.0.0.1", port, "/metrics") == "abc"
+        assert get("127.0.0.1", port, "/metrics") == "abc", "the server keeps the connection"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_a_server_that_keeps_the_connection_is_left_when_all_has_come():
         (b"", "failed", "plain HTTP"),
     ],
 )
-def test_what_is_no_answer_is_said(answer, state, words):
+def test_answers_that_are_no_metrics_are_errors(answer, state, words):
     with answering(answer) as (port, asked), pytest.raises(SourceError, match=words) as raised:
         get("127.0.0.1", port, "/metrics")
     assert raised.value.state == state
@@ -110,7 +109,7 @@ def test_no_more_is_read_than_a_page_may_have(monkeypatch):
     assert MOST_BYTES <= 8 << 20
 
 
-def test_nobody_is_waited_for_long(monkeypatch):
+def test_a_server_that_does_not_answer_is_given_up(monkeypatch):
     monkeypatch.setattr(loopback, "PATIENCE_SECONDS", 0.2)
     with answering(OK, hold=True) as (port, _), pytest.raises(SourceError, match=r"within 0\.2 s"):
         get("127.0.0.1", port, "/metrics")
@@ -126,13 +125,6 @@ def test_nobody_is_waited_for_long(monkeypatch):
 def test_no_other_address_is_ever_asked(address):
     with pytest.raises(ValueError, match=address):
         get(address, 80, "/metrics")
-
-
-def test_no_proxy_is_used(monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://192.0.2.1:9")
-    monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1:9")
-    with answering(OK, b"direct") as (port, _):
-        assert get("127.0.0.1", port, "/metrics") == "direct"
 
 
 def kernels(packed: bytes) -> str:
@@ -162,7 +154,7 @@ def test_the_loopback_address_of_a_socket(address, reached):
 
 
 @pytest.mark.parametrize("word", ["", "0100007", "zzzzzzzz", "0100007F0100007F"])
-def test_what_is_no_address(word):
+def test_invalid_addresses_are_refused(word):
     assert ip_address(word) is None
 
 
@@ -195,19 +187,14 @@ def test_the_only_port_of_the_process_is_its_http_port(start):
     assert endpoints(server(pid=other.pid), VLLM) == [(other.pid, "127.0.0.1", port)]
 
 
-def test_of_several_ports_only_the_named_one_is_asked():
+def test_of_several_ports_only_the_named_one_is_asked(start):
     with listening() as port, listening() as other:
         assert [one.port for one in endpoints(server(("vllm", "--port", str(other))), VLLM)] == [other]
         with pytest.raises(SourceError, match="listens on no TCP port"):
             endpoints(server(("vllm", "--port", "9")), VLLM)
-        assert port != other
-
-
-def test_a_port_of_another_process_is_not_asked(start):
-    with listening() as port:
-        other = start("import sys, time; print('up', flush=True); time.sleep(60)")
+        process = start("import sys, time; print('up', flush=True); time.sleep(60)")
         with pytest.raises(SourceError, match="listens on no TCP port"):
-            endpoints(server(("vllm", "--port", str(port)), pid=other.pid), VLLM)
+            endpoints(server(("vllm", "--port", str(port)), pid=process.pid), VLLM)
 
 
 def test_what_listens_elsewhere_only_is_not_asked(monkeypatch):
@@ -226,16 +213,6 @@ def test_another_network_is_not_asked(monkeypatch):
 
 
 FIGURES = b'vllm:num_requests_running{engine="0"} 3.0\nvllm:request_success_total{engine="0"} 7\n'
-
-
-def test_the_source_gives_a_sample_of_each_server():
-    with answering(OK, FIGURES) as (port, _):
-        source = ServerSource(lambda: server(("vllm", "--port", str(port))), lambda: None)
-        source.open()
-        (sample,) = source.read()
-    assert (sample.pid, sample.engine) == (os.getpid(), "vllm")
-    assert (sample.gauges, sample.counters) == ({"running": 3.0}, {"requests": 7.0})
-    assert source.interval >= 2.0
 
 
 def test_a_server_is_asked_seldom_where_it_is_measured_or_slow(monkeypatch):
@@ -274,7 +251,14 @@ def test_a_server_without_figures_is_said_with_what_would_help(answer, state, re
     assert (raised.value.state, raised.value.remedy) == (state, remedy)
 
 
-def test_nothing_recognised_is_absent_and_looked_for_again_soon():
+def test_the_source_gives_a_sample_of_each_server():
+    with answering(OK, FIGURES) as (port, _):
+        source = ServerSource(lambda: server(("vllm", "--port", str(port))), lambda: None)
+        source.open()
+        (sample,) = source.read()
+    assert (sample.pid, sample.engine) == (os.getpid(), "vllm")
+    assert (sample.gauges, sample.counters) == ({"running": 3.0}, {"requests": 7.0})
+    assert source.interval >= 2.0
     with pytest.raises(SourceError) as raised:
         ServerSource(lambda: None, lambda: None).read()
-    assert raised.value.state == "absent" and raised.value.transient
+    assert raised.value.state == "absent" and raised.value.transient, "it is looked for again soon"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from stack_maker import stack, window
 
 from aitop.model.stacks import StackDump, ThreadStack
-from aitop.sources.host.source import HostSource
 from aitop.sources.host.tree import Member, ProcessTree
 from aitop.sources.procfs import Stat
 from aitop.sources.servers.recognition import Recogniser, command_words, version_of
@@ -38,83 +34,53 @@ def parts(*members, recogniser=None):
     ]
 
 
-SPAWNED = (
-    "/env/bin/python",
-    "-c",
-    "from multiprocessing.spawn import spawn_main; spawn_main()",
-    "--multiprocessing-fork",
-)
+SPAWNED = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()", "--multiprocessing-fork")
 
 
-@pytest.mark.parametrize(
-    ("members", "expected"),
-    [
-        pytest.param(
-            [
-                member(0, "/env/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "x"),
-                member(1, "VLLM::EngineCore", comm="VLLM::EngineCor"),
-                member(2, "VLLM::Worker_TP0", comm="VLLM::Worker_TP"),
-                member(3, *SPAWNED),
-            ],
-            ("vllm", ["API server", "engine", "worker", None]),
-            id="vllm as a module",
-        ),
-        pytest.param(
-            [
-                member(0, "/env/bin/python", "/env/bin/vllm", "serve", "x"),
-                member(1, "VLLM::APIServer_1", comm="VLLM::APIServer"),
-                member(2, "VLLM::DPCoordinator", comm="VLLM::DPCoordin"),
-            ],
-            ("vllm", ["API server", "API server", "coordinator"]),
-            id="vllm serve",
-        ),
-        pytest.param(
-            [
-                member(0, "python3", "-m", "sglang.launch_server", "--model-path", "x"),
-                member(1, "sglang::scheduler_TP0", comm="sglang::schedul"),
-                member(2, "sglang::detokenizer", comm="sglang::detoken"),
-            ],
-            ("sglang", ["API server", "scheduler", "detokenizer"]),
-            id="sglang",
-        ),
-        pytest.param(
-            [
-                member(0, "/opt/bin/tritonserver", "--model-repository=/m", python=False, comm="tritonserver"),
-                member(1, "/x/triton_python_backend_stub", "m.py", python=False, comm="triton_python_b"),
-            ],
-            ("triton", ["API server", "model instance"]),
-            id="triton",
-        ),
-        pytest.param(
-            [member(0, "ray::ServeReplica:app:Model", comm="ray::ServeRepli")], ("ray serve", ["replica"]), id="ray"
-        ),
-        pytest.param(
-            [
-                member(0, "python", "/env/bin/gunicorn", "app:app", "-w", "2"),
-                member(1, "python", "/env/bin/gunicorn", "app:app", "-w", "2", forked=True),
-            ],
-            ("gunicorn", ["launcher", "worker"]),
-            id="gunicorn",
-        ),
-        pytest.param(
-            [member(0, "python", "/env/bin/transformers", "serve")],
-            ("transformers serve", ["API server"]),
-            id="transformers",
-        ),
-        pytest.param([member(0, "python", "-m", "uvicorn", "app:app")], ("uvicorn", ["API server"]), id="uvicorn"),
-        pytest.param([member(0, "python", "/env/bin/flask", "run")], ("werkzeug", ["API server"]), id="flask"),
-        pytest.param(
-            [member(0, "python", "/srv/ts/model_service_worker.py", "--sock-type", "unix")],
-            ("torchserve", ["worker"]),
-            id="torchserve",
-        ),
-        pytest.param([member(0, "python", "train.py"), member(1, *SPAWNED)], None, id="training"),
-        pytest.param([member(0, "python", "vllm.py", "serve")], None, id="a user's file with a library's name"),
-        pytest.param([member(0, "python", "/home/ada/uvicorn.py")], None, id="another"),
-        pytest.param([member(0, "python", "/env/bin/vllm", "bench")], None, id="vllm that does not serve"),
-    ],
-)
-def test_by_title_command_and_program(members, expected):
+API = "python -m vllm.entrypoints.openai.api_server --model x"
+# The processes of a server, each with its title or command, and with the name of its main thread where that is another.
+SERVERS = {
+    "vllm as a module": (
+        [API, ("VLLM::EngineCore", "VLLM::EngineCor"), ("VLLM::Worker_TP0", "VLLM::Worker_TP"), SPAWNED],
+        ("vllm", ["API server", "engine", "worker", None]),
+    ),
+    "vllm serve": (
+        ["python /env/bin/vllm serve x", ("VLLM::APIServer_1", "VLLM::APIServer"),
+         ("VLLM::DPCoordinator", "VLLM::DPCoordin")],
+        ("vllm", ["API server", "API server", "coordinator"]),
+    ),
+    "sglang": (
+        ["python3 -m sglang.launch_server --model-path x", ("sglang::scheduler_TP0", "sglang::schedul"),
+         ("sglang::detokenizer", "sglang::detoken")],
+        ("sglang", ["API server", "scheduler", "detokenizer"]),
+    ),
+    "triton": (
+        [("/opt/bin/tritonserver --model-repository=/m", "tritonserver"),
+         ("/x/triton_python_backend_stub m.py", "triton_python_b")],
+        ("triton", ["API server", "model instance"]),
+    ),
+    "ray": ([("ray::ServeReplica:app:Model", "ray::ServeRepli")], ("ray serve", ["replica"])),
+    "gunicorn": (["python /env/bin/gunicorn app:app -w 2"] * 2, ("gunicorn", ["launcher", "worker"])),
+    "transformers": (["python /env/bin/transformers serve"], ("transformers serve", ["API server"])),
+    "uvicorn": (["python -m uvicorn app:app"], ("uvicorn", ["API server"])),
+    "flask": (["python /env/bin/flask run"], ("werkzeug", ["API server"])),
+    "torchserve": (["python /srv/ts/model_service_worker.py --sock-type unix"], ("torchserve", ["worker"])),
+    "training": (["python train.py", SPAWNED], None),
+    "a user's file with a library's name": (["python vllm.py serve"], None),
+    "another": (["python /home/ada/uvicorn.py"], None),
+    "vllm that does not serve": (["python /env/bin/vllm bench"], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_by_title_command_and_program(name):
+    processes, expected = SERVERS[name]
+    members = []
+    for number, process in enumerate(processes):
+        command, comm = process if isinstance(process, tuple) and process != SPAWNED else (process, "python")
+        argv = command.split() if isinstance(command, str) else command
+        python, forked = not comm.startswith("triton"), number > 0 and processes[number - 1] == process
+        members.append(member(number, *argv, comm=comm, python=python, forked=forked))
     assert parts(*members) == expected
 
 
@@ -228,46 +194,6 @@ def test_a_version_is_found_by_the_libraries_that_a_process_has_mapped():
     import msgspec
 
     assert version_of(os.getpid(), ["msgspec"]) == msgspec.__version__
-
-
-def test_the_host_source_tells_engine_and_parts(tmp_path: Path):
-    package = tmp_path / "vllm" / "entrypoints" / "openai"
-    package.mkdir(parents=True)
-    for folder in (tmp_path / "vllm", tmp_path / "vllm" / "entrypoints", package):
-        (folder / "__init__.py").touch()
-    (package / "api_server.py").write_text(
-        "import multiprocessing, time\n"
-        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
-        "child.start()\nprint('ready', flush=True)\ntime.sleep(60)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout.readline() == "ready\n"
-        source = HostSource([process.pid], recognise=Recogniser().look)
-        source.open()
-        (sample,) = source.read()
-        assert sample.engine == "vllm"
-        assert [one.part for one in sample.processes] == ["API server", None]
-        assert source.seen.server.software.name == "vllm"
-        assert HostSource([process.pid]).seen.server is None
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
-
-
-def test_looking_costs_little():
-    recogniser, members = Recogniser(), [member(number, "python", "train.py", f"--n={number}") for number in range(64)]
-    recogniser.look(members)
-    began = time.thread_time()
-    for _ in range(10):
-        recogniser.look(members)
-    assert (time.thread_time() - began) / 10 < 0.005
 
 
 def test_trees_follow_members_as_they_are():

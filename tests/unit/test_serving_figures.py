@@ -1,7 +1,5 @@
 """Figures of a server: from the hook's records, from its own metrics, and from both."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from snapshot_builder import host, process
@@ -99,21 +97,10 @@ def test_more_requests_than_are_remembered_shorten_the_window():
 
 
 def test_iterations_tell_batch_queue_cache_and_the_time_between_tokens():
-    turns = tuple(
-        turn(
-            90.0 + 0.1 * index,
-            0.1,
-            idle=0.0,
-            requests=5,
-            decode_tokens=5,
-            waiting=2,
-            running=5,
-            kv_used=0.25,
-            preempted=1,
-        )
-        for index in range(100)
-    )
-    stalled = turn(100.5, 0.6, idle=0.0, requests=5, decode_tokens=5, waiting=2, running=5, kv_used=0.25, preempted=1)
+    state = {"idle": 0.0, "requests": 5, "decode_tokens": 5, "waiting": 2, "running": 5}
+    state |= {"kv_used": 0.25, "preempted": 1}
+    turns = tuple(turn(90.0 + 0.1 * index, 0.1, **state) for index in range(100))
+    stalled = turn(100.5, 0.6, **state)
     found = figures(hook(ENGINE, 90.0), hook(ENGINE, 101.0, iterations=(*turns, stalled)), now=101.0)
     assert (found.pid, found.batch_mean, found.queue, found.kv_used) == (ENGINE, 5.0, 2.0, 0.25)
     assert found.concurrency == 7.0
@@ -180,10 +167,11 @@ def test_workers_side_by_side_share_the_requests():
     assert [one.end for one in found.requests] == sorted(one.end for one in found.requests)
 
 
-def test_pauses_of_every_process_are_there():
-    pause = Pause(end=99.0, seconds=0.4, kind="collect")
-    old = Pause(end=1.0, seconds=0.4, kind="compile")
+def test_pauses_of_every_process_and_requests_of_those_that_are_heard_of():
+    pause, old = Pause(end=99.0, seconds=0.4, kind="collect"), Pause(end=1.0, seconds=0.4, kind="compile")
     assert figures(hook(API, requests=spread(40)), hook(ENGINE, pauses=(old, pause))).pauses == (pause,)
+    sample = hook(API, 90.0, requests=spread(40, seconds=10.0)[:1], alive=7)
+    assert [figures(sample, now=now).alive for now in (92.0, 94.0)] == [7, 0]
 
 
 def test_a_standing_server_is_still_for_as_long():
@@ -194,22 +182,11 @@ def test_a_standing_server_is_still_for_as_long():
     assert nothing.latency is None
 
 
-def test_a_process_that_is_not_heard_of_has_nothing_under_way():
-    sample = hook(API, 90.0, requests=spread(40, seconds=10.0)[:1], alive=7)
-    assert figures(sample, now=92.0).alive == 7
-    assert figures(sample, now=94.0).alive == 0
-
-
-def test_a_hook_that_is_read_late_lowers_no_rate():
+def test_a_hook_that_is_read_late_or_has_left_lowers_no_rate():
     before, sample = hook(API, 90.0, alive=0), hook(API, requests=spread(100, seconds=10.0), alive=2)
     assert figures(before, sample, now=102.0).requests_per_second == pytest.approx(10.0)
     assert figures(before, sample, now=110.0).requests_per_second == pytest.approx(5.0)
-
-
-def test_a_hook_that_has_left_ends_the_time_looked_at():
-    requests = spread(100, seconds=10.0)
-    gone = history(hook(API, 90.0, alive=0), hook(API, requests=requests, alive=0))
-    gone.add(SourceStatus(time=101.0, source="hook", state="absent"))
+    gone = history(before, sample, SourceStatus(time=101.0, source="hook", state="absent"))
     assert serving(gone, 120.0, "inference").requests_per_second == pytest.approx(10.0)
 
 
@@ -278,19 +255,13 @@ def test_a_stall_shows_in_the_metrics():
     assert figures(*stands, look(98.0, 1.0), look(98.9, 2.0), now=99.0).still == pytest.approx(0.1)
 
 
-def test_one_look_tells_no_rate_and_an_old_one_nothing():
+def test_looks_that_tell_no_rate():
     one = figures(look(99.0, 5.0, running=2.0))
     assert (one.requests_per_second, one.alive) == (None, 2)
-    assert figures(look(10.0, 5.0)) is None
-
-
-def test_a_counter_that_went_back_tells_nothing():
-    assert figures(look(90.0, 50.0), look(99.0, 5.0)).requests_per_second is None
-
-
-def test_looks_at_the_same_moment_tell_nothing():
+    assert figures(look(10.0, 5.0)) is None, "an old one tells nothing"
+    assert figures(look(90.0, 50.0), look(99.0, 5.0)).requests_per_second is None, "a counter that went back"
     same = [look(90.0, 5.0, latency=latencies(1.0, 0.0, 1.0, 2.0, 3.0)), look(90.0, 9.0), look(89.0, 10.0)]
-    assert figures(*same, now=91.0).requests_per_second is None
+    assert figures(*same, now=91.0).requests_per_second is None, "looks at the same moment"
     assert "request_rate" not in series_of_metrics({API: same})
 
 
@@ -347,23 +318,13 @@ def test_charts_are_bounded_whatever_a_recording_says():
 
 
 def test_queue_of_charts_is_that_of_the_engine_where_it_tells():
-    made = history(hook(ENGINE, 90.0, alive=0))
-    made.add(
-        hook(
-            ENGINE,
-            95.0,
-            iterations=(turn(91.1, waiting=4), turn(91.2, waiting=6)),
-            requests=(request(91.5, queue=0.1),),
-        )
-    )
-    made.add(hook(ENGINE, 97.0, alive=0))
-    assert request_series(made, 94.0)["request_queue"].values[0] == 5.0
-
-
-def test_charts_of_iterations_alone_tell_no_rate():
-    made = history(hook(ENGINE, 90.0), hook(ENGINE, 95.0, iterations=(turn(91.1, waiting=4), turn(92.1, waiting=2))))
-    made.add(hook(ENGINE, 98.0, iterations=(turn(97.9, waiting=4),)))
-    assert set(request_series(made, 95.0)) == {"request_queue"}
+    turns, asked = (turn(91.1, waiting=4), turn(91.2, waiting=6)), (request(91.5, queue=0.1),)
+    for alive, requests in ((0, asked), (None, ())):
+        made = history(hook(ENGINE, 90.0, alive=alive), hook(ENGINE, 95.0, iterations=turns, requests=requests))
+        made.add(hook(ENGINE, 97.0, alive=alive))
+        series = request_series(made, 94.0)
+        assert series["request_queue"].values[0] == 5.0
+        assert ("request_rate" in series) == bool(requests), "turns alone tell no rate"
 
 
 def test_without_the_hook_charts_are_made_of_metrics():

@@ -7,11 +7,12 @@ import json
 import msgspec
 import pytest
 from snapshot_builder import process
+from test_report import snapshot
 
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.serving import Percentiles, Serving
-from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
+from aitop.model.verdict import Diagnosis
 from aitop.outputs.html.page import to_html
 from aitop.outputs.report import as_json, report_of
 from aitop.outputs.text import WIDTH, to_text
@@ -34,24 +35,21 @@ SERVED = Serving(
 )
 
 
-def snapshot(serving=SERVED, engine="vllm 0.32.0", sources=()):
+def served(serving=SERVED, engine="vllm 0.32.0", sources=()):
     processes = (process(10, "other", part="API server"), process(11, "other", part="engine"), process(12, "helper"))
-    return Snapshot(
-        tick=1,
-        time=1.0,
-        wall=1.0,
-        window=15.0,
-        target=Target(pid=10, command="vllm serve"),
+    return snapshot(
         kind="inference",
         host=HostSample(time=1.0, processes=processes, machine=MachineSample(cores=2), engine=engine),
         sources={one.source: one for one in sources},
+        steps=None,
+        diagnosis=Diagnosis(),
         serving=serving,
         engine=engine,
     )
 
 
 def test_the_json_is_the_documented_one():
-    said = json.loads(as_json(report_of(snapshot())))
+    said = json.loads(as_json(report_of(served())))
     assert said["serving"] == {
         "window_s": 11.0,
         "requests_per_s": 41.0,
@@ -74,12 +72,12 @@ def test_the_json_is_the_documented_one():
 
 
 def test_nothing_served_is_null():
-    said = json.loads(as_json(report_of(snapshot(None, None))))
+    said = json.loads(as_json(report_of(served(None, None))))
     assert said["serving"] is None and said["target"]["engine"] is None and "server" not in said["sources"]
 
 
 def test_text_and_html_have_the_figures():
-    text, page = to_text(report_of(snapshot())), to_html(report_of(snapshot()))
+    text, page = to_text(report_of(served())), to_html(report_of(served()))
     assert "vllm 0.32.0 · inference" in text
     for words in ("41 requests/s", "900 tokens/s", "7.4 under way", "3 waiting", "batch 5.1", "KV cache 62 %"):
         assert words in text and words in page
@@ -89,8 +87,8 @@ def test_text_and_html_have_the_figures():
     assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
-def test_what_is_not_known_is_not_said():
-    bare = report_of(snapshot(Serving(basis="stacks")))
+def test_figures_that_are_not_known_are_left_out():
+    bare = report_of(served(Serving(basis="stacks")))
     assert "Serving (" not in to_text(bare) and "What is served" not in to_html(bare)
 
 
@@ -98,13 +96,13 @@ def test_what_is_not_known_is_not_said():
     ("alive", "still", "said"), [(7, 12.0, True), (0, 12.0, False), (7, 0.5, False), (None, 12.0, False)]
 )
 def test_requests_that_stand_are_named(alive, still, said):
-    report = report_of(snapshot(msgspec.structs.replace(SERVED, alive=alive, still=still)))
+    report = report_of(served(msgspec.structs.replace(SERVED, alive=alive, still=still)))
     assert ("none has ended for 12" in to_text(report)) is said
     assert ("none has ended for 12" in to_html(report)) is said
 
 
 def test_metrics_are_missed_only_where_something_is_served():
     silent = SourceStatus(time=1.0, source="server", state="failed", reason="port 8000 gave no answer")
-    assert "server failed: port 8000" in to_text(report_of(snapshot(sources=[silent])))
-    assert "server failed" not in to_text(report_of(snapshot(None, None, sources=[silent])))
-    assert json.loads(as_json(report_of(snapshot(sources=[silent]))))["sources"]["server"]["state"] == "failed"
+    assert "server failed: port 8000" in to_text(report_of(served(sources=[silent])))
+    assert "server failed" not in to_text(report_of(served(None, None, sources=[silent])))
+    assert json.loads(as_json(report_of(served(sources=[silent]))))["sources"]["server"]["state"] == "failed"

@@ -16,20 +16,17 @@ OTHERS = Settings(
 )  # fmt: skip
 
 
-@pytest.fixture
-def file(tmp_path, monkeypatch):
-    """`file(text)` makes that the settings file."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def write(text):
-        path().parent.mkdir(exist_ok=True)
-        path().write_bytes(text if isinstance(text, bytes) else text.encode())
-
-    return write
-
-
-def test_without_a_file_everything_has_its_default(file):
+def test_without_a_file_everything_has_its_default(settings_file):
     assert read() == Settings()
+
+
+def test_the_verb_shows_the_effective_settings_and_where_they_are(settings_file, capsys):
+    settings_file('interval = "500ms"')
+    assert run(["config"]) == 0
+    assert 'interval = "0.5s"' in capsys.readouterr().out
+    settings_file("theme")
+    assert run(["config", "--path"]) == 0, "a bad file does not keep one from asking where it is"
+    assert capsys.readouterr().out.strip() == str(path())
 
 
 def test_a_user_without_a_home_has_the_defaults(monkeypatch, capsys):
@@ -45,8 +42,8 @@ def test_a_user_without_a_home_has_the_defaults(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("settings", [Settings(), OTHERS], ids=["defaults", "others"])
-def test_what_is_shown_is_a_file_that_says_the_same(file, settings):
-    file(as_toml(settings))
+def test_the_settings_shown_are_a_file_with_the_same_settings(settings_file, settings):
+    settings_file(as_toml(settings))
     assert read() == settings
 
 
@@ -71,8 +68,8 @@ def test_every_setting_can_be_set():
         (b"# \n# \xff", 2, "not UTF-8"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_line_and_key(file, capsys, text, line, words):
-    file(text)
+def test_what_is_wrong_is_said_with_file_line_and_key(settings_file, capsys, text, line, words):
+    settings_file(text)
     assert run(["config", "--show"]) == 2
     complaint = capsys.readouterr().err
     assert f"{path()}, line {line}: " in complaint
@@ -80,28 +77,8 @@ def test_what_is_wrong_is_said_with_file_line_and_key(file, capsys, text, line, 
     assert complaint.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_read_is_said(file):
-    file("")
-    path().unlink()
-    path().mkdir()
-    with pytest.raises(WrongUsageError, match="cannot read the settings"):
-        read()
-
-
-def test_a_bad_file_does_not_keep_one_from_asking_where_it_is(file, capsys):
-    file("theme")
-    assert run(["config", "--path"]) == 0
-    assert capsys.readouterr().out.strip() == str(path())
-
-
-def test_show_prints_the_effective_settings(file, capsys):
-    file('interval = "500ms"')
-    assert run(["config"]) == 0
-    assert 'interval = "0.5s"' in capsys.readouterr().out
-
-
-def test_the_command_line_goes_before_the_file(file):
-    file(as_toml(OTHERS))
+def test_the_command_line_goes_before_the_file(settings_file):
+    settings_file(as_toml(OTHERS))
     args = parse(["--pid", "7"])
     options = watch_options(args)
     assert (options.passive, options.interval) == (True, 0.5)

@@ -55,34 +55,27 @@ def test_the_condition_around_a_line(code, tmp_path):
     assert places[5].text == "h()"
 
 
-def test_around_is_cut_at_both_ends(code, tmp_path):
+def test_around_is_cut_at_both_ends_and_a_changed_file_is_read_again(code, tmp_path, monkeypatch):
     file = tmp_path / "train.py"
     file.write_text("\n".join(f"line {n}" for n in range(1, 11)))
     assert code.around(str(file), 2, before=6, after=2) == [(1, "line 1"), (2, "line 2"), (3, "line 3"), (4, "line 4")]
     assert [n for n, _ in code.around(str(file), 10)] == [4, 5, 6, 7, 8, 9, 10]
     assert code.around(str(file), 11) is None
-
-
-def test_a_changed_file_is_read_again(code, tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text("old")
-    assert line_of(code, str(file), 1) == "old"
     file.write_text("newer")
-    assert line_of(code, str(file), 1) == "newer"
+    monkeypatch.chdir(tmp_path)
+    assert line_of(code, str(file), 1) == line_of(SourceCode(US), "train.py", 1) == "newer"
 
 
 def test_links_are_followed_within_the_root(code, tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "train.py").write_text("real")
-    (tmp_path / "absolute.py").symlink_to(tmp_path / "real" / "train.py")
-    (tmp_path / "relative.py").symlink_to("real/train.py")
-    (tmp_path / "loop.py").symlink_to("loop.py")
-    assert line_of(code, str(tmp_path / "absolute.py"), 1) == "real"
-    assert line_of(code, str(tmp_path / "relative.py"), 1) == "real"
-    assert line_of(code, str(tmp_path / "loop.py"), 1) is None
+    links = {"absolute.py": tmp_path / "real" / "train.py", "relative.py": "real/train.py", "loop.py": "loop.py"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    assert [line_of(code, str(tmp_path / name), 1) for name in links] == ["real", "real", None]
 
 
-def test_what_is_no_regular_file_of_reasonable_size_is_none(code, tmp_path, monkeypatch):
+def test_a_path_that_is_no_regular_file_of_reasonable_size_has_no_source(code, tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     file = tmp_path / "large.py"
     file.write_text("x" * 100)
@@ -91,12 +84,6 @@ def test_what_is_no_regular_file_of_reasonable_size_is_none(code, tmp_path, monk
     names += ["<string>", "<frozen importlib._bootstrap>", "", "a\0b", "x" * 5000]
     assert [line_of(code, name, 1) for name in names] == [None] * len(names)
     assert [code.around(name, 1) for name in names] == [None] * len(names)
-
-
-def test_relative_names_are_relative_to_the_processs_folder(tmp_path, monkeypatch):
-    (tmp_path / "train.py").write_text("here")
-    monkeypatch.chdir(tmp_path)
-    assert line_of(SourceCode(US), "train.py", 1) == "here"
 
 
 STRANGER = User(12345, frozenset((1, 77)))
@@ -170,7 +157,7 @@ def test_a_folders_access_control_list_counts(public, monkeypatch):
     assert line_of(SourceCode(US), str(file), 1) is None
 
 
-def test_what_a_process_named_is_not_read_with_the_rights_of_one_that_has_its_pid_now(tmp_path):
+def test_a_file_named_by_an_ended_process_is_not_read_with_the_rights_of_the_pids_new_owner(tmp_path):
     file = tmp_path / "secret.py"
     file.write_text("secret")
     gone = ProcessId(US.pid, US.started - 1.0)
@@ -204,7 +191,7 @@ def test_an_editor_of_ours_is_not_opened_on_another_users_files(public, monkeypa
     assert readable_path(US, str(file)) is None and lends_rights(US)
 
 
-def test_what_a_link_leads_to_in_a_container_is_opened_and_not_what_it_leads_to_here(tmp_path, monkeypatch):
+def test_a_link_of_a_process_in_a_container_is_resolved_there(tmp_path, monkeypatch):
     """The root of the process is another folder; the link in it is absolute."""
     box, secret = tmp_path / "box", tmp_path / "train.py"
     (box / tmp_path.relative_to("/")).mkdir(parents=True)
@@ -231,7 +218,7 @@ def test_every_group_of_the_user_counts(mode, group, may):
     assert User(0, frozenset()).may(status, READ)
 
 
-def test_what_has_effects_when_opened_is_not_opened(tmp_path, monkeypatch):
+def test_pipes_and_devices_are_not_opened(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "out").symlink_to("/dev/zero")
     opened = []

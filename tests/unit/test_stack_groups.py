@@ -11,8 +11,6 @@ from aitop.engine.live import LiveFeed, Options
 from aitop.errors import AitopError
 from aitop.model.snapshot import Target
 from aitop.model.stacks import StackDump, ThreadStack
-from aitop.sources import procfs
-from aitop.sources.foreign_file import readable_path
 from aitop.stacks.groups import stack_groups
 
 GET = stack(
@@ -58,9 +56,12 @@ def test_equal_stacks_are_one_group_and_the_largest_comes_first():
     assert (second.what, second.place.line, len(second.members)) == ("spin", 5, 1)
 
 
-def test_another_line_is_another_group():
+def test_another_line_is_another_group_and_threads_at_work_come_first():
     other = [*GET[:1], frame("user/data.py:32 feed"), *GET[2:]]
     assert len(stack_groups(dump((1, "a", False, GET, False), (1, "b", False, other, False)))) == 2
+    busy, idle = stack_groups(dump((1, "a", False, GET, False), (2, "b", False, SPIN, True)))
+    assert (busy.what, idle.what) == ("spin", "Queue.get")
+    assert stack_groups(dump((1, "a", False, [], None))) == (), "a thread without frames"
 
 
 def test_what_a_fork_inherited_and_our_hook_do_not_count():
@@ -75,15 +76,6 @@ def test_what_a_fork_inherited_and_our_hook_do_not_count():
 def test_plumbing_right_under_the_users_line_is_named_by_what_was_called():
     [group] = stack_groups(dump((1, "MainThread", True, JOIN, False)))
     assert (group.what, group.where) == ("Thread.join", JOIN[0])
-
-
-def test_threads_at_work_come_before_idle_ones_in_groups_of_one_size():
-    busy, idle = stack_groups(dump((1, "a", False, GET, False), (2, "b", False, SPIN, True)))
-    assert (busy.what, idle.what) == ("spin", "Queue.get")
-
-
-def test_threads_without_frames_are_in_no_group():
-    assert stack_groups(dump((1, "a", False, [], None))) == ()
 
 
 WAITING = """
@@ -121,13 +113,3 @@ def test_where_stacks_are_off_or_nobody_lives_it_says_so():
         child.wait()
     with pytest.raises(AitopError, match="has ended"):
         ended.dump()
-
-
-def test_files_are_found_as_the_process_sees_them(tmp_path):
-    file = tmp_path / "a.py"
-    file.write_text("x = 1\n")
-    us = procfs.process_id(os.getpid())
-    assert readable_path(us, str(file)) == str(file)
-    assert readable_path(us, os.path.relpath(file)) == str(file)
-    assert readable_path(us, str(tmp_path / "gone.py")) is None
-    assert readable_path(us, "<string>") is None

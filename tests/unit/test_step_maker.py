@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from event_log import START, EventLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,32 +13,16 @@ from aitop.sources.ring import step_maker as maker_module
 from aitop.sources.ring.step_maker import StepMaker
 
 MS = 1_000_000
-START = 10**12
 WATCHES = ("transfer", "blocking", "collective")
 
 
-class Run:
-    """Writes the events of a run whose clock goes on with each; steps come out of `maker`."""
-
-    def __init__(self) -> None:
-        self.now = START
-        self.events: list[tuple[int, int, int, int, int]] = []
-        self.maker = StepMaker()
-
-    def phase(self, kind: int, length: int, a: int = 0, b: int = 0) -> None:
-        start, self.now = self.now, self.now + length
-        self.events.append((kind, start, self.now, a, b))
-
-    def train(self, times: int = 1, optimizer: int = 1) -> None:
+class Run(EventLog):
+    def train(self, times=1, optimizer=1):
         for _ in range(times):
             self.phase(at.NEXT, MS, 5, -1)
             self.phase(at.FORWARD, 2 * MS, 8, -1)
             self.phase(at.BACKWARD, 3 * MS, 1)
             self.phase(at.OPTIMIZER_ENDS, MS, optimizer, -1)
-
-    def steps(self, watches=()):
-        events, self.events = self.events, []
-        return self.maker.read(events, watches)
 
 
 @pytest.fixture
@@ -70,7 +55,7 @@ def test_events_split_between_reads_make_the_same_steps(run):
     assert pieces == whole
 
 
-def test_what_lies_within_a_phase_is_summed_where_it_is_watched(run):
+def test_copies_waits_and_collectives_within_a_phase_are_summed(run):
     run.train()
     run.phase(at.NEXT, MS, 5, -1)
     for _ in range(2):
@@ -132,22 +117,17 @@ def test_training_goes_on_after_a_very_long_evaluation(run):
     assert last.evaluation == 0.0 and last.seconds == pytest.approx(0.007)
 
 
-def test_another_thread_begins_anew(run):
+def test_another_thread_and_a_gap_leave_the_broken_step_out(run):
     run.train(2)
     run.phase(at.OWNER, 0)
     run.train(2)
     assert len(run.steps()) == 2
-
-
-def test_a_gap_leaves_the_broken_step_out(run):
-    run.train(2)
-    assert len(run.steps()) == 1
     run.maker.gap()
     run.train(3)
     assert len(run.steps()) == 2
 
 
-def test_one_that_joins_late_counts_on(run):
+def test_a_reader_that_joins_late_continues_the_count(run):
     run.maker.join_late(1000, True)
     run.train(4)
     assert [step.index for step in run.steps()] == [998, 999, 1000]
@@ -190,7 +170,7 @@ class TestDevice:
         run.train()
         assert len(run.steps()) == 2
 
-    def test_so_many_wait_at_most(self, run):
+    def test_only_a_bounded_number_of_steps_waits_for_device_times(self, run):
         run.train()
         for number in range(1, maker_module.MOST_WAITING + 11):
             self.timed(run, number)
@@ -229,7 +209,7 @@ def test_an_optimizer_for_each_of_many_parameters_makes_one_step(run):
     assert whole == [pytest.approx((0.2, 0.02, 0.03, 0.15))] * 3, "once the first round has told which there are"
 
 
-def test_what_never_comes_round_again_does_not_pile_up(run):
+def test_loaders_and_optimizers_that_never_return_are_forgotten(run):
     for number in range(3000):
         run.phase(at.NEXT, 1, number, -1)
         run.phase(at.OPTIMIZER_ENDS, 1, number, -1)

@@ -54,7 +54,7 @@ def test_json_says_the_same_without_it(texts):
         ("żółć 字", "żółć 字"),
     ],
 )
-def test_what_becomes_of_them(text, shown):
+def test_control_characters_are_replaced(text, shown):
     assert printable(text) == shown
 
 

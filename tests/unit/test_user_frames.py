@@ -76,14 +76,10 @@ def test_a_launcher_makes_its_neighbours_nobodys(launcher: str):
     assert is_user("/home/ada/proj/model.py", launcher)
 
 
-def test_code_given_on_the_command_line_is_the_users_when_there_is_no_script():
-    assert is_user("<string>", None)
-    assert not is_user("<frozen runpy>", None)
-
-
-def test_a_script_in_the_root_folder_does_not_own_the_machine():
+def test_code_without_a_script_and_a_script_in_the_root_folder():
+    assert is_user("<string>", None) and not is_user("<frozen runpy>", None)
     assert is_user("/train.py", "/train.py")
-    assert not is_user("/usr/lib/python3.12/threading.py", "/train.py")
+    assert not is_user("/usr/lib/python3.12/threading.py", "/train.py"), "it does not own the machine"
     assert not is_user("/usr/lib/python3/dist-packages/yaml/loader.py", "/usr/train.py")
 
 
@@ -94,11 +90,6 @@ SERVES = ["/usr/lib/python3.11/multiprocessing/process.py", f"{SITE}/vllm/v1/eng
 def test_a_process_without_code_of_the_user_runs_the_package_that_it_entered_first():
     handles = [f"{SITE}/uvicorn/server.py", f"{SITE}/vllm/entrypoints/api.py"]
     assert application([SERVES, SERVES, handles], None) == f"{SITE}/vllm/"
-
-
-def test_where_a_line_of_the_user_was_seen_no_package_stands_for_it():
-    assert application([SERVES, [f"{SITE}/uvicorn/server.py", "/home/me/app.py"]], None) is None
-
-
-def test_a_launcher_of_torch_runs_no_package_of_its_own():
-    assert application([[f"{SITE}/torch/distributed/run.py", "/usr/lib/python3.11/subprocess.py"]], None) is None
+    assert application([SERVES, [f"{SITE}/uvicorn/server.py", "/home/me/app.py"]], None) is None, "a line of the user"
+    launcher = [f"{SITE}/torch/distributed/run.py", "/usr/lib/python3.11/subprocess.py"]
+    assert application([launcher], None) is None
