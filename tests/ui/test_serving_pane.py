@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from pictures import StillFeed
 from rich.cells import cell_len
 
+from aitop.diagnosis.served import idle_share
 from aitop.engine.core import Engine
+from aitop.model.ledger import Entry, Ledger
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.settings import Settings
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks, ThreadShare
 from aitop.model.verdict import Diagnosis
 from aitop.sources.replay import read_recording
 from aitop.ui.app import MonitorApp
@@ -24,6 +26,7 @@ from aitop.ui.panes.header import header_line
 from aitop.ui.panes.latency_histogram import Cause, axis_for, histogram, tail_causes
 from aitop.ui.panes.serving import (
     ServingPane,
+    done_in,
     figure_lines,
     held_share,
     kinds_line,
@@ -248,6 +251,70 @@ def test_where_requests_wait_by_the_ledger_the_request_has_a_queue():
     assert parts["queue"] == pytest.approx(queue, abs=0.02) and queue > 0.9
     assert sum(parts.values()) == pytest.approx(1.0)
     assert held_share(servers.plain()) == 0.0
+
+
+def entry(activity, share, *, phase="host", lane="main", handler="thread", pid=servers.MAIN):
+    return Entry(
+        lane=lane, phase=phase, activity=activity, share=share, low=share, high=share, basis="measured", pid=pid,
+        handler=handler,
+    )  # fmt: skip
+
+
+def front(*entries, pid=servers.MAIN):
+    """A server of whose requests only the arrival was measured, with these entries in the ledger of this process."""
+    plain = servers.plain()
+    unknown = {"model": None, "preprocess": None, "postprocess": None, "queue": 0.001}
+    requests = tuple(msgspec.structs.replace(one, **unknown) for one in plain.serving.requests)
+    serving = msgspec.structs.replace(plain.serving, requests=requests)
+    ledger = Ledger(pid=pid, thread="Thread-1", unit="request", entries=entries)
+    return msgspec.structs.replace(plain, serving=serving, ledgers=(ledger,))
+
+
+WAITS = (entry("wait-queue", 0.45), entry("python", 0.05), entry("wait-queue", 0.5, phase="idle", handler=None))
+BESIDE = tuple(msgspec.structs.replace(one, lane="producers") for one in WAITS)
+LOOP = (
+    entry("wait-queue", 0.8, lane="producers", handler=None),
+    entry("python", 0.1, lane="producers", handler="event-loop"),
+)
+
+
+def loop_beside_a_model():
+    """An event loop that rests for 70 % of the time by the kernel, and longer than there is no request."""
+    seen = front(*LOOP, pid=7)
+    process = ProcessStacks(pid=servers.MAIN, role="launcher", samples=50, phases=Phases())
+    thread = ThreadShare(pid=servers.MAIN, thread="MainThread", samples=50, active=0.3, gil=None)
+    return msgspec.structs.replace(
+        seen, stacks=Stacks(seconds=2.0, samples=50, processes=(process,), threads=(thread,))
+    )
+
+
+IDLE = idle_share(front().serving)
+
+
+@pytest.mark.parametrize(
+    ("seen", "done"),
+    [
+        (front(*WAITS), {"wait-queue": 0.9, "python": 0.1}),
+        (front(*BESIDE, entry("native", 1.0, pid=7), pid=7), {"wait-queue": 0.9, "python": 0.1}),
+        (loop_beside_a_model(), {"wait-queue": (0.7 - IDLE) / (1 - IDLE), "python": 0.1 / (1 - IDLE)}),
+        (front(), {}),
+    ],
+    ids=["by its own ledger", "beside the model's process", "an event loop beside it", "unknown"],
+)
+def test_what_no_part_of_a_request_says_the_ledger_does(seen, done):
+    assert done_in(seen) == pytest.approx(done)
+    request = request_of(seen.serving.requests, held_share(seen), done_in(seen))
+    parts = {kind.name: (seconds or 0.0) / request.seconds for kind, seconds in request.parts}
+    assert sum(parts.values()) == pytest.approx(1.0)
+    rest = 1.0 - parts["queue"]
+    assert parts["else"] == pytest.approx((1.0 - sum(done.values())) * rest)
+    assert parts.get("waits for a queue", 0.0) == pytest.approx(done.get("wait-queue", 0.0) * rest)
+
+
+async def test_a_front_says_what_its_requests_wait_for(look_at):
+    async with look_at(front(*WAITS), size=(120, 36)) as eyes:
+        (bar,) = (row for row in eyes.pane("serving").split("\n") if row.split()[1:2] == ["request"])
+        assert "waits for a queue 89%" in bar and "else" not in eyes.pane("serving")
 
 
 # The histogram

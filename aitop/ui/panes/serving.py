@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from rich.style import Style
 
+from aitop.diagnosis.evidence import takes_request
+from aitop.diagnosis.served import idle_share
+from aitop.model.ledger import Activity, Entry
 from aitop.model.serving import IterationRecord, RequestRecord, Serving, ServingBasis
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.source import SourceName
@@ -32,6 +35,7 @@ from aitop.ui.theme.palette import (
     TURNS,
     WAITING,
     Kind,
+    doing,
 )
 from aitop.ui.widgets.bars import nice_ceiling, phase_bar
 from aitop.ui.widgets.line import Line, columns, wrap
@@ -96,7 +100,7 @@ class ServingPane(ChartPane):
 def _bars(view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
     """Bars of what turns and requests consist of: as many as there is room for."""
     letters = view.look.mono
-    turn, request = turn_of(serving.iterations), request_of(serving.requests, held_share(snapshot))
+    turn, request = turn_of(serving.iterations), request_of(serving.requests, held_share(snapshot), done_in(snapshot))
     first = turn or request
     lines = [first.bar(width, letters=letters)] if first and height > LEAST_CHART else []
     if first and height >= ROOM_FOR_LEGEND:
@@ -176,6 +180,7 @@ def _percentiles(view: View, serving: Serving, name: str, field: str) -> Figure:
     return Figure(name, parts, measured=getattr(serving, field) is not None)
 
 
+NOTHING: Mapping[Activity, float] = {}
 SHARE_AND_TIME = 11
 ROOM_FOR_TOKENS = 24
 LEAST_REST = 0.005
@@ -220,10 +225,13 @@ def turn_of(iterations: Sequence[IterationRecord]) -> Composition | None:
     return _composition("turn", iterations, TURN_PARTS, before="idle")
 
 
-def request_of(requests: Sequence[RequestRecord], held: float = 0.0) -> Composition | None:
+def request_of(
+    requests: Sequence[RequestRecord], held: float = 0.0, done: Mapping[Activity, float] = NOTHING
+) -> Composition | None:
     """The mean request; None where no part of it was measured.
 
-    `held` is the part (0..1) of a request in which it waits by the ledger: as much of what was not measured is queue.
+    Of what is left, the part (0..1) of a request that is `held` is queue: there it waits, though nothing saw it do so.
+    The remainder is divided by what is `done` meanwhile.
     """
     request = _composition("request", requests, REQUEST_PARTS)
     if request is None:
@@ -232,14 +240,74 @@ def request_of(requests: Sequence[RequestRecord], held: float = 0.0) -> Composit
     waits = min(parts[REST] or 0.0, held * request.seconds)
     if waits:
         parts[QUEUE], parts[REST] = (parts[QUEUE] or 0.0) + waits, (parts[REST] or 0.0) - waits
+    rest = left = parts.pop(REST) or 0.0
+    for kind, seconds in ((doing(activity), share * rest) for activity, share in done.items()):
+        if seconds > LEAST_REST * request.seconds:
+            parts[kind], left = seconds, left - seconds
+    parts[REST] = left if left > LEAST_REST * request.seconds else 0.0
     return Composition(request.name, tuple(parts.items()))
 
 
 def held_share(snapshot: Snapshot) -> float:
     """The part (0..1) of the time with requests in which they wait, by the ledger that the time pane shows."""
-    main = [entry for entry in snapshot.ledgers[0].entries if entry.lane == "main"] if snapshot.ledgers else []
+    main = _account(snapshot)
     idle, queue = (sum(entry.share for entry in main if entry.phase == phase) for phase in ("idle", "queue"))
     return queue / (1.0 - idle) if queue else 0.0
+
+
+def done_in(snapshot: Snapshot) -> dict[Activity, float]:
+    """What is done for requests of which no part was measured, by the ledger: activities, the heaviest first, with
+    their parts (0..1) of that; empty where it is not known.
+    """
+    entries = [entry for entry in _account(snapshot) or _handlers(snapshot) if entry.phase == "host"]
+    shares = _by_activity((entry.activity, entry.share) for entry in entries if not takes_request(entry))
+    total = sum(shares.values())
+    return {activity: share / total for activity, share in shares.items() if total} or _done_in_loop(snapshot)
+
+
+def _done_in_loop(snapshot: Snapshot) -> dict[Activity, float]:
+    """The same of an event loop beside the process that runs the model: requests wait while its thread rests for longer
+    than there is none. The parts add up to less than 1, by what no stack shows.
+    """
+    serving, stacks = snapshot.serving, snapshot.stacks
+    if serving is None or stacks is None or not snapshot.ledgers:
+        return {}
+    process = next((one for one in stacks.processes if one.pid == serving.pid), None)
+    idle = idle_share(serving)
+    if process is None or idle is None or idle >= 1.0:
+        return {}
+    lead = (process.pid, process.thread)
+    active = next((one.active for one in stacks.threads if (one.pid, one.thread) == lead), None) or 0.0
+    own = [entry for entry in snapshot.ledgers[0].entries if (entry.pid, entry.thread) == lead]
+    lineless = [(activity, share) for _, activity, share in process.lineless if activity.startswith("wait")]
+    rests = _by_activity([*lineless, *((entry.activity, entry.share) for entry in own if takes_request(entry))])
+    works = _by_activity((entry.activity, entry.share) for entry in own if not takes_request(entry))
+    total = sum(rests.values())
+    held = max(0.0, min(total, 1.0 - active) - idle)
+    parts = {activity: share / total * held for activity, share in rests.items()} | works
+    return {activity: share / max(1.0 - idle, sum(parts.values())) for activity, share in parts.items()}
+
+
+def _by_activity(shares: Iterable[tuple[Activity, float]]) -> dict[Activity, float]:
+    """The sum of each activity, the heaviest first."""
+    sums: defaultdict[Activity, float] = defaultdict(float)
+    for activity, share in shares:
+        sums[activity] += share
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _account(snapshot: Snapshot) -> list[Entry]:
+    """What the process does that takes the requests, where it is among those that have a ledger."""
+    pid = snapshot.serving.pid if snapshot.serving else None
+    own = next((ledger for ledger in snapshot.ledgers if ledger.pid == pid), None)
+    return [entry for entry in own.entries if entry.lane == "main"] if own else []
+
+
+def _handlers(snapshot: Snapshot) -> list[Entry]:
+    """What its threads do for requests, beside the process that runs the model."""
+    pid = snapshot.serving.pid if snapshot.serving else None
+    beside = snapshot.ledgers[0].entries if snapshot.ledgers else ()
+    return [entry for entry in beside if entry.pid == pid and entry.handler not in (None, "event-loop")]
 
 
 def _composition(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rich.color import Color, ColorType
 from rich.style import Style
 
+from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.phases import MEASURED, SERVED, TIMED_ALONE, MeasuredPhase
 from aitop.ui.theme.themes import DARK, FADED, LIFTED, colour_of
 
@@ -163,6 +164,12 @@ TAIL = Kind("tail", "slowest", "O", "host-chart", "slowest")
 TAIL_CAUSE = Kind("cause", "cause", "X", "loss", "cause")
 OTHER_CAUSE = Kind("other", "other cause", "Z", "state-denied", "other")
 """How the columns of a histogram of latencies are drawn: all requests, the slowest, and what explains these."""
+
+
+def doing(activity: Activity) -> Kind:
+    """What is done in the time of REST, in the words of the ledger."""
+    words = ACTIVITIES[activity]
+    return Kind(activity, words, words[0].upper(), REST.hue, words.partition(" ")[0])
 
 
 @lru_cache(maxsize=512)
