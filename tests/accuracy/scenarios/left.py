@@ -178,6 +178,12 @@ FINGERPRINTS_DENORMAL = Left(
 LIT_REGRESSOR = replace(FINGERPRINTS_DENORMAL, gain=1.41)
 SOIL_TUNER = replace(FINGERPRINTS_DENORMAL, gain=1.37)
 CROP_ROWS_DENORMAL = replace(FINGERPRINTS_DENORMAL, gain=1.17)
+# As long as there are few of them, one operation for all parameters gains more.
+FINGERPRINTS_UPDATE = Left("optimizer-bound", 1.23, (("lr=1e-3)", "lr=1e-3, fused=True)"),))
+LIT_REGRESSOR_UPDATE = replace(FINGERPRINTS_UPDATE, gain=1.25)
+SOIL_TUNER_UPDATE = Left(
+    "optimizer-bound", 1.13, (("Adam(self.net.parameters())", "Adam(self.net.parameters(), fused=True)"),)
+)
 BASKETS_UPDATE = Left(
     "optimizer-bound", 1.30, (("decoder.parameters()], lr=1e-3)", "decoder.parameters()], lr=1e-3, fused=True)"),)
 )
