@@ -392,6 +392,13 @@ def test_what_a_stack_waits_for():
     assert waiting_for([user(3), queue]) == ("own", "Queue.get")
 
 
+@pytest.mark.parametrize(
+    ("function", "file"), [("call", "/home/ada/grpc/rows.py"), ("backward", "/home/ada/lightning_1/x.py")]
+)
+def test_no_file_of_the_users_says_what_a_stack_waits_for(function, file):
+    assert waiting_for([Frame(function, file, 3, True)]) == ("own", None)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_that_come_and_go_are_followed(seed):
     chance = random.Random(seed)

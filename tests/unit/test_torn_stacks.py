@@ -92,6 +92,7 @@ def test_what_the_source_does_not_tell_stays_as_it_was_seen(window):
 
     assert stays(("main", 4), ("choose", 9)), "a line of the same statement"
     assert stays(("main", 2), ("draw", 15)) and stays(("main", 5), ("draw", 15)), "a generator runs where it is asked"
+    assert stays(("main", 3), ("backward", "/home/ada/lightning_rows/draw.py", 2)), "no name of the user's is a phase"
     assert stays(("choose", 9), MODULE), "what it calls has no name of its own"
     assert stays(("main", 6), WRAPPER), "a closure may be any function"
     assert stays(("main", 5), ("choose", 9), source="def main(:\n" * 20), "no Python that can be read"
