@@ -410,7 +410,6 @@ class LiveFeed:
         if self._sink is not None:
             self._sink.write(event)
         if isinstance(event, StackWindow):
-            self._growth.saw(event)
             self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
         if isinstance(event, HostSample):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
 from aitop.model.stacks import Flow, Statement
@@ -46,11 +46,11 @@ class ModelCalls:
         for user, used in uses.items():
             for line in used:
                 users.setdefault(line, []).append(user)
-        following = _reached(self._calls, lambda line: users.get(line, ()))
-        self._inputs = _reached(self._calls, lambda line: uses.get(line, ())) - following - self._calls
+        following = reached(self._calls, lambda line: users.get(line, ()))
+        self._inputs = reached(self._calls, lambda line: uses.get(line, ())) - following - self._calls
         # Of one call: what lies between two different ones is a part of a larger model, or of its loss.
         circles = (
-            _reached([call], lambda line: uses.get(line, ())) & _reached([call], lambda line: users.get(line, ()))
+            reached([call], lambda line: uses.get(line, ())) & reached([call], lambda line: users.get(line, ()))
             for call in acting
         )
         self._between = set().union(*circles) - self._calls
@@ -101,12 +101,13 @@ def _holds(loop: tuple[int, int], line: int) -> bool:
     return loop[0] <= line <= loop[1]
 
 
-def _reached(start: Iterable[int], following: Callable[[int], Sequence[int]]) -> set[int]:
-    reached: set[int] = set()
+def reached(start: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    """The lines that `following` leads to from these; these themselves only if it leads back to them."""
+    lines: set[int] = set()
     ahead = list(start)
     while ahead:
         for line in following(ahead.pop()):
-            if line not in reached:
-                reached.add(line)
+            if line not in lines:
+                lines.add(line)
                 ahead.append(line)
-    return reached
+    return lines

@@ -267,3 +267,12 @@ def test_a_call_of_the_collector_is_seen_under_any_name() -> None:
         "freed = tidy.collect(2)",
         "empty()",
     ]
+
+
+def test_loops_in_loops_are_read_at_once():
+    """Each in its own rounds of all others would take years."""
+    depth = 60
+    heads = (f"{'    ' * level}for x{level} in rows:" for level in range(depth))
+    source = "total = 0\n" + "\n".join(heads) + f"\n{'    ' * depth}total = total + x0\n"
+    (flow,) = functions("x.py", source, [1]).flows
+    assert next(each.uses for each in flow.statements if each.first == depth + 2) == (1, 2, depth + 2)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import os
 import re
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshot_builder import snapshot, steps
+from snapshot_builder import line, snapshot, steps
 
 from aitop.engine import growth
+from aitop.engine.core import Engine
 from aitop.engine.growth import GrowthFinder
 from aitop.model.host import ProcessId
 from aitop.model.snapshot import Series
-from aitop.model.stacks import Frame, StackCount, StackWindow
 from aitop.sources.code import growth as reading
 from aitop.sources.code import syntax
 from aitop.sources.code.growth import growth_sites
+from aitop.sources.replay import read_recording
 
 SHAPES = {
     "list of losses at module level": """
@@ -43,6 +48,13 @@ SHAPES = {
                 loss.backward()
                 total += loss  # G
             return total
+        """,
+    "what is handed to what computes the loss as well": """
+        def train(net, source, rows):
+            seen = []
+            for row in rows:
+                net(source.get(row)).sum().backward()
+                seen.append(source.get(row))  # g
         """,
     "sum of plain numbers": """
         def train(model, loader):
@@ -112,6 +124,8 @@ SHAPES = {
                 loss = self.criterion(out, y)
                 self.history.append(out)  # G
                 return loss
+
+        fit(Trainer())
         """,
     "a history emptied at the end of the epoch": """
         class Module:
@@ -160,13 +174,13 @@ SHAPES = {
             loss.backward()
             history["loss"].append(loss)  # G
             history["acc"].append(accuracy(out, y))  # G
-            history["right"].append(accuracy(out, y).item())  # g
+            history["right"].append(accuracy(out, y).item())
         """,
     "a list added to a list": """
         for x, y in loader:
             loss = loss_fn(model(x), y)
             loss.backward()
-            log += [loss.item()]  # g
+            log += [loss.item()]
             kept += [loss]  # G
         """,
     "accelerate": """
@@ -225,8 +239,18 @@ SHAPES = {
 }
 
 
-def sites(source):
-    return growth_sites({"train.py": source})
+MODEL = re.compile(r"\b(?:model|net|head|criterion|loss_fn)\(")
+UPDATE = re.compile(r"\b(?:backward|optimizer\.step|fit)\(")
+
+
+def shown(source, calls):
+    """The lines of a source below which stacks show what is called there."""
+    return {("train.py", number) for number, line in enumerate(source.splitlines(), 1) if calls.search(line)}
+
+
+def sites(source, stacks_of=None):
+    stacks_of = stacks_of or source
+    return growth_sites({"train.py": source}, shown(stacks_of, MODEL), shown(stacks_of, UPDATE))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -237,13 +261,24 @@ def test_shape(name):
     assert {site.line: site.keeps_graph for site in sites(source)} == expected
 
 
+NOT_THE_USERS = {
+    *keyword.kwlist,
+    *dir(builtins),
+    *dir(list),
+    *dir(dict),
+    *dir(torch.Tensor),
+    *("deque", "maxlen", "popleft", "appendleft", "G", "g"),
+}
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_name_of_the_users_matters(name):
     source = textwrap.dedent(SHAPES[name])
-    words = r"\b(model|criterion|loss_fn|loss|outputs|out|accuracy|total|history|predictions|logits)\b(?!=)"
-    renamed = re.sub(words, lambda word: f"zebra_{len(word[0])}_{word[0][-1]}", source)
-    assert renamed != source or not re.search(words, source)
-    assert [(site.line, site.keeps_graph) for site in sites(renamed)] == [
+    own = [word for word in dict.fromkeys(re.findall(r"\b[a-z]\w*\b(?!=)", source)) if word not in NOT_THE_USERS]
+    numbered = {word: f"zebra_{number}" for number, word in enumerate(own)}
+    renamed = re.sub(r"\b[a-z]\w*\b(?!=)", lambda word: numbered.get(word[0], word[0]), source)
+    assert renamed != source
+    assert [(site.line, site.keeps_graph) for site in sites(renamed, stacks_of=source)] == [
         (site.line, site.keeps_graph) for site in sites(source)
     ]
 
@@ -300,9 +335,11 @@ def texts(source):
 def test_the_loop_may_call_it_through_others_and_from_another_file():
     tracker = textwrap.dedent(TRACKER).partition("tracker =")[0].format("pass")
     main = "def one(batch):\n    loss = net(batch)\n    loss.backward()\n    tracker.rank(loss)\n\n"
-    main += "def epoch():\n    for batch in batches:\n        one(batch)\n"
-    assert [site.line for site in growth_sites({"tracker.py": tracker, "main.py": main})] == [10]
-    assert texts(tracker) == []
+    main += "def epoch():\n    for batch in batches:\n        one(batch)\n\nepoch()\n"
+    update = {("main.py", 3), ("main.py", 8)}
+    assert [site.line for site in growth_sites({"tracker.py": tracker, "main.py": main}, steps=update)] == [10]
+    assert growth_sites({"tracker.py": tracker, "main.py": main}) == (), "it is called, but at no step"
+    assert [site.line for site in growth_sites({"tracker.py": tracker})] == [10], "whoever calls it may do so at each"
 
 
 @pytest.mark.parametrize(
@@ -312,6 +349,7 @@ def test_the_loop_may_call_it_through_others_and_from_another_file():
         ("if self.keep:\n                self.seen = self.seen[-self.keep:]", True),
         ("if self.keep is not None:\n                self.seen.clear()", True),
         ("self.seen = self.seen[-9:]", False),
+        ("if self.seen:\n                self.seen.pop(0)", False),
         ("if len(self.seen) > self.keep:\n                self.seen.pop(0)", False),
         ("if self.count % 100 == 0:\n                self.seen.clear()", False),
         ("while len(self.seen) > self.keep:\n                self.seen.pop(0)", False),
@@ -338,7 +376,7 @@ def test_taking_what_waits_in_a_queue_is_no_growth():
     assert texts(source) == []
 
 
-def test_what_grows_at_every_step_comes_before_the_reading_of_a_data_set():
+def test_the_reading_of_a_data_set_is_none_at_every_step():
     source = """
     class Rows:
         def load(self, file):
@@ -348,7 +386,16 @@ def test_what_grows_at_every_step_comes_before_the_reading_of_a_data_set():
     rows = Rows()
     rows.load(open("rows"))
     """ + LOOP.format("seen.append(x)")
-    assert texts(source) == ["seen.append(x)", "self.rows.append(line)"]
+    assert texts(source) == ["seen.append(x)"]
+
+
+NUMBERS = ("seen.append(loss.item())", "seen += [float(loss)]", "seen.append(len(x))", "seen.append(1)", "n += len(x)")
+
+
+@pytest.mark.parametrize("adds", NUMBERS)
+def test_numbers_explain_no_growth(adds):
+    assert texts(LOOP.format(adds)) == []
+    assert texts(LOOP.format("seen.append((x, loss.item()))")) == ["seen.append((x, loss.item()))"]
 
 
 HOOKED = """
@@ -370,7 +417,27 @@ def test_what_a_forward_hook_keeps_grows_at_every_step():
     assert site.function == "watch.<locals>.hook"
     assert texts(HOOKED.format("kept[name].append(output)")) == ["kept[name].append(output)"]
     assert texts(HOOKED.format("kept[name] = output")) == [], "one output for each module"
-    assert texts(HOOKED.format(keeps).replace("register_forward_hook", "note")) == []
+
+
+TESTS = Path(__file__).resolve().parents[1]
+LEAKS = {
+    TESTS.parent / "aitop/workloads/leak.py": ("history.append(loss)", True),
+    TESTS / "accuracy/scenarios/bridge_strain.py": ("kept.setdefault(name, []).append(output.detach())", False),
+    TESTS / "accuracy/scenarios/attention_maps.py": ("self.maps.append(weights.mean(1))", False),
+    TESTS / "accuracy/scenarios/hard_examples.py": ("self.seen.extend(losses.tolist())", False),
+}
+
+
+@pytest.mark.parametrize("script", LEAKS, ids=lambda script: script.stem)
+def test_the_stacks_of_a_run_that_leaks_lead_to_its_line(script):
+    header, events = read_recording(TESTS / f"accuracy/recordings/{script.stem}.t3.jsonl.gz")
+    engine, finder = Engine(header.target), GrowthFinder(os.getpid(), lambda event: None)
+    for event in events:
+        if (seen := engine.handle(event)) is not None:
+            finder._learn(seen)
+    texts = {file: script.read_text() for file in finder._files if file.endswith(f"/{script.name}")}
+    (site,) = growth_sites(texts, finder._models, finder._steps)
+    assert (site.text, site.keeps_graph) == LEAKS[script]
 
 
 @pytest.mark.parametrize("source", ["def f(:", "\0", "x = " + "(" * 500 + ")" * 500, ""])
@@ -405,20 +472,13 @@ def test_never_raises(source):
     sites(source)
 
 
-def window(file):
-    frames = (Frame("main", str(file), 3, True), Frame("get", "/lib/queue.py", 1))
-    stacks = (StackCount(pid=os.getpid(), thread="MainThread", main=True, frames=(0, 1), count=5),)
-    return StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=stacks)
-
-
 @pytest.fixture
 def rising(monkeypatch):
     monkeypatch.setattr(growth, "rises", lambda snapshot: True)
 
 
-def look(finder, stacks):
-    finder.saw(stacks)
-    finder.consider(snapshot())
+def look(finder, *lines):
+    finder.consider(snapshot(lines=lines))
 
 
 @pytest.mark.parametrize(("grows", "read"), [(0, False), (1, True)])
@@ -426,10 +486,10 @@ def test_code_is_read_only_while_memory_rises(tmp_path, grows, read):
     """Reading beside a server took 0.3 s of CPU, and most runs have no leak."""
     came = threading.Event()
     finder = GrowthFinder(os.getpid(), lambda event: came.set())
-    finder.saw(window(tmp_path / "train.py"))
+    lines = (line("main", 0.5, file=str(tmp_path / "train.py")),)
     points = tuple((960.0 + second, 1e9 + grows * second * 5e6) for second in range(40))
     times, values = zip(*points, strict=True)
-    finder.consider(snapshot(steps(), series={"rss": Series(times=times, values=values)}))
+    finder.consider(snapshot(steps(), lines=lines, series={"rss": Series(times=times, values=values)}))
     assert came.wait(10 if read else 0.2) is read
 
 
@@ -443,15 +503,39 @@ def test_a_file_is_read_once(tmp_path, rising):
         came.set()
 
     finder = GrowthFinder(os.getpid(), emit)
-    look(finder, window(file))
+    look(finder, line("main", 0.5, pid=os.getpid(), file=str(file)))
     assert came.wait(10)
     assert [(site.line, site.text) for site in told[0].sites] == [(3, "seen.append(step)")]
-    look(finder, window(file))
+    finder._reader.join(10)
+    look(finder, line("main", 0.5, pid=os.getpid(), file=str(file)))
     assert len(told) == 1
 
 
+def test_stacks_say_which_lines_call_the_model_and_which_update_it(rising, monkeypatch):
+    """Those above the library: a loop over the layers of the model makes no steps."""
+    read = []
+    monkeypatch.setattr(growth, "growth_sites", lambda texts, models, steps: read.append((models, steps)) or ())
+    finder = GrowthFinder(os.getpid(), lambda event: None)
+
+    def seen(*lines):
+        look(finder, *lines)
+        finder._reader.join(10)
+
+    main = ("main", 5, None)
+    forward = line("Net.forward", 0.3, phase="forward", number=40, via=(main,), callers=1)
+    seen(forward, line("main", 0.1, number=9, callers=1))
+    seen(forward)
+    update = line("train", 0.3, phase="backward", number=21, via=(main,), callers=2)
+    validation = line("train", 0.1, phase="evaluation", number=23, via=(main,), callers=2)
+    seen(forward, update, validation)
+    file = "/x/train.py"
+    assert read == [
+        ({(file, 5)}, frozenset()),
+        ({(file, 5), (file, 23)}, {(file, 5), (file, 21)}),
+    ]
+
+
 def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch, rising):
-    """And as the first one, which lives on, where that sees the same."""
     came, asked = threading.Event(), []
 
     class Code:
@@ -461,23 +545,19 @@ def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch, ri
 
     monkeypatch.setattr(growth, "CodeOfProcesses", Code)
     finder = GrowthFinder(1, lambda event: came.set())
-    seen = window(tmp_path / "a.py")
-    frames = (*seen.frames, Frame("step", str(tmp_path / "b.py"), 3, True))
-    stacks = [(2, (0, 1)), (3, (0, 2))]
-    counted = tuple(StackCount(pid=pid, thread="MainThread", main=True, frames=at, count=1) for pid, at in stacks)
-    look(finder, StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=counted))
+    files = [str(tmp_path / name) for name in ("a.py", "b.py")]
+    look(finder, *(line("main", 0.5, pid=pid, file=file) for pid, file in zip((2, 3), files, strict=True)))
     assert came.wait(10)
-    assert asked == [(2, frames[0].file), (3, frames[2].file)]
-    assert finder._files == {frames[0].file: 1, frames[2].file: 3}
+    assert sorted(asked) == [(2, files[0]), (3, files[1])]
 
 
 def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch, rising):
     released = threading.Event()
-    monkeypatch.setattr(growth, "growth_sites", lambda texts: released.wait(10) and ())
+    monkeypatch.setattr(growth, "growth_sites", lambda *read: released.wait(10) and ())
     told = []
     finder = GrowthFinder(os.getpid(), told.append)
     for number in range(3):
-        look(finder, window(tmp_path / f"{number}.py"))
+        look(finder, line("main", 0.5, file=str(tmp_path / f"{number}.py")))
     assert told == []
     released.set()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from aitop.diagnosis.device import own_devices
 from aitop.diagnosis.evidence import records, short_place, too_little_seen, where_of
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import Trend, mean_of, rise, trend
 from aitop.diagnosis.what_if import fix
-from aitop.model.snapshot import GrowthSite, Snapshot
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent, rate, size
 from aitop.model.verdict import Fix, Severity, Where
 
@@ -38,9 +36,6 @@ TOO_BRIEF = "watched too briefly to tell a leak from a buffer or cache that fill
 MAY_END = 0.5
 """The confidence in a leak as long as that is so."""
 
-# A number a step makes no growth that is seen here.
-_NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *(?:.*\.item\(\)|len\(.*\))$")
-
 
 @condition("memory-leak", 1.0, 0.5)
 def leak(snapshot: Snapshot) -> Explanation | str | None:
@@ -50,13 +45,12 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     trends = _trends(snapshot)
     if (starting and not blind) or not trends:
         return starting or "memory was read fewer than four times"
-    sites = _sites(snapshot)
     patience = BLIND_SECONDS if blind else PATIENCE_SECONDS
     rising = [(name, line) for name, line in trends if line.seconds >= patience and _grows(snapshot, name, line)]
     if not rising:
         return BLIND if blind else None
     name, line = max(rising, key=lambda pair: pair[1].slope)
-    sites = sites if name != "workers_rss" else ()
+    sites = snapshot.growth_sites if name != "workers_rss" else ()
     keeps_graph = bool(sites) and sites[0].keeps_graph
     left = left_of(snapshot, name)
     full_in = left / line.slope if left is not None else None
@@ -110,11 +104,6 @@ def _grows(snapshot: Snapshot, name: str, line: Trend) -> bool:
     mapped = rise(snapshot, space, line.seconds) if space is not None else None
     newly = mapped is None or mapped >= NEWLY_MAPPED * line.growth
     return newly and steady(line, _processes(snapshot, name))
-
-
-def _sites(snapshot: Snapshot) -> tuple[GrowthSite, ...]:
-    """The lines that make something longer at every step, and more than by a number."""
-    return tuple(site for site in snapshot.growth_sites if site.keeps_graph or not _NUMBERS.search(site.text))
 
 
 def _stepping_since(snapshot: Snapshot) -> float:

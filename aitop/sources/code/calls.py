@@ -9,10 +9,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from aitop.sources.code.syntax import FUNCTIONS, parsed
+from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
 from aitop.stacks.dataflow import innermost
 
-_Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 # Statements that call what they do not name.
 _IMPLICIT = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Raise)
 # Longer than any file.
@@ -83,7 +82,7 @@ class Calls:
         function = innermost(self._functions, line)
         return function is not None and any(name in each.called for each in function.statements)
 
-    def _read(self, scope: _Scope) -> None:
+    def _read(self, scope: Scope) -> None:
         first, last = (1, _END) if isinstance(scope, ast.Module) else (scope.lineno, scope.end_lineno or _END)
         function = _Function(first, last, generates=isinstance(scope, ast.AsyncFunctionDef))
         self._functions.append(function)

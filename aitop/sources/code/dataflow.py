@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aitop.model.stacks import Flow, Statement
-from aitop.sources.code.syntax import FUNCTIONS, parsed
+from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import COLLECTORS
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _OF_COLLECTORS = "|".join(sorted({name.partition(".")[0] for name in COLLECTORS}))
 _COLLECTORS = re.compile(rf"\b(?:{_OF_COLLECTORS})\b")
 _RENAMED = re.compile(rf"\bfrom\s+(?:{_OF_COLLECTORS})\s+import\b|\b(?:{_OF_COLLECTORS})\s+as\b")
 # Which statements, by their first lines, may have given a variable the value that it has.
-_State = dict[str, frozenset[int]]
+State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -58,18 +57,18 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
     if tree is None:
         return Functions()
     try:
-        modules = dict(_imported(tree))
+        modules = dict(imported(tree))
         scopes = [tree, *(node for node in _statements(tree) if isinstance(node, FUNCTIONS))]
         spans = tuple(Span(*_span(scope)) for scope in scopes)
         wanted = {id(innermost(spans, line)) for line in lines}
         read = (scope for scope, span in zip(scopes, spans, strict=True) if id(span) in wanted)
-        flows = tuple(_Reading(file, scope, modules).flow() for scope in read)
+        flows = tuple(Reading(file, scope, modules).flow() for scope in read)
     except RecursionError:
         return Functions()
     return Functions(spans, flows)
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Names bound by imports and what they stand for. What is called through them has no state of the program's."""
     for node in _statements(tree):
         if isinstance(node, ast.Import):
@@ -89,16 +88,21 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass
 class _Uses:
-    """What an expression reads, and what objects its calls may change, as variables: `name` or `name.attribute`."""
+    """What an expression reads, and what objects its calls may change, as variables: `name` or `name.attribute`.
+
+    `calls`: it calls anything. Calls of the names in `without` are passed over, with all that is given to them.
+    """
 
     reads: set[str] = field(default_factory=set)
     changes: set[str] = field(default_factory=set)
+    calls: bool = False
+    without: frozenset[str] = frozenset()
 
 
-class _Reading:
+class Reading:
     """Follows the assignments of one function, loops included."""
 
-    def __init__(self, file: str, scope: ast.Module | _Function, modules: dict[str, str]) -> None:
+    def __init__(self, file: str, scope: Scope, modules: dict[str, str]) -> None:
         self._file = file
         self._scope = scope
         self._modules = modules
@@ -129,12 +133,12 @@ class _Reading:
 
     # Statements: each takes the state before it and returns the state after it.
 
-    def _block(self, body: Sequence[ast.stmt], state: _State) -> _State:
+    def _block(self, body: Sequence[ast.stmt], state: State) -> State:
         for statement in body:
             state = self._statement(statement, state)
         return state
 
-    def _statement(self, node: ast.stmt, state: _State) -> _State:
+    def _statement(self, node: ast.stmt, state: State) -> State:
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             return self._loop(node, state)
         if isinstance(node, ast.If):
@@ -162,14 +166,16 @@ class _Reading:
                 state = self._assign(node, child, [], state)
         return state
 
-    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: _State) -> _State:
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: State) -> State:
+        # In a further round of a loop around it, once does: what one round hands to the next is known by then.
+        rounds = 1 if _span(node) in self._loops else 2
         self._loops.append(_span(node))
         if not isinstance(node, ast.While):
             elements: set[str] = set()
             self._target(node.target, elements, _Uses())
             for name in elements:
                 self._whole.setdefault(name, set()).update(self._uses(node.iter).reads)
-        for _ in range(2):
+        for _ in range(rounds):
             before = state
             if isinstance(node, ast.While):
                 state = self._assign(node, node.test, [], state)
@@ -178,7 +184,7 @@ class _Reading:
             state = _either(before, self._block(node.body, state))
         return _either(state, self._block(node.orelse, state))
 
-    def _try(self, node: ast.Try, state: _State) -> _State:
+    def _try(self, node: ast.Try, state: State) -> State:
         done = self._block(node.body, state)
         handled = [self._block(handler.body, _either(state, done)) for handler in node.handlers]
         return self._block(node.finalbody, _either(self._block(node.orelse, done), *handled))
@@ -188,30 +194,34 @@ class _Reading:
         node: ast.stmt,
         value: ast.expr,
         targets: Iterable[ast.expr],
-        state: _State,
+        state: State,
         *,
         adds: bool = False,
-    ) -> _State:
+    ) -> State:
         """The state after `targets = value`. `adds`: they keep what they had."""
         line = node.lineno
         self._ends[line] = max(self._ends.get(line, line), _head_end(node))
-        if self._function(value) in COLLECTORS:
-            self._collects.add(line)
         uses = self._uses(value)
         names: set[str] = set()
         for target in targets:
             self._target(target, names, uses)
+        self._note(node, value, set() if adds else names, state)
         uses.changes |= {whole for name in uses.changes for whole in self._whole.get(name, ())}
         if adds:
             uses.reads |= names
         for name in uses.reads | uses.changes:
-            self._used.setdefault(line, set()).update(_made(name, state))
+            self._used.setdefault(line, set()).update(makers(name, state))
         state = dict(state)
         for name in uses.changes:
             state[name] = state.get(name, _NOTHING) | {line}
         for name in names:
             state[name] = frozenset({line})
         return state
+
+    def _note(self, node: ast.stmt, value: ast.expr, replaced: set[str], state: State) -> None:
+        """Note what else matters of `replaced = value`, before which `state` is the state."""
+        if self._function(value) in COLLECTORS:
+            self._collects.add(node.lineno)
 
     def _target(self, target: ast.expr, names: set[str], uses: _Uses) -> None:
         """Add what an assignment replaces to `names`; of `a[i] = …` and `a.b.c = …` the object is changed."""
@@ -230,14 +240,15 @@ class _Reading:
 
     # Expressions.
 
-    def _uses(self, value: ast.expr) -> _Uses:
-        uses = _Uses()
+    def _uses(self, value: ast.expr, without: frozenset[str] = frozenset()) -> _Uses:
+        uses = _Uses(without=without)
         self._collect(value, uses)
         return uses
 
     def _collect(self, node: ast.AST, uses: _Uses) -> None:
         if isinstance(node, ast.Call):
-            self._call(node, uses)
+            if called_name(node) not in uses.without:
+                self._call(node, uses)
             return
         if isinstance(node, (ast.Name, ast.Attribute)) and (path := self._path(node)) is not None:
             uses.reads.add(path)
@@ -247,6 +258,7 @@ class _Reading:
 
     def _call(self, node: ast.Call, uses: _Uses) -> None:
         """Add the uses of a call. A method reads its object, and may change it if it has arguments."""
+        uses.calls = True
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         function = node.func
         if isinstance(function, ast.Attribute):
@@ -277,7 +289,15 @@ class _Reading:
         return f"{node.id}.{attribute}" if attribute else node.id
 
 
-def _made(name: str, state: _State) -> Iterator[int]:
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called: `step` of `self.optimizer.step()`."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def makers(name: str, state: State) -> Iterator[int]:
     """The statements that gave a variable, the object that it belongs to, or its attributes what they have."""
     owner = name.partition(".")[0]
     for other, lines in state.items():
@@ -285,8 +305,8 @@ def _made(name: str, state: _State) -> Iterator[int]:
             yield from lines
 
 
-def _either(*states: _State) -> _State:
-    merged: _State = {}
+def _either(*states: State) -> State:
+    merged: State = {}
     for state in states:
         for name, lines in state.items():
             merged[name] = merged.get(name, _NOTHING) | lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import io
 import sys
 import tokenize
@@ -11,7 +10,7 @@ import warnings
 
 LARGEST_PARSED = 400_000
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-BUILTINS = frozenset(dir(builtins))
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 # Up to Python 3.10 the parser makes its tree without a limit to how deep it is, and a thread's stack overflows.
 LIMITS_DEPTH = sys.version_info >= (3, 11)
 DEEPEST = 10_000
