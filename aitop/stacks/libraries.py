@@ -37,19 +37,21 @@ Work = Literal[
 COMPUTES: tuple[Work, ...] = ("tensor", "array")
 
 
-class Row(NamedTuple):
-    """Frames whose file matches `path` and whose function matches `function` (None: any).
+class Meaning(NamedTuple):
+    """What a library's frame says; None for what it leaves open.
 
-    `rests`: it says what the function itself does, and nothing of what it calls.
+    `rests`: that is of the function itself, and nothing is said of what it calls.
     """
 
-    path: str
-    function: str | None
-    phase: Phase | None
-    state: State | None
-    work: Work | None
-    handler: Handler | None
-    rests: bool
+    phase: Phase | None = None
+    state: State | None = None
+    work: Work | None = None
+    handler: Handler | None = None
+    rests: bool = False
+
+
+# The path of files, the name of functions in them (None: any), and what their frames say.
+Row = tuple[str, "str | None", Meaning]
 
 
 def _row(
@@ -63,7 +65,7 @@ def _row(
     rests: bool = False,
 ) -> Row:
     named = rf"(?:^|[.>])(?:{function})$" if function else None
-    return Row(path, named, phase, state, work, handler, rests)
+    return path, named, Meaning(phase, state, work, handler, rests)
 
 
 # The first row that fits a frame says what it means; rows of one library stand together, special ones first.
@@ -232,16 +234,6 @@ TABLE: tuple[Row, ...] = (
 )  # fmt: skip
 
 
-class Meaning(NamedTuple):
-    """The meaning of a library's frame; None for what it leaves open."""
-
-    phase: Phase | None
-    state: State | None
-    work: Work | None
-    handler: Handler | None = None
-    rests: bool = False
-
-
 # Functions of C that collect garbage: on a stack there is only the line that calls them.
 COLLECTORS = frozenset({"gc.collect"})
 # Models and losses are made of these functions alike: a call of one does not show where a model is called.
@@ -259,12 +251,12 @@ def meaning(file: str, function: str) -> Meaning:
     for path, named, says in _compiled():
         if path.search(file) and (named is None or named.search(function)):
             return says
-    return Meaning(None, None, None)
+    return Meaning()
 
 
 @functools.cache
 def _compiled() -> list[tuple[re.Pattern[str], re.Pattern[str] | None, Meaning]]:
     """The table with its patterns compiled, which takes some milliseconds: not before there is a stack to read."""
     return [
-        (re.compile(row.path), re.compile(row.function) if row.function else None, Meaning(*row[2:])) for row in TABLE
+        (re.compile(path), re.compile(function) if function else None, says) for path, function, says in TABLE
     ]

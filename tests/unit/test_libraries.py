@@ -141,4 +141,4 @@ def test_a_function_of_another_name_that_ends_alike_is_another_one():
 
 
 def test_every_row_says_something():
-    assert all(row.phase or row.state or row.work or row.handler for row in TABLE)
+    assert all(any(says[:4]) for _, _, says in TABLE)
