@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
-from aitop.model.stacks import Flow, Statement
+from aitop.model.stacks import Flow
 
 
 class _Lines(Protocol):
@@ -17,12 +17,12 @@ class _Lines(Protocol):
     def last(self) -> int: ...
 
 
-_Function = TypeVar("_Function", bound=_Lines)
+_Part = TypeVar("_Part", bound=_Lines)
 
 
-def innermost(functions: Iterable[_Function], line: int) -> _Function | None:
-    """The innermost of these functions of one file that contains the line. Outer functions come before inner ones."""
-    around = [each for each in functions if each.first <= line <= each.last]
+def innermost(parts: Iterable[_Part], line: int) -> _Part | None:
+    """The innermost of these functions or statements of one file that contains the line. Outer ones come first."""
+    around = [each for each in parts if each.first <= line <= each.last]
     return min(reversed(around), key=lambda each: each.last - each.first, default=None)
 
 
@@ -36,8 +36,8 @@ class ModelCalls:
         self._statements = flow.statements
         self._loops = flow.loops
         self._updates = updates
-        self._calls = {statement.first for statement in map(self._at, calls) if statement is not None}
-        updating = {statement.first for statement in map(self._at, updates) if statement is not None}
+        self._calls = {first for first in map(self._at, calls) if first is not None}
+        updating = {first for first in map(self._at, updates) if first is not None}
         # A line that also updates the model is a whole step: the model does not act there.
         acting = self._calls - updating
         # Values that an update changes are weights, not data.
@@ -58,18 +58,17 @@ class ModelCalls:
 
     def feeds(self, line: int) -> bool:
         """Whether the value of a line goes into a call of the model and does not come from the model's output."""
-        statement = self._at(line)
-        return statement is not None and statement.first in self._inputs
+        return self._at(line) in self._inputs
 
     def answers(self, line: int) -> bool:
         """Whether a line makes the model's next input from its last output while the model acts.
 
         The model acts in a loop without an update, or in a loop with an update that calls it more than once.
         """
-        statement = self._at(line)
-        if statement is None or statement.first not in self._between:
+        first = self._at(line)
+        if first is None or first not in self._between:
             return False
-        loop = self._loop(statement.first, with_call=True)
+        loop = self._loop(first, with_call=True)
         if loop is None:
             return False
         inside = [call for call in self._calls if _holds(loop, call)]
@@ -82,12 +81,12 @@ class ModelCalls:
 
         Sampling an action from the model's output, or making a tensor of an observation, does not.
         """
-        statement = self._at(line)
-        return statement is not None and statement.first in self._carrying
+        return self._at(line) in self._carrying
 
-    def _at(self, line: int) -> Statement | None:
-        around = [each for each in self._statements if each.first <= line <= each.last]
-        return min(around, key=lambda each: each.last - each.first, default=None)
+    def _at(self, line: int) -> int | None:
+        """The first line of the statement around a line, which stands for it; None outside of all."""
+        statement = innermost(self._statements, line)
+        return None if statement is None else statement.first
 
     def _loop(self, line: int, *, with_call: bool = False) -> tuple[int, int] | None:
         """The innermost loop around a line; with `with_call` the innermost that calls the model."""

@@ -23,7 +23,8 @@ from aitop.stacks.reading import Seen
 Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
-_ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
+# Phases that a step is made of.
+STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A function runs evaluations only if fewer than this share of its samples are of steps.
 _LEAST_OF_PHASE = 0.1
 # A stack that is read while it changes may have the line of one moment above the calls of another: up to this share of
@@ -47,6 +48,14 @@ class _Anchors:
         seen = [self.lines[phase] for phase in phases if phase in self.lines]
         least = _TORN * self.samples
         return frozenset(line for counts in seen for line in counts if counts[line] >= min(least, max(counts.values())))
+
+    @property
+    def updates(self) -> frozenset[int]:
+        """The lines below which the model is updated."""
+        return self.of(*UPDATES)
+
+
+_NO_ANCHORS = _Anchors()
 
 
 class StepFunctions:
@@ -72,7 +81,7 @@ class StepFunctions:
             for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.samples += count
-                if phase in _ANCHORS:
+                if phase in STEPPING:
                     anchors.lines[phase][frame.line] += count
         for caller in callers:
             if (function := self._anchors.get((caller.file, caller.function))) is not None:
@@ -97,17 +106,14 @@ class StepFunctions:
     def position(self, stack: Seen) -> Position | None:
         """The position in a step of a stack outside of every phase; None if no function that makes steps is on it."""
         users = [frame for _, frame in stack.stages]
-        for index in range(len(users) - 1, -1, -1):
-            anchors = self._anchors.get((users[index].file, users[index].function))
-            if anchors is None:
-                continue
-            calls = self._calls_in(users[index])
-            if calls is not None and calls.feeds(users[index].line):
+        for index, frame in reversed(list(enumerate(users))):
+            anchors, calls = self._of(frame), self._calls_in(frame)
+            if calls is not None and calls.feeds(frame.line):
                 return "before"
-            if self.trains and calls is not None and calls.answers(users[index].line):
+            if self.trains and calls is not None and calls.answers(frame.line):
                 return "within"
-            place = self._place(anchors, users[index].line, stack, inner=_calls_next(stack, index))
-            if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
+            place = self._place(anchors, frame.line, stack, inner=_calls_next(stack, index))
+            if place == "after" and not anchors.updates and self.trains:
                 # This function calls the model but does not update it: its callers tell whether the update is to come.
                 return self._outer_place(users[:index]) or place
             if place is not None:
@@ -124,27 +130,27 @@ class StepFunctions:
                     return True
         return False
 
+    def _of(self, frame: Frame) -> _Anchors:
+        return self._anchors.get((frame.file, frame.function), _NO_ANCHORS)
+
     def _calls_in(self, frame: Frame) -> ModelCalls | None:
         """The model's calls in the function of a frame; None if there are none or its dataflow is not known."""
         function = frame.file, frame.function
         if function not in self._model_calls:
-            anchors = self._anchors.get(function)
-            flow = innermost(self._flows.get(frame.file, ()), frame.line)
-            calls = anchors.of("forward") | anchors.callers if anchors is not None else frozenset()
-            updates = anchors.of("backward", "optimizer") if anchors is not None else frozenset()
-            self._model_calls[function] = ModelCalls(flow, calls, updates) if flow is not None and calls else None
+            anchors, flow = self._of(frame), innermost(self._flows.get(frame.file, ()), frame.line)
+            calls = anchors.of("forward") | anchors.callers
+            self._model_calls[function] = ModelCalls(flow, calls, anchors.updates) if flow and calls else None
         return self._model_calls[function]
 
     def _outer_place(self, users: Sequence[Frame]) -> Position | None:
         for frame in reversed(users):
-            anchors = self._anchors.get((frame.file, frame.function))
-            updates = anchors.of("backward", "optimizer") if anchors else frozenset()
+            updates = self._of(frame).updates
             if updates:
                 return "within" if frame.line <= max(updates) else "after"
         return None
 
     def _place(self, anchors: _Anchors, line: int, stack: Seen, *, inner: bool) -> Position | None:
-        forwards, updates = anchors.of("forward"), anchors.of("backward", "optimizer")
+        forwards, updates = anchors.of("forward"), anchors.updates
         if not forwards and not updates:
             return None
         first = min(forwards or updates)
@@ -164,43 +170,27 @@ class StepFunctions:
 
     def _evaluates(self, stack: Seen) -> int | None:
         """The index in `callers` of the training function that starts this evaluation; None if the pass trains."""
-        callers = stack.callers
-        for index in range(len(callers) - 1, -1, -1):
-            frame = callers[index]
-            anchors = self._anchors.get((frame.file, frame.function))
-            updates = anchors.of("backward", "optimizer") if anchors else frozenset()
+        for index, frame in reversed(list(enumerate(stack.callers))):
+            updates = self._of(frame).updates
             if not updates:
                 continue
-            if frame.line in updates:
-                return None
-            below = [self._anchors.get((inner.file, inner.function)) for inner in callers[index + 1 :]]
-            own_data = any(inner is not None and inner.of("data_wait") for inner in below)
-            if frame.line > max(updates) or own_data:
-                return index
-            return None
+            own_data = any(self._of(inner).of("data_wait") for inner in stack.callers[index + 1 :])
+            return index if frame.line not in updates and (frame.line > max(updates) or own_data) else None
         return None
 
     def _functions_that_evaluate(self, seen: Sequence[tuple[Seen, int]]) -> frozenset[Function]:
         """The user's functions that only run evaluations, never steps."""
-        evaluating: dict[Function, int] = {}
-        training: dict[Function, int] = {}
+        evaluating: Counter[Function] = Counter()
+        training: Counter[Function] = Counter()
         for stack, count in seen:
-            if stack.phase == "forward":
-                index = self._evaluates(stack)
-                callers = stack.callers
-                inner = callers[index + 1 :] if index is not None else ()
-                for frame in inner:
-                    key = frame.file, frame.function
-                    evaluating[key] = evaluating.get(key, 0) + count
-                for frame in callers if index is None else callers[: index + 1]:
-                    key = frame.file, frame.function
-                    training[key] = training.get(key, 0) + count
-            elif stack.phase in UPDATES:
-                for frame in stack.callers:
-                    key = frame.file, frame.function
-                    training[key] = training.get(key, 0) + count
+            if stack.phase != "forward" and stack.phase not in UPDATES:
+                continue
+            evaluates = self._evaluates(stack) if stack.phase == "forward" else None
+            for index, frame in enumerate(stack.callers):
+                side = training if evaluates is None or index <= evaluates else evaluating
+                side[frame.file, frame.function] += count
         return frozenset(
-            function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_PHASE * count
+            function for function, count in evaluating.items() if training[function] < _LEAST_OF_PHASE * count
         )
 
 
