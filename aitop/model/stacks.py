@@ -36,16 +36,6 @@ class StackCount(msgspec.Struct, frozen=True):
     count: int
 
 
-class GilHold(msgspec.Struct, frozen=True):
-    """In `samples` of the `asked` looks at a process during one window, this thread held the interpreter's lock."""
-
-    pid: int
-    thread: str
-    main: bool
-    samples: int
-    asked: int
-
-
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Stacks of the threads of one process that were in one state, of `asked` looks at it within a window.
 
@@ -113,9 +103,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
-    `gil` has the threads that were seen to hold the interpreter's lock; None where the window did not ask who holds it,
-    which only some do. `flows` has the dataflow of the user's functions on these stacks, where it was not given by an
-    earlier window.
+    `flows` has the dataflow of the user's functions on these stacks, where no earlier window gave it.
     """
 
     time: float
@@ -123,7 +111,6 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     rate: float
     frames: tuple[Frame, ...]
     stacks: tuple[StackCount, ...]
-    gil: tuple[GilHold, ...] | None = None
     looks: tuple[Look, ...] = ()
     states: tuple[ThreadState, ...] = ()
     flows: tuple[Flow, ...] = ()

@@ -8,13 +8,14 @@ not used.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from aitop.model.ledger import Activity
-from aitop.model.stacks import Frame, Look, StackWindow, ThreadState, WaitKind
+from aitop.model.stacks import Frame, Look, ThreadState, WaitKind
 from aitop.stacks.libraries import COMPUTES, Phase, State, Work
 from aitop.stacks.reading import Seen
 
@@ -71,34 +72,25 @@ class ThreadLooks(msgspec.Struct, frozen=True):
 
 
 def looks_of(
-    windows: Sequence[StackWindow],
-    looks: Iterable[tuple[Look, Mapping[Seen, int]]],
-    pid: int,
-    threads: Collection[str],
-    at_once: float = 1.0,
+    looks: Iterable[tuple[Look, Mapping[Seen, int]]], states: Sequence[ThreadState], at_once: float = 1.0
 ) -> ThreadLooks:
-    """The looks at a thread, or at several together. `looks` come with the stacks of those threads only.
+    """The looks at a thread, or at several together, of which `at_once` are seen in a look on average.
 
-    `at_once` of the threads are seen in a look on average.
+    Looks come with the stacks of those threads only, and `states` are theirs.
     """
-    counts: dict[str, dict[Seen, int]] = {"cpu": {}, "gil": {}}
-    asked = {"cpu": 0, "gil": 0}
+    counts: dict[str, Counter[Seen]] = {"cpu": Counter(), "gil": Counter()}
+    asked: Counter[str] = Counter()
     for look, stacks in looks:
         asked[look.kind] += look.asked
-        for seen, count in stacks.items():
-            counts[look.kind][seen] = counts[look.kind].get(seen, 0) + count
-    states: list[ThreadState] = [
-        state for window in windows for state in window.states if state.pid == pid and state.thread in threads
-    ]
+        counts[look.kind].update(stacks)
     total = sum(state.asked for state in states)
     running = sum(state.on_core * state.asked for state in states) / total if total else None
-    met: dict[WaitKind, int] = {}
+    met: Counter[WaitKind] = Counter()
     for state in states:
-        for kind, count in state.waits.items():
-            met[kind] = met.get(kind, 0) + count
+        met.update(state.waits)
     # How long it waits the kernel counts; in what, the looks that met it waiting tell.
     waiting = 1.0 - (running if running is not None else 1.0)
-    waits: dict[WaitKind, float] = {kind: waiting * count / sum(met.values()) for kind, count in met.items()}
+    waits: dict[WaitKind, float] = {kind: waiting * count / met.total() for kind, count in met.items()}
     return ThreadLooks(
         cpu=counts["cpu"],
         cpu_asked=round(asked["cpu"] * at_once),

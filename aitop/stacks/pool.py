@@ -7,17 +7,19 @@ what a thread does, else what the request of one waits for, else that all rest.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from aitop.model.ledger import Activity, Handler
 from aitop.model.snapshot import ThreadPool
+from aitop.model.stacks import StackWindow
 from aitop.stacks.libraries import Phase
 from aitop.stacks.reading import Seen
-from aitop.stacks.short_threads import SHORT_THREADS, ThreadKey
 
-RUNS: frozenset[Activity] = frozenset({"python", "native", "compile", "collect", "spawn", "wait-disk", "wait-device"})
+RUNS: tuple[Activity, ...] = ("python", "native", "compile", "collect", "spawn")
+OWN_WAITS: tuple[Activity, ...] = ("wait-disk", "wait-device")
 # Waits for something that another thread does, or for the next piece of work; and those of which that is not known:
 # the thread may only wait for a core.
 _HANDED: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait-network"})
@@ -26,7 +28,49 @@ _UNKNOWN: Activity = "wait"
 _STARTS = "/threading.py"
 # From so many samples in a look on, threads of one name are more than one.
 SEVERAL = 1.5
+# A thread is short-lived if it was seen in at most so many windows, in less than this share of their samples; fewer
+# such threads may come from a program that starts or ends.
+_SHORT_WINDOWS, _SHORT_SHARE, _FEWEST_SHORT = 2, 0.5, 5
+SHORT_THREADS = "threads that end soon"
 Key = TypeVar("Key")
+
+
+class ThreadKey(NamedTuple):
+    """A thread of the windows; all threads of a process with one name are one. `main` for its main thread."""
+
+    pid: int
+    thread: str
+    main: bool
+
+
+# Samples by thread and distinct stack.
+Digest = dict[ThreadKey, Counter[Seen]]
+TakenAs = Mapping[ThreadKey, ThreadKey]
+
+
+def short_threads(windows: Sequence[StackWindow], digests: Sequence[Digest]) -> TakenAs:
+    """The short-lived threads of each process, with the one that they are taken as; empty where they are few."""
+    met: Counter[ThreadKey] = Counter()
+    samples: Counter[ThreadKey] = Counter()
+    asked: Counter[ThreadKey] = Counter()
+    for window, digest in zip(windows, digests, strict=True):
+        for key, stacks in digest.items():
+            if not key.main:
+                met[key] += 1
+                samples[key] += stacks.total()
+                asked[key] += round(window.seconds * window.rate)
+    short = [key for key in met if met[key] <= _SHORT_WINDOWS and samples[key] < _SHORT_SHARE * asked[key]]
+    many = Counter(key.pid for key in short)
+    return {key: ThreadKey(key.pid, SHORT_THREADS, False) for key in short if many[key.pid] >= _FEWEST_SHORT}
+
+
+def summed(digests: Iterable[Digest], taken_as: TakenAs = MappingProxyType({})) -> Digest:
+    """All samples by thread, those of a thread in `taken_as` as of the one that it is taken as."""
+    whole: Digest = defaultdict(Counter)
+    for digest in digests:
+        for key, stacks in digest.items():
+            whole[taken_as.get(key, key)].update(stacks)
+    return whole
 
 
 class Place(NamedTuple):
@@ -41,8 +85,22 @@ class Place(NamedTuple):
     handler: Handler | None
     samples: float
 
+    @property
+    def rank(self) -> int:
+        """0 where a thread works, 1 where something that it has begun waits, 2 where it rests."""
+        begun = self.handler is not None or self.phase != "outside"
+        if self.activity in (*RUNS, *OWN_WAITS) or (self.activity == _UNKNOWN and begun):
+            return 0
+        rests = self.activity in _HANDED or self.activity in ("sleep", _UNKNOWN)
+        return 2 if rests and not begun else 1
 
-def alike(threads: Mapping[ThreadKey, Mapping[Seen, int]], lead: ThreadKey | None) -> tuple[ThreadKey, ...]:
+    @property
+    def in_line(self) -> bool:
+        """Whether a thread that has a request to itself waits there for what another thread does."""
+        return self.activity in _HANDED and self.handler not in (None, "event-loop") and self.work is None
+
+
+def alike(threads: Digest, lead: ThreadKey | None) -> tuple[ThreadKey, ...]:
     """The threads that were started with the same function as `lead`, itself in front; only `lead` where that is the
     main thread or stands for no other one.
     """
@@ -55,7 +113,7 @@ def alike(threads: Mapping[ThreadKey, Mapping[Seen, int]], lead: ThreadKey | Non
     return (lead, *peers)
 
 
-def _started_with(stacks: Mapping[Seen, int]) -> tuple[str, str] | None:
+def _started_with(stacks: Counter[Seen]) -> tuple[str, str] | None:
     """The file and name of the function that a thread was started with, as most of its stacks say."""
     starts: Counter[tuple[str, str]] = Counter()
     for seen, count in stacks.items():
@@ -65,51 +123,35 @@ def _started_with(stacks: Mapping[Seen, int]) -> tuple[str, str] | None:
     return max(starts, key=lambda start: starts[start], default=None)
 
 
-def together(places: Mapping[Key, Place], moments: float) -> dict[Key, float]:
-    """How many samples of each place count, so that all are of one worker in so many `moments`."""
-    counts: dict[Key, float] = {}
-    room = moments
-    for rank in range(3):
-        chosen = {key: place.samples for key, place in places.items() if _rank(place) == rank}
-        mass = sum(chosen.values())
-        factor = min(1.0, room / mass) if mass > 0.0 else 0.0
-        counts |= {key: factor * samples for key, samples in chosen.items()}
-        room = max(0.0, room - mass)
-    return counts
-
-
-def pool(threads: Iterable[ThreadKey], places: Iterable[Place], moments: float) -> ThreadPool:
-    """The pool of these threads, which were seen at these places in so many moments."""
-    there = working = standing = 0.0
-    for place in places:
-        there += place.samples
-        working += place.samples if _rank(place) == 0 else 0.0
-        standing += place.samples if stands_in_line(place) else 0.0
-    names = tuple(key.thread for key in threads)
-    return ThreadPool(threads=names, there=there / moments, working=working / moments, standing=standing / moments)
-
-
-def threads_at_once(keys: Sequence[ThreadKey], threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> float | None:
+def threads_at_once(keys: Sequence[ThreadKey], threads: Digest) -> float | None:
     """How many of these threads are there in a look at the process; None where it is one, or where nothing tells.
 
     Threads of one name have one key together, and so have those that end soon. The main thread is in every look.
     """
-    looks = sum(sum(stacks.values()) for key, stacks in threads.items() if key.main)
+    looks = sum(stacks.total() for key, stacks in threads.items() if key.main)
     if not looks or not keys or keys[0].main:
         return None
-    there = sum(sum(threads[key].values()) for key in keys) / looks
+    there = sum(threads[key].total() for key in keys) / looks
     return there if len(keys) > 1 or keys[0].thread == SHORT_THREADS or there >= SEVERAL else None
 
 
-def _rank(place: Place) -> int:
-    """0 where a thread works, 1 where something that it has begun waits, 2 where it rests."""
-    begun = place.handler is not None or place.phase != "outside"
-    if place.activity in RUNS or (place.activity == _UNKNOWN and begun):
-        return 0
-    rests = place.activity in _HANDED or place.activity in ("sleep", _UNKNOWN)
-    return 2 if rests and not begun else 1
-
-
-def stands_in_line(place: Place) -> bool:
-    """Whether a thread that has a request to itself waits there for what another thread does."""
-    return place.activity in _HANDED and place.handler not in (None, "event-loop") and place.work is None
+def pooled(
+    threads: Iterable[ThreadKey], places: Mapping[Key, Place], moments: float
+) -> tuple[ThreadPool, dict[Key, float]]:
+    """The pool of these threads, which were seen at these places in so many moments; and how many samples of each place
+    count, so that all are of one worker.
+    """
+    counts: dict[Key, float] = {}
+    room = moments
+    for rank in range(3):
+        chosen = {key: place.samples for key, place in places.items() if place.rank == rank}
+        mass = sum(chosen.values())
+        factor = min(1.0, room / mass) if mass > 0.0 else 0.0
+        counts |= {key: factor * samples for key, samples in chosen.items()}
+        room = max(0.0, room - mass)
+    there = sum(place.samples for place in places.values())
+    working = sum(place.samples for place in places.values() if place.rank == 0)
+    standing = sum(place.samples for place in places.values() if place.in_line)
+    names = tuple(key.thread for key in threads)
+    own = ThreadPool(threads=names, there=there / moments, working=working / moments, standing=standing / moments)
+    return own, counts

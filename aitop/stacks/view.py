@@ -18,15 +18,14 @@ from aitop.model.host import Role
 from aitop.model.ledger import Activity, Position
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadPool, ThreadShare, ThreadTree
-from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
+from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow, ThreadState
 from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
-from aitop.stacks.pool import Place, alike, pool, stands_in_line, threads_at_once, together
-from aitop.stacks.position import StepFunctions
+from aitop.stacks.pool import Digest, Place, TakenAs, ThreadKey, alike, pooled, short_threads, summed, threads_at_once
+from aitop.stacks.position import STEPPING, StepFunctions
 from aitop.stacks.reading import Seen, read_stack
-from aitop.stacks.short_threads import Digest, ThreadKey, as_one, relabelled, short_threads
 
 ROLES: tuple[Role, ...] = ("rank", "loader-worker", "launcher", "helper", "other")
 MOST_LINES = 200
@@ -36,7 +35,6 @@ MOST_WINDOWS = 40
 WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sleep"})
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
-STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # The main thread may be the lead thread if more than this share of its samples are no waits.
 _MAIN_WORKS = 0.1
 
@@ -86,21 +84,20 @@ class StackView:
                 self._last = recent, known, stacks
             return stacks
 
-    def state_over_time(self, windows: Sequence[StackWindow], pid: int, thread: str, state: State) -> Series:
-        """The share of a thread's samples that are in `state`, for each window."""
-        return self._over_time(windows, lambda key: key[:2] == (pid, thread), lambda seen: seen.state == state)[pid]
-
-    def phases_over_time(
-        self, windows: Sequence[StackWindow], pid: int, thread: str, phases: Collection[Phase]
-    ) -> Series:
-        """The share of a thread's samples that are in one of `phases`, without imports, for each window."""
-        return self._over_time(
-            windows, lambda key: key[:2] == (pid, thread), lambda seen: seen.phase in phases and not seen.importing
-        )[pid]
-
-    def idle_over_time(self, windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:
-        """The share of each worker's samples that are idle, by pid, for each window."""
-        return self._over_time(windows, lambda key: key.pid in pids and key.main, lambda seen: seen.idle)
+    def over_time(
+        self, windows: Iterable[StackWindow], of: Callable[[ThreadKey], bool], wanted: Callable[[Seen], bool]
+    ) -> dict[int, Series]:
+        """By pid, the share of the samples of the threads `of` for which `wanted` is true, for each window."""
+        points: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for window in windows:
+            for key, stacks in self._digest(window).items():
+                if of(key) and stacks:
+                    share = sum(count for seen, count in stacks.items() if wanted(seen)) / stacks.total()
+                    points[key.pid].append((window.time, share))
+        return {
+            pid: Series(times=tuple(t for t, _ in each), values=tuple(v for _, v in each))
+            for pid, each in points.items()
+        }
 
     def steps_in(self, window: StackWindow, pid: int) -> bool:
         """Whether any thread of the process was sampled in a phase of a step in `window`."""
@@ -121,22 +118,6 @@ class StackView:
     def _digest(self, window: StackWindow) -> Digest:
         with self._lock:
             return self._reader.read(window).digest
-
-    def _over_time(
-        self, windows: Sequence[StackWindow], of: Callable[[ThreadKey], bool], wanted: Callable[[Seen], bool]
-    ) -> defaultdict[int, Series]:
-        """Share of samples for which `wanted` is true, window by window, by pid. `of` selects the threads."""
-        points: dict[int, list[tuple[float, float]]] = {}
-        for window in windows:
-            for key, stacks in self._digest(window).items():
-                if of(key) and stacks:
-                    share = sum(count for seen, count in stacks.items() if wanted(seen)) / sum(stacks.values())
-                    points.setdefault(key.pid, []).append((window.time, share))
-        series = {
-            pid: Series(times=tuple(t for t, _ in each), values=tuple(v for _, v in each))
-            for pid, each in points.items()
-        }
-        return defaultdict(lambda: Series(times=(), values=()), series)
 
 
 class _Read(NamedTuple):
@@ -170,14 +151,13 @@ class _Reader:
         return read
 
     def _counted(self, window: StackWindow, counts: Iterable[StackCount]) -> Digest:
-        digest: Digest = {}
+        digest: Digest = defaultdict(Counter)
         for stack in counts:
-            thread = digest.setdefault(ThreadKey(stack.pid, stack.thread, stack.main), {})
             frames = tuple(window.frames[index] for index in stack.frames)
             seen = self._stacks.get(frames)
             if seen is None:
                 seen = self._stacks[frames] = read_stack(frames)
-            thread[seen] = thread.get(seen, 0) + stack.count
+            digest[ThreadKey(stack.pid, stack.thread, stack.main)][seen] += stack.count
         return digest
 
 
@@ -186,61 +166,61 @@ def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
 
 
 def _merged_view(
+def _merged_view(
     reads: Sequence[_Read], roles: Mapping[int, Role], callers: Mapping[int, tuple[Caller, ...]]
 ) -> Stacks | None:
     """The Stacks of these windows together; None if no process has a sample that is not of an import."""
     windows, digests = [read.window for read in reads], [read.digest for read in reads]
-    short = short_threads(windows, digests)
-    digests = [as_one(digest, short) for digest in digests]
-    looks = [(look, as_one(digest, short)) for read in reads for look, digest in read.looks]
-    windows = [relabelled(window, short) for window in windows]
-    merged: Digest = {}
-    for digest in digests:
-        for key, stacks in digest.items():
-            thread = merged.setdefault(key, {})
-            for seen, count in stacks.items():
-                thread[seen] = thread.get(seen, 0) + count
+    looks = [look for read in reads for look in read.looks]
+    states = [state for window in windows for state in window.states]
+    if short := short_threads(windows, digests):
+        digests = [summed([digest], short) for digest in digests]
+        looks = [(look, summed([digest], short)) for look, digest in looks]
+        states = [_renamed(state, short) for state in states]
+    merged = summed(digests)
     if not merged:
         return None
     processes: list[ProcessStacks] = []
     lines: list[HotLine] = []
-    beside: dict[ThreadKey, dict[Seen, int]] = {}
+    beside: Digest = {}
     known: dict[int, Role] = {}
     flows = _flows(windows)
     collecting = frozenset(_collecting(flows))
     for pid, threads in _by_process(merged).items():
         lead = lead_thread(threads)
-        main = threads.get(lead, {}) if lead is not None else {}
+        main = threads[lead] if lead is not None else Counter[Seen]()
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         known[pid] = role
         of_process = [(look, digest) for look, digest in looks if look.pid == pid]
 
         def account(keys: Sequence[ThreadKey], at_once: float = 1.0) -> _Account:
-            stacks = _summed(keys, threads)  # noqa: B023
+            stacks = _together(keys, threads)  # noqa: B023
             steps = StepFunctions(stacks.items(), flows, callers.get(keys[0].pid, ()))
             groups = _groups(stacks, steps, collecting)
-            of_threads = [(look, _summed(keys, digest)) for look, digest in of_process]  # noqa: B023
-            names = {key.thread for key in keys}
-            thread_looks = looks_of(windows, of_threads, keys[0].pid, names, at_once)
-            parts = parts_of_groups(groups, thread_looks, {group: group.state for group in groups})
-            by_window = [_summed(keys, digest) for digest in digests]
+            of_threads = [(look, _together(keys, digest)) for look, digest in of_process]  # noqa: B023
+            names = {(key.pid, key.thread) for key in keys}
+            own_states = [state for state in states if (state.pid, state.thread) in names]
+            parts = parts_of_groups(
+                groups, looks_of(of_threads, own_states, at_once), {group: group.state for group in groups}
+            )
+            by_window = [_together(keys, digest) for digest in digests]
             return _Account(keys[0], groups, {group: sum(groups[group].values()) for group in groups}, parts, by_window)
 
         peers = alike(threads, lead)
         beside |= {key: stacks for key, stacks in threads.items() if key not in peers}
         accounts = [account([key]) for key in threads if key not in peers]
-        samples = sum(main.values())
-        at_once = threads_at_once(peers, threads)
-        if at_once is not None:
-            samples = round(sum(sum(threads[key].values()) for key in peers) / at_once)
-            one, own = _as_one_worker(account(peers, at_once), role, peers, samples)
-        elif lead is not None:
-            one, own = account([lead]), None
+        samples = main.total()
         if lead is not None:
+            at_once = threads_at_once(peers, threads)
+            if at_once is not None:
+                samples = round(sum(threads[key].total() for key in peers) / at_once)
+                one, own = _as_one_worker(account(peers, at_once), role, peers, samples)
+            else:
+                one, own = account([lead]), None
             processes.append(_process(one, role, samples, own))
             accounts.append(one)
         for each in accounts:
-            whole_time = samples if lead is not None else sum(threads[each.key].values())
+            whole_time = samples if lead is not None else threads[each.key].total()
             lines += [
                 _hot_line(each.key, role, group, each, samples=whole_time)
                 for group in each.groups
@@ -253,12 +233,18 @@ def _merged_view(
     kept = sorted(lines, key=lambda line: ((line.pid, line.thread) not in leads, -line.samples))[:MOST_LINES]
     return Stacks(
         seconds=sum(window.seconds for window in windows),
-        samples=sum(sum(stacks.values()) for stacks in merged.values()),
+        samples=sum(stacks.total() for stacks in merged.values()),
         processes=tuple(sorted(processes, key=lambda process: (ROLES.index(process.role), process.pid))),
         lines=tuple(sorted(kept, key=lambda line: (-line.samples, line.pid, line.file, line.line))),
-        threads=thread_shares(windows, merged),
+        threads=_thread_shares(states, looks, merged),
         trees=_trees(beside, known),
     )
+
+
+def _renamed(state: ThreadState, taken_as: TakenAs) -> ThreadState:
+    """The state of a thread under the name of the one that it is taken as."""
+    one = taken_as.get(ThreadKey(state.pid, state.thread, state.main))
+    return state if one is None else replace(state, thread=one.thread)
 
 
 def _flows(windows: Sequence[StackWindow]) -> dict[str, list[Flow]]:
@@ -277,19 +263,19 @@ def _collecting(flows: Mapping[str, Sequence[Flow]]) -> Iterator[tuple[str, int]
             yield from ((file, line) for line in range(statement.first, statement.last + 1))
 
 
-def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
+def _by_process(merged: Digest) -> dict[int, Digest]:
     """The threads of each process, without samples of imports unless it does nothing else in the whole look."""
-    steady: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
-    starting: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
+    steady: dict[int, Digest] = defaultdict(dict)
+    starting: dict[int, Digest] = defaultdict(dict)
     for key, stacks in merged.items():
-        starting.setdefault(key.pid, {})[key] = dict(stacks)
-        rest = {seen: count for seen, count in stacks.items() if not seen.importing}
+        starting[key.pid][key] = stacks
+        rest = Counter({seen: count for seen, count in stacks.items() if not seen.importing})
         if rest:
-            steady.setdefault(key.pid, {})[key] = rest
-    return starting | steady
+            steady[key.pid][key] = rest
+    return {**starting, **steady}
 
 
-def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | None:
+def lead_thread(threads: Digest) -> ThreadKey | None:
     """The lead thread of a process: the main thread, unless that does less than other threads that run the model.
 
     None if the main thread was not sampled and no other thread makes steps.
@@ -297,28 +283,32 @@ def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | 
     main = next((key for key in threads if key.main), None)
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
     if main is not None:
-        works, samples = _working(threads[main]), sum(threads[main].values())
-        if _stepping(threads[main]) or (works > _MAIN_WORKS and works * samples > sum(others.values())):
+        busy, least = _busy(threads[main]), _MAIN_WORKS * threads[main].total()
+        if _stepping(threads[main]) or busy > max(least, sum(others.values())):
             return main
     most = max(others, key=lambda key: others[key], default=None)
     if most is not None and others[most]:
         return most
     # A step may be so long that no sample shows the model yet, or none be made at all.
-    busy = [key for key in others if _working(threads[key]) > 0.5 and any(seen.line for seen in threads[key])]
-    return max(busy, key=lambda key: _at_work(threads[key])) if main is not None and busy else main
+    working = [key for key in others if _working(threads[key]) > 0.5 and any(seen.line for seen in threads[key])]
+    return max(working, key=lambda key: _at_work(threads[key])) if main is not None and working else main
 
 
-def _stepping(stacks: Mapping[Seen, int]) -> int:
+def _stepping(stacks: Counter[Seen]) -> int:
     return sum(count for seen, count in stacks.items() if seen.phase in STEPPING and not seen.importing)
 
 
-def _working(stacks: Mapping[Seen, int]) -> float:
-    """Share of samples that are not known to wait."""
-    samples = sum(stacks.values())
-    return sum(count for seen, count in stacks.items() if not _waits(seen)) / samples if samples else 0.0
+def _busy(stacks: Counter[Seen]) -> int:
+    """The samples that are not known to wait."""
+    return sum(count for seen, count in stacks.items() if not _waits(seen))
 
 
-def _at_work(stacks: Mapping[Seen, int]) -> int:
+def _working(stacks: Counter[Seen]) -> float:
+    """The share of samples that are not known to wait."""
+    return _busy(stacks) / stacks.total() if stacks else 0.0
+
+
+def _at_work(stacks: Counter[Seen]) -> int:
     """The samples on lines of the user's that are not known to wait."""
     return sum(count for seen, count in stacks.items() if seen.line is not None and not _waits(seen))
 
@@ -327,50 +317,40 @@ def _waits(seen: Seen) -> bool:
     return seen.state in WAITS or seen.work == "network"
 
 
-def thread_shares(windows: Sequence[StackWindow], merged: Digest) -> tuple[ThreadShare, ...]:
+def _thread_shares(
+    states: Sequence[ThreadState], looks: Sequence[tuple[Look, Digest]], merged: Digest
+) -> tuple[ThreadShare, ...]:
     """Every sampled thread, the main thread of each process first, then by the share of time in which it held the GIL.
 
-    `gil` is None for processes in which no window sampled the GIL.
+    `gil` is None for processes in which no window looked who holds it.
     """
-    gil_looks: dict[int, int] = {}
-    gil_held: dict[tuple[int, str], int] = {}
-    for window in windows:
-        for pid, looks in {hold.pid: hold.asked for hold in window.gil or ()}.items():
-            gil_looks[pid] = gil_looks.get(pid, 0) + looks
-        for hold in window.gil or ():
-            gil_held[hold.pid, hold.thread] = gil_held.get((hold.pid, hold.thread), 0) + hold.samples
+    asked: Counter[int] = Counter()
+    held: Counter[tuple[int, str]] = Counter()
+    for look, threads in looks:
+        if look.kind == "gil":
+            asked[look.pid] += look.asked
+            for key, stacks in threads.items():
+                held[key.pid, key.thread] += stacks.total()
     shares = []
     for key, stacks in merged.items():
-        samples = sum(stacks.values())
-        states = [state for window in windows for state in window.states if (state.pid, state.thread) == key[:2]]
-        looked = sum(state.asked for state in states)
-        at_work = sum(state.at_work * state.asked for state in states) / looked if looked else None
-        looks_of_process = gil_looks.get(key.pid)
-        share = ThreadShare(
-            pid=key.pid,
-            thread=key.thread,
-            samples=samples,
-            active=at_work if at_work is not None else _working(stacks) if samples else None,
-            gil=min(1.0, gil_held.get((key.pid, key.thread), 0) / looks_of_process) if looks_of_process else None,
-        )
+        own = [state for state in states if (state.pid, state.thread) == (key.pid, key.thread)]
+        looked = sum(state.asked for state in own)
+        at_work = sum(state.at_work * state.asked for state in own) / looked if looked else _working(stacks)
+        gil = min(1.0, held[key.pid, key.thread] / asked[key.pid]) if asked[key.pid] else None
+        share = ThreadShare(pid=key.pid, thread=key.thread, samples=stacks.total(), active=at_work, gil=gil)
         shares.append((not key.main, share))
     return tuple(share for _, share in sorted(shares, key=lambda pair: (pair[1].pid, pair[0], -(pair[1].gil or 0.0))))
 
 
-def _trees(threads: Mapping[ThreadKey, Mapping[Seen, int]], roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]:
+def _trees(threads: Digest, roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]:
     """The call trees of the MOST_TREES busiest of these threads, the busiest first."""
-
-    def work(stacks: Mapping[Seen, int]) -> int:
-        return sum(count for seen, count in stacks.items() if not _waits(seen))
-
-    busiest = sorted(threads.items(), key=lambda thread: (-work(thread[1]), thread[0].pid, thread[0].thread))
+    busiest = sorted(threads.items(), key=lambda thread: (-_busy(thread[1]), thread[0].pid, thread[0].thread))
     trees = []
     for key, stacks in busiest[:MOST_TREES]:
         tree = call_tree((seen.frames, count) for seen, count in stacks.items())
         if tree is not None:
-            samples = sum(stacks.values())
             role = roles.get(key.pid, "other")
-            trees.append(ThreadTree(pid=key.pid, role=role, thread=key.thread, samples=samples, tree=tree))
+            trees.append(ThreadTree(pid=key.pid, role=role, thread=key.thread, samples=stacks.total(), tree=tree))
     return tuple(trees)
 
 
@@ -383,7 +363,7 @@ class _Account(NamedTuple):
     groups: dict[Group, dict[Seen, int]]
     counts: Mapping[Group, float]
     parts: Mapping[Group, Parts]
-    by_window: Sequence[Mapping[Seen, int]]
+    by_window: Sequence[Counter[Seen]]
 
 
 def _as_one_worker(
@@ -400,27 +380,25 @@ def _as_one_worker(
         )
         for group, stacks in account.groups.items()
     }
-    counts = together(places, moments)
+    own, counts = pooled(threads, places, moments)
     left = {group: stacks for group, stacks in account.groups.items() if counts[group]}
     # In the rest of the time none of them is there, as there is nothing to do.
     rest = Group(None, "outside", None, "wait-queue", None)
     counts[rest] = counts.get(rest, 0.0) + max(0.0, moments - sum(counts.values()))
     one = _Account(account.key, left, counts, {**account.parts, rest: {"wait-queue": 1.0}}, account.by_window)
-    standing = [group for group, place in places.items() if group.line is not None and stands_in_line(place)]
+    standing = [group for group, place in places.items() if group.line is not None and place.in_line]
     whole = sum(places[group].samples for group in standing)
     lines = (_hot_line(account.key, role, group, account, samples=whole) for group in standing)
-    ordered = tuple(sorted(lines, key=lambda line: -line.share))
-    return one, replace(pool(threads, places.values(), moments), lines=ordered)
+    return one, replace(own, lines=tuple(sorted(lines, key=lambda line: -line.share)))
 
 
-def _summed(keys: Sequence[ThreadKey], digest: Mapping[ThreadKey, dict[Seen, int]]) -> dict[Seen, int]:
+def _together(keys: Sequence[ThreadKey], digest: Digest) -> Counter[Seen]:
     """The stacks of these threads together."""
     if len(keys) == 1:
-        return digest.get(keys[0], {})
-    stacks: dict[Seen, int] = {}
+        return digest.get(keys[0], Counter())
+    stacks: Counter[Seen] = Counter()
     for key in keys:
-        for seen, count in digest.get(key, {}).items():
-            stacks[seen] = stacks.get(seen, 0) + count
+        stacks.update(digest.get(key, Counter()))
     return stacks
 
 

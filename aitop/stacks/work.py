@@ -12,6 +12,7 @@ from typing import Literal
 from aitop.model.ledger import Activity
 from aitop.model.snapshot import HotLine, ProcessStacks, Stacks
 from aitop.model.steps import StepKind
+from aitop.stacks.pool import OWN_WAITS, RUNS
 
 # How far a process steps: not at all; it runs a model, or waits for its data as a rank; it also updates a model.
 Level = Literal[0, 1, 2]
@@ -21,9 +22,7 @@ LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
 LEAST_ACTIVE = 0.1
 # Processes that do at least this part of what the busiest does are its peers, and stand in the order of their pids.
 PEER = 0.5
-_RUNS: tuple[Activity, ...] = ("python", "native", "compile", "collect", "spawn")
 _FOR_OTHERS: tuple[Activity, ...] = ("wait", "wait-lock", "wait-network", "wait-queue")
-_OWN_WAITS: tuple[Activity, ...] = ("wait-disk", "wait-device")
 
 
 def step_levels(stacks: Stacks | None, stepping: Mapping[int, StepKind]) -> dict[int, Level]:
@@ -120,5 +119,5 @@ def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
     threads = stacks.threads if stacks else ()
     runs = next((share.active for share in threads if (share.pid, share.thread) == mine), None)
     # The kernel says best how long a thread runs; it is not asked about every thread.
-    own = _OWN_WAITS if runs is not None else (*_RUNS, *_OWN_WAITS)
+    own = OWN_WAITS if runs is not None else (*RUNS, *OWN_WAITS)
     return (runs or 0.0) + sum(line.share * line.part(*own) for line in _lines(stacks, process))

@@ -74,14 +74,13 @@ class _Renaming:
         if isinstance(event, StackWindow):
             frames = tuple(self._frame(frame) for frame in event.frames)
             stacks = tuple(replace(one, thread=self._thread(one.thread)) for one in event.stacks)
-            gil = event.gil and tuple(replace(one, thread=self._thread(one.thread)) for one in event.gil)
             looks = tuple(
                 replace(look, stacks=tuple(replace(one, thread=self._thread(one.thread)) for one in look.stacks))
                 for look in event.looks
             )
             states = tuple(replace(one, thread=self._thread(one.thread)) for one in event.states)
             flows = tuple(replace(flow, file=self._file(flow.file)) for flow in event.flows)
-            return replace(event, frames=frames, stacks=stacks, gil=gil, looks=looks, states=states, flows=flows)
+            return replace(event, frames=frames, stacks=stacks, looks=looks, states=states, flows=flows)
         if isinstance(event, StackDump):
             frames = tuple(self._frame(frame) for frame in event.frames)
             threads = tuple(replace(one, thread=self._thread(one.thread)) for one in event.threads)

@@ -18,7 +18,7 @@ from trim import trimmed
 
 from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSite, GrowthSites
-from aitop.model.stacks import Frame, GilHold, Look, StackCount, StackWindow, ThreadState
+from aitop.model.stacks import Frame, Look, StackCount, StackWindow, ThreadState
 from aitop.model.steps import HookFacts, HookSample, LoaderInfo
 from aitop.sources.replay import read_recording
 
@@ -131,10 +131,9 @@ def test_shuffling_keeps_every_stack(slow_loader: Recorded) -> None:
     frames = tuple(Frame(f"f{n}", "/x.py", n, True) for n in range(20))
     stacks = tuple(StackCount(n, "MainThread", True, (n, n + 1, n + 2), n + 1) for n in range(10))
     states = tuple(ThreadState(pid=n, thread="t", main=True, asked=4, running=n, waits={}) for n in range(10))
-    gil = tuple(GilHold(n, "t", True, 1, 2) for n in range(10))
     look = Look(pid=1, kind="gil", asked=9, stacks=stacks)
     window = StackWindow(
-        time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=stacks, gil=gil, looks=(look,), states=states
+        time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=stacks, looks=(look,), states=states
     )
 
     def resolved(window: StackWindow, stacks: tuple[StackCount, ...]) -> Counter[tuple[object, ...]]:
@@ -149,7 +148,6 @@ def test_shuffling_keeps_every_stack(slow_loader: Recorded) -> None:
     assert other.stacks != window.stacks
     assert other.states != states
     assert sorted(other.states, key=lambda one: one.pid) == list(states)
-    assert other.gil != gil
 
 
 def test_trimming_keeps_the_verdicts_and_no_path_of_the_machine(slow_loader: Recorded, tmp_path: Path) -> None:

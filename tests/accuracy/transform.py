@@ -64,7 +64,6 @@ def _shuffled(event: Event, chance: random.Random) -> Event:
             event,
             frames=frames,
             stacks=_stacks(event.stacks, place, chance),
-            gil=None if event.gil is None else _mixed(event.gil, chance),
             looks=_mixed(looks, chance),
             states=_mixed(event.states, chance),
         )

@@ -87,7 +87,7 @@ def test_both_are_asked_in_the_first_windows_and_then_rarely():
 def test_while_other_threads_hold_the_lock_it_alone_is_asked_in_every_window():
     watch = GilWatch()
     assert asked(watch, 3, first=3) == "bbb"
-    assert watch.taken(1, [ThreadSamples("metrics", False, Counter({(0,): 8}))], 24)
+    watch.saw([ThreadSamples("metrics", False, Counter({(0,): 8}))], 24)
     assert asked(watch, 5) == "ggg--"
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 import msgspec
 import pytest
-from stack_maker import USER, frame, stack, window
+from stack_maker import USER, frame, looks, stack, window
 
 from aitop.model.snapshot import Phases, Stacks
-from aitop.model.stacks import Flow, Frame, GilHold, StackWindow, Statement, ThreadState
+from aitop.model.stacks import Flow, Frame, StackWindow, Statement, ThreadState
 from aitop.sources.stacks.pace import GilWatch
 from aitop.sources.stacks.speedscope import ThreadSamples, parse
 from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
@@ -296,18 +296,15 @@ def test_of_several_threads_that_work_for_one_that_waits_the_busiest_leads():
     assert view(window(2.0, *main(RANK, (PUTS, 50)), *pool)).processes[0].thread == "pool-1"
 
 
-def test_a_state_and_phases_over_time():
+def test_shares_of_samples_over_time():
     compiles = stack(*LOOP, "torch/_dynamo/eval_frame.py compile_wrapper", "torch/_dynamo/convert_frame.py __call__")
     windows = [window(2.0, *main(RANK, (compiles, 30), (BACK, 10))), window(4.0, *main(RANK, (BACK, 40)))]
+    windows += [window(6.0, *main(WORKER, (DECODE, 30), (IDLE, 10))), window(8.0, *main(WORKER, (IDLE, 5)))]
     keep = StackView()
-    compiling = keep.state_over_time(windows, RANK, "MainThread", "compile")
+    (compiling,) = keep.over_time(windows, lambda key: key.pid == RANK, lambda seen: seen.state == "compile").values()
     assert (compiling.times, compiling.values) == ((2.0, 4.0), (0.75, 0.0))
-    assert keep.phases_over_time(windows, RANK, "MainThread", {"backward"}).values == (0.25, 1.0)
-
-
-def test_how_long_a_worker_had_nothing_to_do_over_time():
-    windows = [window(2.0, *main(WORKER, (DECODE, 30), (IDLE, 10))), window(4.0, *main(WORKER, (IDLE, 5)))]
-    assert StackView().idle_over_time(windows, {WORKER})[WORKER].values == (0.25, 1.0)
+    idle = keep.over_time(windows, lambda key: key.main, lambda seen: seen.idle)
+    assert {pid: each.values for pid, each in idle.items()} == {RANK: (0.0, 0.0), WORKER: (0.25, 1.0)}
 
 
 def test_a_line_that_calls_the_collector_collects():
@@ -328,12 +325,11 @@ def held_by(**threads):
 def test_the_lock_is_watched_while_others_hold_it_and_rarely_else():
     watch = GilWatch()
     assert watch.due()
-    watch.taken(1, held_by(MainThread=30), 50)
+    watch.saw(held_by(MainThread=30), 50)
     assert [watch.due() for _ in range(14)].count(True) == 2
     watch = GilWatch()
     assert watch.due()
-    (main, metrics) = watch.taken(1, held_by(MainThread=10, metrics=30), 50)
-    assert (metrics.thread, metrics.samples, metrics.asked, main.main) == ("metrics", 30, 50, True)
+    watch.saw(held_by(MainThread=10, metrics=30), 50)
     assert [watch.due() for _ in range(4)] == [True, True, True, False]
 
 
@@ -343,13 +339,14 @@ def test_shares_of_threads_from_windows_that_asked_and_that_did_not():
     plain = window(
         10.0, (1, "MainThread", True, loop, 20), (1, "metrics", False, waits, 15), (1, "metrics", False, loop, 5)
     )
-    asked = msgspec.structs.replace(plain, gil=(GilHold(1, "metrics", False, 25, 50),))
+    asked = looks(1, "gil", 30, (loop, 25), thread="metrics")(plain)
+    nobody = looks(1, "gil", 20)(plain)
 
     def shares(*windows):
         return StackView().view(windows, {1: "rank"}, 0.0).threads
 
     assert [(one.thread, one.gil) for one in shares(plain)] == [("MainThread", None), ("metrics", None)]
-    assert [(one.thread, one.gil, one.active) for one in shares(plain, asked)] == [
+    assert [(one.thread, one.gil, one.active) for one in shares(plain, asked, nobody)] == [
         ("MainThread", 0.0, 1.0),
         ("metrics", 0.5, 0.25),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -24,6 +24,7 @@ from aitop.model.stacks import StackWindow
 from aitop.model.steps import Kind, StepKind, StepRecord
 from aitop.stacks.libraries import Phase
 from aitop.stacks.position import UPDATES
+from aitop.stacks.reading import Seen
 from aitop.stacks.work import working
 
 ENOUGH_STEPS = 30
@@ -153,12 +154,17 @@ def _by_windows(
     made = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
     if process is None or stacks is None:
         return made
-    windows = list(history.windows)
+    pid, lead = process.pid, (process.pid, process.thread)
+
+    def shares(wanted: Callable[[Seen], bool]) -> Series:
+        of_pids = history.stacks.over_time(history.windows, lambda key: key[:2] == lead, wanted)
+        return of_pids.get(pid, Series())
+
     if hook is None:
-        made["beside"] = history.stacks.phases_over_time(windows, process.pid, process.thread, BESIDE)
+        made["beside"] = shares(lambda seen: seen.phase in BESIDE and not seen.importing)
     if any(line.activity == "compile" for line in stacks.lines):
-        made["compiling"] = history.stacks.state_over_time(windows, process.pid, process.thread, "compile")
-        made["updating"] = history.stacks.phases_over_time(windows, process.pid, process.thread, UPDATES)
+        made["compiling"] = shares(lambda seen: seen.state == "compile")
+        made["updating"] = shares(lambda seen: seen.phase in UPDATES and not seen.importing)
     return made
 
 

@@ -108,9 +108,8 @@ def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], st
                 used[process.pid][number] = process.cpu
     times = tuple(host.time for host in samples)
     lanes = {f"worker{pid}.cpu": Series(times=times, values=tuple(values)) for pid, values in used.items()}
-    for pid, idle in stacks.idle_over_time(windows, used.keys()).items():
-        lanes[f"worker{pid}.idle"] = idle
-    return lanes
+    idle_by_pid = stacks.over_time(windows, lambda key: key.pid in used and key.main, lambda seen: seen.idle)
+    return lanes | {f"worker{pid}.idle": idle for pid, idle in idle_by_pid.items()}
 
 
 def _row(values: Values[Thing], time: float, thing: Thing) -> _Row:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 
-from aitop.model.stacks import GilHold
 from aitop.sources import procfs
 from aitop.sources.stacks.speedscope import ThreadSamples
 
@@ -171,15 +169,9 @@ class GilWatch:
         self._found = max(0, self._found - 1)
         return True
 
-    def taken(self, pid: int, threads: Sequence[ThreadSamples], asked: int) -> tuple[GilHold, ...]:
-        """The holds of the lock in a window with `asked` looks at process `pid`. Threads with one name count as one."""
-        samples: Counter[tuple[str, bool]] = Counter()
-        for thread in threads:
-            samples[thread.name, thread.main] += thread.stacks.total()
-        held = sum(count for (_, main), count in samples.items() if not main)
+    def saw(self, threads: Sequence[ThreadSamples], asked: int) -> None:
+        """Take note of the threads that held the lock in a window with so many looks at it."""
+        held = sum(thread.stacks.total() for thread in threads if not thread.main)
         # A single sample of a short window says little.
         if held > max(1.0, CONTENDED * asked):
             self._found = GOES_ON
-        return tuple(
-            GilHold(pid, name, main, count, max(asked, count)) for (name, main), count in samples.items() if count
-        )

@@ -184,7 +184,6 @@ class StackSource(Source):
         names: dict[int, dict[str, str]] = {}
         mains: dict[int, frozenset[str]] = {}
         looks: list[Look] = []
-        gil = None
         # Those of all threads come first: they tell which thread is the main one.
         for spy in spies:
             pid = spy.pid
@@ -204,7 +203,7 @@ class StackSource(Source):
             asked = max([1, round(part * spy.asked), *(thread.stacks.total() for thread in threads)])
             looks.append(Look(pid=pid, kind=spy.threads, asked=asked, stacks=stacks))
             if spy.threads == "gil":
-                gil = self._gil.taken(pid, threads, asked)
+                self._gil.saw(threads, asked)
         frames, stacks = builder.result()
         states = self._kernel.states(names)
         if not stacks:
@@ -215,7 +214,6 @@ class StackSource(Source):
             rate=float(rate),
             frames=frames,
             stacks=stacks,
-            gil=gil,
             looks=tuple(looks),
             states=states,
             flows=builder.flows(),
