@@ -6,22 +6,19 @@ Importing it takes 0.24 s of CPU, beside 0.39 s for the screen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aitop.engine.feed import Publish
 
 if TYPE_CHECKING:
     from aitop.engine.live import LiveFeed
-    from aitop.engine.torch_profile import TakenProfile
-    from aitop.model.snapshot import Snapshot
-    from aitop.model.stacks import StackDump
 
 PATIENCE_SECONDS = 10.0
 
 
 class LazyFeed:
-    """A LiveFeed that `make` creates on `start`. Calls that come earlier wait until it is there."""
+    """A LiveFeed that `make` creates on `start`."""
 
     live = True
 
@@ -52,25 +49,8 @@ class LazyFeed:
         if feed is not None:
             feed.stop()
 
-    def marked(self) -> Snapshot | None:
-        return self._when_made().marked()
-
-    def mark(self, snapshot: Snapshot | None) -> None:
-        self._when_made().mark(snapshot)
-
-    def detach(self) -> None:
-        self._when_made().detach()
-
-    def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
-        return self._when_made().profile(steps, progress)
-
-    def dump(self) -> StackDump:
-        return self._when_made().dump()
-
-    def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-        return self._when_made().native(pids)
-
-    def _when_made(self) -> LiveFeed:
+    def made(self) -> LiveFeed:
+        """The feed itself, for what a screen may ask of it. Waits until it has started."""
         if not self._made.wait(PATIENCE_SECONDS) or self._feed is None:
             raise RuntimeError("the run is not being watched yet")
         return self._feed

@@ -39,6 +39,9 @@ class RunFeed(ScriptedFeed, LazyFeed):
 
     problem = None
 
+    def made(self):
+        return self
+
     def detach(self):
         self.asked.append("detach")
         if self.problem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -175,11 +174,12 @@ class HangScreen(StackScreen[StandingPlace]):
 
     def action_native(self) -> None:
         """Look below Python at one rank of each place."""
-        if not isinstance(self._feed, LazyFeed) or not self.listing.entries:
+        feed = self._feed
+        if not isinstance(feed, LazyFeed) or not self.listing.entries:
             return
         pids = [place.first.pid for place in self.listing.entries[:MOST_NATIVE]]
         self.listing.doing = "looking below Python…"
-        in_background(self, "native", partial(self._feed.native, pids), self._native_seen)
+        in_background(self, "native", lambda: feed.made().native(pids), self._native_seen)
         self.show()
 
     def _native_seen(self, answer: dict[int, tuple[str, ...]] | Exception) -> None:

@@ -181,7 +181,7 @@ class MonitorScreen(Screen[int]):
 
     def _take(self, snapshot: Snapshot) -> None:
         if self.view.snapshot is None and self._run is not None:
-            self._change(mark=self._run.marked())
+            self._change(mark=self._run.made().marked())
         compared_now = self.view.compared
         if snapshot.time >= self._compared_at + COMPARE_SECONDS:
             compared_now, self._compared_at = compared(snapshot), snapshot.time
@@ -286,7 +286,7 @@ class MonitorScreen(Screen[int]):
     def _mark(self, snapshot: Snapshot | None, notice: str) -> None:
         """Hold figures against this moment from now on, and in the next run of the script."""
         if self._run is not None:
-            self._run.mark(snapshot)
+            self._run.made().mark(snapshot)
         self._change(mark=snapshot, notice=notice)
 
     def action_save(self) -> None:
@@ -300,11 +300,12 @@ class MonitorScreen(Screen[int]):
         return self.view.snapshot.target.pid if self.view.snapshot else os.getpid()
 
     def action_detach(self) -> None:
-        if not self.view.can_detach or self._run is None:
+        run = self._run
+        if not self.view.can_detach or run is None:
             self._change(notice="there is no hook to take out")
             return
         self._change(notice="taking the hook out…")
-        in_background(self, "detach", self._run.detach, self._detached)
+        in_background(self, "detach", lambda: run.made().detach(), self._detached)
 
     def _detached(self, error: Exception | None) -> None:
         if error is None:

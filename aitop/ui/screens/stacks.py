@@ -185,9 +185,10 @@ class StackScreen(HeadedScreen, Generic[Entry]):
         self.action_again()
 
     def action_again(self) -> None:
-        if isinstance(self._feed, LazyFeed):
+        feed = self._feed
+        if isinstance(feed, LazyFeed):
             self.listing.doing = "looking at every thread…"
-            in_background(self, "dump", self._feed.dump, self._show_answer)
+            in_background(self, "dump", lambda: feed.made().dump(), self._show_answer)
             self.show()
         else:
             self._show_answer(None)

@@ -142,7 +142,7 @@ class ProfileScreen(HeadedScreen):
         def progress(state: str) -> None:
             deliver(self.call_later, self._under_way, state)
 
-        in_background(self, "profile", lambda: self._feed.profile(STEPS, progress), self._profiled)
+        in_background(self, "profile", lambda: self._feed.made().profile(STEPS, progress), self._profiled)
 
     def _under_way(self, state: str) -> None:
         steps = plural(STEPS, "step")
