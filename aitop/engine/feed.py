@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -37,3 +37,26 @@ class EventSink(Protocol):
     def write(self, event: Event) -> None: ...
 
     def close(self) -> None: ...
+
+
+class ReplayMark(NamedTuple):
+    """A moment of a recording worth a look, `seconds` after its first tick; `words` say what happened."""
+
+    seconds: float
+    words: str
+
+
+class ReplayPosition(msgspec.Struct, frozen=True):
+    """Where a replay stands: `seconds` after its first tick, of `duration`, None before that is known.
+
+    `seeking` is how far (0..1) it is on a long way to another place, None when it is on none. `marks` are known as far
+    as the recording has been looked through. `speed` None plays as fast as it goes.
+    """
+
+    seconds: float = 0.0
+    duration: float | None = None
+    speed: float | None = 1.0
+    playing: bool = True
+    ended: bool = False
+    seeking: float | None = None
+    marks: tuple[ReplayMark, ...] = ()

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from aitop.engine.core import Engine
+from aitop.engine.feed import ReplayMark
 from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History, HookHistory, RecentSamples
-from aitop.engine.replay_position import Mark
 from aitop.model.snapshot import Snapshot
 from aitop.sources.replay import Recording
 from aitop.stacks.view import MOST_WINDOWS, StackView
@@ -44,7 +44,7 @@ class Outline:
 
     def __init__(self, recording: Recording) -> None:
         self.times: list[float] = []
-        self.marks: tuple[Mark, ...] = ()
+        self.marks: tuple[ReplayMark, ...] = ()
         self.measured = threading.Event()
         self._bookmarks: dict[int, Bookmark] = {}
         self._apart = BOOKMARK_TICKS
@@ -114,7 +114,7 @@ class Outline:
             self.passed(ticks, events.lines, history)
             words = _worth_marking(before, snapshot)
             if words and len(self.marks) < MOST_MARKS:
-                self.marks = (*self.marks, Mark(snapshot.time - self.times[0], words))
+                self.marks = (*self.marks, ReplayMark(snapshot.time - self.times[0], words))
             before = snapshot
             # The player and the screen go first.
             if self._stopping.wait(time.monotonic() - started):

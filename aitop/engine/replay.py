@@ -6,10 +6,9 @@ import threading
 import time
 
 from aitop.engine.core import Engine
-from aitop.engine.feed import Publish, own_failure
+from aitop.engine.feed import Publish, ReplayPosition, own_failure
 from aitop.engine.history import History
 from aitop.engine.outline import Outline, lasting
-from aitop.engine.replay_position import Position
 from aitop.model.snapshot import Snapshot, Tick
 from aitop.sources.replay import Recording
 
@@ -75,11 +74,11 @@ class ReplayFeed:
 
     # Called from any thread
 
-    def position(self) -> Position:
+    def position(self) -> ReplayPosition:
         """The present position."""
         times, way = self._outline.times, self._way
         last, first = self._last, self._first
-        return Position(
+        return ReplayPosition(
             seconds=last.time - first if last is not None and first is not None else 0.0,
             duration=times[-1] - times[0] if self._outline.measured.is_set() and times else None,
             speed=self._speed,

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from sample_serving import SERVERS
 from textual import events
 
-from aitop.engine.replay_position import Mark, Position
+from aitop.engine.feed import ReplayMark, ReplayPosition
 from aitop.ui.screens.help import our_bindings
 
 EVERYTHING = samples.ALL | SERVERS
@@ -32,13 +32,13 @@ def seekable(kind):
     """A replay that only notes where it was told to go."""
 
     class Replay(kind):
-        stands = Position(duration=60.0, marks=(Mark(5.0, "input-bound"), Mark(59.9, "target ended")))
+        stands = ReplayPosition(duration=60.0, marks=(ReplayMark(5.0, "input-bound"), ReplayMark(59.9, "target ended")))
 
         def position(self):
             return self.stands
 
         def _note(self, *_):
-            self.stands = Position(
+            self.stands = ReplayPosition(
                 seconds=random.Random(len(self.asked)).uniform(0, 60),
                 duration=60.0,
                 playing=len(self.asked) % 3 == 0,

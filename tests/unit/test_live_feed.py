@@ -15,7 +15,6 @@ from snapshot_builder import snapshot
 from aitop.attach.attempt import Attachment
 from aitop.engine import hook_requests, live
 from aitop.engine.lazy_feed import LazyFeed
-from aitop.engine.live import LiveFeed
 from aitop.engine.runner import SourceRunner
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Cost, Snapshot, Target, Tick

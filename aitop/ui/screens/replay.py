@@ -8,7 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from aitop.engine.replay_position import SPEEDS, Position
+from aitop.engine.feed import ReplayPosition
 from aitop.model.units import NOT_YET
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.state import View
@@ -19,13 +19,15 @@ from aitop.ui.widgets.pane import Drawing, Pane
 if TYPE_CHECKING:
     from aitop.engine.replay import ReplayFeed
 
+# What a replay can be set to, times as fast as it was.
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 LEAST_BAR = 8
 LONGEST_TIME = 9
 FOLLOW_SECONDS = 0.2
 
 
 class ReplayBar(Pane):
-    """Draws a Position. A click on the bar goes there; after `g` it takes a time, typed."""
+    """Draws a ReplayPosition. A click on the bar goes there; after `g` it takes a time, typed."""
 
     framed = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -34,7 +36,7 @@ class ReplayBar(Pane):
         Binding("home", "screen.seek_to(0)", "start", show=False),
         Binding("end", "screen.seek_to(1e9)", "end", show=False),
     ]
-    position = Position()
+    position = ReplayPosition()
     typed: str | None = None
     _bar = (0, 0)
 
