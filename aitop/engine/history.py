@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from aitop.engine.past import PastHistory
 from aitop.engine.served_history import ServedHistory
+from aitop.engine.snapshot.steps import quantile
 from aitop.engine.totals import CoreTotals, UnitTotals, shares_of_time
 from aitop.model.event import Event, Sample
 from aitop.model.gpu import GpuSample
@@ -141,8 +142,8 @@ def _second(records: Sequence[StepRecord]) -> Second:
     ordered = sorted(record.seconds for record in records)
     return Second(
         float(int(records[-1].end) + 1),
-        ordered[len(ordered) // 2],
-        ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))],
+        quantile(ordered, 0.5),
+        quantile(ordered, 0.95),
         sum(record.save for record in records),
         sum(record.evaluation for record in records),
     )

@@ -83,6 +83,10 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
     mine: bool = False
 
+    def runs(self, pid: int | None) -> bool:
+        """Whether the process computes on it, as far as the driver tells."""
+        return any(process.pid == pid for process in self.processes or ())
+
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag="gpu"):
     """All devices of the machine at `time` (monotonic seconds)."""

@@ -14,9 +14,8 @@ from aitop.diagnosis.causes.straggler import straggler
 from aitop.diagnosis.conditions.hang import hang, odd_one
 from aitop.engine.history import History
 from aitop.engine.snapshot.aggregate import aggregate
-from aitop.engine.snapshot.rank_cores import OnCores, apart, held, on_cores, own_part
-from aitop.engine.snapshot.ranks import ranks_view
-from aitop.engine.snapshot.standstill import standing_for, standstill, wants_look
+from aitop.engine.snapshot.ranks import OnCores, apart, held, on_cores, own_part, ranks_view
+from aitop.engine.snapshot.standstill import standing_for, standstill, waiting_for, wants_look
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import ExchangeNotes, Standing, Standstill
@@ -24,7 +23,7 @@ from aitop.model.snapshot import Target, Tick
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
-from aitop.stacks.standing import waiting_for
+
 
 PIDS = (100, 101)
 BACKWARD = Frame("_engine_run_backward", "/lib/python3.11/site-packages/torch/autograd/graph.py", 9)

@@ -191,7 +191,7 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
     """Evidence of how long the wait is and how that is known."""
     steps = records(snapshot)
     if steps and wait.kind == "loader":
-        waits = sorted(step.data_wait + step.loader_start for step in steps)
+        waits = sorted(step.loading for step in steps)
         measured = f"{percent(wait.covered or wait.share)} of {len(steps)} steps (measured in the process)"
         idle = f"; for {percent(wait.share)} the device had nothing to do" if wait.covered else ""
         return f"data wait {waits[len(waits) // 2] * 1e3:.1f} ms p50, {measured}{idle}"
@@ -231,7 +231,7 @@ def _quiet_windows(snapshot: Snapshot, share: float, *, in_loader: bool) -> list
         waited: dict[int, float] = {}
         whole: dict[int, float] = {}
         for step in steps:
-            second, wait = int(step.end), step.data_wait + step.loader_start
+            second, wait = int(step.end), step.loading
             waited[second] = waited.get(second, 0.0) + (wait if in_loader else wait + step.outside)
             whole[second] = whole.get(second, 0.0) + step.seconds
         windows = [waited[second] / whole[second] if whole[second] > 0 else 0.0 for second in sorted(whole)]

@@ -79,7 +79,7 @@ def _explained(snapshot: Snapshot) -> float:
     steps = records(snapshot)
     if steps:
         # Waits and copies may lie between the phases, too.
-        other = share_of_steps(steps, lambda step: step.data_wait + step.loader_start + max(step.outside, _aside(step)))
+        other = share_of_steps(steps, lambda step: step.loading + max(step.outside, _aside(step)))
         return other or 0.0
     phases = snapshot.phases
     return sum(share or 0.0 for share in (phases.data_wait, phases.transfer, phases.communication, phases.outside))

@@ -89,9 +89,9 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
     starts = [step for step in steps if step.loader_start > START]
     spawning = main_lines(snapshot, lambda entry: entry.activity == "spawn")
     if steps:
-        lost = sum(step.loader_start + step.data_wait for step in starts)
+        lost = sum(step.loading for step in starts)
         # Taking a batch that lies ready is no wait, however long it takes on a crowded machine.
-        waited = sum(step.loader_start + step.data_wait for step in steps if step.loader_start or not step.queue_ready)
+        waited = sum(step.loading for step in steps if step.loader_start or not step.queue_ready)
         if len(starts) < 2 or waited <= 0 or lost < MOSTLY_STARTS * waited:
             return None
         times = f"the loader was started {len(starts)} times in {len(steps)} steps"
@@ -125,11 +125,11 @@ def waited_empty(snapshot: Snapshot) -> float | None:
     None where the queue was not measured.
     """
     known = [step for step in records(snapshot) if step.queue_ready is not None]
-    waited = sum(step.data_wait + step.loader_start for step in known)
+    waited = sum(step.loading for step in known)
     if waited <= 0:
         return None
     empty = [step for step in known if not step.queue_ready or step.loader_start]
-    return sum(step.data_wait + step.loader_start for step in empty) / waited
+    return sum(step.loading for step in empty) / waited
 
 
 def handing_over(snapshot: Snapshot) -> float:

@@ -42,7 +42,7 @@ LEAST_SAMPLES = 200
 NOW = "the predicted gain is that of this moment: it grows with every step, so how large it will be is not known"
 
 _PHASES: dict[str, Callable[[StepRecord], float]] = {
-    "data_wait": lambda step: step.data_wait + step.loader_start,
+    "data_wait": lambda step: step.loading,
     "forward": lambda step: step.forward,
     "backward": lambda step: step.backward,
     "optimizer": lambda step: step.optimizer,

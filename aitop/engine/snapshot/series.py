@@ -26,7 +26,7 @@ Values = dict[str, Callable[[Thing], float | None]]
 
 OF_STEPS: Values[StepRecord] = {
     "step_ms": lambda step: step.seconds * 1e3,
-    "data_wait": lambda step: min(1.0, (step.data_wait + step.loader_start) / step.seconds),
+    "data_wait": lambda step: min(1.0, step.loading / step.seconds),
     "queue_ready": lambda step: step.queue_ready,
 }
 OF_HOSTS: Values[HostSample] = {

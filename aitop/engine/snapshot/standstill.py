@@ -6,6 +6,7 @@ the target never runs another Python instruction; then from stacks, and from the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
@@ -13,11 +14,12 @@ from msgspec.structs import replace
 
 from aitop.engine.history import History
 from aitop.model.host import HostSample, ProcessSample
-from aitop.model.ranks import Standing, Standstill
+from aitop.model.ranks import Doing, Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame, StackDump
 from aitop.stacks.groups import own_frames
-from aitop.stacks.standing import waiting_for
+from aitop.stacks.libraries import meaning
+from aitop.stacks.reading import read_stack
 
 # Waits with a time-out of seconds wake a thread now and then, and so does whoever looks at it.
 STILL_SWITCHES, STILL_CORES = 3.0, 0.03
@@ -25,14 +27,17 @@ STILL_SWITCHES, STILL_CORES = 3.0, 0.03
 # stack is known, after BLIND where not, and after SLEEPING where a rank sleeps on purpose.
 LOOK_SECONDS, FIRST_SECONDS, BLIND_SECONDS, SLEEPING_SECONDS = 2.0, 4.0, 6.0, 60.0
 OF_LONGEST = 1.5
+# Wraps the collectives: the call inside of it is the one that people know.
+_WRAPPER = "/torch/distributed/c10d_logger.py"
+_SERVING = re.compile(r"/(?:asyncio/\w+|socketserver|http/server|grpc/\w+|uvicorn/\w+)\.py$")
 
 
 def wants_look(history: History, now: float) -> bool:
     """Whether nothing has moved for so long that all stacks ought to be looked at."""
-    if _still_since(history, now) is None or standing_for(history, now) < LOOK_SECONDS:
+    dump, still = history.dump, standing_for(history, now)
+    if still < LOOK_SECONDS:
         return False
-    dump = history.dump
-    return dump is None or dump.time < now - standing_for(history, now) or now - dump.time > history.reach.again
+    return dump is None or dump.time < now - still or now - dump.time > history.reach.again
 
 
 def standing_for(history: History, now: float) -> float:
@@ -241,3 +246,34 @@ def world_size(history: History, host: HostSample) -> int:
     sizes = [process.world_size for process in host.processes]
     sizes += [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
     return max((size or 0 for size in sizes), default=0)
+
+
+def waiting_for(frames: Sequence[Frame], channel: str | None = None) -> tuple[Doing, str | None]:
+    """What the process does, and the name of the call it is in, from its main thread's own frames, outermost first.
+
+    `channel` is what the kernel says that it waits in.
+    """
+    seen = read_stack(frames)
+    if seen.worker:
+        return ("unused", None) if seen.idle else ("fetching", _innermost_call(frames))
+    for frame in (frame for frame in frames if not frame.user):
+        phase = meaning(frame.file, frame.function).phase
+        if phase == "communication" and not frame.file.endswith(_WRAPPER):
+            return "collective", frame.function
+        if phase == "data_wait":
+            return "loading", "DataLoader"
+        if _SERVING.search(frame.file):
+            return "serving", frame.function
+    innermost = meaning(frames[-1].file, frames[-1].function) if frames and not frames[-1].user else None
+    if innermost is not None and innermost.phase == "backward":
+        return "collective", "backward"
+    if innermost is not None and innermost.state == "wait-device":
+        return "collective", "synchronize"
+    return ("sleeping", "sleep") if channel and "nanosleep" in channel else ("own", _innermost_call(frames))
+
+
+def _innermost_call(frames: Sequence[Frame]) -> str | None:
+    """The library's function that the user's innermost line called, None where the line itself is all there is."""
+    users = [index for index, frame in enumerate(frames) if frame.user]
+    below = frames[users[-1] + 1 :] if users else frames
+    return below[0].function if below else None

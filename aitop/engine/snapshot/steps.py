@@ -60,7 +60,7 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
         return sum(measured) / total if measured else None
 
     phases = Phases(
-        data_wait=share(map(_waited, records)),
+        data_wait=share(record.loading for record in records),
         transfer=share(record.transfer_apart for record in records),
         forward=share(record.forward for record in records),
         backward=share(record.backward for record in records),
@@ -82,7 +82,7 @@ def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], t
     # Where no device clock says how long the device was idle, it was while it did not compute.
     data = sum(
         min(
-            _waited(record),
+            record.loading,
             max(0.0, record.seconds - busy / count) if record.device_idle is None else record.device_idle,
         )
         for record in records
@@ -105,10 +105,6 @@ def _others(records: Sequence[StepRecord], total: float, outside: float) -> dict
         shares[key] = min(outside, sum(record.others.get(key, 0.0) for record in records) / total)
         outside -= shares[key]
     return shares
-
-
-def _waited(record: StepRecord) -> float:
-    return record.data_wait + record.loader_start
 
 
 class Operations(NamedTuple):
@@ -148,7 +144,7 @@ def compute_dtype(facts: HookFacts) -> str | None:
 def device_of(pid: int | None, gpu: GpuSample | None) -> GpuDevice | None:
     """A device that the process computes on; of several the first, as long as all are of one name."""
     devices = gpu.devices if gpu is not None else ()
-    used = [device for device in devices if any(process.pid == pid for process in device.processes or ())]
+    used = [device for device in devices if device.runs(pid)]
     used = used or [device for device in devices if device.mine]
     return used[0] if used and len({device.name for device in used}) == 1 else None
 

@@ -14,7 +14,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from aitop.diagnosis.evidence import shares_by
-from aitop.model.gpu import GpuDevice
 from aitop.model.job import Job
 from aitop.model.ranks import RankPhases
 from aitop.model.snapshot import Phases, Snapshot
@@ -283,14 +282,10 @@ def _rank_label(pid: int, number: int | None, *, alone: bool) -> str:
 def _devices(pid: int, snapshot: Snapshot, ranks: int) -> tuple[str, ...]:
     """Where the driver lists no processes, or those of another pid namespace, a single rank has all that are ours."""
     devices = snapshot.gpu.devices if snapshot.gpu else ()
-    used = [device for device in devices if _computes(pid, device)]
+    used = [device for device in devices if device.runs(pid)]
     if not used and ranks == 1:
         used = [device for device in devices if device.mine]
     return tuple(device.uuid for device in used if device.uuid)
-
-
-def _computes(pid: int, device: GpuDevice) -> bool:
-    return any(process.pid == pid for process in device.processes or ())
 
 
 def phases_of(rank: Rank, snapshot: Snapshot) -> dict[str, float]:
