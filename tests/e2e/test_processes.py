@@ -385,13 +385,16 @@ def test_jobs_are_found_and_folded(start, tmp_path, monkeypatch):
     assert order == [jax.pid, sleeper.pid, torch.pid]
 
 
-def test_a_launcher_is_the_row_of_its_ranks(start, script, tmp_path):
+@pytest.mark.parametrize("name", ["torchrun", "start.py"])
+def test_whatever_started_the_ranks_is_their_row(start, script, tmp_path, name):
     rank = script(maps_library(tmp_path, "libtorch.so.2") + SLEEP)
     launcher = script(
-        f"import subprocess, sys\nchildren = [subprocess.Popen([sys.executable, {rank!r}], stdout=subprocess.PIPE)"
-        " for _ in range(2)]\n[child.stdout.readline() for child in children]\n"
+        "import os, subprocess, sys\nchildren = [subprocess.Popen(\n"
+        f"    [sys.executable, {rank!r}], stdout=subprocess.PIPE,\n"
+        "    env=dict(os.environ, RANK=str(number), WORLD_SIZE='2'),\n"
+        ") for number in range(2)]\n[child.stdout.readline() for child in children]\n"
         "print('ready', flush=True)\nchildren[0].wait()\n",
-        "torchrun",
+        name,
     )
     process = start([sys.executable, launcher])
     rows = [row for row in candidates() if str(tmp_path) in row.command]

@@ -66,6 +66,7 @@ GROUP = ("pt_gloo_runloop",)
 # By name: the processes, the tops of the job, and the rank of each that is one. Whoever is in neither is no part of it.
 TREES = {
     "torchrun": ([SHELL, Made(10, 5, TORCHRUN), *two_ranks(10), *BESIDE], {10}, {20: 0, 21: 1}),
+    "in a container": ([Made(1, 0, TORCHRUN), *two_ranks(1)], {1}, {20: 0, 21: 1}),
     "launch": (
         [SHELL, Made(10, 5, "python -m torch.distributed.launch train.py"), *two_ranks(10)],
         {10}, {20: 0, 21: 1},

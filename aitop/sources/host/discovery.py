@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from aitop.model.candidate import Candidate
 from aitop.sources import procfs
 from aitop.sources.devices import DeviceUsers
-from aitop.sources.host.command_lines import kind_of
+from aitop.sources.host.job import lineage, top_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessTree, places_of
 from aitop.sources.procfs import Stat
@@ -34,9 +34,9 @@ def candidates(gpu_users: DeviceUsers | None = None) -> list[Candidate]:
     frameworks = _frameworks(stats, gpu_users)
     tops = _tops(stats, frameworks)
     time.sleep(max(0.0, before + CPU_WINDOW - time.monotonic()))
-    members = ProcessTree([(top, stats[top].start) for top in tops]).update()
+    members = ProcessTree(tops.items()).update()
     seconds = time.monotonic() - before
-    rows = [_row(job, stats, frameworks, gpu_users, seconds) for job in _jobs(members, set(tops))]
+    rows = [_row(job, stats, frameworks, gpu_users, seconds) for job in _jobs(members, tops)]
     return sorted(
         rows, key=lambda row: (bool(row.gpus), row.gpu_memory or 0, row.cpu or 0.0, row.rss or 0), reverse=True
     )
@@ -62,36 +62,24 @@ def _may_hold_framework(stat: Stat) -> bool:
     return stat.vsize >= BIG_MAP or stat.comm.lower().startswith(_PYTHON_NAMES)
 
 
-def _tops(stats: Mapping[int, Stat], frameworks: Mapping[int, str | None]) -> list[int]:
-    """The topmost process of each job: an AI process, or the launcher of one, with none such above it."""
-    tops: dict[int, None] = {}
-    for pid in frameworks:
-        top = pid
-        for ancestor in _ancestors(pid, stats):
-            if frameworks.get(ancestor) or kind_of(procfs.argv(ancestor), python=False) == "launcher":
-                top = ancestor
-        tops[top] = None
-    return list(tops)
+def _tops(stats: Mapping[int, Stat], frameworks: Collection[int]) -> dict[int, int]:
+    """The topmost process of each job with its start in ticks. What runs below one is watched with it."""
+    chains = [chain for pid in frameworks if stats[pid].ppid not in frameworks and (chain := lineage(pid))]
+    tops = {top_of(chain).stat.pid for chain in chains}
+    outermost = (next(known.stat for known in reversed(chain) if known.stat.pid in tops) for chain in chains)
+    return {stat.pid: stat.start for stat in outermost}
 
 
-def _ancestors(pid: int, stats: Mapping[int, Stat]) -> Iterable[int]:
-    seen = {pid}
-    while (stat := stats.get(pid)) is not None and stat.ppid in stats and stat.ppid not in seen:
-        pid = stat.ppid
-        seen.add(pid)
-        yield pid
-
-
-def _jobs(members: Sequence[Member], tops: set[int]) -> Iterable[list[Member]]:
-    """The members below each top, the top first; what lies below another top further down is that one's."""
-    by_pid = {member.stat.pid: member for member in members}
-    jobs: dict[int, list[Member]] = {top: [by_pid[top]] for top in tops if top in by_pid}
-    for pid, member in by_pid.items():
-        above = by_pid.get(member.ppid)
-        while above is not None and above.stat.pid not in tops:
-            above = by_pid.get(above.ppid)
-        if above is not None and pid not in tops:
-            jobs[above.stat.pid].append(member)
+def _jobs(members: Sequence[Member], tops: Collection[int]) -> Iterable[list[Member]]:
+    """The members below each top, the top first. Parents come before their children."""
+    jobs: dict[int, list[Member]] = {}
+    top_of_pid: dict[int, int] = {}
+    for member in members:
+        pid = member.stat.pid
+        top = pid if pid in tops else top_of_pid.get(member.ppid)
+        if top is not None:
+            top_of_pid[pid] = top
+            jobs.setdefault(top, []).append(member)
     return jobs.values()
 
 

@@ -8,7 +8,7 @@ of their own. Ray's training workers find each other below their raylet.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -48,12 +48,11 @@ def whole_jobs(pids: Sequence[int]) -> tuple[int, ...]:
 
 
 def _whole_job(pid: int) -> tuple[int, ...]:
-    known = look_at(pid)
-    if known is None:
+    chain = lineage(pid)
+    if not chain:
         return (pid,)
-    chain = [known, *_above(known)]
     top = top_of(chain)
-    return (top.stat.pid, *sorted(_beside(known, top) - {top.stat.pid}))
+    return (top.stat.pid, *sorted(_beside(chain[0], top) - {top.stat.pid}))
 
 
 def start_ticks(pid: int) -> int | None:
@@ -76,14 +75,18 @@ def look_at(pid: int) -> JobFacts | None:
     return None if stat is None else JobFacts(stat, procfs.argv(pid), procfs.environ(pid))
 
 
-def _above(known: JobFacts) -> Iterable[JobFacts]:
-    """The process's ancestors, the nearest first. A parent younger than its child only has a reused pid."""
-    for _ in range(MOST_ABOVE):
-        parent = look_at(known.stat.ppid) if known.stat.ppid > 1 else None
-        if parent is None or parent.stat.start > known.stat.start or parent.stat.pid == os.getpid():
-            return
-        yield parent
-        known = parent
+def lineage(pid: int) -> list[JobFacts]:
+    """The process and its ancestors, the nearest first; empty where it is gone.
+
+    A parent younger than its child only has a reused pid. The monitor itself is nobody's ancestor.
+    """
+    chain: list[JobFacts] = []
+    while len(chain) <= MOST_ABOVE and pid > 0 and (known := look_at(pid)) is not None:
+        if chain and (known.stat.start > chain[-1].stat.start or pid == os.getpid()):
+            break
+        chain.append(known)
+        pid = known.stat.ppid
+    return chain
 
 
 def top_of(chain: Sequence[JobFacts]) -> JobFacts:
@@ -127,9 +130,8 @@ def _beside(known: JobFacts, top: JobFacts) -> set[int]:
         peer = look_at(pid) if pid not in (known.stat.pid, os.getpid()) else None
         if peer is None or peer.stat.ended or meeting_of(peer.environment or {}) != meeting:
             continue
-        above = top_of([peer, *_above(peer)])
-        if above.stat.pid != top.stat.pid:
-            tops.add(above.stat.pid)
+        if (chain := lineage(pid)) and (above := top_of(chain).stat.pid) != top.stat.pid:
+            tops.add(above)
     return tops
 
 
