@@ -113,7 +113,7 @@ def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 def slow_loader_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled run with a store so slow that its computing stays small beside the wait on the fullest machine."""
     text = (WORKLOAD_DIR / "slow_loader.py").read_text()
-    for old, new in (("ROUND_TRIP = 0.004", "ROUND_TRIP = 0.04"), ("default=16", "default=4")):
+    for old, new in (("ROUND_TRIP = 0.004", "ROUND_TRIP = 0.04"), ("batch_size=16", "batch_size=4")):
         assert text.count(old) == 1
         text = text.replace(old, new)
     script = tmp_path_factory.mktemp("workloads") / "slow_loader.py"

@@ -33,27 +33,23 @@ def batches(size: int, width: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--fixed", action="store_true", help="a checkpoint every 1000 steps")
     args = parser.parse_args()
 
-    torch.manual_seed(args.seed)
+    torch.manual_seed(0)
     torch.set_num_threads(1)
-    save_every = 1000 if args.fixed else args.save_every
+    size, width, save_every = 1024, 384, 1000 if args.fixed else 10
     model = nn.Sequential(
-        nn.Linear(args.width, args.width), nn.ReLU(),
-        nn.Linear(args.width, args.width), nn.ReLU(),
-        nn.Linear(args.width, 1),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, 1),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     since, last = time.perf_counter(), 0
     with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder:
-        for step, (inputs, targets) in enumerate(batches(args.batch_size, args.width), start=1):
+        for step, (inputs, targets) in enumerate(batches(size, width), start=1):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs), targets)
             loss.backward()

@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 2
-WIDTH = 2048
+WIDTH, BATCH = 2048, 8
 ACCUMULATED = 8  # batches to an exchange, with --fixed
 
 
 def train(rank: int, port: int, args: argparse.Namespace) -> None:
-    torch.manual_seed(args.seed)
+    torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     model = DistributedDataParallel(
@@ -32,7 +32,7 @@ def train(rank: int, port: int, args: argparse.Namespace) -> None:
     while True:
         optimizer.zero_grad()
         for batch in range(batches):
-            rows, labels = torch.randn(args.batch_size, 256), torch.randint(0, 10, (args.batch_size,))
+            rows, labels = torch.randn(BATCH, 256), torch.randint(0, 10, (BATCH,))
             alone = model.no_sync() if batch + 1 < batches else contextlib.nullcontext()
             with alone:
                 loss = criterion(model(rows), labels) / batches
@@ -56,9 +56,7 @@ def free_port() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fixed", action="store_true", help=f"exchange gradients once in {ACCUMULATED} batches")
     args = parser.parse_args()
     torch.multiprocessing.spawn(train, args=(free_port(), args), nprocs=RANKS)

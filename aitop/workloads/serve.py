@@ -109,19 +109,17 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many requests (default: never)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--fixed", action="store_true", help="leave memory to the interpreter, with the sessions frozen"
     )
     args = parser.parse_args()
 
-    torch.manual_seed(args.seed)
+    torch.manual_seed(0)
     torch.set_num_threads(1)
-    server = Server(args.width, args.fixed, args.steps)
+    server = Server(256, args.fixed, args.steps)
     port = server.server_address[1]
-    clients = subprocess.Popen([sys.executable, str(CLIENTS), str(port), str(args.clients), str(args.seed)])
+    clients = subprocess.Popen([sys.executable, str(CLIENTS), str(port)])
     server.serve_forever()
     clients.terminate()
     clients.wait()

@@ -7,7 +7,7 @@ import json
 import random
 import sys
 
-VOCABULARY, LENGTH, USERS = 4096, 96, 1_000_000
+VOCABULARY, LENGTH, USERS, CLIENTS = 4096, 96, 1_000_000, 4
 THINKING = 0.08  # mean seconds between an answer and the next request
 
 
@@ -24,9 +24,9 @@ async def ask(port: int, seed: int) -> None:
         await asyncio.sleep(chance.expovariate(1 / THINKING))
 
 
-async def main(port: int, clients: int, seed: int) -> None:
-    await asyncio.gather(*(ask(port, seed + number) for number in range(clients)), return_exceptions=True)
+async def main(port: int) -> None:
+    await asyncio.gather(*(ask(port, seed) for seed in range(CLIENTS)), return_exceptions=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*map(int, sys.argv[1:])))
+    asyncio.run(main(int(sys.argv[1])))
