@@ -138,12 +138,23 @@ def test_every_room_is_on_the_map():
     assert [room for room in rooms if f"| `{room}`" not in MAP and f", `{room}`" not in MAP] == []
 
 
-@pytest.mark.parametrize("name", ["aitop/README.md", "CONTRIBUTING.md"])
-def test_the_layers_are_those_that_are_checked(name):
+def test_the_layers_are_those_that_are_checked():
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     checked = re.findall(r'"([^"]+)"', settings.partition("\nlayers = [")[2].partition("]")[0])
-    (shown,) = re.findall(r"^__main__ →[^`]+", TEXTS[name], re.MULTILINE)
+    (shown,) = re.findall(r"^__main__ →[^`]+", MAP, re.MULTILINE)
     assert [" ".join(layer.split()) for layer in shown.split("→")] == checked
+
+
+def test_what_rooms_import_is_on_the_map():
+    rooms = {entry.name for entry in PACKAGE.iterdir() if entry.is_dir()}
+    used = {room: set() for room in rooms}
+    for file in PACKAGE.rglob("*.py"):
+        room = file.relative_to(PACKAGE).parts[0]
+        if room in rooms:
+            used[room].update(re.findall(r"^ *from (?:aitop\.|\.+)(\w+)", file.read_text("utf-8"), re.MULTILINE))
+    imports = {room: (names & rooms) - {room, "model"} for room, names in used.items()}
+    rows = re.findall(r"^\| `(\w+)` \| `([\w ]+)` \|$", MAP, re.MULTILINE)
+    assert {room: set(names.split()) for room, names in rows} == {room: names for room, names in imports.items() if names}
 
 
 def test_the_names_on_the_map_are_those_of_the_code():
