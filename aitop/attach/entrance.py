@@ -32,7 +32,7 @@ def install(pid: int, *, timeout: float = 5.0) -> Attachment:
 def begin(pid: int, *, torch: bool = True) -> Attempt:
     """Begins to put the hook into process `pid`. The attempt may be waited for repeatedly, and must be closed.
 
-    Raises AttachRefused, with the target as it was, where there is no way in; with `torch` also where that is missing.
+    Raises AttachRefused, with the target as it was, where there is no way in, or with `torch` none is loaded there.
     """
     return Attempt(pid, "install", hook_sources(), WAYS, time.monotonic() + TURN_S, torch=torch)
 

@@ -142,7 +142,7 @@ def _most_at_once(begins: Sequence[float], ends: Sequence[float]) -> int:
 def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Simulated:
     """The same requests through a server with so many slots, each of which takes up to `batch` at once.
 
-    `behind`: it has the work before it that the first of them really waited for.
+    `behind`: it begins with the work that the first request really had to wait for.
     """
     count, clients = len(load.arrivals), load.clients
     first = load.begun if behind and not clients else load.arrivals[0]

@@ -29,7 +29,7 @@ MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.
 MOST_UNITS = 50
 
-Unit = TypeVar("Unit", StepRecord, RequestRecord)
+Record = TypeVar("Record", StepRecord, RequestRecord)
 # What regressions are asked about beside the parts of a unit.
 BESIDE = {"gc": ("gc",)}
 PAST_FIELDS = {"step": {**FIELDS["step"], **BESIDE}, "request": FIELDS["request"]}
@@ -183,9 +183,9 @@ def merged(stretches: Sequence[Stretch]) -> Stretch:
     )
 
 
-def _by_second(units: Iterable[Unit]) -> Iterator[tuple[float, list[Unit]]]:
+def _by_second(units: Iterable[Record]) -> Iterator[tuple[float, list[Record]]]:
     """The units by the second in which they ended."""
-    seconds: dict[int, list[Unit]] = {}
+    seconds: dict[int, list[Record]] = {}
     for unit in units:
         seconds.setdefault(int(unit.end), []).append(unit)
     return ((float(second), of_second) for second, of_second in seconds.items())

@@ -124,7 +124,7 @@ class UnitSeries:
 
 
 def _measured(parts: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """A part of the time of each stretch. Units in which it was not measured had as much of it as the others."""
+    """The seconds of a part in each stretch. Units that did not measure it are taken to have as much of it as others."""
     measured = [length * known / count for (_, known), (length, count) in zip(parts, seconds, strict=True)]
     share = sum(part for part, _ in parts) / (sum(measured) or 1.0)
     rests = [length - known for (length, _), known in zip(seconds, measured, strict=True)]
@@ -194,8 +194,8 @@ def cores_of_others(host: HostSample) -> float | None:
 
 
 def shares_of_time(host: HostSample) -> dict[int, Mapping[str, float | None]]:
-    """By process, the share of the time in which its main thread waits for a core that another program has, and that in
-    which it has one itself; with the part of the machine's cores that other programs have.
+    """For each process parts (0..1) of the time: `waited`, its main thread waits for a core that another program has;
+    `ran`, it has one itself; `others`, the part of the machine's cores that other programs have.
 
     What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
     or others of the run itself.

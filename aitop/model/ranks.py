@@ -132,9 +132,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """A process that stands still. `doing` is None where its stack is not known.
 
     `call` names the call that its main thread is in. `frames` are its stack, the outermost first; `where` the user's
-    innermost line. `guard` is the condition that this line stands under. `state` is the kernel's letter, `channel` what
-    the kernel says it waits in. `step` is the last step it made. `sequence` numbers the collective of the whole job's
-    group that it called last; those inside of DistributedDataParallel count too, but are not seen.
+    innermost line. `state` is the kernel's letter, `channel` what the kernel says it waits in. `step` is the last step
+    it made. `sequence` numbers the last collective that it called in the group of the whole job, those included that
+    DistributedDataParallel calls by itself.
     """
 
     pid: int

@@ -24,9 +24,9 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
 class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """One distinct stack. `frames` are those that the process entered itself, the outermost first.
 
-    `line` is the innermost user frame, of a stack that compiles the one that called the compiler; in a forked worker
-    without user code the line of the parent that started it; None where no user code is on the stack. `via` has the
-    user's frames above `line`.
+    `line` is the user's innermost frame; of a stack that compiles the one that called the compiler, of a forked worker
+    without user code the parent's line that started it; None where no user code is on the stack. `via` has the user's
+    frames above `line`.
     `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
     for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
     does below that is native code or plain Python.

@@ -14,7 +14,7 @@ from aitop.model.snapshot import HotLine, ProcessStacks, Stacks
 from aitop.model.steps import StepKind
 from aitop.stacks.pool import OWN_WAITS, RUNS
 
-# How far a process steps: not at all; it runs a model, or waits for its data as a rank; it also updates a model.
+# How far a process makes steps: 0 not at all; 1 it runs a model, or is a rank that waits for data; 2 it updates one.
 Level = Literal[0, 1, 2]
 # Fewer samples of a part of a step, or a smaller share of all samples, are no evidence that a process makes steps.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02

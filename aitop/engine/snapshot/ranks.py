@@ -218,7 +218,7 @@ def _collectives(
 
 class _Compared(msgspec.Struct, frozen=True):
     """The steps that several ranks made together, by pid, and how long each waited in them. `work` and `bounds`, the
-    least and the most that any of them worked in a step, are empty for a rank that all others are elsewhere for.
+    least and the most that any of them worked in a step, are empty where only one of them is on this machine.
     """
 
     records: Mapping[int, Sequence[StepRecord]]

@@ -146,8 +146,8 @@ def _of_hook(history: History, now: float) -> Serving | None:
 
 
 def _reported_until(history: History, served: Mapping[int, ServedHistory], now: float) -> float:
-    """Until when what was to be reported has been: until the hook was last heard of. One that is read and says nothing
-    for longer than it takes to come to it has nothing to say: until now.
+    """Until when records are complete: the time at which the hook was last heard of. A hook that is read and has been
+    silent for longer than a record takes to come has nothing to say: then it is now.
     """
     status = history.statuses.get("hook")
     heard = max(history.hooks[pid].time for pid in served)
@@ -202,9 +202,9 @@ def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]
 def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> list[RequestRecord]:
     """The requests of the front with what is known of them where the model runs; both are sorted by their ends.
 
-    Nothing says which record is of which request. They leave in the order in which they come from there: so the first
-    that lies within the front's and belongs to no other is taken. An answer may be out before the process that computed
-    it notes its end, but not before its model was done.
+    Nothing says which records are of one request. Requests leave the front in the order in which their answers come:
+    so each takes the first record of the model's side that lies within it and is still free. An answer may be out
+    before the process that computed it notes its end, but not before its model was done.
     """
     left, joined, coming = list[RequestRecord](), [], deque(inner)
     for whole in outer:
@@ -219,7 +219,7 @@ def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> l
 
 
 def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
-    """A request that was answered in one process, and for the network in another before and after that.
+    """The record of a request that one process took from the network (`whole`) and another one answered (`part`).
 
     What the answer waits for on its way back belongs to no part.
     """
@@ -236,7 +236,7 @@ def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
 def _alive(history: History, served: Mapping[int, ServedHistory], end: float) -> int | None:
     """Requests under way at `end`, by the part that has most of them: it takes them first and lets them go last.
 
-    A process with requests under way is heard of each time that its hook is read. Of one that is not heard of, none is.
+    A process with requests under way reports each time that its hook is read: one that is silent has none.
     """
     host = history.hosts.last
     parts = {process.pid: process.part for process in host.processes} if host else {}

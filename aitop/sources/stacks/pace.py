@@ -140,7 +140,7 @@ class PartOfBudget(Budget):
 
 
 def rate_of(sampled: float, processes: int) -> int:
-    """How often a second to sample each of so many processes, after `sampled` seconds of windows."""
+    """Samples a second of each of so many processes, once windows have taken `sampled` seconds in all."""
     if sampled >= QUICK_SECONDS:
         return RATE
     return max(RATE, min(QUICK_RATE, QUICK_IN_ALL // max(1, processes)))

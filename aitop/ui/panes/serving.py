@@ -315,7 +315,7 @@ def _composition(
 ) -> Composition | None:
     """The mean of each part over the records in which it was measured.
 
-    What is left of their length is REST; the part `before` does not belong to that length.
+    REST is what is left of their length. The part `before` comes before that length begins.
     """
     means: dict[Kind, float | None] = {}
     for kind in kinds:
