@@ -12,12 +12,12 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
 from aitop.engine.core import Engine
 from aitop.engine.feed import ReplayMark
-from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History, HookHistory, RecentSamples
+from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History, RecentSamples
 from aitop.model.snapshot import Snapshot
 from aitop.sources.replay import Recording
 from aitop.stacks.view import MOST_WINDOWS, StackView
@@ -123,36 +123,33 @@ class Outline:
 
 def lasting(history: History) -> History:
     """A copy of what is kept for good: without samples and windows, and without steps that are soon replaced."""
-    return replace(
-        history,
-        statuses=dict(history.statuses),
-        last_ok=dict(history.last_ok),
-        hosts=RecentSamples(),
-        cores=replace(history.cores),
-        gpus=RecentSamples(),
-        windows=deque(maxlen=MOST_WINDOWS),
-        hooks={pid: _lasting_hook(hook) for pid, hook in history.hooks.items()},
-        allocators=deque(),
-        servers={},
-        past=history.past.lasting(),
-        rank_numbers=dict(history.rank_numbers),
-        ticks=history.ticks.copy(),
-        newest=dict(history.newest),
-        stacks=StackView(),
+    kept: History = copied(
+        replace(
+            history,
+            hosts=RecentSamples(),
+            gpus=RecentSamples(),
+            windows=deque(maxlen=MOST_WINDOWS),
+            allocators=deque(),
+            servers={},
+            stacks=StackView(),
+        )
     )
+    for hook in kept.hooks.values():
+        if len(hook.steps) == KEEP_STEPS and hook.steps[-1].end - hook.steps[0].end < KEEP_SECONDS:
+            hook.steps.clear()
+            hook.spread.clear()
+    return kept
 
 
-def _lasting_hook(hook: HookHistory) -> HookHistory:
-    fast = len(hook.steps) == KEEP_STEPS and hook.steps[-1].end - hook.steps[0].end < KEEP_SECONDS
-    return replace(
-        hook,
-        steps=deque(() if fast else hook.steps, maxlen=KEEP_STEPS),
-        spread=deque(() if fast else hook.spread, maxlen=KEEP_STEPS),
-        seconds=replace(hook.seconds, done=hook.seconds.done.copy(), current=list(hook.seconds.current)),
-        recompiles=hook.recompiles.copy(),
-        served=hook.served.lasting(),
-        totals=hook.totals.copy(),
-    )
+def copied(value: Any) -> Any:
+    """A copy that further events do not change: containers and dataclasses anew, with the same records in them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: copied(getattr(value, each.name)) for each in fields(value)})
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value.copy() if isinstance(value, deque) else value
 
 
 def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:

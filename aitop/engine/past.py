@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import TypeVar
 
@@ -152,10 +152,6 @@ class PastHistory:
             stretches = tuple(stretch for level in reversed(self.levels) for stretch in level)
             self.made = Past(unit=self.unit, stretches=stretches)
         return self.made
-
-    def lasting(self) -> PastHistory:
-        """A copy that further samples do not change."""
-        return replace(self, levels=[level.copy() for level in self.levels], open=dict(self.open))
 
     def _append(self, stretch: Stretch, level: int = 0) -> None:
         if level == MOST_LEVELS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aitop.engine.snapshot.steps import quantile
@@ -82,11 +82,6 @@ class ServedHistory:
             )
         self.current = tuple(record for record in requests if int(record.end) >= first_open)
         self.turns = tuple(record for record in turns if int(record.end) >= first_open)
-
-    def lasting(self) -> ServedHistory:
-        """A copy that further samples do not change."""
-        copies = {name: getattr(self, name).copy() for name in ("requests", "iterations", "pauses", "done")}
-        return replace(self, **copies)
 
 
 def _second(second: int, requests: Sequence[RequestRecord], turns: Sequence[IterationRecord]) -> ServedSecond:

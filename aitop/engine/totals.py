@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from aitop.model.host import HostSample, ProcessSample
@@ -98,10 +98,6 @@ class UnitSeries:
             self.each *= 2
         self._open, self._missing = {}, self.each
 
-    def copy(self) -> UnitSeries:
-        """One that goes on by itself."""
-        return replace(self, stretches=list(self.stretches))
-
     def units(self) -> Units:
         """The same by figure instead of by stretch. A load is only known where every unit says what went into it."""
         none = (0.0, 0)
@@ -153,10 +149,6 @@ class UnitTotals:
         if sample.requests:
             self.began = sample.requests[0].end if self.began is None else self.began
             self.ended = sample.requests[-1].end
-
-    def copy(self) -> UnitTotals:
-        """One that goes on by itself."""
-        return replace(self, steps=self.steps.copy(), iterations=self.iterations.copy(), requests=self.requests.copy())
 
     def units(self) -> tuple[Units, ...]:
         """Its units by kind."""

@@ -9,6 +9,7 @@ from past_maker import LOGS, START, TRAIN, WALL, Noise, plan, watched
 
 from aitop.diagnosis.conditions.regression import change_of
 from aitop.engine.core import Engine
+from aitop.engine.outline import copied
 from aitop.engine.past import KEEP, MOST_LINES, PastHistory
 from aitop.model.past import Past, Stretch
 from aitop.model.serving import Histogram, ServerSample
@@ -155,7 +156,7 @@ def test_a_change_of_hours_ago_is_still_known(after):
 
 def test_a_copy_is_not_changed_by_what_comes_later():
     history = seconds(300)
-    copy, before = history.lasting(), history.past()
+    copy, before = copied(history), history.past()
     history._append(Stretch(start=300.0, end=301.0, sums={"seconds": (1.0, 10.0)}))
     history.made = None
     assert copy.past() == before != history.past()

@@ -13,6 +13,7 @@ from aitop.diagnosis.comparison_words import comparison_text, in_a_sentence
 from aitop.diagnosis.noise import half_width, student, student_chance, warm_up
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
+from aitop.engine.outline import copied
 from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries, shares_of_time
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
@@ -436,7 +437,7 @@ def test_a_long_run_takes_little_memory():
     assert seen.each == 16
     columns = seen.seconds, seen.samples, seen.phases["data"], seen.phases["environment"]
     assert set(zip(*columns, strict=True)) == {(8.0, 32, 4.0, 2.0)}
-    other = units.copy()
+    other = copied(units)
     other.add([unit] * 16)
     assert units.units() == seen
     # What one unit did not count is not known of its stretch.
