@@ -68,20 +68,12 @@ class ServedHistory:
     def _sum_up(self, sample: HookSample) -> None:
         """Close the seconds that have been over for a second: what ended in them has come."""
         requests, turns = (*self.current, *sample.requests), (*self.turns, *sample.iterations)
-        if not requests and not turns:
-            return
         first_open = int(sample.time) - 1
-        seconds = {int(one.end) for one in requests} | {int(one.end) for one in turns}
-        for second in sorted(second for second in seconds if second < first_open):
-            self.done.append(
-                _second(
-                    second,
-                    [record for record in requests if int(record.end) == second],
-                    [record for record in turns if int(record.end) == second],
-                )
-            )
-        self.current = tuple(record for record in requests if int(record.end) >= first_open)
-        self.turns = tuple(record for record in turns if int(record.end) >= first_open)
+        for second in sorted({int(one.end) for one in (*requests, *turns) if one.end < first_open}):
+            answered = [record for record in requests if int(record.end) == second]
+            self.done.append(_second(second, answered, [turn for turn in turns if int(turn.end) == second]))
+        self.current = tuple(record for record in requests if record.end >= first_open)
+        self.turns = tuple(turn for turn in turns if turn.end >= first_open)
 
 
 def _second(second: int, requests: Sequence[RequestRecord], turns: Sequence[IterationRecord]) -> ServedSecond:

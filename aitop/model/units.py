@@ -12,17 +12,17 @@ _PREFIXES = ("", "K", "M", "G", "T", "P")
 
 def size(count: float | None) -> str:
     """Bytes in powers of 1024, three digits at most: 812 B, 4.1 GB, 39 GB."""
-    return _scaled(count, 1024.0, "B", NOT_SUPPORTED)
+    return _scaled(count, 1024.0, "B")
 
 
 def rate(per_second: float | None) -> str:
     """Bytes per second: 12 MB/s."""
-    return _scaled(per_second, 1024.0, "B/s", NOT_SUPPORTED)
+    return _scaled(per_second, 1024.0, "B/s")
 
 
 def operations(per_second: float | None) -> str:
     """Floating-point operations per second: 41 GFLOP/s."""
-    return _scaled(per_second, 1000.0, "FLOP/s", NOT_SUPPORTED)
+    return _scaled(per_second, 1000.0, "FLOP/s")
 
 
 def count(number: float | None) -> str:
@@ -31,7 +31,7 @@ def count(number: float | None) -> str:
         return NOT_SUPPORTED
     if abs(number) < 1e6:
         return f"{number:,.0f}"
-    return _scaled(number, 1000.0, "", NOT_SUPPORTED)
+    return _scaled(number, 1000.0, "")
 
 
 def pace(number: float) -> str:
@@ -82,9 +82,9 @@ def factor_range(low: float, high: float) -> str:
     return last if first == last else f"{first.removesuffix('×')}–{last}"
 
 
-def _scaled(number: float | None, base: float, unit: str, missing: str) -> str:
+def _scaled(number: float | None, base: float, unit: str) -> str:
     if number is None:
-        return missing
+        return NOT_SUPPORTED
     value, prefix = float(number), 0
     while abs(value) >= base and prefix < len(_PREFIXES) - 1:
         value, prefix = value / base, prefix + 1

@@ -19,21 +19,9 @@ State = Literal["wait-queue", "wait-lock", "wait-child", "wait-device", "sleep",
 # What the work below a line is about. "tensor" computes with arrays that gradients may flow through, "array" with
 # others; "trace" is a compiler that calls the user's function to see what it does.
 Work = Literal[
-    "tensor",
-    "array",
-    "decode",
-    "tokenize",
-    "collate",
-    "pin",
-    "copy",
-    "file",
-    "network",
-    "database",
-    "log",
-    "save",
-    "read",
-    "trace",
-]
+    "tensor", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
+    "read", "trace",
+]  # fmt: skip
 COMPUTES: tuple[Work, ...] = ("tensor", "array")
 
 
