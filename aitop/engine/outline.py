@@ -28,8 +28,9 @@ MOST_MARKS = 500
 
 
 class Bookmark(NamedTuple):
-    """A place after so many `lines` of the recording, and what lasts of the `history` there."""
+    """A place in a recording: after so many ticks and `lines`, with what lasts of the `history` there."""
 
+    tick: int
     lines: int
     history: History
 
@@ -66,18 +67,15 @@ class Outline:
     def passed(self, tick: int, lines: int, history: History) -> None:
         """Add a bookmark every few ticks: the lines read and the history known after `tick`. From any thread."""
         if tick % self._apart == 0 and tick not in self._bookmarks:
-            self._bookmarks[tick] = Bookmark(lines, lasting(history))
+            self._bookmarks[tick] = Bookmark(tick, lines, lasting(history))
 
-    def tick_to_read_from(self, tick: int) -> int:
-        """The latest bookmarked tick early enough for a complete history at `tick`; 0 for the beginning."""
+    def bookmark_for(self, tick: int) -> Bookmark | None:
+        """The latest bookmark early enough for a complete history at `tick`; None where that takes the beginning."""
         if not 0 < tick <= len(self.times):
-            return 0
+            return None
         latest = self.times[tick - 1] - KEEP_SECONDS - SLACK_SECONDS
-        return max((mark for mark in list(self._bookmarks) if self.times[mark - 1] <= latest), default=0)
-
-    def bookmark(self, tick: int) -> Bookmark:
-        """The bookmark at `tick`, which must have one."""
-        return self._bookmarks[tick]
+        early = (mark for mark in list(self._bookmarks.values()) if self.times[mark.tick - 1] <= latest)
+        return max(early, key=lambda mark: mark.tick, default=None)
 
     def tick_at(self, seconds: float) -> int:
         """The number (from 1) of the first tick at least `seconds` after the first one; else of the last tick."""

@@ -209,12 +209,11 @@ class ReplayFeed:
         # Another place may have been asked for while this one was on its way.
         if wanted < self._at or (wanted == self._at and not self._shown):
             self._rewind()
-        start = self._outline.tick_to_read_from(wanted)
-        if start > self._at:
-            bookmark = self._outline.bookmark(start)
+        bookmark = self._outline.bookmark_for(wanted)
+        if bookmark is not None and bookmark.tick > self._at:
             self._rewind(lasting(bookmark.history))
             self._events.skip(bookmark.lines)
-            self._at, self._first = start, self._outline.times[0]
+            self._at, self._first = bookmark.tick, self._outline.times[0]
         self._way = (self._at, wanted)
         while self._at < wanted and self._wanted == wanted and self._ahead() is not None:
             left = wanted - self._at

@@ -437,14 +437,8 @@ def _phases(of_groups: Mapping[Group, float]) -> Phases:
     if not samples:
         return Phases()
     rare: tuple[Phase, ...] = ("transfer", "communication")
-    transfer, communication = (counts[phase] / samples if counts[phase] else None for phase in rare)
     return Phases(
-        data_wait=counts["data_wait"] / samples,
-        transfer=transfer,
-        forward=counts["forward"] / samples,
-        backward=counts["backward"] / samples,
-        optimizer=counts["optimizer"] / samples,
-        communication=communication,
+        **{phase: counts[phase] / samples for phase in INSIDE if counts[phase] or phase not in rare},
         outside=sum(count for phase, count in counts.items() if phase not in INSIDE) / samples,
         others={phase.key: counts[phase.key] / samples for phase in TIMED_ALONE.values() if counts[phase.key]},
     )

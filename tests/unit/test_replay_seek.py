@@ -225,7 +225,7 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     feed.pause()
     feed.start(publish)
     feed._outline._thread.join(30)
-    assert feed._outline.tick_to_read_from(100) > 80
+    assert feed._outline.bookmark_for(100).tick > 80
     feed.seek_to(feed._outline.times[99] - feed._outline.times[0])
     with came:
         assert came.wait_for(lambda: shown, 10)
