@@ -50,32 +50,29 @@ def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int
     rank belongs to them if its stacks show any part of a step, and a loader's worker never does: it feeds a rank.
     `stepping` is in order: its first process comes first.
     """
-    processes = [process for process in (stacks.processes if stacks else ()) if process.role != "helper"]
+    if stacks is None:
+        return ()
+    processes = [process for process in stacks.processes if process.role != "helper"]
     levels = step_levels(stacks, stepping)
     most = max((levels[process.pid] for process in processes), default=0)
     first = next(iter(stepping), None)
     ranks = [process for process in processes if process.role == "rank"]
     if most:
-        chosen = [
-            process
-            for process in processes
-            if levels[process.pid] == most or (process in ranks and _steps(process) > 0)
-        ]
+        chosen = [each for each in processes if levels[each.pid] == most or (each.role == "rank" and _steps(each) > 0)]
     else:
         chosen = _running(stacks, processes) or ranks or processes
-    busiest = max((_amount(stacks, process) for process in chosen), default=0.0)
+    amounts = {process.pid: _amount(stacks, process) for process in chosen}
+    busiest = max(amounts.values(), default=0.0)
 
     def order(process: ProcessStacks) -> tuple[bool, bool, bool, bool, bool, float, int]:
-        amount = _amount(stacks, process)
-        peer = amount >= PEER * busiest
-        less = 0.0 if peer else -amount
+        peer = amounts[process.pid] >= PEER * busiest
         return (
             process.pid != first,
             levels[process.pid] != most,
             process.pid != target,
             process.role != "rank",
             not peer,
-            less,
+            0.0 if peer else -amounts[process.pid],
             process.pid,
         )
 
@@ -88,7 +85,7 @@ def _steps(process: ProcessStacks) -> float:
     return sum(share or 0.0 for share in (phases.data_wait, phases.forward, phases.backward, phases.optimizer))
 
 
-def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
+def _amount(stacks: Stacks, process: ProcessStacks) -> float:
     """The share (0..1) of the lead thread's time in which it steps; or, without steps, runs or waits for a disk.
 
     Waits in a backward pass or an exchange are left out: there a rank waits for the other ranks, the late one least.
@@ -100,24 +97,23 @@ def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
     return max(0.0, steps - sum(line.share * line.part(*_FOR_OTHERS) for line in exchanges))
 
 
-def _lines(stacks: Stacks | None, process: ProcessStacks) -> list[HotLine]:
+def _lines(stacks: Stacks, process: ProcessStacks) -> list[HotLine]:
     mine = process.pid, process.thread
-    return [line for line in (stacks.lines if stacks else ()) if (line.pid, line.thread) == mine]
+    return [line for line in stacks.lines if (line.pid, line.thread) == mine]
 
 
-def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
+def _running(stacks: Stacks, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
     """The processes whose lead thread does something itself; if any are ranks, only those: the others feed them."""
     running = [process for process in processes if _active(stacks, process) > LEAST_ACTIVE]
     return [process for process in running if process.role == "rank"] or running
 
 
-def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
+def _active(stacks: Stacks, process: ProcessStacks) -> float:
     """The share of the time in which its lead thread, or one of the pool's, runs or waits for a disk or a device."""
     if process.pool is not None:
         return min(1.0, process.pool.working)
     mine = process.pid, process.thread
-    threads = stacks.threads if stacks else ()
-    runs = next((share.active for share in threads if (share.pid, share.thread) == mine), None)
+    runs = next((share.active for share in stacks.threads if (share.pid, share.thread) == mine), None)
     # The kernel says best how long a thread runs; it is not asked about every thread.
     own = OWN_WAITS if runs is not None else (*RUNS, *OWN_WAITS)
     return (runs or 0.0) + sum(line.share * line.part(*own) for line in _lines(stacks, process))
