@@ -101,7 +101,9 @@ class RecentSamples(Generic[SampleType]):
 
 
 class Second(NamedTuple):
-    """The steps that ended in one second, `time` its end (monotonic): their times in seconds, and what they contain."""
+    """The steps that ended in one second, `time` its end (monotonic): their lengths in milliseconds, and how many seconds
+    of them were saving and evaluating.
+    """
 
     time: float
     p50: float
@@ -126,24 +128,20 @@ class StepSeconds:
             self.current.append(record)
 
     def series(self) -> dict[str, Series]:
-        """Times in milliseconds, and seconds of saving and evaluating; empty before the first second is over."""
+        """A series of each field of the seconds; empty before the first second is over."""
         if not self.done:
             return {}
-        times, p50, p95, save, evaluation = zip(*self.done, strict=True)
-        return {
-            "step_p50": Series(times=times, values=tuple(value * 1e3 for value in p50)),
-            "step_p95": Series(times=times, values=tuple(value * 1e3 for value in p95)),
-            "step_save": Series(times=times, values=save),
-            "step_evaluation": Series(times=times, values=evaluation),
-        }
+        times, *columns = zip(*self.done, strict=True)
+        names = ("step_p50", "step_p95", "step_save", "step_evaluation")
+        return {name: Series(times=times, values=values) for name, values in zip(names, columns, strict=True)}
 
 
 def _second(records: Sequence[StepRecord]) -> Second:
     ordered = sorted(record.seconds for record in records)
     return Second(
         float(int(records[-1].end) + 1),
-        quantile(ordered, 0.5),
-        quantile(ordered, 0.95),
+        quantile(ordered, 0.5) * 1e3,
+        quantile(ordered, 0.95) * 1e3,
         sum(record.save for record in records),
         sum(record.evaluation for record in records),
     )

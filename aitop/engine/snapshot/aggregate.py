@@ -11,7 +11,7 @@ import msgspec
 
 from aitop.engine.history import LONG_WINDOW_SECONDS, WINDOW_SECONDS, History, HookHistory
 from aitop.engine.snapshot.ranks import ranks_view
-from aitop.engine.snapshot.series import recompiles, series, worker_lanes
+from aitop.engine.snapshot.series import series, worker_lanes
 from aitop.engine.snapshot.serving import request_series, serving
 from aitop.engine.snapshot.standstill import standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
@@ -151,7 +151,10 @@ def _by_windows(
 
     With the hook's count of recompilations, where it has one.
     """
-    made = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
+    made: dict[str, Series] = {}
+    if hook is not None and hook.recompiles:
+        times, counts = zip(*hook.recompiles, strict=True)
+        made["recompiles"] = Series(times=times, values=tuple(map(float, counts)))
     if process is None or stacks is None:
         return made
     pid, lead = process.pid, (process.pid, process.thread)

@@ -89,12 +89,6 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
     return {name: points for name, points in made.items() if any(value is not None for value in points.values)}
 
 
-def recompiles(counts: Iterable[tuple[float, int]]) -> Series:
-    """torch.compile's counter of one process over time."""
-    points = list(counts)
-    return Series(times=tuple(time for time, _ in points), values=tuple(float(number) for _, number in points))
-
-
 def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], stacks: StackView) -> dict[str, Series]:
     """Of each loader worker (the first sixteen) the cores it used and, where stacks tell, how far it had no work."""
     samples = list(hosts)[-LANE_SAMPLES:]
