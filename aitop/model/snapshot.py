@@ -257,28 +257,26 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
-    `series` has, where measured: step_ms, data_wait, queue_ready, recompiles (torch.compile's counter), compiling (the
-    part of each window of stacks inside of the compiler), updating (in backward passes and updates, while something
-    compiles), beside (without the hook: outside of all that computes or moves data), rss (of the ranks), workers_rss,
-    mapped and workers_mapped (the address space of both, see ProcessSample), memory_left (bytes the target can still
-    take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, main_thread (cores its main thread used),
-    cores_wanted, cores_waited, written (bytes a second), throttled,
-    and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power,
-    gpu<i>.ecc_uncorrected, gpu<i>.pcie_received, gpu<i>.sm, .tensor, .dram, .fp64 and .fp32 (shares of GPM),
-    alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries, alloc<i>.ooms.
+    `series` has over the last minutes, where measured:
+    of steps step_ms, data_wait (its share), queue_ready; of the seconds in which steps ended step_p50 and step_p95
+    (milliseconds), step_save and step_evaluation (seconds); recompiles (torch.compile's counter);
+    of windows of stacks the shares compiling (inside of the compiler), updating (backward passes and updates, while
+    something compiles), beside (without the hook: outside of all that computes or moves data);
+    of ranks rss, mapped (address space, see ProcessSample), main_cpu, run_delay, main_thread (cores that main threads
+    used), written (bytes a second); of loader workers workers_rss, workers_mapped, workers_cpu, workers_delay, and of
+    each, sixteen at most, worker<pid>.cpu (cores) and worker<pid>.idle (share of its stacks in which it had no work);
+    of the run and the machine memory_left (bytes that the run can still take), swap_in, throttled, cores_wanted,
+    cores_waited, cores_used, cores_idle;
+    of device i gpu<i>.busy, .memory, .power, .ecc_uncorrected, .pcie_received and GPM's shares .sm, .tensor, .dram,
+    .fp64, .fp32; of its allocator alloc<i>.allocated, .reserved, .retries, .ooms;
+    of the seconds of a server request_p50 and request_p99 (milliseconds), request_rate, request_queue.
+
     `ranks` has the ranks of the job on this machine, None of a process that is none of several; `standstill` where all
-    of them stand while none moves.
-    `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
+    of them stand while none moves. `dump` is the last look at all threads at once that somebody asked for.
     `working` are the processes that do the work, the one to show first in front; empty where nothing was sampled.
-    `ledgers` has the account of each of them, in that order.
-    `serving` has the figures of a server, None where nothing is served; `engine` names its software and version.
-    `past` has what was summed up since the watching began, None before any unit was measured.
-    `so_far` is summed up since watching began, while all else is of the window or of the last minutes. `before` is an
-    earlier run to compare with, None where none is known.
-    For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
-    and step_evaluation (seconds); of each second of a server request_p50 and request_p99 (milliseconds), request_rate
-    and request_queue; and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
-    worker<pid>.idle (share of its stacks in which it had no work).
+    `ledgers` has the account of each of them, in that order. `serving` has the figures of a server, None where nothing
+    is served; `engine` names its software and version. `past` and `so_far` are summed up since the watching began,
+    while all else is of the window or of the last minutes. `before` is an earlier run to compare with.
     """
 
     tick: int
