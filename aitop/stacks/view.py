@@ -77,7 +77,7 @@ class StackView:
         known = dict(roles), dict(callers)
         with self._lock:
             last = self._last
-            if last is not None and last[1] == known and _same(last[0], recent):
+            if last is not None and last[1] == known and [*map(id, last[0])] == [*map(id, recent)]:
                 return last[2]
             stacks = _merged_view([self._reader.read(window) for window in recent], *known)
             if stacks is not None:
@@ -159,10 +159,6 @@ class _Reader:
                 seen = self._stacks[frames] = read_stack(frames)
             digest[ThreadKey(stack.pid, stack.thread, stack.main)][seen] += stack.count
         return digest
-
-
-def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
-    return len(some) == len(others) and all(mine is other for mine, other in zip(some, others, strict=True))
 
 
 def _merged_view(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice, takewhile
 from statistics import fmean, median
 
@@ -52,7 +52,9 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     most = max(MOST_STEPS_OF_MANY, min(MOST_STEPS, MOST_STEPS_TOGETHER // max(1, len(processes))))
     recent = {process.pid: _recent(history.hooks.get(process.pid), since, most) for process in processes}
     timed = {
-        pid: _recent(history.hooks.get(pid), since, len(records), timed=True) if _any_estimated(records) else records
+        pid: _recent(history.hooks.get(pid), since, len(records), timed=True)
+        if any(record.estimated for record in records)
+        else records
         for pid, records in recent.items()
     }
     enough = {pid: records for pid, records in timed.items() if len(records) >= LEAST_STEPS}
@@ -105,10 +107,6 @@ def _recent(hook: HookHistory | None, since: float, most: int, *, timed: bool = 
     """
     newest_first = takewhile(lambda record: record.end >= since, reversed(hook.steps if hook else ()))
     return list(islice((record for record in newest_first if not (timed and record.estimated)), most))[::-1]
-
-
-def _any_estimated(records: Iterable[StepRecord]) -> bool:
-    return any(record.estimated for record in records)
 
 
 def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
