@@ -101,8 +101,8 @@ class RecentSamples(Generic[SampleType]):
 
 
 class Second(NamedTuple):
-    """The steps that ended in one second, `time` its end (monotonic): their lengths in milliseconds, and how many seconds
-    of them were saving and evaluating.
+    """The steps that ended in one second, `time` its end (monotonic): their lengths in milliseconds, and how much of
+    them was saving and evaluating, in seconds.
     """
 
     time: float

@@ -120,7 +120,7 @@ class UnitSeries:
 
 
 def _measured(parts: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """The seconds of a part in each stretch. Units that did not measure it are taken to have as much of it as others."""
+    """The seconds of a part in each stretch. Units that did not measure it are taken to have as much of it."""
     measured = [length * known / count for (_, known), (length, count) in zip(parts, seconds, strict=True)]
     share = sum(part for part, _ in parts) / (sum(measured) or 1.0)
     rests = [length - known for (length, _), known in zip(seconds, measured, strict=True)]

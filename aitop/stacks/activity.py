@@ -8,7 +8,7 @@ not used.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from aitop.stacks.reading import Seen
 # Shares of a line's time by activity; they add up to 1.
 Parts = dict[Activity, float]
 Key = TypeVar("Key")
+Groups = Mapping[Key, Mapping[Seen, int]]
 _Kind = tuple[Phase, "Work | None"]
 
 _OF_KIND: dict[WaitKind, Activity] = {
@@ -48,6 +49,13 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
 }
 # Kinds of waiting that can happen on any line; the others need a call.
 _ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "native", "device", "other"})
+# The likely wait of a line, by what the library below it works with.
+_WAIT_OF: dict[str | None, Activity] = {
+    "network": "wait-network",
+    "database": "wait-network",
+    "file": "wait-disk",
+    "save": "wait-disk",
+}
 # The weight of the mean over similar lines, in looks, beside the looks at one line.
 _PRIOR = 2.0
 # Fewer looks at a thread are not used.
@@ -102,9 +110,7 @@ def looks_of(
     )
 
 
-def parts_of_groups(
-    groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks, states: Mapping[Key, State | None]
-) -> dict[Key, Parts]:
+def parts_of_groups(groups: Groups[Key], looks: ThreadLooks, states: Mapping[Key, State | None]) -> dict[Key, Parts]:
     """The activities of each group of stacks (those of one line and phase), as shares of the group's time.
 
     `states` has what libraries do to the time of each group, None where the looks have to tell.
@@ -114,17 +120,17 @@ def parts_of_groups(
         return {}
     parts: dict[Key, Parts] = {}
     open_groups: dict[Key, float] = {}
-    waiting_by_library: dict[str, float] = {}
+    waiting_by_library: dict[str, float] = defaultdict(float)
     for key, stacks in groups.items():
         share = sum(stacks.values()) / samples
         state = states[key]
         if state is not None:
             parts[key] = {state: 1.0}
             if state in _KINDS_OF:
-                waiting_by_library[state] = waiting_by_library.get(state, 0.0) + share
+                waiting_by_library[state] += share
         else:
             open_groups[key] = share
-    holding = _holding(open_groups, groups, looks, samples)
+    holding = _holding(open_groups, groups, looks)
     waits = _waits_of_groups(open_groups, groups, looks, samples, waiting_by_library)
     for key, share in open_groups.items():
         on_core = max(0.0, 1.0 - sum(waits[key].values()))
@@ -138,21 +144,17 @@ def parts_of_groups(
     return parts
 
 
-def _holding(
-    open_groups: Iterable[Key], groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks, samples: int
-) -> dict[_Kind, float]:
+def _holding(open_groups: Mapping[Key, float], groups: Groups[Key], looks: ThreadLooks) -> dict[_Kind, float]:
     """By kind of lines, the share of their time in which the thread holds the GIL there; empty without looks."""
     if looks.gil_asked < _LEAST_LOOKS:
         return {}
     in_all = min(1.0, sum(looks.gil.values()) / looks.gil_asked)
-    expected: dict[_Kind, float] = {}
-    for key in open_groups:
-        kind = _kind(groups[key])
-        expected[kind] = expected.get(kind, 0.0) + sum(groups[key].values()) / samples * looks.gil_asked
-    held = dict.fromkeys(expected, 0)
+    expected: dict[_Kind, float] = defaultdict(float)
+    for key, share in open_groups.items():
+        expected[_kind(groups[key])] += share * looks.gil_asked
+    held: Counter[_Kind] = Counter()
     for seen, count in looks.gil.items():
-        if (seen.phase, seen.work) in held:
-            held[seen.phase, seen.work] += count
+        held[seen.phase, seen.work] += count
     return {kind: _pulled(min(1.0, held[kind] / looked), in_all, looked) for kind, looked in expected.items()}
 
 
@@ -163,38 +165,36 @@ def _kind(stacks: Mapping[Seen, int]) -> _Kind:
 
 
 def _waits_of_groups(
-    open_groups: Mapping[Key, float],
-    groups: Mapping[Key, Mapping[Seen, int]],
-    looks: ThreadLooks,
-    samples: int,
-    by_library: Mapping[str, float],
+    open_groups: Mapping[Key, float], groups: Groups[Key], looks: ThreadLooks, samples: int, known: Mapping[str, float]
 ) -> dict[Key, Parts]:
     """The waits of each group, as shares of its time: looks tell on which lines, the kernel how long and for what.
 
-    Array operations may wait for locks and cores, but not for files, services or processes: other groups get those.
+    `known` are the waits that libraries tell, of other groups. Array operations may wait for locks and cores, but not
+    for files, services or processes: other groups get those.
     """
     waits: dict[Key, Parts] = {key: {} for key in open_groups}
     waiting = [seen for key, stacks in groups.items() if key not in open_groups for seen in stacks]
-    mean = _running_of_open(open_groups, looks, sum(by_library.values()), waiting)
+    mean = _running_of_open(open_groups, looks, sum(known.values()), waiting)
     off_core: dict[Key, float] = {}
     for key, share in open_groups.items():
         seen = _looked_up(groups[key], looks.cpu, looks.cpu_asked, samples)
         on_core = mean if seen is None else _pulled(seen, mean, share * looks.cpu_asked)
         off_core[key] = share * (1.0 - on_core)
+    works = {key: next(iter(groups[key])).work for key in open_groups}
     if looks.running is None:
         for key, mass in off_core.items():
             if mass > 0.0:
-                waits[key][_by_work(next(iter(groups[key])))] = mass / open_groups[key]
+                waits[key][_WAIT_OF.get(works[key], "wait")] = mass / open_groups[key]
         return waits
-    left = _left(looks.waits, by_library)
+    left = _left(looks.waits, known)
     room = dict(open_groups)
-    no_arrays = [key for key in open_groups if next(iter(groups[key])).work not in COMPUTES]
+    no_arrays = [key for key in open_groups if works[key] not in COMPUTES]
     # The largest wait is placed first, where the looks found the thread off a core most often.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):
         chosen = list(open_groups) if kind in _ANYWHERE or not no_arrays else no_arrays
         activity, whole = _OF_KIND[kind], left[kind]
         # What a library below a line works with says first who waits for it: who reads a socket waits for the network.
-        likely = [key for key in chosen if _by_work(next(iter(groups[key]))) == activity]
+        likely = [key for key in chosen if _WAIT_OF.get(works[key], "wait") == activity]
         for keys, most in ((likely, dict(off_core)), (chosen, room)):
             if keys is chosen and likely and whole <= _error(left[kind], looks.asked):
                 # So little may be left by chance: nothing says that the other lines wait for the same.
@@ -233,20 +233,18 @@ def _looked_up(stacks: Mapping[Seen, int], hits: Mapping[Seen, int], asked: int,
     if asked < _LEAST_LOOKS:
         return None
     lines = {(seen.line, seen.phase, seen.work) for seen in stacks}
-    at_frames: dict[Frame, float] = {}
+    at_frames: dict[Frame, float] = defaultdict(float)
     for seen, count in stacks.items():
-        at_frames[seen.frames[-1]] = at_frames.get(seen.frames[-1], 0.0) + count / samples * asked
-    long = {frame for frame, expected in at_frames.items() if expected >= 1.0}
-    expected: dict[Frame | None, float] = {}
-    seen_there: dict[Frame | None, int] = {}
-    for frame, share in at_frames.items():
-        place = frame if frame in long else None
-        expected[place] = expected.get(place, 0.0) + share
+        at_frames[seen.frames[-1]] += count / samples * asked
+    places = {frame: frame for frame, looked in at_frames.items() if looked >= 1.0}
+    expected: dict[Frame | None, float] = defaultdict(float)
+    for frame, looked in at_frames.items():
+        expected[places.get(frame)] += looked
+    met: Counter[Frame | None] = Counter()
     for seen, count in hits.items():
         if (seen.line, seen.phase, seen.work) in lines:
-            place = seen.frames[-1] if seen.frames[-1] in long else None
-            seen_there[place] = seen_there.get(place, 0) + count
-    return sum(min(share, seen_there.get(place, 0)) for place, share in expected.items()) / sum(expected.values())
+            met[places.get(seen.frames[-1])] += count
+    return sum(min(looked, met[place]) for place, looked in expected.items()) / sum(expected.values())
 
 
 def _pulled(value: float, mean: float, looks: float) -> float:
@@ -261,19 +259,13 @@ def _running_of_open(
 
     `waiting` are the stacks with one. They may run as well: a wait that spins, or an event loop between two of them.
     """
-    mass = sum(groups.values())
+    mass, looked = sum(groups.values()), looks.cpu_asked >= _LEAST_LOOKS
     if not mass:
         return 1.0
     if looks.running is not None:
-        spun = (
-            sum(looks.cpu.get(seen, 0) for seen in waiting) / looks.cpu_asked
-            if looks.cpu_asked >= _LEAST_LOOKS
-            else 0.0
-        )
+        spun = sum(looks.cpu.get(seen, 0) for seen in waiting) / looks.cpu_asked if looked else 0.0
         return min(1.0, max(0.0, (looks.running - spun) / mass)) if known_waits < 1.0 else 1.0
-    if looks.cpu_asked >= _LEAST_LOOKS:
-        return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass)
-    return 1.0
+    return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass) if looked else 1.0
 
 
 def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> dict[WaitKind, float]:
@@ -288,14 +280,3 @@ def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> d
                 left[kind] -= taken
                 share -= taken
     return left
-
-
-def _by_work(seen: Seen) -> Activity:
-    """The likely wait of a line, from what the library below it works with; used if the kernel was not read."""
-    by_work: dict[str, Activity] = {
-        "network": "wait-network",
-        "database": "wait-network",
-        "file": "wait-disk",
-        "save": "wait-disk",
-    }
-    return by_work.get(seen.work or "", "wait")
