@@ -162,7 +162,6 @@ class _Reader:
 
 
 def _merged_view(
-def _merged_view(
     reads: Sequence[_Read], roles: Mapping[int, Role], callers: Mapping[int, tuple[Caller, ...]]
 ) -> Stacks | None:
     """The Stacks of these windows together; None if no process has a sample that is not of an import."""
@@ -458,12 +457,11 @@ def _groups(
 
 def _lineless(account: _Account, samples: int) -> tuple[tuple[str, Activity, float], ...]:
     """The shares of `samples` in which no line of the user's was on the stack, by phase and activity, largest first."""
-    shares: dict[tuple[str, Activity], float] = {}
+    shares: dict[tuple[str, Activity], float] = defaultdict(float)
     for group, count in account.counts.items():
         if group.line is None:
             for activity, part in account.parts.get(group, {}).items():
-                key = group.phase, activity
-                shares[key] = shares.get(key, 0.0) + part * count / samples
+                shares[group.phase, activity] += part * count / samples
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return tuple((phase, activity, share) for (phase, activity), share in ordered if share > 0.0)
 
