@@ -17,7 +17,6 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _TORCH_ITSELF = re.compile(
     r"/torch/(?:_\w+|nn|utils|optim|autograd|cuda|distributed|distributions|fx|jit|amp)(?:/|\.py$)"
 )
-_HOOK = re.compile(r"/aitop/hook/|^<aitop hook>$")
 _COMMAND = re.compile(r"/s?bin/[^/.]+$")
 _TYPED_IN = re.compile(r"<stdin>|<ipython-input-|<console>")
 _PYTHON = re.compile(r"\.pyw?$|^<")
@@ -45,7 +44,7 @@ def is_user(file: str, script: str | None) -> bool:
     `script` is the path of the target's main script: it and what lies beside it are the user's wherever they are.
     None says that the target has none (`python -c`, an interactive session).
     """
-    if _HOOK.search(file):
+    if "/aitop/hook/" in file:
         return False
     if file.startswith("<"):
         return bool(_TYPED_IN.match(file)) or (file == "<string>" and script is None)
@@ -79,25 +78,18 @@ def application(stacks: Iterable[Sequence[str]], script: str | None) -> str | No
 
 def _beside(file: str, script: str) -> bool:
     """Whether the file is the script or below its folder, where that folder is the user's own project."""
-    folder = os.path.dirname(script)
-    tail = _INSTALLED.split(script)[-1]
     # The folder of a launcher (torchrun, `python -m torch.…`) or of all packages is nobody's project.
-    shared = (
-        _COMMAND.search(script)
-        or _TORCH_ITSELF.search(script)
-        or (_STANDARD_LIBRARY.search(script) and not _INSTALLED.search(script))
-    )
-    if shared:
+    if _COMMAND.search(script) or _TORCH_ITSELF.search(script):
+        return False
+    installed = _INSTALLED.search(script) is not None
+    if _STANDARD_LIBRARY.search(script) and not installed:
         return False
     if file == script:
         return True
-    is_root_of_packages = _INSTALLED.search(script) is not None and "/" not in tail
-    return bool(folder.strip("/")) and not is_root_of_packages and _project_holds(folder, file)
-
-
-def _project_holds(folder: str, file: str) -> bool:
-    if not file.startswith(folder.rstrip("/") + "/"):
+    folder = os.path.dirname(script).rstrip("/")
+    of_all_packages = installed and "/" not in _INSTALLED.split(script)[-1]
+    if not folder or of_all_packages or not file.startswith(f"{folder}/"):
         return False
     # A virtual environment often lies inside the project.
-    rest = file[len(folder.rstrip("/")) :]
+    rest = file[len(folder) :]
     return not (_INSTALLED.search(rest) or _STANDARD_LIBRARY.search(rest))
