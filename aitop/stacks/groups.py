@@ -58,7 +58,8 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def grouped(frames: tuple[Frame, ...], members: Iterable[ThreadStack]) -> StackGroup:
     """One group; `frames` is not empty. The main threads of the lowest pids come first in it."""
     ordered = sorted(members, key=lambda member: (not member.main, member.pid, member.thread))
-    return StackGroup(frames, _what(frames), _user(frames), tuple(ordered))
+    where = next((frame for frame in reversed(frames) if frame.user), None)
+    return StackGroup(frames, _what(frames), where, tuple(ordered))
 
 
 def _order(group: StackGroup) -> tuple[int, bool, bool, int, str]:
@@ -67,24 +68,18 @@ def _order(group: StackGroup) -> tuple[int, bool, bool, int, str]:
     return -len(group.members), not at_work, group.where is None, first.pid, first.thread
 
 
-def _user(frames: Sequence[Frame]) -> Frame | None:
-    return next((frame for frame in reversed(frames) if frame.user), None)
+def below_user(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """The frames below the user's innermost line; all of them where none of the user's is on the stack."""
+    return frames[max((index + 1 for index, frame in enumerate(frames) if frame.user), default=0) :]
 
 
 def _what(frames: Sequence[Frame]) -> str:
-    """The innermost function that says something: not the plumbing in which a wait ends."""
-    for frame in reversed(frames):
-        if frame.user:
-            break
-        if not _PLUMBING.search(frame.file):
-            return frame.function
-    inner = frames[-1]
-    above = _user(frames)
-    if above is None or above is inner:
-        return inner.function
-    # Only plumbing below the user's line: its entrance is what the user called.
-    called = frames[max(index for index, frame in enumerate(frames) if frame.user) + 1]
-    return called.function
+    """The innermost function below the user's line that says something: not the plumbing in which a wait ends."""
+    below = below_user(frames)
+    says = next((frame.function for frame in reversed(below) if not _PLUMBING.search(frame.file)), None)
+    # Where there is only plumbing its entrance is what the user called.
+    entrance = below[0] if below and len(below) < len(frames) else frames[-1]
+    return says or entrance.function
 
 
 def most_seen(stacks: Stacks, time: float) -> StackDump:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import msgspec
 
@@ -158,11 +158,8 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
 
 def _handler(above: Sequence[Frame]) -> Handler | None:
     """What calls handlers, of the library frames above the user's line: the innermost that does."""
-    for frame in reversed(above):
-        handler = None if frame.user else meaning(frame.file, frame.function).handler
-        if handler is not None:
-            return handler
-    return None
+    handlers = (meaning(frame.file, frame.function).handler for frame in reversed(above) if not frame.user)
+    return next((handler for handler in handlers if handler is not None), None)
 
 
 def _collates(frames: Sequence[Frame]) -> bool:
@@ -179,9 +176,5 @@ def _collates(frames: Sequence[Frame]) -> bool:
 
 def _imports(frames: Sequence[Frame]) -> bool:
     """Whether the import system runs below the user's innermost line."""
-    for frame in reversed(frames):
-        if frame.user:
-            return False
-        if frame.file.startswith("<frozen importlib"):
-            return True
-    return False
+    below = takewhile(lambda frame: not frame.user, reversed(frames))
+    return any(frame.file.startswith("<frozen importlib") for frame in below)

@@ -17,7 +17,7 @@ from aitop.model.host import HostSample, ProcessSample
 from aitop.model.ranks import Doing, Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame, StackDump
-from aitop.stacks.groups import own_frames
+from aitop.stacks.groups import below_user, own_frames
 from aitop.stacks.libraries import meaning
 from aitop.stacks.reading import read_stack
 
@@ -274,6 +274,5 @@ def waiting_for(frames: Sequence[Frame], channel: str | None = None) -> tuple[Do
 
 def _innermost_call(frames: Sequence[Frame]) -> str | None:
     """The library's function that the user's innermost line called, None where the line itself is all there is."""
-    users = [index for index, frame in enumerate(frames) if frame.user]
-    below = frames[users[-1] + 1 :] if users else frames
+    below = below_user(frames)
     return below[0].function if below else None
