@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,16 +18,14 @@ LEAST_SHARE = 0.005
 OWN_HOOK = "<aitop hook>"
 
 
+@dataclass(slots=True)
 class _Node:
     """A function below its caller, with the samples of each of its lines."""
 
-    __slots__ = ("children", "frame", "lines", "samples")
-
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.samples = 0
-        self.lines: Counter[int] = Counter()
-        self.children: dict[tuple[str, str], _Node] = {}
+    frame: Frame
+    samples: int = 0
+    lines: Counter[int] = field(default_factory=Counter)
+    children: dict[tuple[str, str], _Node] = field(default_factory=dict)
 
 
 def call_tree(stacks: Iterable[tuple[Sequence[Frame], int]]) -> CallNode | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from aitop.model.serving import Histogram, Percentiles, ServerSample, Serving
+from aitop.model.serving import Percentiles, ServerSample, Serving
 from aitop.model.snapshot import Series
 
 # A percentile is told only where the bucket that it lies in is no wider than this, upper to lower bound.
@@ -97,25 +98,18 @@ def _spent(span: Span, name: str) -> float | None:
 
 def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
     """Percentiles of what was added to the histograms in these spans; None where a bucket is too wide for it."""
-    added: dict[float, float] = {}
+    added: dict[float, float] = defaultdict(float)
     total = 0.0
     for before, after in ((span[0].histograms.get(name), span[1].histograms.get(name)) for span in spans):
         if before is None or after is None or before.bounds != after.bounds:
             return None
         total += after.count - before.count
-        for bound, count in _added(before, after):
-            added[bound] = added.get(bound, 0.0) + count
+        for bound, earlier, count in zip(after.bounds, before.counts, after.counts, strict=False):
+            added[bound] += count - earlier
     if total <= 0:
         return None
     p50, p95, p99 = (_within(sorted(added.items()), share * total) for share in (0.5, 0.95, 0.99))
     return None if p50 is None or p95 is None or p99 is None else Percentiles(p50=p50, p95=p95, p99=p99)
-
-
-def _added(before: Histogram, after: Histogram) -> list[tuple[float, float]]:
-    return [
-        (bound, count - earlier)
-        for bound, earlier, count in zip(after.bounds, before.counts, after.counts, strict=False)
-    ]
 
 
 def _within(buckets: Sequence[tuple[float, float]], rank: float) -> float | None:
@@ -143,13 +137,14 @@ def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> flo
 
 def _still(samples: Sequence[ServerSample]) -> float | None:
     """Seconds from the last sample with a changed counter to the newest sample; None where there is only one."""
-    last = samples[-1]
     if len(samples) < 2:
         return None
-    for before, after in pairwise(reversed(samples)):
-        if any(after.counters.get(name) != before.counters.get(name) for name in PROGRESS):
-            return max(0.0, last.time - before.time)
-    return max(0.0, last.time - samples[0].time)
+    moved = (
+        later.time
+        for later, earlier in pairwise(reversed(samples))
+        if any(later.counters.get(name) != earlier.counters.get(name) for name in PROGRESS)
+    )
+    return max(0.0, samples[-1].time - next(moved, samples[0].time))
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

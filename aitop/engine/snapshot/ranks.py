@@ -143,10 +143,7 @@ def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]])
         facts = history.hooks[pid].facts
         ddp = facts.ddp if facts else None
         least = quantile(sorted(record.backward / max(1, record.backwards) for record in records), FAST)
-        if ddp is None:
-            backward[pid] = None
-        else:
-            backward[pid] = least if ddp.backward is None else min(least, ddp.backward)
+        backward[pid] = None if ddp is None else least if ddp.backward is None else min(least, ddp.backward)
     return backward
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 
@@ -299,17 +300,10 @@ def _inter_token(turns: Iterable[Sequence[IterationRecord]]) -> Percentiles | No
         if turn.decode_tokens
     ]
     gaps.sort()
-    tokens = sum(number for _, number in gaps)
-    if not tokens:
+    passed = list(accumulate(number for _, number in gaps))
+    if not passed:
         return None
-    values, passed = [], 0
-    wanted = [share * tokens for share in (0.5, 0.95, 0.99)]
-    for gap, number in gaps:
-        passed += number
-        while wanted and passed > wanted[0]:
-            values.append(gap)
-            wanted.pop(0)
-    p50, p95, p99 = values
+    p50, p95, p99 = (gaps[bisect_right(passed, share * passed[-1])][0] for share in (0.5, 0.95, 0.99))
     return Percentiles(p50=p50, p95=p95, p99=p99)
 
 
