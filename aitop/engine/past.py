@@ -205,11 +205,8 @@ def _of_host(host: HostSample, pid: int) -> Sums:
         "run_delay": [process.run_delay for process in host.processes if process.pid == pid],
         "throttled": [host.cgroup.throttled if host.cgroup else None],
     }
-    sums: Sums = {}
-    for name, values in own.items():
-        known = [value for value in values if value is not None]
-        if known:
-            sums[name] = sum(known), 1
+    known = {name: [value for value in values if value is not None] for name, values in own.items()}
+    sums: Sums = {name: (sum(values), 1) for name, values in known.items() if values}
     busy = host.machine.core_busy
     if busy is not None and "own" in sums:
         sums["others"] = max(0.0, sum(busy) - sums["own"][0]), 1

@@ -340,13 +340,11 @@ def _thread_shares(
 def _trees(threads: Digest, roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]:
     """The call trees of the MOST_TREES busiest of these threads, the busiest first."""
     busiest = sorted(threads.items(), key=lambda thread: (-_busy(thread[1]), thread[0].pid, thread[0].thread))
-    trees = []
-    for key, stacks in busiest[:MOST_TREES]:
-        tree = call_tree((seen.frames, count) for seen, count in stacks.items())
-        if tree is not None:
-            role = roles.get(key.pid, "other")
-            trees.append(ThreadTree(pid=key.pid, role=role, thread=key.thread, samples=stacks.total(), tree=tree))
-    return tuple(trees)
+    return tuple(
+        ThreadTree(pid=key.pid, role=roles.get(key.pid, "other"), thread=key.thread, samples=stacks.total(), tree=tree)
+        for key, stacks in busiest[:MOST_TREES]
+        if (tree := call_tree((seen.frames, count) for seen, count in stacks.items())) is not None
+    )
 
 
 class _Account(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -235,13 +234,12 @@ def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> 
     """The kind of the job. `serves`: serving software was recognised, which does inference unless something trains."""
     if records and records[-1].kind == "train":
         return "training"
-    samples: Counter[str] = Counter()
-    for line in stacks.lines if stacks else ():
-        samples[line.phase] += line.samples
+    lines = stacks.lines if stacks else ()
     # Whoever asks for gradients by hand and updates by hand has forward passes alone where steps are counted.
-    if "backward" in samples or "optimizer" in samples:
+    if any(line.phase in UPDATES for line in lines):
         return "training"
-    return "inference" if records or serves or samples["forward"] >= ENOUGH_FORWARD_SAMPLES else "unknown"
+    forwards = sum(line.samples for line in lines if line.phase == "forward")
+    return "inference" if records or serves or forwards >= ENOUGH_FORWARD_SAMPLES else "unknown"
 
 
 def _first(stacks: Stacks | None, workers: Sequence[int]) -> ProcessStacks | None:

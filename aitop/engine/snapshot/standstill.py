@@ -130,18 +130,15 @@ def _is_still(process: ProcessSample, history: History) -> bool:
 
 def _spins(pid: int, history: History) -> bool:
     """Whether its main thread had one and the same stack in the last two windows, which waits for other ranks."""
-    last = [window for window in history.windows if any(stack.pid == pid and stack.main for stack in window.stacks)][
-        -2:
-    ]
-    stacks = {
-        tuple(window.frames[index] for index in stack.frames)
-        for window in last
-        for stack in window.stacks
-        if stack.pid == pid and stack.main
-    }
-    if len(last) < 2 or len(stacks) != 1 or not history.gpus:
+    if not history.gpus:
         return False
-    return waiting_for(own_frames(next(iter(stacks))))[0] == "collective"
+    stacks_by_window = (
+        {tuple(window.frames[index] for index in one.frames) for one in window.stacks if one.pid == pid and one.main}
+        for window in reversed(history.windows)
+    )
+    last = list(islice(filter(None, stacks_by_window), 2))
+    stacks = set[tuple[Frame, ...]]().union(*last)
+    return len(last) == 2 and len(stacks) == 1 and waiting_for(own_frames(stacks.pop()))[0] == "collective"
 
 
 def _longest_step(history: History) -> float | None:
