@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from aitop.model.event import Event
 from aitop.model.source import SourceState, SourceStatus, StatusCode
@@ -12,6 +13,7 @@ from aitop.sources.source import Source, SourceError, unexpected
 
 FIRST_RETRY_SECONDS = 2.0
 LAST_RETRY_SECONDS = 30.0
+Result = TypeVar("Result")
 
 
 class SourceRunner:
@@ -59,8 +61,7 @@ class SourceRunner:
                 self._timed(self.source.open)
                 while not self._stopping.is_set():
                     started = time.monotonic()
-                    samples = self._timed(self.source.read)
-                    for sample in samples:
+                    for sample in self._timed(self.source.read):
                         self._emit(sample)
                     self._set("ok", self.source.note)
                     retry = FIRST_RETRY_SECONDS
@@ -74,13 +75,12 @@ class SourceRunner:
             self._stopping.wait(retry)
             retry = min(retry * 2, LAST_RETRY_SECONDS)
 
-    def _timed(self, call: Callable[[], object]) -> list[Event]:
+    def _timed(self, call: Callable[[], Result]) -> Result:
         self._busy_since = time.monotonic()
         try:
-            result = call()
+            return call()
         finally:
             self._busy_since = None
-        return result if isinstance(result, list) else []
 
     def _close(self) -> None:
         try:
@@ -91,11 +91,7 @@ class SourceRunner:
     def _set(
         self, state: SourceState, reason: str | None, remedy: str | None = None, code: StatusCode | None = None
     ) -> None:
-        if (state, reason) == (self._state, self._reason):
-            return
-        self._state, self._reason = state, reason
-        self._emit(
-            SourceStatus(
-                time=time.monotonic(), source=self.source.name, state=state, reason=reason, remedy=remedy, code=code
-            )
-        )
+        if (state, reason) != (self._state, self._reason):
+            self._state, self._reason = state, reason
+            now, name = time.monotonic(), self.source.name
+            self._emit(SourceStatus(time=now, source=name, state=state, reason=reason, remedy=remedy, code=code))

@@ -111,9 +111,7 @@ def _still_since(history: History, now: float) -> float | None:
             break
         since = earlier.time if earlier is not None else host.time
     stepped = max((hook.steps[-1].end for hook in history.hooks.values() if hook.steps), default=None)
-    if since is None or (stepped is not None and stepped > since):
-        return None if since is None else stepped
-    return since
+    return since if since is None or stepped is None else max(since, stepped)
 
 
 def _is_still(process: ProcessSample, history: History) -> bool:
