@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     """The screen on live processes, recorded if asked for; the exit code."""
-    from aitop.engine.lazy_feed import LazyFeed
+    from aitop.engine.feed import LazyFeed
     from aitop.engine.recorder import Recorder
     from aitop.outputs.recording import RecordingWriter
     from aitop.ui.app import MonitorApp

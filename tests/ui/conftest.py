@@ -8,7 +8,7 @@ import pytest
 from eyes import Eyes
 from settled_app import settled
 
-from aitop.engine.lazy_feed import LazyFeed
+from aitop.engine.feed import LazyFeed
 from aitop.ui.app import MonitorApp, ReplayApp
 
 

@@ -14,7 +14,7 @@ from snapshot_builder import snapshot
 
 from aitop.attach.attempt import Attachment
 from aitop.engine import hook_requests, live
-from aitop.engine.lazy_feed import LazyFeed
+from aitop.engine.feed import LazyFeed
 from aitop.engine.runner import SourceRunner
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Cost, Snapshot, Target, Tick
@@ -353,7 +353,7 @@ def test_stopped_before_it_started_it_never_starts():
 
 def test_the_screen_is_there_without_rules_and_sources():
     code = (
-        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.lazy_feed\n"
+        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.feed\n"
         "heavy = 'aitop.diagnosis.rules', 'aitop.engine.core', 'aitop.engine.live', 'aitop.attach'\n"
         "print(*(name for name in sys.modules if name.startswith(heavy)))"
     )

@@ -9,8 +9,7 @@ import msgspec
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.conditions.hang import Odd, named, noted, odd_one
-from aitop.engine.feed import Feed
-from aitop.engine.lazy_feed import LazyFeed
+from aitop.engine.feed import Feed, LazyFeed
 from aitop.engine.snapshot.standstill import standing_at
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot

@@ -16,8 +16,7 @@ from textual.widget import Widget
 
 from aitop.diagnosis.fix_edit import SourceAround
 from aitop.diagnosis.run_comparison import compared
-from aitop.engine.feed import Feed
-from aitop.engine.lazy_feed import LazyFeed
+from aitop.engine.feed import Feed, LazyFeed
 from aitop.engine.recorder import Recorder
 from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot

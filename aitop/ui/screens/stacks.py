@@ -7,8 +7,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from textual.binding import Binding, BindingType
 
-from aitop.engine.feed import Feed
-from aitop.engine.lazy_feed import LazyFeed
+from aitop.engine.feed import Feed, LazyFeed
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.stacks.groups import StackGroup, most_seen, stack_groups
 from aitop.stacks.origin import origin_of

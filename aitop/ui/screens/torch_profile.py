@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.style import Style
 from textual.binding import Binding, BindingType
 
-from aitop.engine.lazy_feed import LazyFeed
+from aitop.engine.feed import LazyFeed
 from aitop.model.profile import Profile
 from aitop.model.units import count, duration, percent, size
 from aitop.ui.messages import deliver, in_background
