@@ -9,14 +9,13 @@ from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from aitop.engine.past import PastHistory
-from aitop.engine.served_history import ServedHistory
 from aitop.engine.snapshot.steps import quantile
 from aitop.engine.totals import CoreTotals, UnitTotals, shares_of_time
 from aitop.model.event import Event, Sample
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
-from aitop.model.serving import ServerSample
+from aitop.model.serving import IterationRecord, Pause, RequestRecord, ServerSample
 from aitop.model.snapshot import GrowthSites, Series, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
@@ -31,6 +30,9 @@ WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 KEEP_STEPS = 4096
 # Of short steps, at most one in this time is kept beside the newest: a trend needs time, not many steps.
 SPREAD_SECONDS = 0.025
+# Half a minute of an engine that makes 200 iterations a second.
+KEEP_REQUESTS = KEEP_ITERATIONS = 6144
+KEEP_PAUSES = 1024
 KEEP_RECOMPILES = 256
 KEEP_LOOKS = 256
 MOST_RANKS = 4096
@@ -144,6 +146,79 @@ def _second(records: Sequence[StepRecord]) -> Second:
         quantile(ordered, 0.95) * 1e3,
         sum(record.save for record in records),
         sum(record.evaluation for record in records),
+    )
+
+
+class ServedSecond(NamedTuple):
+    """What ended in the second that begins at `second` (monotonic), for charts. None is not measured.
+
+    `p50` and `p99` (seconds) are of the `requests` that ended, `queue` is how many seconds they waited, all together.
+    `waiting` is the mean number that waited by the engine's iterations.
+    """
+
+    second: int
+    requests: int = 0
+    p50: float | None = None
+    p99: float | None = None
+    queue: float | None = None
+    waiting: float | None = None
+
+
+@dataclass
+class ServedHistory:
+    """Requests, iterations and pauses of one process, oldest first. `since`: when they began to be watched.
+
+    `alive` is None where requests are not watched.
+    """
+
+    requests: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=KEEP_REQUESTS))
+    iterations: deque[IterationRecord] = field(default_factory=lambda: deque(maxlen=KEEP_ITERATIONS))
+    pauses: deque[Pause] = field(default_factory=lambda: deque(maxlen=KEEP_PAUSES))
+    alive: int | None = None
+    since: float | None = None
+    # For charts: the seconds that are over, and what ended in those that are not.
+    done: deque[ServedSecond] = field(default_factory=lambda: deque(maxlen=CHART_SECONDS))
+    current: tuple[RequestRecord, ...] = ()
+    turns: tuple[IterationRecord, ...] = ()
+
+    @property
+    def watches_requests(self) -> bool:
+        """Whether requests are watched in it, and not only an engine's iterations."""
+        return self.alive is not None or bool(self.requests)
+
+    def add(self, sample: HookSample) -> None:
+        """Take what came out of the process's ring."""
+        self.alive = sample.alive
+        records: list[RequestRecord | IterationRecord] = [*sample.requests, *sample.iterations]
+        if self.since is None and (records or sample.alive is not None):
+            self.since = min([sample.time, *(record.end - record.seconds for record in records)])
+        self.requests.extend(sample.requests)
+        self.iterations.extend(sample.iterations)
+        self.pauses.extend(sample.pauses)
+        self._sum_up(sample)
+
+    def _sum_up(self, sample: HookSample) -> None:
+        """Close the seconds that have been over for a second: what ended in them has come."""
+        requests, turns = (*self.current, *sample.requests), (*self.turns, *sample.iterations)
+        first_open = int(sample.time) - 1
+        for second in sorted({int(one.end) for one in (*requests, *turns) if one.end < first_open}):
+            answered = [record for record in requests if int(record.end) == second]
+            self.done.append(_served_second(second, answered, [turn for turn in turns if int(turn.end) == second]))
+        self.current = tuple(record for record in requests if record.end >= first_open)
+        self.turns = tuple(turn for turn in turns if turn.end >= first_open)
+
+
+def _served_second(second: int, requests: Sequence[RequestRecord], turns: Sequence[IterationRecord]) -> ServedSecond:
+    ordered = sorted(record.seconds for record in requests)
+    queued = [record.queue for record in requests if record.queue is not None]
+    waiting = [record.waiting for record in turns if record.waiting is not None]
+    return ServedSecond(
+        second,
+        requests=len(ordered),
+        p50=quantile(ordered, 0.5) if ordered else None,
+        p99=quantile(ordered, 0.99) if ordered else None,
+        queue=sum(queued) if queued else None,
+        waiting=sum(waiting) / len(waiting) if waiting else None,
     )
 
 

@@ -5,9 +5,8 @@ import pytest
 from snapshot_builder import host, process
 
 from aitop.engine.core import Engine
-from aitop.engine.history import History
+from aitop.engine.history import CHART_SECONDS, KEEP_REQUESTS, History
 from aitop.engine.outline import lasting
-from aitop.engine.served_history import CHART_SECONDS, KEEP_REQUESTS
 from aitop.engine.snapshot.metrics import COARSEST, of_metrics, series_of_metrics
 from aitop.engine.snapshot.serving import request_series, serving
 from aitop.model.host import HostSample

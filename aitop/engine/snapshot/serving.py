@@ -9,8 +9,14 @@ from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 
-from aitop.engine.history import LONG_WINDOW_SECONDS, WINDOW_SECONDS, History
-from aitop.engine.served_history import CHART_SECONDS, ServedHistory, ServedSecond
+from aitop.engine.history import (
+    CHART_SECONDS,
+    LONG_WINDOW_SECONDS,
+    WINDOW_SECONDS,
+    History,
+    ServedHistory,
+    ServedSecond,
+)
 from aitop.engine.snapshot.metrics import mean_of, of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
 from aitop.model.host import HostSample
