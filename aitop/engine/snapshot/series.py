@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from aitop.engine.history import History
@@ -92,17 +93,12 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
 def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], stacks: StackView) -> dict[str, Series]:
     """Of each loader worker (the first sixteen) the cores it used and, where stacks tell, how far it had no work."""
     samples = list(hosts)[-LANE_SAMPLES:]
-    if not samples:
-        return {}
-    pids = [process.pid for process in samples[-1].processes if process.role == "loader-worker"][:MOST_LANES]
-    used: dict[int, list[float | None]] = {pid: [None] * len(samples) for pid in pids}
-    for number, host in enumerate(samples):
-        for process in host.processes:
-            if process.pid in used:
-                used[process.pid][number] = process.cpu
+    workers = (process.pid for process in samples[-1].processes if process.role == "loader-worker") if samples else ()
+    pids = dict.fromkeys(islice(workers, MOST_LANES))
+    used = [{process.pid: process.cpu for process in host.processes if process.pid in pids} for host in samples]
     times = tuple(host.time for host in samples)
-    lanes = {f"worker{pid}.cpu": Series(times=times, values=tuple(values)) for pid, values in used.items()}
-    idle_by_pid = stacks.over_time(windows, lambda key: key.pid in used and key.main, lambda seen: seen.idle)
+    lanes = {f"worker{pid}.cpu": Series(times=times, values=tuple(each.get(pid) for each in used)) for pid in pids}
+    idle_by_pid = stacks.over_time(windows, lambda key: key.pid in pids and key.main, lambda seen: seen.idle)
     return lanes | {f"worker{pid}.idle": idle for pid, idle in idle_by_pid.items()}
 
 
