@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pictures import ScreenName, fleet_svg, picker_svg, svg
 
 from aitop.engine.core import Engine
-from aitop.model.candidate import Candidate
+from aitop.model.job import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
 from aitop.outputs.html.page import to_html

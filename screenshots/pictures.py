@@ -11,7 +11,7 @@ from textual.screen import Screen
 
 from aitop.diagnosis.fix_edit import SourceAround
 from aitop.engine.feed import Publish
-from aitop.model.candidate import Candidate
+from aitop.model.job import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
 from aitop.sources.prometheus.fleet import FleetReader

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from aitop.engine.live import LiveFeed
     from aitop.engine.recorder import Recorder
-    from aitop.model.candidate import Candidate
+    from aitop.model.job import Candidate
     from aitop.model.host import ProcessId
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target

@@ -1,4 +1,4 @@
-"""Which job a process belongs to, by the names that the cluster's own software gave it."""
+"""Jobs on this machine: as the cluster's own software names them, and as one finds them to choose from."""
 
 from __future__ import annotations
 
@@ -27,3 +27,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     container: str | None = None
     ray_job: str | None = None
     launcher: str | None = None
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One job found here, to choose from: launcher, ranks and workers in one row. `pid` is what `--pid` would get.
+
+    `framework` is torch, jax or tensorflow; None for a GPU user without one. `cpu` in cores over the tree, `rss` and
+    `gpu_memory` in bytes. `age` in seconds since the start.
+    """
+
+    pid: int
+    user: str
+    command: str
+    framework: str | None
+    ranks: int
+    workers: int
+    age: float
+    cpu: float | None = None
+    rss: int | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory: int | None = None
+    mine: bool = True

@@ -21,7 +21,7 @@ from aitop.diagnosis.fix_edit import SourceAround
 from aitop.engine.feed import Feed
 from aitop.engine.recorder import Recorder
 from aitop.errors import INTERRUPTED
-from aitop.model.candidate import Candidate
+from aitop.model.job import Candidate
 from aitop.model.settings import Settings
 from aitop.ui.changed_cells import ChangedCells
 from aitop.ui.messages import Failed

@@ -43,7 +43,7 @@ from sample_parts import (
 from sample_ranks import hanging, job
 
 from aitop.diagnosis.run_summary import anonymous, run_of
-from aitop.model.candidate import Candidate
+from aitop.model.job import Candidate
 from aitop.model.gpu import GpuProcess
 from aitop.model.host import ProcessSample
 from aitop.model.run import SoFar, Units

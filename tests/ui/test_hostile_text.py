@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sample_serving import SERVERS
 
 from aitop.commands.diagnose import render
-from aitop.model.candidate import Candidate
+from aitop.model.job import Candidate
 from aitop.model.profile import Holds, KernelRow, OpRow, Profile
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.outputs.profile import profile_text

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from aitop.model.candidate import Candidate
+from aitop.model.job import Candidate
 from aitop.sources import procfs
 from aitop.sources.devices import DeviceUsers
 from aitop.sources.host.job import lineage, top_of

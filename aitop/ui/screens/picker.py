@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from aitop.model.candidate import Candidate
+from aitop.model.job import Candidate
 from aitop.model.units import NOT_SUPPORTED, duration, size
 from aitop.ui.messages import in_background
 from aitop.ui.state import View
