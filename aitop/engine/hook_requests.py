@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -86,11 +87,9 @@ def take_out(pids: Iterable[int]) -> None:
         time.sleep(0.02)
         left = [pid for pid in left if find_ring(pid)]
     for pid in left:
-        try:
+        # The lease has ended, so the hook leaves by itself as soon as the process runs Python again.
+        with contextlib.suppress(AttachRefused):
             remove(pid)
-        except AttachRefused:
-            # The lease has ended, so the hook leaves by itself as soon as the process runs Python again.
-            continue
 
 
 class SteppingProcesses:

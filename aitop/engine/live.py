@@ -400,11 +400,9 @@ class LiveFeed:
         self._look.start()
 
     def _drain(self, publish: Publish) -> None:
-        for _ in range(1000):
-            try:
+        with contextlib.suppress(queue.Empty):
+            for _ in range(1000):
                 self._take(self._events.get_nowait(), publish)
-            except queue.Empty:
-                return
 
     def _take(self, event: Event, publish: Publish) -> None:
         if self._sink is not None:
