@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from aitop.engine.live import LiveFeed
     from aitop.engine.recorder import Recorder
-    from aitop.model.job import Candidate
     from aitop.model.host import ProcessId
+    from aitop.model.job import Candidate
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
     from aitop.sources.prometheus.fleet import FleetReader

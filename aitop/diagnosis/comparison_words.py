@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from aitop.diagnosis.evidence import short_place
 from aitop.model.ledger import Unit
-from aitop.model.run import CausePart, Change, LinePart, Part, PhasePart, RunComparison, Scalar, Side
+from aitop.model.run import CausePart, Change, Difference, LinePart, PhasePart, RunComparison, Scalar, Side
 from aitop.model.text import printable
 from aitop.model.units import duration
 from aitop.model.verdict import Verdict
@@ -80,7 +80,7 @@ def side_words(side: Side) -> str:
     return f"{side.file}: {side.units:,} {side.unit}s, {duration(side.mean_ms / 1e3)} each{served}{warm_up}"
 
 
-def parts_of(compared: RunComparison) -> dict[str, Sequence[Part]]:
+def parts_of(compared: RunComparison) -> dict[str, Sequence[Difference]]:
     """What the difference is divided into, by what."""
     return {"phase": compared.phases, "cause": compared.causes, "line": compared.lines}
 
@@ -99,7 +99,7 @@ class Row(NamedTuple):
     sure: bool = False
 
 
-def rows(title: str, parts: Sequence[Part]) -> list[Row]:
+def rows(title: str, parts: Sequence[Difference]) -> list[Row]:
     """What takes longer or shorter, the largest change first, all the others in one row, and their sum."""
     if not parts:
         return []
@@ -113,7 +113,7 @@ def rows(title: str, parts: Sequence[Part]) -> list[Row]:
     return [*made, _row("together", parts)]
 
 
-def _row(label: str, parts: Sequence[Part]) -> Row:
+def _row(label: str, parts: Sequence[Difference]) -> Row:
     before, after = sum(part.before_ms for part in parts), sum(part.after_ms for part in parts)
     change = f"{'+' if after > before else '−' if after < before else ''}{_time(abs(after - before))}"
     bounds = parts[0].range if len(parts) == 1 else None
@@ -144,7 +144,7 @@ def _time(milliseconds: float) -> str:
     return duration(milliseconds / 1e3) if milliseconds > 0 else "0"
 
 
-def _label(part: Part) -> str:
+def _label(part: Difference) -> str:
     if isinstance(part, LinePart) and part.where is not None:
         return f"{short_place(part.where)} {part.where.function}"
     if isinstance(part, LinePart):

@@ -15,7 +15,7 @@ from aitop.diagnosis.evidence import NO_LINES, Lines, records, too_little_seen
 from aitop.diagnosis.what_if import PART, Length, Scope, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.verdict import Abstention, Fix, Part, Severity, Verdict, Where
+from aitop.model.verdict import Abstention, Fix, NamedShare, Severity, Verdict, Where
 
 # A cause is critical if it takes at least this share of the time and two independent signals support it.
 CRITICAL_SHARE = 0.3
@@ -62,7 +62,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     gains: bool = True
     ranks: tuple[int, ...] = ()
     processes: tuple[int, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[NamedShare, ...] = ()
     since: float | None = None
     full_in: float | None = None
 

@@ -201,7 +201,8 @@ class ServedHistory:
         """Close the seconds that have been over for a second: what ended in them has come."""
         requests, turns = (*self.current, *sample.requests), (*self.turns, *sample.iterations)
         first_open = int(sample.time) - 1
-        for second in sorted({int(one.end) for one in (*requests, *turns) if one.end < first_open}):
+        ends = [*(record.end for record in requests), *(turn.end for turn in turns)]
+        for second in sorted({int(end) for end in ends if end < first_open}):
             answered = [record for record in requests if int(record.end) == second]
             self.done.append(_served_second(second, answered, [turn for turn in turns if int(turn.end) == second]))
         self.current = tuple(record for record in requests if record.end >= first_open)

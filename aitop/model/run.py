@@ -200,8 +200,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     record_s: float | None = None
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a unit before and after. `range` bounds the difference (95 %), None where that is not known."""
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """How a part of a unit differs. `range` bounds the difference (95 %), None where that is not known."""
 
     before_ms: float
     after_ms: float
@@ -209,19 +209,19 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     range: Interval | None = None
 
 
-class PhasePart(Part, frozen=True, kw_only=True):
+class PhasePart(Difference, frozen=True, kw_only=True):
     """What belongs to a phase."""
 
     phase: str
 
 
-class CausePart(Part, frozen=True, kw_only=True):
+class CausePart(Difference, frozen=True, kw_only=True):
     """What a verdict explains; None: what none explains."""
 
     id: str | None
 
 
-class LinePart(Part, frozen=True, kw_only=True):
+class LinePart(Difference, frozen=True, kw_only=True):
     """What belongs to a line of the user's; without one, to what is left of a phase."""
 
     where: Where | None = None

@@ -44,7 +44,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting | None = None
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class NamedShare(msgspec.Struct, frozen=True, kw_only=True):
     """What explains a share (0..1) of the time that a verdict is about."""
 
     name: str
@@ -73,7 +73,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     speedup_range: tuple[float, float] | None = None
     processes: tuple[int, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[NamedShare, ...] = ()
     since: float | None = None
     full_in: float | None = None
 

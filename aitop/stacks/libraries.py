@@ -245,6 +245,4 @@ def meaning(file: str, function: str) -> Meaning:
 @functools.cache
 def _compiled() -> list[tuple[re.Pattern[str], re.Pattern[str] | None, Meaning]]:
     """The table with its patterns compiled, which takes some milliseconds: not before there is a stack to read."""
-    return [
-        (re.compile(path), re.compile(function) if function else None, says) for path, function, says in TABLE
-    ]
+    return [(re.compile(path), re.compile(function) if function else None, says) for path, function, says in TABLE]

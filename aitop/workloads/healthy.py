@@ -49,9 +49,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     text = Text(torch.randint(0, 256, (100_000,)), 64)
-    loader = DataLoader(
-        text, batch_size=16, shuffle=True, drop_last=True, num_workers=1, persistent_workers=True
-    )
+    loader = DataLoader(text, batch_size=16, shuffle=True, drop_last=True, num_workers=1, persistent_workers=True)
     model = LanguageModel(256, 128, 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 

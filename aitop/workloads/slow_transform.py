@@ -69,9 +69,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     photos = Photos(20_000, vignette_at_once if args.fixed else vignette)
-    loader = DataLoader(
-        photos, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True
-    )
+    loader = DataLoader(photos, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()

@@ -132,9 +132,7 @@ def test_shuffling_keeps_every_stack(slow_loader: Recorded) -> None:
     stacks = tuple(StackCount(n, "MainThread", True, (n, n + 1, n + 2), n + 1) for n in range(10))
     states = tuple(ThreadState(pid=n, thread="t", main=True, asked=4, running=n, waits={}) for n in range(10))
     look = Look(pid=1, kind="gil", asked=9, stacks=stacks)
-    window = StackWindow(
-        time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=stacks, looks=(look,), states=states
-    )
+    window = StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=stacks, looks=(look,), states=states)
 
     def resolved(window: StackWindow, stacks: tuple[StackCount, ...]) -> Counter[tuple[object, ...]]:
         return Counter((s.pid, s.thread, tuple(window.frames[i] for i in s.frames), s.count) for s in stacks)

@@ -12,7 +12,7 @@ from sample_parts import MAIN, MB, START, host, states, target
 from aitop.model.host import ProcessSample
 from aitop.model.serving import IterationRecord, Pause, Percentiles, RequestRecord, Serving
 from aitop.model.snapshot import Series, Snapshot
-from aitop.model.verdict import Diagnosis, Fix, Part, Verdict, Where
+from aitop.model.verdict import Diagnosis, Fix, NamedShare, Verdict, Where
 
 SERVER = "/home/ada/serving/server.py"
 
@@ -24,7 +24,10 @@ def tail_verdict(subtype: str = "collector", share: float = 0.7) -> Verdict:
         where=(Where(pid=MAIN, file=SERVER, line=44, function="answer", share=0.4, text="gc.collect()"),),
         evidence=("the 7 slowest of 612 requests take 750 ms on average, the median 121 ms",),
         fixes=(Fix(text="gc.freeze() after the model is loaded"),),
-        parts=(Part(name=subtype, share=share), Part(name="queue", share=0.2), Part(name="size", share=0.03)),
+        parts=(
+            NamedShare(name=subtype, share=share),
+            NamedShare(name="queue", share=0.2), NamedShare(name="size", share=0.03),
+        ),
     )  # fmt: skip
 
 

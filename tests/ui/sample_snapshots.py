@@ -43,9 +43,9 @@ from sample_parts import (
 from sample_ranks import hanging, job
 
 from aitop.diagnosis.run_summary import anonymous, run_of
-from aitop.model.job import Candidate
 from aitop.model.gpu import GpuProcess
 from aitop.model.host import ProcessSample
+from aitop.model.job import Candidate
 from aitop.model.run import SoFar, Units
 from aitop.model.snapshot import (
     Cost,

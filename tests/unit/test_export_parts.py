@@ -19,8 +19,8 @@ from aitop.commands.export import notify
 from aitop.engine import node
 from aitop.engine.live import Options
 from aitop.errors import AitopError, NotPermittedError
-from aitop.model.job import Candidate
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.model.job import Candidate
 from aitop.outputs.prometheus.families import JobsCollector
 from aitop.outputs.prometheus.server import Address, parse_address, write_textfile
 from aitop.sources import devices

@@ -24,7 +24,6 @@ from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
 
-
 PIDS = (100, 101)
 BACKWARD = Frame("_engine_run_backward", "/lib/python3.11/site-packages/torch/autograd/graph.py", 9)
 BARRIER = Frame("barrier", "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9)

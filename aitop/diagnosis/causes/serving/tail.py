@@ -30,7 +30,7 @@ from aitop.model.ledger import Activity, Entry, Ledger
 from aitop.model.serving import RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
-from aitop.model.verdict import Fix, Part, Where
+from aitop.model.verdict import Fix, NamedShare, Where
 
 # The slowest 1 % are at least five requests: fewer may have been slow by chance. Of less than fifty, five are no tail.
 PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
@@ -235,11 +235,11 @@ def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
     return kinds
 
 
-def _parts(kinds: dict[Kind, float], tail: Tail) -> tuple[Part, ...]:
+def _parts(kinds: dict[Kind, float], tail: Tail) -> tuple[NamedShare, ...]:
     """Every part of the slowest requests' extra time that has an explanation, the largest first."""
     explained = {**kinds, "size": tail.size, "queue": tail.queue}
     ordered = sorted(explained.items(), key=lambda item: -item[1])
-    return tuple(Part(name=kind, share=round(share, 4)) for kind, share in ordered if share > 0.0)
+    return tuple(NamedShare(name=kind, share=round(share, 4)) for kind, share in ordered if share > 0.0)
 
 
 def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
