@@ -196,7 +196,7 @@ assert ssl.create_default_context() and asyncio.run(asyncio.sleep(0, True))
 
 SCREEN = ("textual", "rich", "pynvml", "torch")
 EXPLAIN = "from aitop import cli; cli.run(['explain', 'oom-risk'])"
-SCREEN_ALONE = "import aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.lazy_feed"
+SCREEN_ALONE = "import aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.feed"
 WITHOUT_SCREEN = "import aitop.cli, aitop.commands.headless, aitop.engine.live, aitop.outputs.text"
 FEW_NEED = ("asyncio", "concurrent", "hashlib", "html", "jinja2", "logging", "pickletools", "pynvml", "ssl", "textual")
 
