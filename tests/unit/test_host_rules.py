@@ -22,6 +22,7 @@ from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ledger import ACTIVITIES, Activity
+from aitop.model.serving import Serving
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
 from aitop.model.verdict import Abstention, Setting
 
@@ -506,3 +507,56 @@ def test_sampled_io_is_critical_only_where_the_kernel_says_that_it_waits(activit
     writing = line("log_metrics", 0.4, activity=activity, work="database")
     seen = snapshot(phases=Phases(forward=0.3, backward=0.3, outside=0.4), lines=[writing])
     assert fired(between_steps.host_io(seen)).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("wanting", "handler", "crowds"),
+    [(11, "thread", False), (21, "thread", True), (11, "event-loop", True)],
+    ids=["a thread for each request", "each with threads of its own beside it", "one thread for all requests"],
+)
+def test_requests_that_wait_for_a_core_in_threads_of_their_own_are_a_queue(wanting, handler, crowds):
+    crowd = crowded(wanting=wanting, wanted=3.2, delay=0.2)
+    works = line("serve", 0.8, activity="native", number=12, handler=handler)
+    pool = msgspec.structs.replace(works, thread="pool", share=8.0, samples=800)
+    threads = tuple(
+        ThreadShare(pid=RANK, thread=name, samples=samples) for name, samples in (("MainThread", 100), ("pool", 1000))
+    )
+    seen = snapshot(
+        stacks=msgspec.structs.replace(stacks([works, pool]), threads=threads),
+        kind="inference",
+        serving=Serving(basis="stacks", pid=RANK),
+        host=crowd.host,
+        series=crowd.series,
+    )
+    assert (oversubscription.judge(seen) is not None) == crowds
+
+
+def test_what_a_crowded_machine_adds_to_an_update_is_not_the_optimizers():
+    stock = adam(1_100_000, 6, foreach=False)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.judge.band.enter
+    own = adam(1_100_000, 6)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.judge.band.enter
+
+
+def test_an_evaluation_is_named_by_the_line_that_calls_the_model():
+    inside = line("net", 0.3, number=17, phase="evaluation", activity="native", via=[("score", 31, "net(part)")])
+    train = line("net", 0.2, number=17, phase="forward", activity="native", via=[("fit", 39, "loss = net(x)")])
+    records = steps(seconds=0.1, evaluation=0.03, forward=0.03)
+    finding = between_steps.evaluation(snapshot(records, lines=[inside, train]))
+    [first] = fired(finding).where
+    assert (first.function, first.line, first.text) == ("score", 31, "net(part)")
+    assert [entry.line for entry in finding.claims] == [17], "what it claims is what was sampled"
+    [alone] = fired(between_steps.evaluation(snapshot(records, lines=[inside]))).where
+    assert (alone.function, alone.line) == ("net", 17), "a function of its own"
+
+
+def test_the_line_named_runs_python_though_a_native_loop_takes_longer():
+    """Of an nn.GRU a small part holds the lock; the Python after it takes more in all, on a line with less time."""
+    gru = [
+        line("forward", share, phase="forward", activity=does, number=22)
+        for does, share in (("python", 0.025), ("native", 0.275))
+    ]
+    own = line("distance", 0.25, number=31, position="after")
+    seen = snapshot(steps(seconds=0.1, forward=0.03, backward=0.03), lines=[*gru, own, TINY[2]], facts=facts(ops=4000))
+    verdict = fired(python_overhead.judge(seen))
+    assert verdict.where[0].line == 31 and "between its phases" in verdict.title

@@ -180,3 +180,16 @@ def test_workers_without_a_core_to_run_on_are_no_fix():
     verdict = said(snapshot(waiting, lines=[loading], host=host(busy=(1.0, 1.0))))
     assert verdict.subtype == "transform"
     assert [fix.text.split()[0] for fix in verdict.fixes] == ["make"]
+
+
+def test_taking_ready_batches_does_not_hide_that_workers_are_started_anew():
+    def one(index):
+        begins = index % 25 == 0
+        wait = {"loader_start": 0.01, "data_wait": 0.06, "queue_ready": 0} if begins else {"data_wait": 0.0025}
+        return step(index, 0.1 if begins else 0.016, **{"queue_ready": 2, "cpu": 0.01, **wait})
+
+    for persistent in (False, True):
+        facts = loaders(2, persistent=persistent)
+        seen = snapshot([one(index) for index in range(100)], workers=2, facts=facts, host=host(2, worker_cpu=0.1))
+        # Workers that stay are asked for the next epoch's batches: that takes time, too, but starts none.
+        assert (said(seen).subtype == "respawn") != persistent

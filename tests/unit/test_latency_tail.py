@@ -242,3 +242,9 @@ def test_waits_for_a_core_explain_only_what_nothing_else_does():
     crowded = {"run_delay": constant(0.4, 31)}
     held = server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), series=crowded)
     assert fired(tail.judge(held)).subtype == "collector"
+
+
+def test_the_line_that_asks_for_collections_is_the_place():
+    asks = line("answer", 0.05, activity="collect", number=44)
+    verdict = fired(tail.judge(server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), lines=[asks])))
+    assert verdict.where[0].line == 44 and "train.py:44" in verdict.fixes[0].text

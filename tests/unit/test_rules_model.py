@@ -319,3 +319,45 @@ def test_another_thread_may_be_the_one_that_steps():
     elsewhere = ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.2), thread="Thread-1")
     seen = requests([work, RUNS], stacks=Stacks(seconds=5.0, samples=100, processes=(elsewhere,), lines=(work, RUNS)))
     assert preprocessing.judge(seen) is None, "these lines are of the main thread, which is not the one that steps"
+
+
+def test_a_server_that_has_taken_many_at_once_takes_single_ones_only_where_no_more_are_there():
+    varied = [step(i, 0.011, kind="infer", forward=0.01, samples=8 if i % 10 == 0 else 1 + i % 2) for i in range(40)]
+    assert underbatched.judge(snapshot(varied, kind="inference", facts=DENSE)) is None
+    packed = [IterationRecord(end=1000.0 - n / 100, seconds=0.008, requests=8 if n % 10 == 0 else 1) for n in range(99)]
+    engine = Serving(basis="hook", pid=RANK, iterations=tuple(packed), queue=3.0)
+    assert underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, serving=engine)) is None
+
+
+def test_requests_one_at_a_time_read_all_weights_for_each():
+    verdict = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL])))
+    assert verdict.id == "underbatched" and verdict.where[0].line == 20
+    assert 4 < verdict.speedup < 10 and verdict.confidence <= 0.6
+    assert "requests are taken 1 at a time" in verdict.title
+
+
+def tracing(*parts, traced=0.1, other=100):
+    """A line that compiles in all of every window, and traces the user's function in these parts of them."""
+    found = in_windows(*(1.0 for _ in parts), other=other)
+    whole = next(line for line in found.stacks.lines if line.activity == "compile")
+    counts = tuple(round(part * other) for part in parts)
+    rest = replace(whole, by_window=tuple(other - count for count in counts), share=1.0 - traced)
+    anew = replace(whole, by_window=counts, share=traced, work="trace")
+    return snapshot(
+        phases=Phases(outside=1.0),
+        lines=[rest, anew],
+        kind="unknown",
+        stacks=replace(found.stacks, lines=(rest, anew)),
+    )
+
+
+def test_a_function_that_is_traced_again_and_again_is_compiled_again_though_nothing_else_is_seen():
+    verdict = fired(recompile.judge(tracing(0.02, 0.1, 0.3, 0.01, 0.2)))
+    assert (verdict.id, verdict.where[0].line) == ("recompile", 44)
+
+
+@pytest.mark.parametrize(
+    "parts", [(1.0, 1.0, 0.5, 0.0, 0.0), (0.3, 0.1, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.0, 0.0)]
+)
+def test_a_function_that_is_traced_once_is_compiled_at_the_start(parts):
+    assert "after warm-up" in unjudged(recompile.judge(tracing(*parts)))
