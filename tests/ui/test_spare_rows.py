@@ -20,20 +20,20 @@ def test_the_border_keeps_its_place_when_a_row_comes_or_goes():
 
 
 def test_lines_fill_the_room_they_are_given():
-    lines = lines_below(STACKS, VIEW, "hot lines", 100, 6, pids=None)
+    lines = lines_below(VIEW, "hot lines", 100, 6, pids=None)
     assert len(lines) == 6
     assert lines[0].text.startswith("── hot lines ─")
     assert "decode.py:41" in lines[1].text
-    assert lines_below(STACKS, VIEW, "hot lines", 100, 0, pids=None) == []
+    assert lines_below(VIEW, "hot lines", 100, 0, pids=None) == []
 
 
 def test_the_lines_of_a_process_are_its_own():
     worker = next(process.pid for process in STACKS.processes if process.role == "loader-worker")
-    text = "\n".join(line.text for line in lines_below(STACKS, VIEW, "what it runs", 100, 12, pids=frozenset({worker})))
+    text = "\n".join(line.text for line in lines_below(VIEW, "what it runs", 100, 12, pids=frozenset({worker})))
     assert "what it runs" in text
     assert "decode.py:41" in text
     assert "train_epoch" not in text
-    assert lines_below(None, VIEW, "what it runs", 100, 12, pids=frozenset({worker})) == []
+    assert lines_below(View(), "what it runs", 100, 12, pids=frozenset({worker})) == []
 
 
 def test_a_flame_fills_the_room_it_is_given():

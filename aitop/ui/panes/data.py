@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.style import Style
@@ -65,12 +64,18 @@ class DataPane(ChartPane):
         legend.add("█", TROUGH).add(" idle", FAINT)
         lines.append(field.axis(lambda line: _reading(line, field, workers), legend if workers else None))
         pids, room = frozenset(process.pid for process in workers), room_below(len(lines), height)
-        return [*lines, *lines_below(snapshot.stacks, view, "what the workers run", width, room, pids=pids)]
+        return [*lines, *lines_below(view, "what the workers run", width, room, pids=pids)]
 
 
 def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
-    """The facts, and a bar for each worker as it is now."""
-    lanes = lane_lines(view, snapshot, workers, width, height - 6)
+    """The facts, and a bar for each worker as it is now, side by side where rows are few."""
+    lane = LANE + (WIDTH if view.mark is not None else 0)
+    per_row = 1 if len(workers) <= height - 6 else max(1, (width + 2) // (lane + 2))
+    cell = (width - 2 * (per_row - 1)) // per_row
+    # The share of a worker's samples in which it had nothing to do.
+    idle = {process.pid: process.idle for process in (snapshot.stacks.processes if snapshot.stacks else ())}
+    bars = [(_lane(view, process, idle.get(process.pid), cell), cell) for process in workers]
+    lanes = [columns(bars[at : at + per_row]) for at in range(0, len(bars), per_row)]
     facts = _facts(view, snapshot, workers, width, height - 1 - len(lanes))
     rows = max(1, min(7, height - len(facts) - len(lanes)))
     return [*queue_lines(view, snapshot, width, rows), *facts, *lanes]
@@ -234,17 +239,6 @@ def use_of(cpu: float | None, idle: float | None) -> Use | None:
         return Use(busy, 0.0, None)
     without_work = min(1.0 - busy, idle)
     return Use(busy, max(0.0, 1.0 - busy - without_work), without_work)
-
-
-def lane_lines(view: View, snapshot: Snapshot, workers: Sequence[ProcessSample], width: int, height: int) -> list[Line]:
-    """A bar for each worker as it is now, side by side where rows are few."""
-    lane = LANE + (WIDTH if view.mark is not None else 0)
-    per_row = 1 if len(workers) <= height else max(1, (width + 2) // (lane + 2))
-    cell = (width - 2 * (per_row - 1)) // per_row
-    # The share of a worker's samples in which it had nothing to do.
-    idle = {process.pid: process.idle for process in (snapshot.stacks.processes if snapshot.stacks else ())}
-    lanes = [(_lane(view, process, idle.get(process.pid), cell), cell) for process in workers]
-    return [columns(lanes[at : at + per_row]) for at in range(0, len(lanes), per_row)]
 
 
 def _lane(view: View, process: ProcessSample, idle: float | None, width: int) -> Line:

@@ -62,16 +62,11 @@ class MemoryPane(ChartPane):
                 lines += [_allocator_bar(view, allocator, width), allocator_figures(view, allocator, width)]
                 lines += _allocator_chart(view, field, allocator, rows)
             lines += [field.axis(lambda line: _reading(line, field, allocators)), *listed]
-        note, scope = _note(snapshot, snapshot.host), _scope(snapshot, view.pids())
-        return Drawing(lines, "Memory", note, view.stale("host"), scope=scope)
-
-
-def _scope(snapshot: Snapshot, pids: frozenset[int] | None) -> str | None:
-    """The chart is of the job; the allocators are those of the process whose steps are timed."""
-    if pids is None:
-        return None
-    timed = snapshot.steps is not None and snapshot.steps.pid in pids
-    return f"chart: {WHOLE_JOB}" if timed or not snapshot.allocators else f"chart, cuda: {WHOLE_JOB}"
+        pids = view.pids()
+        # The chart is of the job; the allocators are those of the process whose steps are timed.
+        narrowed = not allocators or (snapshot.steps is not None and snapshot.steps.pid in (pids or ()))
+        scope = None if pids is None else f"{'chart' if narrowed else 'chart, cuda'}: {WHOLE_JOB}"
+        return Drawing(lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"), scope=scope)
 
 
 def _at_once(view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:

@@ -24,12 +24,12 @@ LEAST_SHARE, LEAST_POINTS = 0.005, 0.005
 MOST = 9.99
 SETTLING_SECONDS = 10.0
 MINUTE = 59.5
+ValueOf = Callable[[Snapshot], "float | None"]
+"""Reads a figure of a Snapshot; None where it was not measured."""
 OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM, "cannot-tell": DIM}
 
 
-def change(
-    view: View, value_of: Callable[[Snapshot], float | None], *, is_speed: bool = False, points: bool = False
-) -> Line:
+def change(view: View, value_of: ValueOf, *, is_speed: bool = False, points: bool = False) -> Line:
     """The change of a figure since the mark; empty without a mark.
 
     Coloured only if the figure `is_speed` and the steps got faster or slower by more than noise: a single figure is no
@@ -60,19 +60,14 @@ def difference(now: float | None, then: float | None, *, is_speed: bool = False,
 
 
 def figure(
-    view: View,
-    value_of: Callable[[Snapshot], float | None],
-    text_of: Callable[[float | None], str],
-    style: Style = TEXT,
-    *,
-    points: bool = False,
+    view: View, value_of: ValueOf, text_of: Callable[[float | None], str], style: Style = TEXT, *, points: bool = False
 ) -> Line:
     """A figure of the Snapshot, with its change since the mark behind it."""
     value = value_of(view.snapshot) if view.snapshot else None
     return Line(text_of(value), style).join(change(view, value_of, points=points))
 
 
-def field_of(path: str) -> Callable[[Snapshot], float | None]:
+def field_of(path: str) -> ValueOf:
     """Reads the figure at a path of fields of a Snapshot, such as steps.mfu; None where one of the fields is."""
 
     def value_of(snapshot: Snapshot) -> float | None:

@@ -190,16 +190,10 @@ def room_below(used: int, height: int) -> int:
 
 
 def lines_below(
-    stacks: Stacks | None,
-    view: View,
-    title: str,
-    width: int,
-    room: int,
-    *,
-    pids: frozenset[int] | None,
-    who: Who = EVERYBODY,
+    view: View, title: str, width: int, room: int, *, pids: frozenset[int] | None, who: Who = EVERYBODY
 ) -> list[Line]:
     """The hot lines of some processes and threads under a title, in `room` rows."""
+    stacks = view.snapshot.stacks if view.snapshot else None
     rows = matching_rows(stacks, view.filter, pids, who) if stacks is not None and room else []
     lines = [hot_line(row, width, line_change(view, row, pids, who)) for row in rows]
     return filled_below(rule(title, width), lines, room)

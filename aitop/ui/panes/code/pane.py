@@ -106,7 +106,8 @@ class CodePane(Pane):
         if view.code == "flame":
             lines, foot = self._flame(self._trees(stacks, view), view, width, height)
             note = flame.legend() if width >= ROOM_FOR_LEGEND else note
-            foot += self._lines_below(stacks, view, width, room_below(len(lines) + len(foot), height))
+            room = room_below(len(lines) + len(foot), height)
+            foot += lines_below(view, "hot lines", width, room, pids=view.pids(), who=view.who)
         else:
             whose = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
             foot = [whose] if whose is not None else []
@@ -114,7 +115,7 @@ class CodePane(Pane):
             lines = draw(stacks, view, width, height - len(foot))
             room = room_below(len(lines), height - len(foot))
             if view.code == "tree":
-                foot = self._lines_below(stacks, view, width, room) + foot
+                foot = lines_below(view, "hot lines", width, room, pids=view.pids(), who=view.who) + foot
             elif room:
                 foot = flame_below(self._trees(stacks, view), view, width, room) + foot
         whom = view.who.words()
@@ -161,9 +162,6 @@ class CodePane(Pane):
         shown = (call_tree.way_to(nodes, self._pointed or path) or nodes)[-1]
         by = NO_CHANGE if shown.change else call_tree.node_change(view, shown)
         return [*head, *lines], [flame.node_line(shown, width, by)][:foot]
-
-    def _lines_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
-        return lines_below(stacks, view, "hot lines", width, room, pids=view.pids(), who=view.who)
 
     def _trees(self, stacks: Stacks, view: View) -> list[Node]:
         """The call trees of the selection; computed once for each Stacks."""
