@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from aitop.sources import procfs
-from aitop.sources.host.job import whole_jobs
+from aitop.sources.host.job import meeting_of, ray_class, whole_jobs
 from aitop.sources.host.tree import ProcessTree, places_of
 
 SPAWNED = "python -c from_multiprocessing.spawn_import_spawn_main;spawn_main() --multiprocessing-fork"
@@ -111,6 +111,20 @@ TREES = {
            for rank, name in enumerate(("step", "get_next")))],
         {20, 21}, None,
     ),
+    "a script of somebody's own that numbers its children": (
+        [SHELL, Made(10, 5, "python start.py"), *two_ranks(10)], {10}, {20: 0, 21: 1},
+    ),
+    "a script that gives its only child a number": (
+        [SHELL, Made(10, 5, "python sweep.py"), Made(20, 10, "python train.py", environment=elastic(0, 1))], {20}, None,
+    ),
+    "a shell below mpirun": (
+        [SHELL, Made(10, 5, "mpirun -n 2 run.sh"), Made(11, 10, "/bin/bash run.sh"),
+         Made(20, 11, "python train.py", environment={"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2})],
+        {10}, None,
+    ),
+    "a shell of a Slurm job": (
+        [Made(10, 1, "slurmstepd:|[7.0]"), Made(11, 10, "bash"), Made(20, 11, "python train.py")], {20}, None,
+    ),
     "ranks in windows of their own": ([SHELL, Made(6, 1, "-zsh"), *[
         Made(20 + rank, 5 + rank, "python train.py", environment=elastic(rank)) for rank in (0, 1)]],
         {20, 21}, {20: 0, 21: 1}),
@@ -131,7 +145,7 @@ def proc(tmp_path, monkeypatch):
 def test_from_any_process_of_a_job_all_of_it_is_found(proc, name):
     processes, tops, ranks = TREES[name]
     proc(processes)
-    outside = {"-bash", "-zsh", "/v/bin/raylet --port 1", "ray::IDLE"}
+    outside = {"-bash", "-zsh", "/v/bin/raylet --port 1", "ray::IDLE", "bash", "python sweep.py", "slurmstepd:|[7.0]"}
     for one in processes:
         if one.command not in outside:
             assert set(whole_jobs([one.pid])) == tops, one
@@ -157,3 +171,15 @@ def test_ranks_on_other_machines_are_counted(proc):
     proc(processes)
     numbers = places_of(ProcessTree([(pid, None) for pid in tops]).update())[20].numbers
     assert (numbers.world_size, numbers.local_world) == (4, 2)
+
+
+def test_what_meets_at_one_address_is_one_job():
+    one = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert meeting_of(one) == meeting_of({**one, "RANK": "1"})
+    assert meeting_of(one) != meeting_of({**one, "MASTER_PORT": "2"})
+    assert meeting_of({**one, "WORLD_SIZE": "1"}) is meeting_of({"MASTER_PORT": "1"}) is None
+
+
+def test_workers_of_ray_are_known_by_their_class():
+    assert ray_class("ray::RayTrainWorker._RayTrainWorker__execute.get_next") == "RayTrainWorker"
+    assert ray_class("ray::IDLE") is ray_class("python") is None

@@ -1,7 +1,5 @@
 """What frames of each family of libraries say: a row is a frame, its phase, its state and its work."""
 
-from __future__ import annotations
-
 import pytest
 from stack_maker import frame
 
@@ -12,50 +10,31 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
     ("words", "phase", "state", "work"),
     [
         # torch: loading data
-        ("torch/utils/data/dataloader.py DataLoader.__iter__", "data_wait", "spawn", None),
         ("torch/utils/data/dataloader.py _MultiProcessingDataLoaderIter._shutdown_workers", "data_wait", "spawn", None),
         ("torch/utils/data/dataloader.py _MultiProcessingDataLoaderIter._get_data", "data_wait", "wait-queue", None),
-        ("torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__", "data_wait", None, None),
-        ("torch/utils/data/_utils/collate.py default_collate", "data_wait", None, "collate"),
         ("torch/utils/data/_utils/pin_memory.py pin_memory", "data_wait", None, "pin"),
-        ("torch/utils/data/_utils/fetch.py _MapDatasetFetcher.fetch", "data_wait", None, None),
         ("webdataset/tariterators.py tar_file_expander", "data_wait", None, None),
         # torch: compiling
-        ("torch/_dynamo/convert_frame.py __call__", None, "compile", None),
         ("torch/_inductor/graph.py run", None, "compile", None),
-        ("torch/_inductor/output_code.py __call__", None, None, "tensor"),
         # torch: the model, its gradients, its update
-        ("torch/nn/modules/module.py Module._call_impl", "forward", None, "tensor"),
         ("torch/nn/modules/module.py Module.to", None, None, "copy"),
         ("torch/nn/functional.py cross_entropy", "forward", None, "tensor"),
-        ("torch/_dynamo/eval_frame.py compile_wrapper", "forward", None, "tensor"),
-        ("torch/_tensor.py Tensor.backward", "backward", None, "tensor"),
         ("torch/autograd/__init__.py grad", "backward", None, "tensor"),
-        ("torch/optim/adamw.py AdamW.step", "optimizer", None, "tensor"),
         ("torch/optim/optimizer.py Optimizer.state_dict", "outside", None, None),
-        ("torch/optim/lr_scheduler.py LRScheduler.step", "outside", None, None),
         ("torch/amp/grad_scaler.py GradScaler.step", "optimizer", None, None),
-        ("torch/nn/utils/clip_grad.py clip_grad_norm_", None, None, "tensor"),
         # torch: the rest
         ("torch/cuda/__init__.py synchronize", None, "wait-device", None),
         ("torch/cuda/memory.py empty_cache", None, "collect", None),
         ("torch/_tensor.py Tensor.__format__", None, None, "read"),
-        ("torch/serialization.py save", "save", None, "save"),
         ("torch/serialization.py load", None, None, "file"),
         ("torch/distributed/checkpoint/state_dict_saver.py save", "save", None, "save"),
-        ("torch/distributed/distributed_c10d.py all_reduce", "communication", None, None),
         ("torch/utils/tensorboard/writer.py SummaryWriter.add_scalar", None, None, "log"),
         # libraries that train with torch
-        ("transformers/trainer.py Trainer.evaluation_loop", "evaluation", None, None),
         ("transformers/trainer.py Trainer._prepare_inputs", "transfer", None, None),
         ("transformers/modeling_utils.py PreTrainedModel.save_pretrained", "save", None, None),
         ("transformers/models/bert/tokenization_bert.py _tokenize", None, None, "tokenize"),
         ("transformers/models/vit/image_processing_vit.py preprocess", None, None, "decode"),
-        ("lightning/pytorch/loops/evaluation_loop.py _EvaluationLoop.run", "evaluation", None, None),
         ("lightning/pytorch/loops/fetchers.py _PrefetchDataFetcher.__next__", "data_wait", None, None),
-        ("lightning/fabric/strategies/strategy.py Strategy.backward", "backward", None, None),
-        ("accelerate/utils/operations.py send_to_device", "transfer", None, "copy"),
-        ("accelerate/data_loader.py DataLoaderShard.__iter__", "data_wait", None, None),
         # reinforcement learning
         ("gymnasium/wrappers/common.py TimeLimit.step", "environment", None, None),
         ("stable_baselines3/common/vec_env/dummy_vec_env.py DummyVecEnv.step_wait", "environment", None, None),
@@ -68,13 +47,10 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("numpy/lib/_npyio_impl.py load", None, None, "file"),
         # files, formats, services
         ("safetensors/torch.py save_file", "save", None, "save"),
-        ("PIL/Image.py Image.convert", None, None, "decode"),
         ("torchvision/transforms/transforms.py Compose.__call__", None, None, "decode"),
         ("pandas/io/parsers/readers.py read_csv", None, None, "decode"),
         ("tiktoken/core.py Encoding.encode", None, None, "tokenize"),
-        ("wandb/sdk/run.py log", None, None, "log"),
         ("sqlalchemy/orm/query.py Query.all", None, None, "database"),
-        ("requests/api.py get", None, None, "network"),
         ("h5py/_hl/dataset.py Dataset.__getitem__", None, None, "file"),
         ("filelock/_api.py BaseFileLock.acquire", None, "wait-lock", None),
         # the standard library
@@ -82,17 +58,12 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("std/multiprocessing/popen_fork.py Popen.wait", None, "wait-child", None),
         ("std/multiprocessing/process.py BaseProcess.join", None, "wait-child", None),
         ("std/multiprocessing/queues.py Queue.get", None, "wait-queue", None),
-        ("std/queue.py Queue.get", None, "wait-queue", None),
-        ("std/asyncio/base_events.py BaseEventLoop._run_once", None, "wait-queue", None),
-        ("std/concurrent/futures/_base.py Future.result", None, "wait-lock", None),
-        ("std/threading.py Condition.wait", None, "wait-lock", None),
         ("std/subprocess.py Popen.communicate", None, "wait-child", None),
         ("std/json/decoder.py JSONDecoder.decode", None, None, "decode"),
         ("std/json/encoder.py JSONEncoder.encode", None, None, None),
         ("std/gzip.py GzipFile.read", None, None, "decode"),
         ("std/logging/__init__.py Handler.emit", None, None, "log"),
         ("std/sqlite3/dbapi2.py Binary", None, None, "database"),
-        ("std/socket.py SocketIO.readinto", None, None, "network"),
         ("std/pathlib.py Path.read_bytes", None, None, "file"),
         ("std/random.py Random.shuffle", None, None, None),
     ],

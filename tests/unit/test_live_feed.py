@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -30,7 +28,7 @@ from aitop.sources.stacks.pace import SharedBudget
 
 
 def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
-    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed = feed_of_this_process()
     monkeypatch.setattr(live, "BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(feed._engine, "wants_look", lambda now: True)
     begun, goes_on = threading.Semaphore(0), threading.Event()
@@ -55,11 +53,9 @@ def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
     assert len(count) == 2
 
 
-def test_one_of_many_does_not_wait_for_its_seldom_ticks_once_it_stands_still(monkeypatch):
-    target = Target(time=time.monotonic(), pid=os.getpid(), command="x")
+def test_a_job_that_stands_still_is_shown_before_its_next_rare_tick(monkeypatch):
     devices = SharedDevices(60.0)
-    shared = live.Shared(SharedBudget(0.01), devices)
-    feed = live.LiveFeed([target], live.Options(passive=True, interval=60.0, gpu=False), shared=shared)
+    feed = feed_of_this_process(interval=60.0, shared=live.Shared(SharedBudget(0.01), devices))
     monkeypatch.setattr(live, "exchange_notes", lambda ranks, *, passive: ExchangeNotes(time=time.monotonic()))
     monkeypatch.setattr(feed._engine, "wants_look", lambda now: True)
     monkeypatch.setattr(feed, "dump", lambda: feed._events.put(StackDump(time=time.monotonic(), frames=(), threads=())))
@@ -89,42 +85,44 @@ class Host:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "launchers", "hooked"), [((8, 9), (1,), (8, 9)), ((), (1,), ()), ((), (), (1,)), ((1,), (), (1,))]
-)
-def test_no_hook_goes_into_what_only_started_the_ranks(ranks, launchers, hooked):
-    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
-    feed._pids, feed._host = (1,), Host(ranks=ranks, launchers=launchers)
-    assert feed._hook_pids() == hooked
-
-
-@pytest.mark.parametrize(
-    ("ranks", "stepping", "hooked"),
+    ("seen", "watched", "stepping", "hooked"),
     [
-        ((8, 9), {}, (8,)),
-        ((9,), {}, ()),
-        ((9,), {9: 2}, (9,)),
-        ((9,), {10: 2}, ()),
-        ((8, 9), {9: 2}, (8, 9)),
+        ({"ranks": (8, 9), "launchers": (1,)}, 1, {}, (8, 9)),
+        ({"launchers": (1,)}, 1, {}, ()),
+        ({}, 1, {}, (1,)),
+        # What started others is hooked once it was seen to step.
+        ({"ranks": (8, 9), "parents": {9}}, 9, {}, (8,)),
+        ({"ranks": (9,), "parents": {9}}, 9, {10: 2}, ()),
+        ({"ranks": (8, 9), "parents": {9}}, 9, {9: 2}, (8, 9)),
+        # Without stacks nobody can tell who steps.
+        ({"ranks": (9,), "parents": {9}}, 9, None, (9,)),
+        # An engine, and not what works for it.
+        ({"ranks": (6,), "engines": (5,), "around": {1, 6}}, 1, {}, (5,)),
+        ({"ranks": (6, 9), "engines": (5,), "around": {1, 6}}, 1, {}, (5, 9)),
     ],
 )
-def test_what_started_others_is_hooked_once_it_was_seen_to_step(monkeypatch, ranks, stepping, hooked):
-    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+def test_which_processes_the_hook_goes_into(monkeypatch, seen, watched, stepping, hooked):
+    feed = feed_of_this_process()
     monkeypatch.setattr(live, "FIRST_LOOK_SECONDS", 0.05)
-    feed._pids, feed._host = (9,), Host(ranks=ranks, parents={9})
+    feed._pids, feed._host = (watched,), Host(**seen)
+    if stepping is not None:
+        feed._runners["stacks"] = Idle()
+        feed._stepping_processes.update(stepping, tuple(stepping), {8, 9, 10})
+    assert feed._hook_pids() == hooked
+
+
+@pytest.mark.parametrize("state", ["denied", "absent", "failed"])
+def test_stacks_that_are_refused_are_not_waited_for(state):
+    feed = feed_of_this_process()
+    feed._pids, feed._host = (9,), Host(ranks=(9,), parents={9})
     feed._runners["stacks"] = Idle()
-    feed._stepping_processes.update(stepping, tuple(stepping), {8, 9, 10})
-    assert feed._hook_pids() == hooked
-
-
-@pytest.mark.parametrize(("ranks", "hooked"), [((), (5,)), ((6,), (5,)), ((6, 9), (5, 9))])
-def test_the_hook_goes_into_an_engine_and_not_into_what_works_for_it(ranks, hooked):
-    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
-    feed._pids, feed._host = (1,), Host(ranks=ranks, engines=(5,), around={1, 6})
-    assert feed._hook_pids() == hooked
+    status = SourceStatus(time=0.0, source="stacks", state=state)
+    feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, sources={"stacks": status})
+    assert feed._hook_pids() == (9,)
 
 
 def test_the_hook_goes_once_into_what_takes_requests_for_others():
-    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed = feed_of_this_process()
     feed._pids, feed._host = (1,), Host(ranks=(6, 7), fronts=(5, 6))
     assert feed._hook_pids() == (5, 6, 7)
 
@@ -142,18 +140,7 @@ def test_a_page_that_shows_how_a_run_goes_is_no_server_of_it(monkeypatch, name, 
     assert (feed._recognised(()) is not None) == is_one
 
 
-@pytest.mark.parametrize("state", ["denied", "absent", "failed"])
-def test_without_stacks_nobody_can_tell_who_steps(state):
-    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
-    feed._pids, feed._host = (9,), Host(ranks=(9,), parents={9})
-    assert feed._hook_pids() == (9,), "stacks are switched off"
-    feed._runners["stacks"] = Idle()
-    status = SourceStatus(time=0.0, source="stacks", state=state)
-    feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, sources={"stacks": status})
-    assert feed._hook_pids() == (9,)
-
-
-def test_who_launched_is_told_from_who_trains(monkeypatch):
+def test_a_launcher_is_told_from_a_rank(monkeypatch):
     own = os.getpid()
     monkeypatch.setattr(source, "places_of", lambda members, _: {one.stat.pid: Place("launcher") for one in members})
     host = source.HostSource([own])
@@ -165,7 +152,7 @@ def test_who_launched_is_told_from_who_trains(monkeypatch):
 
 @pytest.mark.parametrize("end", ["stop", "detach"])
 def test_a_hook_is_taken_out_of_what_is_no_rank_any_more(monkeypatch, end):
-    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed = feed_of_this_process()
     feed._pids, feed._host, taken_out = (1,), Host(ranks=(8, 9), launchers=(1,)), []
     monkeypatch.setattr(hook_requests, "begin", lambda pid, torch: InAtOnce())
     monkeypatch.setattr(live, "take_out", taken_out.append)
@@ -213,9 +200,9 @@ class Idle:
         pass
 
 
-def feed_of_this_process():
+def feed_of_this_process(*more, shared=None, **options):
     target = Target(time=time.monotonic(), pid=os.getpid(), command="x")
-    return live.LiveFeed([target], live.Options(passive=True, gpu=False))
+    return live.LiveFeed([target], live.Options(passive=True, gpu=False, **options), *more, shared=shared)
 
 
 def test_sources_stop_when_the_engine_has_failed(monkeypatch):
@@ -260,6 +247,36 @@ def test_the_first_picture_after_a_source_hangs_says_so(monkeypatch):
         feed.stop()
 
 
+class Ticks:
+    """A recording that keeps the ticks."""
+
+    def __init__(self):
+        self.seen = []
+
+    def write(self, event):
+        if isinstance(event, Tick):
+            self.seen.append(event)
+
+    def close(self):
+        pass
+
+
+def test_the_last_snapshot_is_made_when_the_watching_is_over():
+    ticks, told, first = Ticks(), [], threading.Event()
+    feed = feed_of_this_process(ticks, interval=60.0)
+    feed.start(lambda snapshot: (told.append(snapshot), first.set()))
+    try:
+        assert first.wait(10)
+        time.sleep(1.5)
+        before, asked = len(told), time.monotonic()
+        feed.conclude()
+        assert len(told) == before + live.ENOUGH_TICKS == len(ticks.seen)
+        assert told[-1].time >= asked and told[-1].host is not None
+    finally:
+        feed.stop()
+    assert len(told) == before + live.ENOUGH_TICKS
+
+
 class Feed:
     def __init__(self):
         self.asked = []
@@ -280,7 +297,7 @@ class Feed:
         return "dump"
 
 
-def test_what_is_asked_before_it_is_made_waits_for_it():
+def test_a_request_before_the_feed_is_made_waits_for_it():
     made, answers, feed = threading.Event(), [], Feed()
 
     def make():
@@ -303,7 +320,7 @@ def test_what_is_asked_before_it_is_made_waits_for_it():
     assert late.made().profile(5, print) == (5, print)
 
 
-def test_what_is_asked_in_the_midst_of_its_start_waits_for_the_end_of_it():
+def test_a_request_during_the_start_of_the_feed_waits_until_it_has_started():
     begun, may_end = threading.Event(), threading.Event()
 
     class Slow(Feed):
@@ -327,7 +344,7 @@ def test_what_is_asked_in_the_midst_of_its_start_waits_for_the_end_of_it():
     assert feed.asked == ["started", "detach"]
 
 
-def test_whoever_leaves_while_it_is_made_does_not_wait_and_it_never_starts():
+def test_a_stop_while_the_feed_is_made_does_not_wait_and_the_feed_never_starts():
     begun, may_end, feed, seen = threading.Event(), threading.Event(), Feed(), []
 
     def make():
@@ -345,27 +362,16 @@ def test_whoever_leaves_while_it_is_made_does_not_wait_and_it_never_starts():
     assert (seen, feed.asked) == ([], [])
 
 
-def test_stopped_before_it_started_it_never_starts():
+def test_a_feed_stopped_before_its_start_never_starts():
     late = LazyFeed(lambda: pytest.fail("nobody wants it any more"))
     late.stop()
     late.start(print)
 
 
-def test_the_screen_is_there_without_rules_and_sources():
-    code = (
-        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.feed\n"
-        "heavy = 'aitop.diagnosis.rules', 'aitop.engine.core', 'aitop.engine.live', 'aitop.attach'\n"
-        "print(*(name for name in sys.modules if name.startswith(heavy)))"
-    )
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert loaded.split() == []
-
-
 @pytest.mark.parametrize(("cores", "seldom"), [(0.0, True), (1.5, False)])
-def test_where_no_core_is_idle_ticks_that_cost_much_come_seldom(monkeypatch, cores, seldom):
+def test_without_an_idle_core_expensive_ticks_come_rarely(monkeypatch, cores, seldom):
     monkeypatch.setattr(live.IdleCores, "last", lambda self: cores)
-    target = Target(time=time.monotonic(), pid=os.getpid(), command="x")
-    feed = live.LiveFeed([target], live.Options(passive=True, gpu=False, interval=0.05))
+    feed = feed_of_this_process(interval=0.05)
     handle = feed._engine.handle
 
     def dear(event):

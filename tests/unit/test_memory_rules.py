@@ -1,13 +1,11 @@
 """Memory of devices and of the host: full, in pieces, copied by workers, leaking, uneven among ranks."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import msgspec
 import pytest
 from judgements import fired, level, unjudged
-from snapshot_builder import RANK, WORKER, constant, process, snapshot, steps
+from snapshot_builder import RANK, WORKER, constant, facts, loaders, process, snapshot, steps
 from stack_maker import stack, window
 
 from aitop.diagnosis.conditions import device_memory, host_memory, memory
@@ -19,11 +17,11 @@ from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import CgroupSample, HostSample, MachineSample
 from aitop.model.ranks import Ranks, RankView
 from aitop.model.snapshot import GrowthSite, Phases, Series, Target, Tick
-from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo
+from aitop.model.steps import AllocatorSample
 from aitop.model.verdict import Abstention, Setting
 
 GB = 2**30
-ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True)
+ON_CUDA = facts(cuda=True)
 
 
 def rising(first, last, count=20):
@@ -59,12 +57,9 @@ def test_a_server_is_not_told_to_train_otherwise():
     assert not any(word in text for text in told for word in ("gradient", "data set", "IterableDataset"))
 
 
-def test_a_cache_that_fills_the_device_is_no_risk():
-    seen = snapshot(steps(), gpu=device(79), allocators=allocator(20, 78, 40))
-    assert level(device_memory.oom_risk(seen)) < 0.88
-
-
-def test_without_the_hook_a_full_device_is_less_certain():
+def test_a_full_device_may_be_a_cache_and_is_less_certain_without_the_hook():
+    cache = snapshot(steps(), gpu=device(79), allocators=allocator(20, 78, 40))
+    assert level(device_memory.oom_risk(cache)) < 0.88
     verdict = fired(device_memory.oom_risk(snapshot(steps(), gpu=device(77))))
     assert verdict.confidence == 0.5 and any("only the hook" in told for told in verdict.evidence)
     assert level(device_memory.oom_risk(snapshot(steps(), gpu=device(40)))) < 0.88
@@ -75,7 +70,7 @@ def counted(retries, ooms=None):
     return series | ({"alloc0.ooms": rising(*ooms)} if ooms else {})
 
 
-def test_only_retries_of_now_count():
+def test_only_recent_retries_of_the_allocator_count():
     before = allocator(20, 30, 25, retries=7, ooms=2)
     old = snapshot(steps(), gpu=device(32), allocators=before, series=counted((7, 7), (2, 2)))
     assert level(device_memory.oom_risk(old)) < 0.88
@@ -96,11 +91,18 @@ def test_a_device_that_fills_says_when():
     assert "full in 29 s" in verdict.title and verdict.severity == "critical"
 
 
-def test_devices_that_tell_nothing_are_not_judged():
-    assert unjudged(device_memory.oom_risk(snapshot(steps(), facts=ON_CUDA))) == "no GPU figures"
+def test_memory_that_is_not_known_is_not_judged():
+    oom_risk, fragmentation, pressure = device_memory.oom_risk, device_memory.fragmentation, host_memory.pressure
+    assert unjudged(oom_risk(snapshot(steps(), facts=ON_CUDA))) == "no GPU figures"
     silent = GpuSample(time=1000.0, devices=(GpuDevice(index=0, mine=True),))
-    assert "how much memory" in unjudged(device_memory.oom_risk(snapshot(steps(), gpu=silent)))
-    assert device_memory.oom_risk(snapshot(steps())) is None
+    assert "how much memory" in unjudged(oom_risk(snapshot(steps(), gpu=silent)))
+    without_hook = unjudged(fragmentation(snapshot(steps(), gpu=device(70))))
+    assert without_hook == "no figures of PyTorch's allocator: only the hook sees it"
+    assert unjudged(fragmentation(snapshot(steps(), facts=ON_CUDA)))
+    assert oom_risk(snapshot(steps())) is fragmentation(snapshot(steps())) is None
+    blind = HostSample(time=1000.0, processes=(process(),), machine=MachineSample(cores=2))
+    assert "not known" in unjudged(pressure(snapshot(steps(), host=blind)))
+    assert unjudged(pressure(snapshot(steps(), host=None)))
 
 
 # fragmentation ----------------------------------------------------------------------------------------------------
@@ -117,29 +119,13 @@ def test_memory_in_pieces_while_the_allocator_retries():
     assert "bucket" in verdict.fixes[1].text
 
 
-def test_pieces_that_the_next_step_fills_again_are_no_waste():
-    seen = snapshot(steps(), allocators=allocator(20, 70, 68, inactive_split=40 * GB))
-    assert level(device_memory.fragmentation(seen)) < 0.15
-
-
-def test_pieces_on_a_roomy_device_are_information():
-    verdict = fired(
-        device_memory.fragmentation(snapshot(steps(), allocators=allocator(4, 16, 8, inactive_split=6 * GB)))
-    )
+def test_pieces_that_cost_little():
+    filled_again = snapshot(steps(), allocators=allocator(20, 70, 68, inactive_split=40 * GB))
+    assert level(device_memory.fragmentation(filled_again)) < 0.15
+    roomy = snapshot(steps(samples=32), allocators=allocator(4, 16, 8, inactive_split=6 * GB))
+    verdict = fired(device_memory.fragmentation(roomy))
     assert verdict.severity == "info" and "there is room yet" in verdict.title
-
-
-def test_same_sizes_are_not_told_to_be_bucketed():
-    same = [msgspec.structs.replace(step, samples=32) for step in steps()]
-    seen = snapshot(same, allocators=allocator(20, 70, 40, inactive_split=35 * GB))
-    assert len(fired(device_memory.fragmentation(seen)).fixes) == 1
-
-
-def test_fragmentation_needs_the_allocators_own_figures():
-    without_hook = unjudged(device_memory.fragmentation(snapshot(steps(), gpu=device(70))))
-    assert without_hook == "no figures of PyTorch's allocator: only the hook sees it"
-    assert unjudged(device_memory.fragmentation(snapshot(steps(), facts=ON_CUDA)))
-    assert device_memory.fragmentation(snapshot(steps())) is None
+    assert len(verdict.fixes) == 1, "steps of one size are not told to be bucketed"
 
 
 # host-memory-pressure ---------------------------------------------------------------------------------------------
@@ -157,7 +143,7 @@ def host(left, rank=10, workers=(), *, group=None, **machine):
 
 
 def test_workers_that_copy_the_data_set():
-    loading = HookFacts(way="attach", python="3.11", torch="2", loaders=(LoaderInfo(workers=4, dataset="Rows"),))
+    loading = loaders(4, dataset="Rows")
     series = {"memory_left": rising(6 * GB, 2 * GB), "swap_in": constant(20e6)}
     seen = snapshot(steps(), host=host(2, 12, (11, 11, 11, 11), memory_stalled=0.3), series=series, facts=loading)
     verdict = fired(host_memory.pressure(seen))
@@ -185,12 +171,6 @@ def test_memory_that_somebody_else_takes():
 def test_room_without_waiting_is_no_pressure():
     assert level(host_memory.pressure(snapshot(steps(), host=host(20, memory_stalled=0.0)))) < 0.9
     assert fired(host_memory.pressure(snapshot(steps(), host=host(20, memory_stalled=0.4)))).severity == "warning"
-
-
-def test_memory_that_is_not_known_is_not_judged():
-    blind = HostSample(time=1000.0, processes=(process(),), machine=MachineSample(cores=2))
-    assert "not known" in unjudged(host_memory.pressure(snapshot(steps(), host=blind)))
-    assert unjudged(host_memory.pressure(snapshot(steps(), host=None)))
 
 
 # memory-leak ------------------------------------------------------------------------------------------------------
@@ -226,25 +206,13 @@ def test_stacks_show_when_the_steps_began():
     assert aggregate(history, Tick(time=1000.0, wall=0.0)).steps.began == 990.0
 
 
-def test_what_stacks_show_before_the_first_step_says_nothing_of_a_step():
-    history = History(Target(pid=RANK, command="python train.py"))
-    reads = stack("user/train.py:3 main", "user/data.py:7 read_all")
-    backward = stack("user/train.py:9 main | loss.backward()", "torch/autograd/graph.py _engine_run_backward")
-    seen = []
-    for seconds, frames in ((994.0, reads), (996.0, reads), (998.0, backward), (1000.0, backward)):
-        history.add(window(seconds, (RANK, "MainThread", True, frames, 40)))
-        stacks = aggregate(history, Tick(time=seconds, wall=0.0)).stacks
-        seen.append({line.line: line.share for line in stacks.lines})
-    assert seen == [{7: 1.0}, {7: 1.0}, {9: 1.0}, {9: 1.0}]
-
-
 def test_growth_under_way_is_a_leak():
     assert fired(memory.leak(snapshot(steps(), series=GROWING))).title.startswith("host memory grows by 53 MB/s")
     sampled = Phases(data_wait=0.1, forward=0.4, backward=0.4, optimizer=0.1, outside=0.0)
     assert fired(memory.leak(snapshot(phases=sampled, series=GROWING)))
 
 
-def test_without_a_look_inside_only_a_long_rise_is_told_and_with_doubt():
+def test_without_stacks_and_hook_only_a_long_rise_is_reported_and_with_low_confidence():
     long = {"rss": rising(1 * GB, 3 * GB, 60)}
     verdict = fired(memory.leak(snapshot(main_samples=0, series=long)))
     assert (verdict.severity, verdict.confidence) == ("info", 0.3)
@@ -287,21 +255,22 @@ def leak(series, *sites):
     return memory.leak(snapshot(steps(), series={"rss": series}, growth_sites=sites))
 
 
-def test_steady_growth_is_a_leak_named_by_the_growing_line():
-    verdict = fired(leak(growing(10e6), SITE))
-    assert verdict.where[0].line == 40
-    assert "loss.item()" in verdict.fixes[0].text
-    assert verdict.severity == "critical"
+LEVELS_OFF = tuple(1e9 + 300e6 * (1 - 0.8**index) for index in range(25))
 
 
-@pytest.mark.parametrize("series", [growing(0.0, 1e6), growing(1e4), growing(1e6, 40e6), constant(2e9)])
-def test_noise_is_not_a_leak(series):
-    assert leak(series) is None
-
-
-def test_growth_that_levels_off_is_warming_up():
-    values = tuple(1e9 + 300e6 * (1 - 0.8**index) for index in range(25))
-    assert leak(Series(times=tuple(float(976 + index) for index in range(25)), values=values), SITE) is None
+@pytest.mark.parametrize(
+    "series",
+    [
+        growing(0.0, 1e6),
+        growing(1e4),
+        growing(1e6, 40e6),
+        constant(2e9),
+        Series(times=tuple(float(976 + index) for index in range(25)), values=LEVELS_OFF),
+    ],
+    ids=["noise", "hardly any growth", "growth below the noise", "constant", "growth that levels off"],
+)
+def test_noise_and_warming_up_are_no_leak(series):
+    assert leak(series, SITE) is None
 
 
 # What threads of a pool add as they begin, a server's first seconds, in MB.
@@ -328,12 +297,7 @@ def test_a_little_growth_of_each_worker_is_no_leak():
     assert memory.leak(snapshot(steps(), host=host(20, workers=(1,) * 4), series=of_one)) is None
 
 
-def test_growth_is_critical_only_where_memory_is_full_soon():
-    assert fired(leak(growing(50e6))).severity == "critical"
-    assert fired(leak(growing(4e6, count=50))).severity == "warning"
-
-
-def test_what_memory_has_room_for_much_longer_than_it_was_watched_may_be_a_buffer_that_fills():
+def test_slow_growth_watched_only_briefly_may_be_a_buffer_that_fills():
     """At 4 MB a second it takes 41 minutes: 14 s of that, or 30, say nothing of its end; 50 s and more do."""
     verdicts = [fired(leak(growing(4e6, count=count))) for count in (14, 30, 50)]
     assert [memory.TOO_BRIEF in verdict.evidence for verdict in verdicts] == [True, True, False]

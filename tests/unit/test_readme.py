@@ -1,12 +1,8 @@
 """What the documents tell people to type is what there is, and what they name exists."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex
-import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -93,14 +89,14 @@ PROMISES = TEXTS["SECURITY.md"].partition("## The promises\n")[2].partition("\n#
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=[promise.splitlines()[0] for promise in PROMISES])
-def test_what_holds_a_promise_is_there(promise):
+def test_every_promise_names_tests_that_exist(promise):
     named = re.findall(r"`(tests/[\w/.]+)`", promise)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_no_promise_is_lost():
-    assert len(PROMISES) == 7
+    assert len(PROMISES) == 8
 
 
 def test_every_exit_code_is_documented():
@@ -177,18 +173,6 @@ def test_every_figure_that_a_document_quotes_is_one_of_the_benches(name, least):
     assert len(figures) >= least
     measured = set(re.findall(r"\d+(?:\.\d+)?", TEXTS["tests/bench/README.md"]))
     assert figures <= measured, "quote only what stands in tests/bench/README.md"
-
-
-def test_results_that_are_older_than_their_code_are_named():
-    """They do not fail: to measure again takes a quiet machine. `python tests/bench/all.py --outdated` does it."""
-    if shutil.which("git") is None:
-        pytest.skip("needs git")
-    old = results.outdated_results(results.read())
-    names = {Path(bench.path).stem for group in results.BENCHES.values() for bench in group}
-    assert old.keys() <= names
-    if old:
-        lines = "\n".join(f"  {name}: {reason}" for name, reason in old.items())
-        warnings.warn(f"results of benches that do not stand for this code:\n{lines}", stacklevel=1)
 
 
 def test_the_page_of_the_benches_is_the_one_that_they_write():

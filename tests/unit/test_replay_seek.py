@@ -1,7 +1,5 @@
 """A replay shows at a place what it shows when played there, from a bookmark too, and says where it stands."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -98,7 +96,7 @@ def test_seeks_add_up_and_the_ends_stop_them(replay, played):
     assert seen.at(1) == played[0]
 
 
-def test_what_was_gone_past_is_shown_when_it_is_wanted_after_all(played):
+def test_a_step_back_during_a_step_forward_shows_the_right_place(played):
     """Two steps on and one back, faster than they can be gone."""
     recording = Recording(SLOW_LOADER)
 
@@ -172,7 +170,7 @@ def minutes(count):
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["fast steps", "slow steps"])
-def test_what_is_read_on_from_a_bookmark_is_what_was_read_from_the_start(slow):
+def test_the_history_from_a_bookmark_on_equals_that_from_the_start(slow):
     target, events = minutes(12)
     if slow:
         events = [msgspec.structs.replace(one, steps=one.steps[:1]) if isinstance(one, HookSample) else one
@@ -215,23 +213,16 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     for event in events:
         writer.write(event)
     writer.close()
-    feed, shown, came = ReplayFeed(Recording(path)), [], threading.Condition()
-
-    def publish(snapshot):
-        with came:
-            shown.append(snapshot)
-            came.notify_all()
-
+    feed, seen = ReplayFeed(Recording(path)), Seen()
     feed.pause()
-    feed.start(publish)
+    feed.start(seen)
     feed._outline._thread.join(30)
     assert feed._outline.bookmark_for(100).tick > 80
     feed.seek_to(feed._outline.times[99] - feed._outline.times[0])
-    with came:
-        assert came.wait_for(lambda: shown, 10)
+    seen.at(100)
     feed.stop()
     engine = Engine(target)
     played = [snapshot for snapshot in map(engine.handle, events) if snapshot is not None][99]
-    assert shown[0].tick == 100 and shown[0].time == played.time
-    assert [one.id for one in shown[0].diagnosis.verdicts] == [one.id for one in played.diagnosis.verdicts]
-    assert shown[0].steps.count == played.steps.count
+    assert seen.last.time == played.time
+    assert [one.id for one in seen.last.diagnosis.verdicts] == [one.id for one in played.diagnosis.verdicts]
+    assert seen.last.steps.count == played.steps.count
