@@ -353,3 +353,12 @@ def test_a_bookmark_of_a_replay_does_not_change_with_what_follows():
     made.add(hook(API, 101.0, requests=(request(100.5),), alive=9))
     assert len(copy.hooks[API].served.requests) == 20 and copy.hooks[API].served.alive == 1
     assert copy.servers == {} and isinstance(made.hosts.last, HostSample | None)
+
+
+@pytest.mark.parametrize(("kind", "turns", "served"), [("train", 0, False), ("infer", 0, True), ("train", 9, True)])
+def test_who_asks_a_process_that_trains_asks_how_the_run_goes(kind, turns, served):
+    step = StepRecord(index=0, end=NOW - 1.0, seconds=0.1, kind=kind)
+    iterations = tuple(turn(NOW - 10.0 + number) for number in range(turns))
+    sample = hook(API, steps=(step,), requests=spread(20), iterations=iterations)
+    found = figures(hook(API, 90.0, alive=0), sample, kind="training")
+    assert (found is not None) == served

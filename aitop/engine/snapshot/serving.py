@@ -14,6 +14,7 @@ from aitop.engine.history import (
     LONG_WINDOW_SECONDS,
     WINDOW_SECONDS,
     History,
+    HookHistory,
     ServedHistory,
     ServedSecond,
 )
@@ -108,8 +109,16 @@ def _row(
 
 
 def _served(history: History) -> dict[int, ServedHistory]:
-    """The served history of each process in which the hook watches requests or iterations, by pid."""
-    return {pid: hook.served for pid, hook in history.hooks.items() if hook.served.since is not None}
+    """The served history of each process in which the hook watches requests or iterations, by pid.
+
+    Who asks a process that trains over HTTP asks how the run goes.
+    """
+    watched = {pid: hook for pid, hook in history.hooks.items() if hook.served.since is not None}
+    return {pid: hook.served for pid, hook in watched.items() if hook.served.iterations or not _trains(hook)}
+
+
+def _trains(hook: HookHistory) -> bool:
+    return bool(hook.steps) and hook.steps[-1].kind == "train"
 
 
 def _of_hook(history: History, now: float) -> Serving | None:
