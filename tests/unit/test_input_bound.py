@@ -193,3 +193,51 @@ def test_taking_ready_batches_does_not_hide_that_workers_are_started_anew():
         seen = snapshot([one(index) for index in range(100)], workers=2, facts=facts, host=host(2, worker_cpu=0.1))
         # Workers that stay are asked for the next epoch's batches: that takes time, too, but starts none.
         assert (said(seen).subtype == "respawn") != persistent
+
+
+def test_the_line_of_the_worker_that_all_wait_for_is_named():
+    """A step waits for more than half of its time, while two of three batches lie ready."""
+    records = [
+        record
+        for _ in range(15)
+        for record in (
+            *steps(1, 0.1, data_wait=0.08, forward=0.01, backward=0.01, queue_ready=2),
+            *steps(2, 0.03, data_wait=0.001, forward=0.015, backward=0.014, queue_ready=4),
+        )
+    ]
+    slow = line("read_csv", 0.9, pid=WORKER, phase="data_wait", number=41, file="/x/data.py")
+    cores = {f"worker{WORKER + index}.cpu": constant(used, 8) for index, used in enumerate((0.95, 0.06, 0.05))}
+    verdict = said(snapshot(records, lines=[slow], workers=3, host=host(3, worker_cpu=0.35), series=cores))
+    assert (verdict.subtype, verdict.where[0].file, verdict.where[0].line) == ("transform", "/x/data.py", 41)
+    assert f"worker {WORKER} is at work 95 % of the time, the other 2 6 % at most" in " ".join(verdict.evidence)
+    assert verdict.fixes[0].speedup == pytest.approx(1 / 0.49, abs=0.05)
+    assert 1.4 < verdict.fixes[1].speedup < verdict.fixes[0].speedup
+
+
+def test_threads_and_processes_that_make_batches_for_a_queue():
+    get = line("main", 0.7, number=60, activity="wait-queue")
+    computes = line("main", 0.2, phase="forward", activity="native", number=61)
+    records = steps(seconds=0.1, forward=0.015, backward=0.015, cpu=0.03)
+    reader = {"activity": "wait-network", "number": 50}
+    readers = [line("download", 0.95, thread=f"reader-{index}", **reader) for index in range(2)]
+    verdict = said(snapshot(records, lines=[get, computes, *readers]))
+    assert verdict.subtype == "storage" and any(fix.text.startswith("2 → ") for fix in verdict.fixes)
+    assert any("waiting for the network" in one for one in verdict.evidence)
+    made = line("__getitem__", 0.95, pid=WORKER)
+    records = steps(seconds=0.1, forward=0.05, data_wait=0.0)
+    assert said(snapshot(records, lines=[made, get], workers=1)).where[0].pid == WORKER
+
+
+def test_workers_that_read_files_wait_for_storage():
+    waits = line("main", 0.7, phase="data_wait", activity="wait-queue", number=40)
+    reads = [line("__getitem__", 0.9, pid=pid, activity="wait-disk", work="file") for pid in (WORKER, WORKER + 1)]
+    records = steps(seconds=0.1, data_wait=0.08, forward=0.01, backward=0.01, queue_ready=0, cpu=0.02)
+    seen = snapshot(
+        records,
+        lines=[waits, *reads],
+        workers=2,
+        host=host(2, worker_cpu=0.05),
+        facts=loaders(2),
+        series={"workers_cpu": constant(0.1)},
+    )
+    assert said(seen).subtype == "storage"
