@@ -77,18 +77,17 @@ def _who(view: View) -> list[Line]:
 
 
 def _rates(view: View) -> list[Line]:
-    still = view.snapshot.standstill if view.snapshot else None
-    if still is not None:
-        return [Line(f"nothing has run for {duration(still.seconds)}", LOSS)]
-    served = view.snapshot.serving if view.snapshot and serves(view.snapshot) else None
-    if served is not None:
-        return _served(view, served)
-    steps = view.snapshot.steps if view.snapshot else None
-    if steps is None or steps.per_second is None:
+    snapshot = view.snapshot
+    if snapshot is not None and snapshot.standstill is not None:
+        return [Line(f"nothing has run for {duration(snapshot.standstill.seconds)}", LOSS)]
+    if snapshot is not None and snapshot.serving is not None and serves(snapshot):
+        return _served(view, snapshot.serving)
+    steps = snapshot.steps if snapshot else None
+    if snapshot is None or steps is None or steps.per_second is None:
         hook = view.source("hook")
         never = hook is not None and hook.state in ("absent", "denied")
         return [Line(f"{(NOT_SUPPORTED if never else NOT_YET).rjust(4)} step/s", DIM)]
-    word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
+    word = "req" if snapshot.kind == "inference" else "step"
 
     def figure(text: str, word: str, field: str, style: Style = TEXT) -> Line:
         by = change(view, field_of(f"steps.{field}"), is_speed=True, points=field == "mfu")

@@ -72,7 +72,7 @@ class StandingPane(StackList[StandingPlace]):
     odd: Odd | None = None
     native: Mapping[int, Sequence[str]] = {}
 
-    def take(self, still: Standstill | None) -> None:
+    def set_standstill(self, still: Standstill | None) -> None:
         self.native = {}
         self.still = still
         self.odd = odd_one(still) if still is not None and (still.ranks or still.gone) else None
@@ -160,10 +160,10 @@ class HangScreen(StackScreen[StandingPlace]):
     def __init__(self, feed: Feed, view: View) -> None:
         super().__init__(feed, view, StandingPane(id="standing"))
 
-    def take(self, dump: StackDump | None) -> None:
+    def show_dump(self, dump: StackDump | None) -> None:
         snapshot = self.view.snapshot
         dump = dump or StackDump(time=0.0, frames=(), threads=())
-        self.listing.take(standing_at(snapshot, dump) if snapshot is not None else None)
+        self.listing.set_standstill(standing_at(snapshot, dump) if snapshot is not None else None)
         if not self.listing.problem:
             self.listing.problem = "; ".join(f"no stack of {pid}: {why}" for pid, why in dump.refused)
 

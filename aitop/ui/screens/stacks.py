@@ -173,7 +173,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
         self._feed = feed
         self._full = False
 
-    def take(self, dump: StackDump | None) -> None:
+    def show_dump(self, dump: StackDump | None) -> None:
         raise NotImplementedError
 
     def group_of(self, entry: Entry) -> StackGroup | None:
@@ -206,7 +206,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
         elif dump is None and snapshot is not None and snapshot.stacks is not None:
             dump = most_seen(snapshot.stacks, snapshot.time)
             listing.when = f"most seen in {snapshot.stacks.seconds:.0f} s"
-        self.take(dump)
+        self.show_dump(dump)
         self.action_select(0)
 
     def action_select(self, by: int) -> None:
@@ -254,7 +254,7 @@ class StacksScreen(StackScreen[StackGroup]):
     def __init__(self, feed: Feed, view: View) -> None:
         super().__init__(feed, view, GroupList(id="groups"))
 
-    def take(self, dump: StackDump | None) -> None:
+    def show_dump(self, dump: StackDump | None) -> None:
         listing = self.listing
         listing.entries = stack_groups(dump) if dump is not None else ()
         listing.refused = dump.refused if dump is not None else ()
