@@ -25,7 +25,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, tag="target"):
     started: float | None = None
     python: str | None = None
     script: str | None = None
-    passive: bool = False
     ended: str | None = None
     time: float = 0.0
 

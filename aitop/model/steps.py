@@ -173,9 +173,9 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
     `looked_up_parameters` are those of the `parameters` that are in embeddings alone: a step reads some rows of them.
     `calls` are the dearest call sites, `callers` the lines that were under way when the model was called.
-    `flops` are floating-point operations of one step (forward and backward), estimated from shapes; `flops_basis` says
-    in words how. `flops_per_backward` are those of one backward and its forward as the hook tells them, `flops_dtype`
-    the dtype that most of them are made in (tf32 where float32 may be rounded to it).
+    `flops_per_backward` are floating-point operations of one backward pass and its forward, estimated from shapes, as
+    `flops_basis` says in words; `flops_dtype` is the dtype that most of them are made in (tf32 where float32 may be
+    rounded to it).
     `input_dtypes` are those of the tensors the root model gets,
     `autocast` the dtype of an active autocast, `matmul_precision` torch's setting for float32 products.
     `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
@@ -211,7 +211,6 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     calls: tuple[CallSite, ...] = ()
     callers: tuple[Caller, ...] = ()
-    flops: float | None = None
     flops_basis: str | None = None
     flops_per_backward: float | None = None
     flops_dtype: str | None = None

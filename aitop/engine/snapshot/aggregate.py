@@ -52,7 +52,9 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     ranks = ranks_view(history, tick.time)
     steps = _with_exchange(steps, ranks)
     workers = working(stacks, _stepping(history, tick.time), history.target.pid)
-    process = _first(stacks, workers)
+    by_pid = {each.pid: each for each in stacks.processes} if stacks else {}
+    # Of those that do the work the first stands for the job.
+    process = next((by_pid[pid] for pid in workers if pid in by_pid), None)
     engine = host.engine if host else None
     kind = _kind(records, stacks, serves=engine is not None)
     first = history.first_time if history.first_time is not None else tick.time
@@ -240,12 +242,6 @@ def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> 
         return "training"
     forwards = sum(line.samples for line in lines if line.phase == "forward")
     return "inference" if records or serves or forwards >= ENOUGH_FORWARD_SAMPLES else "unknown"
-
-
-def _first(stacks: Stacks | None, workers: Sequence[int]) -> ProcessStacks | None:
-    """The stacks of the process that stands for the job: the first of those that do the work."""
-    processes = {process.pid: process for process in stacks.processes} if stacks else {}
-    return next((processes[pid] for pid in workers if pid in processes), None)
 
 
 def _steps_from_stacks(history: History, process: ProcessStacks | None) -> Steps | None:

@@ -230,7 +230,8 @@ def _rank_view(
     cores: Mapping[int, OnCores],
 ) -> RankView:
     pid = process.pid
-    device = _device(history, pid)
+    gpu = history.gpus.last
+    device = next((device for device in gpu.devices if device.runs(pid)), None) if gpu is not None else None
     mine = compared.records.get(pid) or ()
     view = RankView(
         rank=rank_number(history, process),
@@ -291,13 +292,6 @@ def _clock(history: History, device: GpuDevice | None) -> float | None:
     same = (then for sample in samples for then in sample.devices if then.index == device.index)
     known = [then.sm_clock for then in same if then.sm_clock]
     return fmean(known) if known else None
-
-
-def _device(history: History, pid: int) -> GpuDevice | None:
-    """The device that a rank is on."""
-    gpu = history.gpus.last
-    devices = gpu.devices if gpu is not None else ()
-    return next((device for device in devices if device.runs(pid)), None)
 
 
 # What ranks need cores for and wait for cores, and what a step would save if one of them got its own.

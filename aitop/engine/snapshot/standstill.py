@@ -51,7 +51,8 @@ def standstill(history: History, now: float) -> Standstill | None:
     seconds, host = standing_for(history, now), history.hosts.last
     if seconds < LOOK_SECONDS or host is None:
         return None
-    usual = _longest_step(history)
+    timed = [hook.steps for hook in history.hooks.values() if len(hook.steps) > 1]
+    usual = max((step.seconds for steps in timed for step in steps), default=None)
     ranks, workers = _standing(
         host,
         history.dump,
@@ -139,12 +140,6 @@ def _spins(pid: int, history: History) -> bool:
     return len(last) == 2 and len(stacks) == 1 and waiting_for(own_frames(stacks.pop()))[0] == "collective"
 
 
-def _longest_step(history: History) -> float | None:
-    """The longest that any rank took for a step, or between two looks that saw none; None without steps."""
-    longest = [max(step.seconds for step in hook.steps) for hook in history.hooks.values() if len(hook.steps) > 1]
-    return max(longest, default=None)
-
-
 def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
     """Where ranks and workers stand by this look, whether or not they stand still for long."""
     views = snapshot.ranks.ranks if snapshot.ranks else ()
@@ -168,7 +163,8 @@ def _standing(
     sequences: Mapping[int, int | None],
 ) -> tuple[tuple[Standing, ...], tuple[Standing, ...]]:
     """Ranks and workers, by the last look at all stacks; the rest is by pid: see Standing."""
-    stacks = _main_stacks(dump)
+    mains = [thread for thread in dump.threads if thread.main and thread.frames] if dump else []
+    stacks = {main.pid: own_frames([dump.frames[index] for index in main.frames]) for main in mains} if dump else {}
     standing = []
     for process in host.processes:
         if process.role not in ("rank", "loader-worker") or process.state == "Z":
@@ -193,17 +189,6 @@ def _standing(
     standing.sort(key=lambda place: (place.rank is None, place.rank or 0, place.pid))
     ranks = tuple(place for place in standing if place.role == "rank")
     return ranks, tuple(place for place in standing if place.role == "loader-worker")
-
-
-def _main_stacks(dump: StackDump | None) -> dict[int, tuple[Frame, ...]]:
-    """The own frames of every main thread when all were looked at last."""
-    if dump is None:
-        return {}
-    return {
-        thread.pid: own_frames([dump.frames[index] for index in thread.frames])
-        for thread in dump.threads
-        if thread.main and thread.frames
-    }
 
 
 def rank_number(history: History, process: ProcessSample) -> int | None:

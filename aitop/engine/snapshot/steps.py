@@ -152,7 +152,7 @@ def device_of(pid: int | None, gpu: GpuSample | None) -> GpuDevice | None:
 def with_throughput(steps: Steps, facts: HookFacts | None, gpu: GpuSample | None) -> tuple[Steps, HookFacts | None]:
     """`steps` with their rate of operations, and its share of the device's peak where that and the dtype are known.
 
-    `facts` come back with the operations of one step, the mean of the window's.
+    `facts` come back with how the operations were counted.
     """
     total = sum(record.seconds for record in steps.recent)
     made = operations(facts, steps.recent) if facts is not None else None
@@ -163,4 +163,4 @@ def with_throughput(steps: Steps, facts: HookFacts | None, gpu: GpuSample | None
     # A process that has not touched CUDA computes elsewhere.
     most = peak(device.name, dtype) if facts.cuda and device and device.name and dtype else None
     steps = msgspec.structs.replace(steps, flops_per_second=rate, mfu=rate / most if most else None)
-    return steps, msgspec.structs.replace(facts, flops=made.flops / len(steps.recent), flops_basis=made.basis)
+    return steps, msgspec.structs.replace(facts, flops_basis=made.basis)
