@@ -26,7 +26,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
     spans = [span for own in samples.values() if (span := _span(own, since)) is not None]
     recent = [sample for own in samples.values() for sample in own if sample.time >= since]
     newest = [own[-1] for own in samples.values()]
-    running, waiting = _gauge(newest, "running"), _gauge(newest, "waiting")
+    running, waiting = (_sum(sample.gauges.get(name) for sample in newest) for name in ("running", "waiting"))
     latency = _sum(_spent(span, "latency") for span in spans)
     mean_running, mean_waiting = (_mean_gauge(recent, len(newest), name) for name in ("running", "waiting"))
     present = mean_running if mean_waiting is None or mean_running is None else mean_running + mean_waiting
@@ -124,11 +124,6 @@ def _within(buckets: Sequence[tuple[float, float]], rank: float) -> float | None
     return None
 
 
-def _gauge(samples: Sequence[ServerSample], name: str) -> float | None:
-    """The sum over servers; None where one of them lacks the gauge."""
-    return _sum(sample.gauges.get(name) for sample in samples)
-
-
 def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> float | None:
     """The mean over the samples, times the number of servers."""
     mean = mean_of([sample.gauges[name] for sample in samples if name in sample.gauges])
@@ -148,6 +143,7 @@ def _still(samples: Sequence[ServerSample]) -> float | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum; None where one of the values is not measured, or there is none."""
     known = list(values)
     return None if not known or None in known else sum(value for value in known if value is not None)
 
