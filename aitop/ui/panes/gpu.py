@@ -134,7 +134,12 @@ def _block(view: View, field: Field, device: GpuDevice, width: int, height: int,
         for each in device.mig_devices:
             part = Line(f"mig {each.index:<4}", DIM).add(_memory(each).rjust(13), TEXT)
             below.append(part.add(f"  {one_line(each.name or '')}", DIM))
-        below += _others(device)
+        others = [process for process in device.processes or () if not process.mine]
+        if others:
+            who = plural(len(others), "other process", "other processes")
+            who += f" {shorten(one_line(others[0].name or ''), 24)}" if len(others) == 1 else ""
+            memory = size(sum(process.memory or 0 for process in others))
+            below.append(Line("shared  ", DIM).add(f"{who} {memory}"))
     rows = 1 + max(0, min(30, height - 1 - len(below)))
     return [*_busy_rows(view, field, device, width, rows, name), *below]
 
@@ -241,14 +246,6 @@ def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
     if device.fan is not None:
         line.join_fitting([Line("  fan ", DIM).add(share_text(device.fan).strip())], width)
     return line
-
-
-def _others(device: GpuDevice) -> list[Line]:
-    others = [process for process in device.processes or () if not process.mine]
-    memory = size(sum(process.memory or 0 for process in others))
-    name = f" {shorten(one_line(others[0].name or ''), 24)}" if len(others) == 1 else ""
-    line = Line("shared  ", DIM).add(f"{plural(len(others), 'other process', 'other processes')}{name} {memory}")
-    return [line] if others else []
 
 
 def _why_none(view: View, width: int) -> Line:

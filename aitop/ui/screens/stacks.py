@@ -101,7 +101,11 @@ class GroupPane(Pane, can_focus=False):
         if group is None:
             return Drawing([], "Stack")
         roles = _roles(view)
-        lines = [_member_line(member, roles, width) for member in group.members]
+        lines = []
+        for member in group.members:
+            line = Line(str(member.pid).rjust(8), TEXT).add("  ").join(Line(roles.get(member.pid, "process")).fit(14))
+            name = Line(one_line(member.thread), BRIGHT if member.main else TEXT).fit(max(12, width - 44))
+            lines.append(line.add("  ").join(name).add("  ").join(_state((member,))))
         lines.append(Line())
         lines += [_frame_line(frame, frame is group.where, width) for frame in reversed(group.frames)]
         return Drawing(lines, f"{one_line(group.what)} · {plural(len(group.members), 'thread')}")
@@ -131,12 +135,6 @@ def _state(members: tuple[ThreadStack, ...]) -> Line:
     if not active:
         return Line("idle" if any(member.active is not None for member in members) else "–", FAINT)
     return Line("at work" if active == len(members) else f"{active} at work", TEXT)
-
-
-def _member_line(member: ThreadStack, roles: dict[int, str], width: int) -> Line:
-    line = Line(str(member.pid).rjust(8), TEXT).add("  ").join(Line(roles.get(member.pid, "process"), TEXT).fit(14))
-    line.add("  ").join(Line(one_line(member.thread), BRIGHT if member.main else TEXT).fit(max(12, width - 44)))
-    return line.add("  ").join(_state((member,)))
 
 
 def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:

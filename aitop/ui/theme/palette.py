@@ -19,7 +19,7 @@ from aitop.ui.theme.themes import DARK, FADED, LIFTED, colour_of
 
 @lru_cache(maxsize=512)
 def role(name: str) -> Color:
-    """The colour with this meaning; `name` is one of themes.ROLES, maybe with FADED or LIFTED behind it."""
+    """The colour with this meaning; `name` is a role of themes, maybe with FADED or LIFTED behind it."""
     return Color(name, ColorType.TRUECOLOR, None, colour_of(DARK, name).get_truecolor())
 
 

@@ -71,7 +71,6 @@ _TABLE = {
     "syntax-keyword": ("#c59ad6", "#7a3596", "#c59ad6", "bright_magenta"),
     "syntax-builtin": ("#8cb8d8", "#1f5f92", "#8cb8d8", "bright_cyan"),
 }
-ROLES = frozenset(_TABLE)
 
 
 class Theme(msgspec.Struct, frozen=True, eq=False):
