@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 from importlib.resources import files
 
 import msgspec
@@ -256,3 +257,17 @@ def test_all_threads_take_memory_from_one_arena():
         words = [sys.executable, "-c", MANY_THREADS.format(call=call)]
         arenas.append(int(subprocess.run(words, capture_output=True, text=True, check=True).stdout))
     assert arenas[0] == 1 < arenas[1]
+
+
+class Job:
+    """Something that holds itself, as a job's threads and what they call do."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_an_ended_job_left_is_freed_at_once():
+    gone = weakref.ref(Job())
+    assert gone() is not None
+    export.give_memory_back()
+    assert gone() is None

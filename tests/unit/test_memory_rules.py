@@ -336,3 +336,15 @@ def test_a_rank_that_holds_much_more_memory_than_the_others():
     assert oom_risk(held(26, 24, 24)) is None and oom_risk(held(36)) is None and oom_risk(snapshot([])) is None
     host = [RankView(rank=rank, pid=rank, rss=one << 20) for rank, one in enumerate((900, 300))]
     assert oom_risk(snapshot([], ranks=Ranks(ranks=tuple(host)))) is None, "less than a gigabyte"
+
+
+def test_stacks_from_before_the_first_step_are_not_part_of_a_step():
+    history = History(Target(pid=RANK, command="python train.py"))
+    reads = stack("user/train.py:3 main", "user/data.py:7 read_all")
+    backward = stack("user/train.py:9 main | loss.backward()", "torch/autograd/graph.py _engine_run_backward")
+    seen = []
+    for seconds, frames in ((994.0, reads), (996.0, reads), (998.0, backward), (1000.0, backward)):
+        history.add(window(seconds, (RANK, "MainThread", True, frames, 40)))
+        stacks = aggregate(history, Tick(time=seconds, wall=0.0)).stacks
+        seen.append({line.line: line.share for line in stacks.lines})
+    assert seen == [{7: 1.0}, {7: 1.0}, {9: 1.0}, {9: 1.0}]

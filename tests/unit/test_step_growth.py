@@ -108,6 +108,7 @@ def sampled(*counts):
 
 
 def test_lines_drift_apart_where_others_take_the_cores():
+    assert fired(step_growth.judge(sampled(2, 6, 11, 16, 21, 26))).share == pytest.approx(82 / 240, abs=0.01)
     crowded = {"run_delay": constant(0.3)}
     for counts, grows in (((2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9), False), ((2, 6, 11, 16, 21, 26), True)):
         calm = sampled(*counts)
