@@ -90,15 +90,6 @@ SHAPES = {
             loss.backward()
             recent.append(loss)
         """,
-    "emptied by the epoch": """
-        for epoch in range(90):
-            outputs = []
-            for x, y in loader:
-                out = model(x)
-                loss = loss_fn(out, y)
-                loss.backward()
-                outputs.append(out)  # G
-        """,
     "a collate function": """
         def collate(batch):
             xs, ys = [], []
@@ -175,23 +166,6 @@ SHAPES = {
             history["loss"].append(loss)  # G
             history["acc"].append(accuracy(out, y))  # G
             history["right"].append(accuracy(out, y).item())
-        """,
-    "a list added to a list": """
-        for x, y in loader:
-            loss = loss_fn(model(x), y)
-            loss.backward()
-            log += [loss.item()]
-            kept += [loss]  # G
-        """,
-    "accelerate": """
-        def main():
-            total_loss = 0
-            for step, batch in enumerate(train_dataloader):
-                outputs = model(**batch)
-                loss = outputs.loss
-                total_loss += loss  # G
-                accelerator.backward(loss)
-                optimizer.step()
         """,
     "several losses of one step": """
         for x, y in loader:
@@ -283,24 +257,10 @@ def test_no_name_of_the_users_matters(name):
     ]
 
 
-def test_sites_that_keep_a_graph_come_first_and_carry_their_text():
-    source = textwrap.dedent(
-        """
-        def train():
-            names, losses = [], []
-            for x, y in loader:
-                loss = loss_fn(model(x), y)
-                loss.backward()
-                names.append(str(x))
-                losses.append(loss)
-        """
-    )
-    first, second = sites(source)
-    assert (first.line, first.text, first.function, first.keeps_graph) == (8, "losses.append(loss)", "train", True)
+def test_sites_that_keep_a_graph_come_first_with_their_text_and_function():
+    first, second = sites(textwrap.dedent(LOOP.format("names.append(str(x))\n        losses.append(loss)")))
+    assert (first.line, first.text, first.function, first.keeps_graph) == (6, "losses.append(loss)", "<module>", True)
     assert (second.text, second.keeps_graph) == ("names.append(str(x))", False)
-
-
-def test_methods_have_qualified_names():
     (site,) = sites(textwrap.dedent(SHAPES["a history kept by a method"]))
     assert site.function == "Trainer.training_step"
 
@@ -452,18 +412,7 @@ def test_a_long_chain_of_assignments_is_read_at_once():
 
 
 WORDS = ["x", "loss", "total", "self.seen", "model", "(", ")", "[", "]", ":", "\n", "\n    ", " for ", " in ", " = "]
-WORDS += [
-    " += ",
-    ".append(",
-    ".backward()",
-    "with torch.no_grad():",
-    "def step(self):",
-    "[1:]",
-    "del ",
-    ",",
-    "*",
-    "lambda: ",
-]
+WORDS += [" += ", ".append(", ".backward()", "with torch.no_grad():", "def step(self):", "[1:]", "del ", ",", "*"]
 
 
 @settings(max_examples=300, deadline=None)
