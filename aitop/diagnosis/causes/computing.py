@@ -53,7 +53,9 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
             known["between them"] = written
     if not known:
         return None
-    computing = sum(known.values())
+    # What is being compiled within the phases is not computed yet.
+    compiling = main_lines(snapshot, lambda entry: entry.activity == "compile").share
+    computing = max(0.0, sum(known.values()) - compiling)
     busy = device_busy(snapshot)
     evidence = [", ".join(f"{name} {percent(share)}" for name, share in known.items())]
     if busy is not None:

@@ -298,14 +298,15 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     doing = _source_words(lines) or ("waiting" if blocked else "computing")
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
     _, ahead = _with_best_workers(snapshot, share, blocked)
+    cheaper = fix(f"make {place} cheaper: vectorise it, or do it once ahead of time", share * within_first(lines))
+    workers = fix(f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}", ahead)
+    gains = workers.speedup is None or workers.speedup >= WORTH_IT
     return Why(
         subtype="storage" if blocked else "transform",
         where=lines.where,
         evidence=(f"batches are made by the thread that computes, {doing}: {place}",),
-        fixes=(
-            fix(f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}", ahead),
-            fix(f"make {place} cheaper: vectorise it, or do it once ahead of time", share * within_first(lines)),
-        ),
+        # Where no core is idle, workers would only take them from the step.
+        fixes=(workers, cheaper) if gains else (cheaper,),
         confirmed=True,
     )
 

@@ -22,6 +22,8 @@ ENTER, LEAVE = 0.08, 0.05
 MIN_WINDOWS, MIN_STEPS_BESIDE, PART_OF_WINDOW = 3, 6, 0.05
 STILL_SECONDS, SEEN_SECONDS = 5.0, 30.0
 MIN_RISES = 3
+# Compiling for at least this share of the time is what there is to say, even if it may be that of the start.
+MOSTLY = 0.5
 # How many windows count as the newest where windows have no time of their own.
 NEWEST = 2
 
@@ -37,7 +39,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if len(rises) < MIN_RISES and not (
         _lasting(snapshot) if snapshot.kind == "training" and stepping(snapshot) else takes_turns(snapshot, compiling)
     ):
-        return "something is compiled; whether that goes on after warm-up is not known"
+        return _perhaps(snapshot, compiling)
     share = compiling.share
     if share < LEAVE:
         return None
@@ -73,6 +75,27 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             fix(f"pad inputs to a few fixed shapes before the compiled call{at}{varying}", gone),
             *(_with_torch(gone) if torch else _with_others(gone)),
         ),
+    )
+
+
+def _perhaps(snapshot: Snapshot, compiling: Lines) -> Explanation | str:
+    """Where compiling may be that of the start: said only while it is most of what the program does."""
+    unknown = "whether that goes on after warm-up is not known"
+    process = main_stacks(snapshot)
+    now = process is not None and sum(_by_window(compiling.lines, process)[-NEWEST:]) > 0
+    if compiling.share < MOSTLY or not now:
+        return f"something is compiled; {unknown}"
+    unit = "each step" if stepping(snapshot) else "the time"
+    return Explanation(
+        severity="info",
+        share=compiling.share,
+        gains=False,
+        doubtful=True,
+        title=f"{percent(compiling.share)} of {unit} is compiling: {unknown}",
+        lines=compiling,
+        # Nothing is explained by it yet.
+        claims=(),
+        evidence=[f"{percent(compiling.share)} of {samples_of(snapshot)} stack samples are inside of the compiler"],
     )
 
 
