@@ -120,18 +120,6 @@ def test_a_line_that_reads_a_socket_waits_for_the_network_and_another_for_the_lo
     assert parts[15]["wait-network"] > 0.85 and parts[13]["wait-lock"] > 0.85
 
 
-def test_the_kernel_says_how_long_a_thread_waits_in_all():
-    """Looks at single lines are few; the thread waits for 30 % of its time, whatever they say."""
-    parts = doing(
-        (PYTHON, 50),
-        (READS, 50),
-        cpu=(20, (PYTHON, 10)),
-        states=[state(1, 100, running=70, disk=30)],
-    )
-    waits = sum(0.5 * shares.get("wait-disk", 0.0) for shares in parts.values())
-    assert waits == pytest.approx(0.3, abs=0.01)
-
-
 def test_the_kernel_counts_waits_that_are_too_short_to_be_met():
     """Of a thread that was off its core for half of the time the looks met one wait in five."""
     met = msgspec.structs.replace(state(1, 100, running=80, disk=16, lock=4), counted=0.5)

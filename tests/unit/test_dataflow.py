@@ -195,30 +195,6 @@ def test_picking_examples_by_their_loss_is_no_environment() -> None:
     assert not found.answers(at["draw"]) and not found.answers(at["weigh"])
 
 
-def test_a_variable_that_is_set_anew_carries_nothing_over() -> None:
-    found, at = calls("""
-        def train(net, opt):
-            while True:
-                x = torch.randn(8, 4)
-                y = net(x)  # MODEL
-                y.sum().backward()  # UPDATE
-                x = y.detach().cpu()  # note
-                show(x)
-        """)
-    assert not found.feeds(at["note"])
-
-
-def test_a_hand_written_update_is_not_taken_for_the_models_input() -> None:
-    found, at = calls("""
-        def train(net, source):
-            for x in source:
-                loss = net(x)  # MODEL
-                grads = torch.autograd.grad(loss, list(net.parameters()))  # UPDATE
-                descend(net, grads)  # descend
-        """)
-    assert not found.feeds(at["descend"])
-
-
 def test_text_that_is_not_python_has_no_dataflow() -> None:
     assert functions("a.py", "for for\x00", [1]) == ((), ())
     assert functions("a.py", "x" + "[0]" * 300_000, [1]) == ((), ())

@@ -62,18 +62,6 @@ def test_spawned_and_fork_server_workers():
     assert served == {10: ("rank", 0), 11: ("helper", None), 12: ("loader-worker", 0)}
 
 
-def test_multiprocessing_spawn_ranks_are_numbered_by_start():
-    tree = [process(10, 1), process(11, 10, TRACKER), process(12, 10, SPAWNED), process(13, 10, SPAWNED)]
-    found = roles(*tree, worker(14, 13, SPAWNED), trains={12})
-    assert found == {
-        10: ("launcher", None),
-        11: ("helper", None),
-        12: ("rank", 0),
-        13: ("rank", 1),
-        14: ("loader-worker", 1),
-    }
-
-
 def test_numbers_that_were_only_inherited_do_not_count():
     tree = [process(10, 1, rank=0, world=1)]
     tree += [process(pid, 10, SPAWNED, rank=0, world=1) for pid in (11, 12)]
@@ -117,10 +105,6 @@ def test_a_script_that_was_seen_to_step_below_one_that_has_loaded_torch_as_well(
         10: ("launcher", None),
         11: ("rank", None),
     }
-
-
-def test_a_loader_worker_that_runs_a_model_still_feeds_its_rank():
-    assert roles(process(10, 1), worker(11, 10), steps={11})[11] == ("loader-worker", 0)
 
 
 def test_what_a_rank_starts_on_the_side():

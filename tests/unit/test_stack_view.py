@@ -198,18 +198,6 @@ def test_the_same_windows_give_the_same_picture_until_something_changes():
     assert later.samples == 5
 
 
-def test_many_windows_of_many_processes_are_merged():
-    windows = [
-        window(float(n), *(sample for pid in range(4) for sample in main(pid, (WAIT, 3), (BACK, 1))))
-        for n in range(1, 31)
-    ]
-    keep = StackView()
-    assert keep.view(windows[:29], ROLES, 0.0) is not None
-    stacks = keep.view(windows, ROLES, 1.0)
-    assert stacks.samples == 29 * 16
-    assert [process.samples for process in stacks.processes] == [29 * 4] * 4
-
-
 def test_threads_beside_the_one_that_steps_have_trees_of_their_own():
     spin = stack("user/train.py:5 spin | while True: pass")
     wait = stack("std/threading.py Thread._bootstrap", "std/threading.py Condition.wait")
