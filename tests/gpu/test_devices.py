@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from aitop.sources.nvml import count_cards
+
 pytestmark = pytest.mark.e2e
 
 ASK = """
@@ -26,7 +28,8 @@ print(len(device_users()), "pynvml" in sys.modules)
 def test_without_the_driver_the_source_says_so_and_pynvml_is_not_loaded(tmp_path, printed):
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")  # hides the real one of a machine that has it
     lines = printed({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, ASK)
-    assert lines == ["absent no NVIDIA driver here (libnvidia-ml.so.1 not found)", "0 False"]
+    card = "an NVIDIA GPU is here, but not its driver (libnvidia-ml.so.1 not found)"
+    assert lines == [f"absent {card if count_cards() else 'there is no NVIDIA GPU here'}", "0 False"]
 
 
 def test_with_the_driver_its_devices_are_read(fake_nvml, printed):

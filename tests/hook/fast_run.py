@@ -56,11 +56,15 @@ class Fast:
         """Go on to somewhere in the middle of a time in which steps are only counted."""
         for _ in range(most):
             self.steps(1)
-            if self.journal.counting and self.journal.count_until - time.monotonic_ns() > 30_000_000:
+            if self._counts():
                 self.steps(2)
-                if self.journal.counting:
+                if self._counts():
                     return
         raise AssertionError("it never counts")
+
+    def _counts(self) -> bool:
+        """Whether steps are only counted, and will be for a while."""
+        return self.journal.counting and self.journal.count_until - time.monotonic_ns() > 30_000_000
 
     def after(self, steps: int = 5):
         """The records, when some more steps have been made and everything was sent."""
