@@ -146,7 +146,8 @@ def test_threads_wait_and_run_for_the_parts_of_the_time_that_they_do(script: int
     assert 0.2 < totals.on("cpu", "MainThread") < 0.75
     assert {kind for kind, function in totals.functions if function == "spins"} == {"gil", "cpu"}
     waiting = {"asks_a_neighbour", "asks_the_network", "waits_for_an_event", "waits_for_a_child"}
-    assert not waiting & {thread for _, thread in totals.threads}
+    # One that has just been woken may be met once.
+    assert not {(kind, thread) for kind in ("gil", "cpu") for thread in waiting if totals.on(kind, thread) > 0.1}
 
 
 @pytest.mark.parametrize("script", [SAVES], indirect=True)
