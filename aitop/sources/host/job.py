@@ -115,7 +115,9 @@ def _started(parent: JobFacts, child: JobFacts) -> bool:
     if spawned(child.argv) or server or forked or kind_of(child.argv, python=False) == "helper":
         return True
     numbers = child.numbers
-    return numbers.rank is not None and (numbers.world_size or 1) > 1 and numbers != parent.numbers
+    ranked = numbers.rank is not None and (numbers.world_size or 1) > 1 and numbers != parent.numbers
+    # The first process of a container may have started several jobs.
+    return ranked and parent.stat.pid > 1
 
 
 def _beside(known: JobFacts, top: JobFacts) -> set[int]:
