@@ -119,8 +119,8 @@ def _explained(
 
 
 def _weighed(verdict: Verdict) -> Verdict:
-    """The verdict, its severity lowered from warning to info if its speedup is below LEAST_GAIN."""
-    little = verdict.severity == "warning" and verdict.speedup is not None and verdict.speedup < LEAST_GAIN
+    """The verdict, its severity lowered to info if its speedup is below LEAST_GAIN."""
+    little = verdict.speedup is not None and verdict.speedup < LEAST_GAIN
     return msgspec.structs.replace(verdict, severity="info") if little else verdict
 
 

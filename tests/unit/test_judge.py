@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,6 +99,16 @@ def test_order_is_severity_then_share():
     judge = Judge([source.rule for source in rules])
     shown(judge, 0)
     assert shown(judge, 1) == ["memory-leak", "input-bound", "python-overhead", "compute-bound"]
+
+
+@pytest.mark.parametrize("severity", ["warning", "critical"])
+def test_what_gains_nothing_alone_is_information(severity):
+    def judge(snapshot):
+        return Finding(msgspec.structs.replace(verdict("optimizer-bound", severity), speedup=1.0), 0.5)
+
+    judge_ = Judge([Rule("optimizer-bound", judge, Band(enter=0.2, leave=0.1))])
+    told = [judge_.judge(picture(time)) for time in range(2)][-1]
+    assert [one.severity for one in told.verdicts] == ["info"]
 
 
 def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
