@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -94,3 +96,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag="gpu"):
     time: float
     devices: tuple[GpuDevice, ...]
     driver: str | None = None
+
+
+# By pid, the indices of its devices and the bytes it has on them together, None where the driver does not tell.
+DeviceUsers = Mapping[int, tuple[tuple[int, ...], int | None]]

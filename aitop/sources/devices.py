@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
 from aitop.model.event import Sample
-from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.gpu import DeviceUsers, GpuDevice, GpuSample
 from aitop.model.source import SourceName
 from aitop.sources import nvml
 from aitop.sources.source import Source
-
-# By pid, the indices of its devices and the bytes it has on them together, None where the driver does not tell.
-DeviceUsers = Mapping[int, tuple[tuple[int, ...], int | None]]
 
 
 def device_source(tree: Callable[[], frozenset[int]]) -> Source:

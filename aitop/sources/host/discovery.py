@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from aitop.model.gpu import DeviceUsers
 from aitop.model.job import Candidate
 from aitop.sources import procfs
-from aitop.sources.devices import DeviceUsers
 from aitop.sources.host.job import lineage, top_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessTree, places_of

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 
 import pynvml
 
-from aitop.model.gpu import GpuProcess
+from aitop.model.gpu import DeviceUsers, GpuProcess
 from aitop.sources import plausible, procfs
-from aitop.sources.devices import DeviceUsers
 from aitop.sources.nvml import library
 from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.source import SourceError
