@@ -51,7 +51,7 @@ COUNTING_BEGINS, COUNTED, UNSEEN = range(21, 24)
 #   ITERATION_STATE     requests in the engine after it, requests waiting before it, millionths of the KV cache in use
 REQUEST_PARTS, REQUEST_MORE, REQUEST = range(24, 27)
 ITERATION_PARTS, ITERATION_TOKENS, ITERATION_STATE, ITERATION, COMPILE = range(27, 32)
-# The next one is 32. A phase with an event of its own has its row in model/phases.py, and is no further one of PHASES.
+# A new event is number 32. If it times a phase of its own, it has a row in model/phases.py and does not go into PHASES.
 KINDS = 32
 
 # The events above that end a phase: what happened within the phase was noted before.
