@@ -124,7 +124,7 @@ def main_stacks(snapshot: Snapshot) -> ProcessStacks | None:
 
 
 def samples_of(snapshot: Snapshot) -> int:
-    """The number of stack samples of the judged process, on which all rests that the hook did not measure."""
+    """The number of stack samples of the judged process: the evidence for all that the hook did not measure."""
     process = main_stacks(snapshot)
     return process.samples if process is not None else 0
 
@@ -134,7 +134,7 @@ def main_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool]) -> Lines:
     return lines_of(entry for entry in entries_of(snapshot) if entry.lane == "main" and wanted(entry))
 
 
-def beside_lines(snapshot: Snapshot) -> tuple[Entry, ...]:
+def producer_entries(snapshot: Snapshot) -> tuple[Entry, ...]:
     """The entries of threads and processes beside the stepping thread; a share is of that thread's own time."""
     return tuple(entry for entry in entries_of(snapshot) if entry.lane == "producers")
 
@@ -149,7 +149,7 @@ def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda en
     workers = {process.pid for process in sampled_workers(snapshot)}
     working = lines_of(
         entry
-        for entry in beside_lines(snapshot)
+        for entry in producer_entries(snapshot)
         if entry.pid in workers and entry.activity != "wait-queue" and wanted(entry)
     )
     return Lines(working.share / len(workers) if workers else 0.0, working.entries)

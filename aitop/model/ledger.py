@@ -84,6 +84,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return self.instead or self.activity
 
     @property
+    def within_step(self) -> bool:
+        """Whether it is host code between the model's call and its update: a loss, or a model that is no module."""
+        return self.phase == "host" and self.position == "within"
+
+    @property
     def at(self) -> tuple[str, int]:
         """File and line."""
         return self.file, self.line

@@ -96,7 +96,7 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
         where=_where(snapshot, sites),
         evidence=(
             *_evidence(1e3 * ranks.exchange, ddp),
-            *_beside(ranks, gone - share),
+            *_cores_taken(ranks, gone - share),
             *scaling(ranks),
             *_elsewhere(ranks),
             *map(_site_words, sites[:MOST_SITES]),
@@ -152,7 +152,7 @@ def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
     return words
 
 
-def _beside(ranks: Ranks, more: float) -> list[str]:
+def _cores_taken(ranks: Ranks, more: float) -> list[str]:
     """Evidence that the threads which exchange also take cores from those that compute; empty if they hardly do."""
     if more < OVERHEAD or ranks.apart is None:
         return []

@@ -9,7 +9,6 @@ from aitop.diagnosis.device import activity_of_devices, idle_share, on_gpu, own_
 from aitop.diagnosis.evidence import RUNNING, Lines, main_lines, running
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
-from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import percent
@@ -48,7 +47,9 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
     idle = idle_share(snapshot) if device else 0.0
     if idle is None:
         return "the parameters are float64; whether the GPU is the limit is not measured"
-    lines = main_lines(snapshot, lambda entry: entry.does in RUNNING and (entry.phase == "forward" or _beside(entry)))
+    lines = main_lines(
+        snapshot, lambda entry: entry.does in RUNNING and (entry.phase == "forward" or entry.within_step)
+    )
     computing = (1.0 - idle) if device else _computing(snapshot, facts, lines)
     share = computing * FLOAT64_SAVED
     pipe = activity_of_devices(snapshot, "fp64") if device else None
@@ -77,18 +78,13 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
     )
 
 
-def _beside(entry: Entry) -> bool:
-    """Whether a line is of a model that is no module, or of a loss by hand."""
-    return entry.phase == "host" and entry.position == "within"
-
-
 def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
     """Share of a step on the CPU that computes, without what calling operations from Python costs, there and back.
 
     Who calls them holds the interpreter's lock, and they are in the graph: the smaller of what both allow counts.
     """
     phases = ("forward", "backward", "optimizer", "evaluation")
-    whole = main_lines(snapshot, lambda entry: entry.phase in phases or _beside(entry)).share
+    whole = main_lines(snapshot, lambda entry: entry.phase in phases or entry.within_step).share
     by_lock = whole * min(1.0, op_cost.WHOLE_CALL * lines.part(lambda entry: entry.does == "python"))
     step = snapshot.steps.mean if snapshot.steps else None
     if facts.ops is None or not step:

@@ -48,7 +48,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if snapshot.kind == "unknown" and not records(snapshot):
         return "no phase of a step was seen: Python may be all that the program is there for"
     gpu = on_gpu(snapshot)
-    beside = main_lines(snapshot, lambda entry: _beside(entry) and entry.does == "python" and not _model(entry))
+    beside = main_lines(snapshot, lambda entry: _of_host(entry) and entry.does == "python" and not _model(entry))
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0
@@ -120,14 +120,14 @@ def _calling(lines: Lines, least_held: float) -> float:
     return sum(min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share) for at, share in held.items())
 
 
-def _beside(entry: Entry) -> bool:
+def _of_host(entry: Entry) -> bool:
     """Whether code runs beside the model: around its phases, or in a gradient that is computed without tensors."""
     return entry.phase in HOST or (entry.phase == "backward" and entry.work is None and entry.where is not None)
 
 
 def _model(entry: Entry) -> bool:
     """Whether host code is the model or its loss written by hand: it computes with tensors within the step."""
-    return entry.phase == "host" and entry.position == "within" and entry.work in (*COMPUTES, None)
+    return entry.within_step and entry.work in (*COMPUTES, None)
 
 
 def _seconds_per_op(snapshot: Snapshot, share: float) -> float | None:

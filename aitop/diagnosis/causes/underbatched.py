@@ -15,11 +15,11 @@ from aitop.diagnosis.evidence import (
     AT_LEISURE,
     MIN_STEPS,
     Lines,
-    beside_lines,
     cores_wanted,
     lines_of,
     main_lines,
     moved_to,
+    producer_entries,
     records,
     running,
     takes_request,
@@ -102,7 +102,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         f"{percent(share)} of the time could serve {together}",
         # Where the model is called a batch is put together, however the model is written.
         where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
-        claims=() if training else _beside(snapshot).entries,
+        claims=() if training else _around_call(snapshot).entries,
         evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup),
         fixes=_fixes(snapshot, cost, share if training else gone, together),
     )
@@ -121,18 +121,18 @@ def _beside_the_model(snapshot: Snapshot) -> float:
     do meanwhile: each request takes so much longer. Other processes go on with the next requests.
     """
     models = {ledger.pid for ledger in snapshot.ledgers}
-    return cores_wanted(entry for entry in beside_lines(snapshot) if entry.pid in models)
+    return cores_wanted(entry for entry in producer_entries(snapshot) if entry.pid in models)
 
 
 def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
     """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does."""
     forward = sum(step.forward for step in steps) / sum(step.seconds for step in steps)
-    return min(0.99, forward + min(_beside(snapshot).share, max(0.0, 1.0 - forward)))
+    return min(0.99, forward + min(_around_call(snapshot).share, max(0.0, 1.0 - forward)))
 
 
-def _beside(snapshot: Snapshot) -> Lines:
+def _around_call(snapshot: Snapshot) -> Lines:
     """The host code around the model's call that runs once per batch."""
-    return main_lines(snapshot, lambda entry: entry.phase == "host" and entry.position == "within")
+    return main_lines(snapshot, lambda entry: entry.within_step)
 
 
 def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:
