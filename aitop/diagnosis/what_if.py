@@ -24,7 +24,7 @@ from operator import mul
 
 import msgspec
 
-from aitop.diagnosis.evidence import beside_lines, loader_workers, records
+from aitop.diagnosis.evidence import loader_workers, producer_entries, records
 from aitop.model.ledger import Entry
 from aitop.model.serving import IterationRecord
 from aitop.model.snapshot import Snapshot
@@ -312,7 +312,7 @@ def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
     depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
     if depths:
         return bool(loader_workers(snapshot)) and depths.count(0) >= EMPTY * len(depths)
-    return any(entry.at == place.at for place in loading.where[:1] for entry in beside_lines(snapshot))
+    return any(entry.at == place.at for place in loading.where[:1] for entry in producer_entries(snapshot))
 
 
 def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> list[Verdict]:

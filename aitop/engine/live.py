@@ -408,7 +408,7 @@ class LiveFeed:
         if self._sink is not None:
             self._sink.write(event)
         if isinstance(event, StackWindow):
-            self._recogniser.saw(event)
+            self._recogniser.count(event)
         snapshot = self._engine.handle(event)
         if isinstance(event, HostSample):
             self._look_if_still()

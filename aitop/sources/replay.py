@@ -195,7 +195,7 @@ def _is_sound(event: Event, line: bytes) -> bool:
         return False
     if isinstance(event, HookSample) and not _served(event):
         return False
-    if isinstance(event, ServerSample) and not _counted(event):
+    if isinstance(event, ServerSample) and not _scraped(event):
         return False
     if isinstance(event, GrowthSites) and any(len(site.text) > LONGEST_TEXT for site in event.sites):
         return False
@@ -218,8 +218,8 @@ def _served(sample: HookSample) -> bool:
     return all(value >= 0 for value in values if isinstance(value, (int, float)))
 
 
-def _counted(sample: ServerSample) -> bool:
-    """Whether nothing was counted less than never, and each bucket has a bound and a count."""
+def _scraped(sample: ServerSample) -> bool:
+    """Whether no figure is negative, and each bucket of a histogram has a bound and a count."""
     values = [*sample.counters.values(), *sample.gauges.values()]
     for histogram in sample.histograms.values():
         if len(histogram.bounds) != len(histogram.counts) or list(histogram.bounds) != sorted(set(histogram.bounds)):

@@ -96,7 +96,7 @@ def looks_of(
     met: Counter[WaitKind] = Counter()
     for state in states:
         met.update(state.waits)
-    # How long it waits the kernel counts; in what, the looks that met it waiting tell.
+    # The kernel counts how long it waits; the looks that met it waiting say in what.
     waiting = 1.0 - (running if running is not None else 1.0)
     waits: dict[WaitKind, float] = {kind: waiting * count / met.total() for kind, count in met.items()}
     return ThreadLooks(

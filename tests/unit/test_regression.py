@@ -35,7 +35,7 @@ def changing(before, after, **how):
         (plan(), plan(host=0.05), "host", f"the code around the model went from 2.0 ms to 50 ms; train.py:{LOGS}"),
         (plan(), plan(gc=0.03), "collector", "collecting garbage went from 0 µs to 30 ms a step"),
         (plan(others=0.1), LONGER | {"others": 1.1, "waited": 0.8}, "neighbour", "use 1.1 cores, before 0.1"),
-        (plan(), LONGER | {"waited": 0.8}, "cores", "threads of the run itself wait for 0.8 cores"),
+        (plan(), LONGER | {"waited": 0.8}, "cores", "0.8 more threads of the run itself wait for a core"),
         (plan(clock=1980), LONGER | {"clock": 990}, "clocks", "the clock of the GPU went from 1980 to 990 MHz"),
         (plan(tokens=128), LONGER | {"tokens": 256}, "input", "each step has 256 tokens, before 128"),
     ],

@@ -97,7 +97,7 @@ def test_by_the_libraries_on_the_stacks():
         (other.stat.pid, "MainThread", True, stack("user/litserve/server.py:4 run"), 9),
     )
     assert parts(main, api, worker, other, recogniser=recogniser) is None
-    recogniser.saw(seen)
+    recogniser.count(seen)
     assert parts(main, api, worker, other, recogniser=recogniser) == (
         "litserve",
         ["launcher", "API server", "worker", None],
@@ -129,7 +129,7 @@ def test_a_server_of_pythons_own_is_known_by_what_it_does_for_requests(answers, 
     rests = stack("user/server.py:9 main", "std/socketserver.py:232 serve_forever")
     seen = [(server.stat.pid, "MainThread", True, rests, 90), (server.stat.pid, "Thread-1", False, answers, asked)]
     for moment in range(2):
-        recogniser.saw(window(moment + 1.0, *seen))
+        recogniser.count(window(moment + 1.0, *seen))
     found = recogniser.look([server])
     assert (found and found.software.name) == name
     assert (found.fronts if found else ()) == ((server.stat.pid,) if name else ())
@@ -145,7 +145,7 @@ def test_one_look_is_enough_where_there_is_no_other():
 def test_what_runs_the_model_goes_before_what_carries_http():
     recogniser = Recogniser()
     api = member(0, "python", "-m", "vllm.entrypoints.openai.api_server")
-    recogniser.saw(window(1.0, (api.stat.pid, "MainThread", True, stack("uvicorn/server.py:60 run"), 9)))
+    recogniser.count(window(1.0, (api.stat.pid, "MainThread", True, stack("uvicorn/server.py:60 run"), 9)))
     assert parts(api, recogniser=recogniser) == ("vllm", ["API server"])
 
 

@@ -10,12 +10,12 @@ from aitop.diagnosis.evidence import (
     HANDED_WAITS,
     MAIN,
     RUNNING,
-    beside_lines,
     each_unit,
     lines_of,
     main_lines,
     main_stacks,
     others_cores,
+    producer_entries,
     records,
     short_place,
 )
@@ -56,7 +56,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     most = others[0].gil or 0.0
     holders = [thread.thread for thread in others if (thread.gil or 0.0) >= 0.5 * most]
-    theirs = [entry for entry in beside_lines(snapshot) if entry.pid == process.pid and entry.thread in holders]
+    theirs = [entry for entry in producer_entries(snapshot) if entry.pid == process.pid and entry.thread in holders]
     work = [entry for entry in theirs if entry.activity not in RESTS]
     where = lines_of(entry for entry in work if entry.activity != "wait-gil").where
     name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"

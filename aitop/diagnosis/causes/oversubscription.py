@@ -8,12 +8,12 @@ from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     MAIN,
     RUNNING,
-    beside_lines,
     cores_wanted,
     lead_ledger,
     leisure,
     main_lines,
     others_cores,
+    producer_entries,
     serves,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -105,7 +105,7 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     each = {one.pid: (one.wanted or 0.0) * (wanted / now if now else 0.0) for one in (*ranks, *workers)}
     # What threads and processes beside the stepping one make, such as batches, has to be made by however many. Threads
     # with a request each are a queue if they wait for a core, which would be as long elsewhere if they were fewer.
-    makers = [entry for entry in beside_lines(snapshot) if entry.activity in RUNNING and not serves(snapshot)]
+    makers = [entry for entry in producer_entries(snapshot) if entry.activity in RUNNING and not serves(snapshot)]
     within = [entry for entry in makers if ledger is not None and entry.pid == ledger.pid]
     making, answering = cores_wanted(makers), _answering(snapshot)
     one_rank = max((each[one.pid] for one in ranks), default=0.0) - cores_wanted(within)

@@ -91,9 +91,9 @@ def _most_work(lines: Lines) -> str:
 def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines, work: str) -> list[Fix]:
     place = place_of(lines.where[0])
     cheaper = {
-        "tokenize": f"tokenise at {place} with a compiled tokenizer, several texts in a call, or keep known texts",
+        "tokenize": f"tokenise at {place} with a compiled tokenizer, several texts per call, or cache repeated ones",
         "decode": f"make decoding in {place} cheaper: a faster decoder, a binary format, the size that the model needs",
-    }.get(work, f"make {place} cheaper: vectorise it, keep results that come again, or do it once ahead")
+    }.get(work, f"make {place} cheaper: vectorise it, cache results that repeat, or do it once beforehand")
     loading = Loading(wait=share, free_cores=free_cores(snapshot))
     processes = loading.best_workers()
     ahead = loading.with_workers(processes)

@@ -13,7 +13,6 @@ from aitop.diagnosis.evidence import (
     STORAGE_WAITS,
     STORAGE_WORK,
     Lines,
-    beside_lines,
     computes,
     free_cores,
     interval,
@@ -21,6 +20,7 @@ from aitop.diagnosis.evidence import (
     loader_workers,
     main_lines,
     place_of,
+    producer_entries,
     records,
     sampled_workers,
     stepping,
@@ -224,7 +224,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         setting = Setting(name="num_workers", to=best, current=workers)
         fixes.append(fix(f"num_workers {workers} → {best}", more, setting))
     if lines.where and not blocked:
-        cheaper = f"make {place_of(lines.where[0])} cheaper: vectorise it, cache it, or do it once ahead"
+        cheaper = f"make {place_of(lines.where[0])} cheaper: vectorise it, cache it, or do it once beforehand"
         fixes.append(fix(cheaper, share))
     elif lines.where and subtype == "storage":
         fixes.append(fix(_faster_source(lines), share))
@@ -298,7 +298,7 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     doing = _source_words(lines) or ("waiting" if blocked else "computing")
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
     _, ahead = _with_best_workers(snapshot, share, blocked)
-    cheaper = fix(f"make {place} cheaper: vectorise it, or do it once ahead of time", share * within_first(lines))
+    cheaper = fix(f"make {place} cheaper: vectorise it, or do it once beforehand", share * within_first(lines))
     workers = fix(f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}", ahead)
     gains = workers.speedup is None or workers.speedup >= WORTH_IT
     return Why(
@@ -360,7 +360,7 @@ class Makers(msgspec.Struct, frozen=True):
 def makers(snapshot: Snapshot) -> Makers | None:
     """Who makes the batches: other threads of the process, else processes below it; None where nobody works on any."""
     ledger = lead_ledger(snapshot)
-    others = beside_lines(snapshot)
+    others = producer_entries(snapshot)
     threads = [entry for entry in others if ledger and entry.pid == ledger.pid]
     children = [entry for entry in others if ledger and entry.pid != ledger.pid and entry.role != "rank"]
     return _makers(snapshot, threads, processes=False) or _makers(snapshot, children, processes=True)
@@ -403,7 +403,7 @@ def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> W
         evidence.append("threads of one process take turns at running Python: they share one interpreter's lock")
     place = place_of(made.lines.where[0]) if made.lines.where else "their work"
     shorter = f"shorten the wait at {place}: cache it, or ask for more at once"
-    cheaper = f"make {place} cheaper: vectorise it, or do it once ahead of time"
+    cheaper = f"make {place} cheaper: vectorise it, or do it once beforehand"
     fixes = [fix(shorter if blocked else cheaper, share)]
     if best > made.count and more.speedup >= WORTH_IT:
         kind = "processes" if made.processes else "threads" if blocked else "worker processes (a DataLoader)"

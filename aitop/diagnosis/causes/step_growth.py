@@ -169,8 +169,8 @@ def _fix(place: str, share: float) -> Fix:
 def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
     """The share of samples at the begin and the end of a steady rise; None where it does not surely rise.
 
-    A straight line through the shares of equal parts of the time. What scatters from one part to the next more than
-    chance allows, as bursts do, has to rise the more.
+    A straight line through the shares of equal parts of the time. Shares that scatter from part to part more than
+    chance allows, as bursts do, need a steeper rise.
     """
     total, seen = sum(samples), 0
     parts = [(0, 0)] * SHARE_PARTS
@@ -185,8 +185,8 @@ def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, 
     slope, _ = line_through(range(SHARE_PARTS), shares)
     middle = (SHARE_PARTS - 1) / 2
     level = sum(shares) / SHARE_PARTS
-    # The variance of a part's share: what chance gives, and what is seen from part to part where that is more. Seen
-    # beside the line, a rise that levels off would count as scatter: a line of 90 % cannot gain as much as one of 30 %.
+    # The variance of a part's share: by chance, or as seen between neighbouring parts where that is more. Seen as a
+    # distance from the line, it would count a rise that levels off as scatter: a share of 90 % has little room to grow.
     chance = mean * (1.0 - mean) * SHARE_PARTS / total
     scatter = sum((after - before - slope) ** 2 for before, after in pairwise(shares)) / (2 * (SHARE_PARTS - 1))
     spread = sum((index - middle) ** 2 for index in range(SHARE_PARTS))

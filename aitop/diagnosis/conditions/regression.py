@@ -271,14 +271,14 @@ def _of_cores(change: Slowdown) -> list[Reason]:
     if waited >= LEAST_CORES and others is not None and own is not None and change.certain("waited"):
         if others[1] - others[0] >= LEAST_CORES and change.certain("others"):
             words = f"other programs use {others[1]:.1f} cores, before {others[0]:.1f}"
-            remedy = "see with top who began at {at}; give this run cores of its own, or wait for the end of that one"
+            remedy = "see with top what started at {at}; give this run cores of its own, or wait until that ends"
             reasons.append(Reason("neighbour", waited * change.now, words, remedy))
         else:
-            words = f"threads of the run itself wait for {waited:.1f} cores more than before"
+            words = f"{waited:.1f} more threads of the run itself wait for a core than before"
             remedy = "see which of its processes or threads began at {at}"
             reasons.append(Reason("cores", waited * change.now, words, remedy))
     if throttled >= LEAST_CHANGE and change.certain("throttled"):
-        words = f"the quota of the control group stops it in {percent(throttled)} more of the time"
+        words = f"the quota of the control group stops it for {percent(throttled)} more of the time"
         remedy = "see what uses the quota up since {at}, or raise it"
         reasons.append(Reason("quota", throttled * change.now, words, remedy))
     return reasons

@@ -37,7 +37,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
             subtype="stopped",
             title=f"process {pids.replace(' ', ', ')}{whose} is stopped by a signal or a debugger",
             confidence=SURE,
-            first=stopped[0].pid,
+            pid=stopped[0].pid,
             processes=tuple(process.pid for process in stopped),
             remedy=f"let it go on: kill -CONT {pids}",
         )
@@ -60,7 +60,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
         subtype="stalled",
         title=f"{serving.alive} requests are under way, and nothing has got on for {serving.still:.0f} s{place}",
         confidence=UNSURE if computing else LIKELY,
-        first=serving.pid,
+        pid=serving.pid,
         where=where,
         remedy="see the stacks of all threads (h): a lock, queue or process that never answers",
     )
@@ -86,7 +86,7 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
                 subtype="stalled",
                 title=f"a request does not get on: {place_of(entry.where)} has waited for {seconds:.0f} s",
                 confidence=LIKELY,
-                first=entry.pid,
+                pid=entry.pid,
                 where=(entry.where,),
                 remedy="see the stacks of all threads (h): who holds what it waits for?",
             )
@@ -105,11 +105,12 @@ def _verdict(
     subtype: str,
     title: str,
     confidence: float,
-    first: int | None,
+    pid: int | None,
     processes: tuple[int, ...] = (),
     where: tuple[Where, ...] = (),
     remedy: str,
 ) -> Explanation:
+    """The verdict on work that stands still in the process `pid`, as far as that is known."""
     serving = snapshot.serving
     evidence = []
     if serving is not None and serving.alive is not None:
@@ -120,9 +121,9 @@ def _verdict(
         if longest is not None:
             evidence.append(f"the longest so far took {duration(longest)}")
     evidence += [
-        f"process {thread.pid}: [{thread.state}{f' {thread.channel}' if thread.channel else ''}]"
-        for thread in snapshot.processes
-        if thread.pid == first and thread.state is not None
+        f"process {pid}: [{process.state}{f' {process.channel}' if process.channel else ''}]"
+        for process in snapshot.processes
+        if process.pid == pid and process.state is not None
     ]
     return Explanation(
         subtype=subtype,
@@ -139,7 +140,7 @@ def _verdict(
         evidence=tuple(evidence),
         fixes=(fix(remedy),),
         level=1.0,
-        processes=processes or ((first,) if first is not None else ()),
+        processes=processes or ((pid,) if pid is not None else ()),
     )
 
 

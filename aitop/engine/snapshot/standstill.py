@@ -215,7 +215,7 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
         unseen = set(range(world_size(history, host))) - present
         parents = {process.ppid for process in processes}
         ended = sum(process.state == "Z" and process.ppid in parents for process in host.processes)
-        # All ranks meet on this machine, or whoever started them has as many children that ended.
+        # Ranks that were never seen have ended if the whole job is on this machine, or as many siblings are zombies.
         if (history.exchange_notes is not None and history.exchange_notes.local) or len(unseen) == ended:
             missing = unseen
     return tuple(sorted(missing))

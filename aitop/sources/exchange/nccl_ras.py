@@ -32,7 +32,7 @@ def ras_words(pids: Iterable[int]) -> tuple[str, ...]:
 
 
 def port_of(environment: Mapping[str, str]) -> int:
-    """On which port the RAS thread of a process with this environment listens."""
+    """The port of the RAS thread of a process that has this environment."""
     port = environment.get(VARIABLE, "").rpartition(":")[2]
     return int(port) if port.isascii() and port.isdigit() and 0 < int(port) < 65536 else PORT
 

@@ -33,12 +33,12 @@ def node_name() -> str:
     return os.environ.get(NODE_NAME) or socket.gethostname()
 
 
-def job_of(pid: int, speaker: int, node: str) -> Job:
-    """The job whose topmost process is `pid`; `speaker` is the process whose environment counts, such as its rank 0."""
-    group = procfs.text(f"{procfs.PROC}/{speaker}/cgroup") or ""
-    environment = procfs.environ(speaker) or {}
+def job_of(pid: int, member: int, node: str) -> Job:
+    """The job whose topmost process is `pid`, named by the environment of `member`, such as its rank 0."""
+    group = procfs.text(f"{procfs.PROC}/{member}/cgroup") or ""
+    environment = procfs.environ(member) or {}
     launcher = launcher_name(procfs.argv(pid))
-    user = procfs.user_name(procfs.user_id(speaker))
+    user = procfs.user_name(procfs.user_id(member))
     return identified(pid, node, user, group=group, environment=environment, launcher=launcher)
 
 

@@ -156,10 +156,10 @@ def _speedup(by: str, selector: str) -> str:
 
 
 def _late(job: str) -> str:
-    """The query for the first verdict of the rank of each job that waits least, which the others seem to wait for.
+    """The query for the first verdict of the late rank of each job: the one that waits least, as others wait for it.
 
     Its value is how much less that rank waits than they do on average, as a share of time.
-    The exporter of a machine knows only of the ranks there. All of them wait for one on another machine.
+    An exporter knows only the ranks of its machine, which may all wait for one elsewhere: hence a query over all.
     """
     rank = _labels("job", "node", "rank")
     waits = f'max by ({rank}) (aitop_phase_ratio{{phase="communication"}})'

@@ -13,7 +13,7 @@ from itertools import accumulate, cycle, islice
 
 from aitop.sources.ring.parts import Made, Parts
 
-MOST_MODELS = 64
+MOST_TEMPLATES = 64
 # Counting lasts a fraction of a second: more steps between two reads cannot be what a hook has seen.
 MOST_AT_ONCE = 65536
 
@@ -23,8 +23,8 @@ class CountedSteps:
 
     def __init__(self) -> None:
         self.room = MOST_AT_ONCE
-        self._timed: deque[Made] = deque(maxlen=MOST_MODELS)
-        self._models: list[Made] = []
+        self._timed: deque[Made] = deque(maxlen=MOST_TEMPLATES)
+        self._templates: list[Made] = []
 
     def met(self, made: Made) -> None:
         """Remember a timed step, unless it contains what would have ended the counting, such as saving."""
@@ -34,20 +34,20 @@ class CountedSteps:
 
     def begin(self, longest: int) -> None:
         """Choose the steps that stand for counted ones, none of which is longer than `longest`."""
-        self._models = [made for made in self._timed if 0 < made.length <= longest] or self._models
+        self._templates = [made for made in self._timed if 0 < made.length <= longest] or self._templates
 
     def stand_ins(self, number: int, start: int, end: int, count: int) -> Iterator[Made]:
-        """Yield `count` steps from `start` to `end`, numbered after `number`; none if there is no model for them."""
-        models = self._models[:count]
-        if not models or count > self.room or end - start < count:
+        """Yield `count` steps from `start` to `end`, numbered after `number`; none without a timed step to repeat."""
+        templates = self._templates[:count]
+        if not templates or count > self.room or end - start < count:
             return
         self.room -= count
-        rounds, rest = divmod(count, len(models))
-        whole = rounds * sum(made.length for made in models) + sum(made.length for made in models[:rest])
+        rounds, rest = divmod(count, len(templates))
+        whole = rounds * sum(made.length for made in templates) + sum(made.length for made in templates[:rest])
         scale = (end - start) / whole
-        parts = cycle([made.parts.scaled(scale) for made in models])
+        parts = cycle([made.parts.scaled(scale) for made in templates])
         before = start
-        for passed in islice(accumulate(cycle([made.length for made in models])), count):
+        for passed in islice(accumulate(cycle([made.length for made in templates])), count):
             number += 1
             # Not beyond the end, by rounding.
             now = min(end, start + round(passed * scale))
@@ -56,11 +56,11 @@ class CountedSteps:
 
     def unseen(self, length: int, whole: bool) -> Parts | None:
         """Estimate where `length` ns of a step went: of the `whole` step, or of its part from the first forward on."""
-        model = self._models[-1] if self._models else None
-        if model is None:
+        template = self._templates[-1] if self._templates else None
+        if template is None:
             return None
-        parts = model.parts
-        span = model.length if whole else model.length - parts.data_wait - parts.prepare
+        parts = template.parts
+        span = template.length if whole else template.length - parts.data_wait - parts.prepare
         if span <= 0:
             return None
         if not whole:

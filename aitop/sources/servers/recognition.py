@@ -82,10 +82,10 @@ class Recogniser:
         self._versions: dict[tuple[int, int, str], str] = {}
         self._tries: dict[tuple[int, int, str], int] = {}
 
-    def saw(self, window: StackWindow) -> None:
-        """Count which libraries that serve are on the stacks of which process.
+    def count(self, window: StackWindow) -> None:
+        """Count the samples of each process in which a serving library is on the stack.
 
-        What a run tells of itself over HTTP now and then takes next to none of its samples, and makes no server of it.
+        A run that reports on itself over HTTP has next to none of them, and is no server.
         """
         served, known = _served(window.frames), self._samples
         for stack in window.stacks:

@@ -140,7 +140,7 @@ class PartOfBudget(Budget):
 
 
 def rate_of(sampled: float, processes: int) -> int:
-    """Samples a second of each of so many processes, once windows have taken `sampled` seconds in all."""
+    """Samples per second of each of these `processes`, after `sampled` seconds of sampling in all."""
     if sampled >= QUICK_SECONDS:
         return RATE
     return max(RATE, min(QUICK_RATE, QUICK_IN_ALL // max(1, processes)))

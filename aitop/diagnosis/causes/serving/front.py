@@ -11,11 +11,11 @@ import msgspec
 from aitop.diagnosis.evidence import (
     RUNNING,
     Lines,
-    beside_lines,
     lead_ledger,
     lines_of,
     main_lines,
     place_of,
+    producer_entries,
     takes_request,
 )
 from aitop.diagnosis.rule import Explanation
@@ -57,9 +57,10 @@ def fronts(snapshot: Snapshot) -> list[Front]:
     idle = main_lines(snapshot, takes_request).share
     found = []
     for process in stacks.processes:
-        active = next((one.active for one in stacks.threads if (one.pid, one.thread) == _key(process)), None)
+        lead = process.pid, process.thread
+        active = next((one.active for one in stacks.threads if (one.pid, one.thread) == lead), None)
         lines = lines_of(
-            entry for entry in beside_lines(snapshot) if (entry.pid, entry.thread) == _key(process) and _works(entry)
+            entry for entry in producer_entries(snapshot) if (entry.pid, entry.thread) == lead and _works(entry)
         )
         library = sum(share for phase, _, share in process.lineless if phase in MADE)
         if process.pid == ledger.pid or active is None or not (library or lines.entries):
@@ -67,10 +68,6 @@ def fronts(snapshot: Snapshot) -> list[Front]:
         own = sum(entry.share for entry in lines.entries if entry.phase in MADE or entry.work in OF_INPUT)
         found.append(Front(process, active, min(1.0, own + library), idle, lines))
     return found
-
-
-def _key(process: ProcessStacks) -> tuple[int, str]:
-    return process.pid, process.thread
 
 
 def _works(entry: Entry) -> bool:

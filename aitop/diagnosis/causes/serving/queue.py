@@ -12,11 +12,11 @@ from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_ha
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.evidence import (
     Lines,
-    beside_lines,
     cores_wanted,
     leisure,
     main_lines,
     main_stacks,
+    producer_entries,
     serves,
     takes_request,
     where_of,
@@ -112,7 +112,7 @@ def _held(serving: Serving, snapshot: Snapshot) -> float | None:
     main = [entry for ledger in snapshot.ledgers for entry in ledger.entries if entry.lane == "main"]
     rest = sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry))
     work = len(snapshot.ledgers) - rest
-    return 1.0 - (work + cores_wanted(beside_lines(snapshot))) / (1.0 - idle)
+    return 1.0 - (work + cores_wanted(producer_entries(snapshot))) / (1.0 - idle)
 
 
 def _waits_for_batch(entry: Entry) -> bool:

@@ -364,7 +364,7 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
             f"do not block in the event loop{at}: await it, or run it with asyncio.to_thread",
             "a handler without async runs in a thread of its own (FastAPI, Starlette)",
         ),
-        "handler": (f"make {place or 'the slow part of the handler'} cheaper, or keep results that come again",),
+        "handler": (f"make {place or 'the slow part of the handler'} cheaper, or cache results that repeat",),
         "lock": (f"move that thread's work{at} into a process of its own",),
     }
     return tuple(fix(text) for text in words.get(kind, ()))

@@ -75,14 +75,14 @@ def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVER
     of_pools = {(pid, thread) for (pid, _), pool in pools.items() for thread in pool.threads}
     alone = [thread for thread in stacks.threads if (thread.pid, thread.thread) not in of_pools]
     samples = {(thread.pid, thread.thread): thread.samples for thread in alone}
-    # Of a lead thread without its imports, of a pool as one worker.
+    # A lead thread's samples are counted without imports, those of a pool as one worker's.
     samples |= {(process.pid, process.thread): process.samples for process in stacks.processes}
     sampled = Counter[tuple[Role | None, str]]()
     for (pid, thread), count in samples.items():
         if pids is None or pid in pids:
             sampled[roles.get(pid), _name(thread)] += count
-    there = {thread: max(1, round(pool.there)) for thread, pool in pools.items()}
-    return sorted((_row(group, sampled, there) for group in groups.values()), key=lambda row: -row.share)
+    pool_sizes = {thread: max(1, round(pool.there)) for thread, pool in pools.items()}
+    return sorted((_row(group, sampled, pool_sizes) for group in groups.values()), key=lambda row: -row.share)
 
 
 def matching_rows(stacks: Stacks, wanted: str, pids: frozenset[int] | None, who: Who) -> list[HotRow]:
@@ -92,12 +92,12 @@ def matching_rows(stacks: Stacks, wanted: str, pids: frozenset[int] | None, who:
 
 
 def _row(
-    group: list[HotLine], sampled: Counter[tuple[Role | None, str]], there: Mapping[tuple[int, str], int]
+    group: list[HotLine], sampled: Counter[tuple[Role | None, str]], pool_sizes: Mapping[tuple[int, str], int]
 ) -> HotRow:
     first, name = group[0], _name(group[0].thread)
     total = sampled[first.role, name]
     share = sum(line.samples for line in group) / total if total else max(line.share for line in group)
-    count = sum(there.get(key, 1) for key in {(line.pid, line.thread) for line in group})
+    count = sum(pool_sizes.get(key, 1) for key in {(line.pid, line.thread) for line in group})
     alone = count == 1 and (name or first.role == "rank")
     return HotRow(
         first.file, first.line, first.function, first.text, first.phase, min(1.0, share),
