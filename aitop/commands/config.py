@@ -107,9 +107,9 @@ def read(file: Path | None = None) -> Settings:
 
 
 def as_toml(settings: Settings, file: Path | None = None) -> str:
-    """All settings as a file that says the same, each under what it is for; `file` is where they belong."""
+    """All settings as TOML, each below a comment that says what it is for. `file` is where they are looked for."""
     lines = [
-        f"# Settings of aitop{f', read from {file}' if file else ''}. What the command line says goes before them."
+        f"# Settings of aitop{f', looked for in {file}' if file else ''}. Options on the command line override them."
     ]
     for name, key in KEYS.items():
         value = getattr(settings, name)
