@@ -103,7 +103,7 @@ def _worked(request: RequestRecord) -> float:
 
 
 def _levels(begins: Sequence[float], ends: Sequence[float]) -> list[tuple[float, int]]:
-    """How many intervals are open, with the seconds for which they are."""
+    """For each stretch between two changes: its seconds, and how many intervals are open in it."""
     changes = sorted([*((time, 1) for time in begins), *((time, -1) for time in ends)])
     levels, open_now = [], 0
     for (time, change), (until, _) in pairwise(changes):

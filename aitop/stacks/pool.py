@@ -124,7 +124,7 @@ def _started_with(stacks: Counter[Seen]) -> tuple[str, str] | None:
 
 
 def threads_at_once(keys: Sequence[ThreadKey], threads: Digest) -> float | None:
-    """How many of these threads are there in a look at the process; None where it is one, or where nothing tells.
+    """How many of these threads a look at the process meets on average; None for a single one, or where nothing tells.
 
     Threads of one name have one key together, and so have those that end soon. The main thread is in every look.
     """

@@ -39,7 +39,7 @@ def icicle(nodes: Sequence[Node], width: int) -> Rows:
     total = sum(node.samples for node in nodes)
     rows: Rows = []
 
-    def place(nodes: Sequence[Node], start: int, end: int, depth: int) -> None:
+    def lay_out(nodes: Sequence[Node], start: int, end: int, depth: int) -> None:
         """Cells between two counts of samples. Both ends are rounded from the left edge, so that no cells overlap."""
         for node in in_order(nodes):
             beyond = min(end, start + node.samples)
@@ -47,11 +47,11 @@ def icicle(nodes: Sequence[Node], width: int) -> Rows:
             if right > x:
                 rows.extend([] for _ in range(depth + 1 - len(rows)))
                 rows[depth].append(Cell(node, x, right - x, node.samples / total))
-                place(node.children, start, beyond, depth + 1)
+                lay_out(node.children, start, beyond, depth + 1)
             start = beyond
 
     if total > 0 and width > 0:
-        place(nodes, 0, total, 0)
+        lay_out(nodes, 0, total, 0)
     return rows
 
 
