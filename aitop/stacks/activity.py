@@ -169,7 +169,7 @@ def _waits_of_groups(
 ) -> dict[Key, Parts]:
     """The waits of each group, as shares of its time: looks tell on which lines, the kernel how long and for what.
 
-    `known` are the waits that libraries tell, of other groups. Array operations may wait for locks and cores, but not
+    `known` are the waits of other groups, which libraries tell. Array operations may wait for locks and cores, but not
     for files, services or processes: other groups get those.
     """
     waits: dict[Key, Parts] = {key: {} for key in open_groups}

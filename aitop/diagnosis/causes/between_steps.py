@@ -80,7 +80,7 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
 
 
 def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
-    """The lines; those in functions that steps run, too (the model), replaced by the line that calls into them."""
+    """The lines. Those in a function that steps run as well (the model) are replaced by the line that calls into it."""
     steps = main_lines(snapshot, lambda entry: entry.phase != "evaluation").lines
     shared = {(entry.file, entry.function) for entry in steps}
     shared |= {(frame.file, frame.function) for entry in steps for frame in entry.via}
