@@ -105,6 +105,25 @@ def test_by_the_libraries_on_the_stacks():
     assert recogniser.look((main, api, worker, other)).fronts == (api.stat.pid,)
 
 
+def test_workers_of_a_program_that_runs_gunicorn_itself():
+    """They are forked, and have on their stacks what their launcher had."""
+    master, worker = (member(number, "python", "serve.py", forked=number > 0) for number in range(2))
+    above = ("user/serve.py:9 main", "gunicorn/app/base.py:81 run", "gunicorn/arbiter.py:226 run")
+    checks = stack(*above, "gunicorn/arbiter.py:541 murder_workers", "gunicorn/workers/workertmp.py:44 last_update")
+    waits = stack(*above, "gunicorn/arbiter.py:640 spawn_worker", "gunicorn/workers/sync.py:35 wait")
+    recogniser = Recogniser()
+    recogniser.saw(
+        window(
+            1.0,
+            (master.stat.pid, "MainThread", True, stack(*above, "gunicorn/arbiter.py:379 sleep"), 9),
+            (master.stat.pid, "MainThread", True, checks, 3),
+            (worker.stat.pid, "MainThread", True, waits, 9),
+        )
+    )
+    assert parts(master, worker, recogniser=recogniser) == ("gunicorn", ["launcher", "worker"])
+    assert recogniser.look((master, worker)).fronts == (worker.stat.pid,)
+
+
 ASKED = stack(
     "std/threading.py:975 run",
     "std/socketserver.py:683 process_request_thread",

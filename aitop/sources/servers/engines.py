@@ -282,8 +282,21 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "gunicorn",
         ("gunicorn",),
         (
-            Part("worker", title=r"^gunicorn: worker", command=r"(?:^|/)gunicorn(?: |$)", forked=True, front=True),
-            Part("launcher", title=r"^gunicorn: master", command=r"(?:^|/)gunicorn(?: |$)"),
+            Part(
+                "worker",
+                title=r"^gunicorn: worker",
+                command=r"(?:^|/)gunicorn(?: |$)",
+                # With a file of theirs the launcher sees who is alive.
+                frames=_installed(r"gunicorn/workers/(?!workertmp)"),
+                forked=True,
+                front=True,
+            ),
+            Part(
+                "launcher",
+                title=r"^gunicorn: master",
+                command=r"(?:^|/)gunicorn(?: |$)",
+                frames=_installed(r"gunicorn/arbiter\.py"),
+            ),
         ),
         _installed(r"gunicorn/"),
         web=True,
