@@ -1,7 +1,7 @@
 """How right the diagnosis of servers is, live: id, process, line, percentiles and gains, with the hook and without.
 
 Each case of serving_cases.py is a server of its own under its load; `aitop diagnose` looks at it as a user would, at
-tier 3 and then with --no-hook. Its p50 and p99 are held against those that the clients measured in the same seconds,
+tier 3 and then with --no-hook. Its percentiles are held against those that the clients measured in the same seconds,
 from the sending of a request until its answer was with their kernel; what the clients saw with their own delays stands
 beside them. Where a case has a change (larger batches, another replica) the server is run with it, and the gain in
 requests a second is held against the one that was predicted for it.
@@ -36,7 +36,7 @@ from serving_run import Answer, Clients, Neighbours, Server, capacity, quantile
 RIGHT_BARS = {3: 90.0, 2: 75.0}
 LATENCY_BAR, GAIN_BAR = 0.10, 0.25
 WARM_SECONDS, GAIN_SECONDS = 4.0, 8.0
-LATENCIES = ("p50", "p99", "TTFT")
+LATENCIES = ("p50", "p95", "p99", "TTFT")
 WARNS = ("warning", "critical")
 STALLED_SECONDS = 5
 
@@ -180,7 +180,7 @@ def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answ
     row.requests, row.failed = len(seconds), len(answers) - len(seconds)
     row.basis = serving.get("basis")
     latency = serving.get("latency_ms") or {}
-    for name, part in (("p50", 0.5), ("p99", 0.99)):
+    for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         theirs = quantile(seconds, part)
         row.latency[name] = latency.get(name), _milliseconds(theirs)
         row.seen[name] = _milliseconds(quantile([answer.seconds for answer in good], part))

@@ -135,7 +135,7 @@ def report_of(case, *, line=None, pid=7, severity="warning", **verdict):
     return {
         "window_s": 15.0,
         "verdicts": [first],
-        "serving": {"basis": "hook", "latency_ms": {"p50": 10.0, "p99": 30.0}},
+        "serving": {"basis": "hook", "latency_ms": {"p50": 10.0, "p95": 29.0, "p99": 30.0}},
     }
 
 
@@ -145,8 +145,8 @@ def test_the_expected_verdict_at_its_line_and_process_is_flawless():
     report = report_of(case, line=line, id="latency-tail", subtype="event-loop")
     row = row_of(case, 3, report, answers_of(0.01, 0.01, 0.03), model=7)
     assert row.flawless(), row
-    assert row.latency == {"p50": (10.0, 10.0), "p99": (30.0, 30.0)}
-    assert row.seen == {"p50": 20.0, "p99": 60.0}
+    assert row.latency == {"p50": (10.0, 10.0), "p95": (29.0, 30.0), "p99": (30.0, 30.0)}
+    assert row.seen == {"p50": 20.0, "p95": 60.0, "p99": 60.0}
 
 
 @pytest.mark.parametrize(
