@@ -174,15 +174,17 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Sim
     return Simulated(answered / seconds if seconds > 0 else 0.0, waits / answered, latencies / answered)
 
 
-def change(load: Load, *, replicas: int = 1, batch: int | None = None) -> Change | None:
-    """The server with so many replicas, or larger batches; None where the simulation does not fit what is measured."""
+def change(load: Load, *, replicas: float = 1.0, batch: int | None = None) -> Change | None:
+    """The server with so many times its replicas, or larger batches; None where the simulation does not fit what is
+    measured.
+    """
     if batch is not None and load.cost is None:
         return None
     now = simulate(load, slots=load.slots, batch=load.batch, behind=True)
     off = abs(now.latency - load.latency) / load.latency
     if off > MOST_OFF:
         return None
-    then = simulate(load, slots=load.slots * replicas, batch=batch or load.batch)
+    then = simulate(load, slots=round(load.slots * replicas), batch=batch or load.batch)
     # Where all that arrives is answered as it is, no more can be answered, only sooner.
     share = max(0.0, 1.0 - now.rate / then.rate)
     length = estimated(share, share * (1.0 - off - LEFT), share + (off + LEFT) * (1.0 - share))

@@ -39,13 +39,12 @@ class Served(msgspec.Struct, frozen=True):
 def served(snapshot: Snapshot, pid: int) -> Served | None:
     """The measured account of a server's process; None of any other process, and where too little was measured."""
     serving = snapshot.serving
-    if serving is None or serving.pid != pid:
+    if serving is None:
         return None
-    if len(serving.iterations) >= LEAST_UNITS:
+    if serving.pid == pid and len(serving.iterations) >= LEAST_UNITS:
         return of_iterations(serving.iterations)
-    if len(serving.requests) >= LEAST_UNITS:
-        return of_requests(serving.requests[-MOST_REQUESTS:])
-    return None
+    requests = serving.requests_of(pid)
+    return of_requests(requests[-MOST_REQUESTS:]) if len(requests) >= LEAST_UNITS else None
 
 
 def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
@@ -64,19 +63,23 @@ def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
 
 
 def idle_share(serving: Serving) -> float | None:
-    """The part (0..1) of the time in which a server has nothing to do; None where that was not measured."""
+    """The part (0..1) of the time in which a server has nothing to do; None where that was not measured.
+
+    Of several processes that take requests it is that of the busiest: all of them together hardly ever rest.
+    """
     if serving.iterations:
         idle = [one.idle for one in serving.iterations if one.idle is not None]
         total = sum(map(attrgetter("seconds"), serving.iterations)) + sum(idle)
         return min(1.0, sum(idle) / total) if idle and total > 0.0 else None
-    if not serving.requests:
+    requests = serving.requests_of(serving.pid)
+    if not requests:
         return None
     # From the newest on: where a request ends before all later ones had come, nothing was under way in between.
-    rest, first = 0.0, serving.requests[-1].end
-    for one in reversed(serving.requests):
+    rest, first = 0.0, requests[-1].end
+    for one in reversed(requests):
         rest += max(0.0, first - one.end)
         first = min(first, one.end - one.seconds)
-    total = serving.requests[-1].end - first
+    total = requests[-1].end - first
     return rest / total if total > 0.0 else None
 
 

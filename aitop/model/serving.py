@@ -107,11 +107,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What is served in the window, None where it is not measured. `basis` is the best source that figures come from.
 
     The figures are of the last `seconds`: a window may begin before its first request was seen. `pid` is the process
-    whose requests or iterations these are. `concurrency` is the mean number of requests under way,
+    whose requests or iterations these are, or most of them. `concurrency` is the mean number of requests under way,
     `queue` that of those that wait. `first_token` and `inter_token` are what users call TTFT and ITL.
-    `requests`, `iterations` and `pauses` are those of the window, the oldest first. `alive` is the number of requests
-    under way now, `still` how long no iteration and no request has ended; both are what tells a stalled server from an
-    idle one.
+    `requests`, `iterations` and `pauses` are those of the window, the oldest first. Where several processes
+    answer requests and none is an engine, `request_pids` has that of each. `alive` is the number of requests under way
+    now, `still` how long no iteration and no request has ended; both are what tells a stalled server from an idle one.
     """
 
     basis: ServingBasis
@@ -132,3 +132,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestRecord, ...] = ()
     iterations: tuple[IterationRecord, ...] = ()
     pauses: tuple[Pause, ...] = ()
+    request_pids: tuple[int, ...] = ()
+
+    def requests_of(self, pid: int | None) -> tuple[RequestRecord, ...]:
+        """The requests of one process: all of them, where it alone has any."""
+        if not self.request_pids:
+            return self.requests if pid == self.pid else ()
+        return tuple(one for one, own in zip(self.requests, self.request_pids, strict=True) if own == pid)

@@ -304,6 +304,42 @@ def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, w
     assert server.failures == [] and find_ring(server.process.pid) is None
 
 
+@pytest.mark.parametrize(
+    ("command", "engine", "part"),
+    [
+        ("-m gunicorn plain_front:application --workers 2 --bind 127.0.0.1:PORT --chdir SERVERS", "gunicorn", "worker"),
+        ("SERVERS/plain_front.py PORT forked", "http.server", "API server"),
+    ],
+    ids=["gunicorn", "http.server"],
+)
+def test_requests_of_forked_workers_are_those_of_one_server(command, engine, part, tmp_path, watched):
+    pytest.importorskip(engine)
+    port = free_port()
+    words = command.replace("PORT", str(port)).replace("SERVERS", str(SERVERS)).split()
+    server = Server(tmp_path, [sys.executable, *words], port)
+    try:
+        server.load("/ask", pause=0.01)
+
+        def check(report):
+            serving, target = report["serving"], report["target"]
+            assert target["engine"].startswith(engine)
+            assert [process.get("part") for process in target["processes"]].count(part) == 2
+            until = time.monotonic()
+            lately = [one for one in server.exchanges if one.end > until - serving["window_s"]]
+            assert serving["basis"] == "hook"
+            assert serving["requests_per_s"] == pytest.approx(len(lately) / serving["window_s"], rel=0.15)
+            took = median([one.end - one.start for one in lately])
+            assert serving["latency_ms"]["p50"] == pytest.approx(1e3 * took, abs=1e3 * 2 * TICK)
+
+        watched(server.process.pid, check, least=8.0)
+        server.unload()
+        assert server.failures == []
+        tree = psutil.Process(server.process.pid).children(recursive=True)
+        assert [find_ring(process.pid) for process in tree] == [None, None]
+    finally:
+        server.end()
+
+
 def worker_of(server):
     """The process of a LitServe server that runs the model."""
     for child in psutil.Process(server.process.pid).children(recursive=True):

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aitop.engine.core import Engine
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.job import Job
+from aitop.model.serving import RequestRecord, Serving
 from aitop.model.snapshot import Phases, Snapshot, Steps, Target
 from aitop.model.source import SourceStatus
 from aitop.model.steps import StepRecord
@@ -214,6 +215,20 @@ def test_requests_of_a_server_are_counted_and_timed():
     seen = exported(*recorded("serve"))
     kinds = {labels["kind"]: value for labels, value in seen["aitop_units_total"]}
     assert kinds["request"] == seen["aitop_request_seconds_count"][0][1] > 0
+
+
+def test_a_request_of_one_of_several_workers_is_counted_once():
+    """Which of them has answered most changes from one Snapshot to the next, and one may rest."""
+
+    def answered(first: int, last: int, busiest: int) -> Snapshot:
+        requests = tuple(RequestRecord(end=0.1 * number, seconds=0.05) for number in range(first, last))
+        pids = tuple(7 + number % 2 for number in range(first, last))
+        serving = Serving(basis="hook", pid=busiest, requests=requests, request_pids=pids)
+        return bare(engine="gunicorn", serving=serving, working=(busiest,))
+
+    seen = exported(answered(1, 41, 7), answered(11, 51, 8), answered(21, 61, 7))
+    counts = {labels["rank"]: value for labels, value in seen["aitop_request_seconds_count"]}
+    assert counts == {"pid7": 30.0, "pid8": 30.0}
 
 
 def test_the_series_of_a_job_that_has_ended_are_gone(slow_loader):

@@ -8,7 +8,7 @@ import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from served_maker import START, Server, at_random, closed, server, turns
-from snapshot_builder import constant, host
+from snapshot_builder import RANK, constant, host
 
 from aitop.diagnosis.causes import underbatched
 from aitop.diagnosis.causes.serving import queue
@@ -60,6 +60,14 @@ def test_what_replicas_give_to_clients_that_wait_for_their_answers(clients, repl
     low, high = changed.length.speedup_range
     assert changed.length.speedup == pytest.approx(real, rel=0.1) and low <= real <= high
     assert changed.latency == pytest.approx(sum(one.seconds for one in then) / len(then), rel=0.15)
+
+
+def test_a_replica_beside_two_is_half_as_much_again():
+    requests = closed(8, 0.05, slots=2)
+    pids = tuple(RANK + number % 2 for number in range(len(requests)))
+    fixes = fired(queue.judge(server(requests, request_pids=pids))).fixes
+    replica = next(fix for fix in fixes if "replica" in fix.text)
+    assert replica.speedup == pytest.approx(1.5, abs=0.1)
 
 
 def test_an_answer_on_its_way_back_keeps_no_other_request_waiting():

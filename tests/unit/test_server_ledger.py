@@ -9,7 +9,7 @@ from stack_maker import stack, window
 
 from aitop.diagnosis.causes import between_steps, computing, gil, host, input_bound, preprocessing
 from aitop.diagnosis.evidence import takes_request
-from aitop.diagnosis.served import merged, of_iterations, of_requests
+from aitop.diagnosis.served import idle_share, merged, of_iterations, of_requests, served
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.snapshot import Phases, ProcessStacks, Stacks, ThreadShare
 from aitop.stacks.reading import read_stack
@@ -65,6 +65,17 @@ def test_requests_that_overlap_share_each_moment_once():
     assert account.shares["idle"] == pytest.approx(19 * 0.6 / whole)
     assert sum(account.shares.values()) == pytest.approx(1.0)
     assert merged([(3, 4), (0, 1), (0.5, 2), (4, 5)]) == [(0, 2), (3, 5)]
+
+
+def test_processes_that_answer_side_by_side_have_an_account_each():
+    """Together they are busy for twice the time that each of them is."""
+    requests = [RequestRecord(end=START + n / 2 + 0.4, seconds=0.4, queue=0.0, model=0.4) for n in range(60)]
+    seen = server(requests, request_pids=tuple(RANK + n % 2 for n in range(60)))
+    for pid in (RANK, RANK + 1):
+        assert served(seen, pid).length == pytest.approx(1.0, abs=0.03)
+        assert served(seen, pid).shares["idle"] == pytest.approx(0.6, abs=0.02)
+    assert served(seen, RANK + 2) is None
+    assert idle_share(seen.serving) == pytest.approx(0.6, abs=0.02)
 
 
 def test_iterations_without_their_parts_still_tell_idle_time():

@@ -164,6 +164,7 @@ def test_workers_side_by_side_share_the_requests():
     assert found.requests_per_second == pytest.approx(8.0)
     assert (found.alive, len(found.requests)) == (2, 80)
     assert [one.end for one in found.requests] == sorted(one.end for one in found.requests)
+    assert {pid: len(found.requests_of(pid)) for pid in (*WORKERS, API)} == {WORKERS[0]: 40, WORKERS[1]: 40, API: 0}
 
 
 def test_pauses_of_every_process_and_requests_of_those_that_are_heard_of():

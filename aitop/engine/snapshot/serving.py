@@ -131,7 +131,9 @@ def _of_hook(history: History, now: float) -> Serving | None:
     requests = {pid: [request for request in own.requests if request.end >= since] for pid, own in served.items()}
     turns = {pid: [turn for turn in own.iterations if turn.end >= since] for pid, own in served.items()}
     front = front_processes(history.hosts.last, requests)
-    answered = _joined(_by_end(requests, front), _by_end(requests, requests.keys() - set(front)))
+    taken = _by_end(requests, front)
+    inner = [record for record, _ in _by_end(requests, requests.keys() - set(front))]
+    answered = _joined([record for record, _ in taken], inner)
     engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
     busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
     watched = min(own.since for own in served.values() if own.since is not None)
@@ -158,6 +160,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
         requests=tuple(answered),
         iterations=() if engine is None else tuple(turns[engine]),
         pauses=tuple(sorted(pauses, key=lambda pause: pause.end)),
+        request_pids=tuple(pid for _, pid in taken) if len(front) > 1 and engine is None else (),
     )
 
 
@@ -211,8 +214,9 @@ def front_processes(host: HostSample | None, requests: Mapping[int, Sequence[Req
     return tuple(groups.get(chosen, ()))
 
 
-def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]) -> list[RequestRecord]:
-    return sorted((record for pid in pids for record in requests[pid]), key=lambda record: record.end)
+def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]) -> list[tuple[RequestRecord, int]]:
+    """The requests of these processes by their ends, each with its process."""
+    return sorted(((record, pid) for pid in pids for record in requests[pid]), key=lambda one: one[0].end)
 
 
 def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> list[RequestRecord]:

@@ -51,14 +51,15 @@ class RankCounters:
             self._pid, self._steps, self._ended = pid, None, {}
         self._take_steps(pid, snapshot)
         serving = snapshot.serving
-        if serving is None or serving.pid != pid:
+        if serving is None:
             return
-        requests = self._new("request", serving.requests)
+        requests = self._new("request", serving.requests_of(pid))
+        iterations = self._new("iteration", serving.iterations if serving.pid == pid else ())
         for request in requests:
             self.request_seconds.add(request.seconds)
             if request.first_token is not None:
                 self.first_token_seconds.add(request.first_token)
-        for kind, records in (("request", requests), ("iteration", self._new("iteration", serving.iterations))):
+        for kind, records in (("request", requests), ("iteration", iterations)):
             if records:
                 self.units[kind] = self.units.get(kind, 0.0) + len(records)
 

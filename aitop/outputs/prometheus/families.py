@@ -258,11 +258,13 @@ def _label(text: str) -> str:
 
 
 def ranks_here(snapshot: Snapshot) -> tuple[Rank, ...]:
-    """The ranks of the job on this machine; of a program without ranks the processes that do the work."""
+    """The ranks of the job on this machine; of a program without ranks the processes that do the work or serve."""
     ranks = (process for process in snapshot.processes if process.role == "rank" and process.state != "Z")
     numbers = {process.pid: process.rank for process in ranks}
     if snapshot.engine is not None or not numbers:
-        numbers = {pid: numbers.get(pid) for pid in snapshot.working or tuple(numbers) or (snapshot.target.pid,)}
+        serving = sorted(set(snapshot.serving.request_pids)) if snapshot.serving is not None else ()
+        pids = (*snapshot.working, *serving) or tuple(numbers) or (snapshot.target.pid,)
+        numbers = {pid: numbers.get(pid) for pid in pids}
     if snapshot.ranks is not None:
         numbers |= {view.pid: view.rank for view in snapshot.ranks.ranks if view.pid in numbers}
     taken = Counter(numbers.values())

@@ -1,8 +1,12 @@
-"""A web server without a model, of Python's own: `plain_front.py PORT (http.server|wsgiref|werkzeug) [torch]`."""
+"""A web server without a model, of Python's own: `plain_front.py PORT (http.server|forked|wsgiref|werkzeug) [torch]`.
+
+`forked` is http.server in two processes.
+"""
 
 import importlib
 import json
 import logging
+import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,8 +48,10 @@ if __name__ == "__main__":
     port, kind = int(sys.argv[1]), sys.argv[2]
     for name in sys.argv[3:]:
         importlib.import_module(name)
-    if kind == "http.server":
+    if kind in ("http.server", "forked"):
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        if kind == "forked" and os.fork() and os.fork():
+            sys.exit(os.wait()[1])
     elif kind == "wsgiref":
         server = make_server("127.0.0.1", port, application, handler_class=Quiet)
     else:

@@ -188,7 +188,9 @@ def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Chan
     An engine that has many requests in work at once divides them, and takes less time for each iteration.
     """
     if not any(one.decode_tokens for one in serving.iterations):
-        return change(load, replicas=MORE) if load is not None else None
+        # Processes that answer side by side are replicas of each other.
+        more = 1 + 1 / max(1, len(set(serving.request_pids)))
+        return change(load, replicas=more) if load is not None else None
     if cost is None:
         return None
     # While requests wait, each of the two fills its batch as now; twice as much is served until none waits.
