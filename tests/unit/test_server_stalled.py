@@ -73,8 +73,9 @@ def test_handlers_that_wait_for_others_are_not_stalled_and_a_line_that_stands_is
         ((40, 40), {"activity": "sleep", "handler": "event-loop"}, False),
         ((40, 40), {"activity": "wait-network", "handler": "thread"}, False),
         ((40, 40), {"activity": "wait-lock"}, False),
+        ((40, 40), {"parts": (("sleep", 0.9), ("wait", 0.1)), "handler": "request-loop"}, False),
     ],
-    ids=["stands", "too short", "sleeps", "waits for others", "no handler"],
+    ids=["stands", "too short", "sleeps", "waits for others", "no handler", "sleeps again and again"],
 )
 def test_a_thread_that_stands_in_a_handler_has_a_request(windows, fields, stalled):
     stands = line("answer", 1.0, number=17, by_window=windows, **fields)

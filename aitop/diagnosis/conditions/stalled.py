@@ -80,7 +80,9 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
         while stood < windows and _fills(entry, process, -1 - stood):
             stood += 1
         seconds = snapshot.stacks.seconds * stood / windows if windows else 0.0
-        if seconds >= LEAST_SECONDS and entry.where is not None:
+        # Of a line that does more than wait, the windows have the samples of all that it does.
+        waits = entry.samples >= ALL * sum(entry.by_window[windows - stood :])
+        if seconds >= LEAST_SECONDS and waits and entry.where is not None:
             return _verdict(
                 snapshot,
                 subtype="stalled",
