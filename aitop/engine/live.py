@@ -297,8 +297,10 @@ class LiveFeed:
         """
         if not self._host.seen.ranks:
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
+        stepping = self._stepping()
+        # A server may have been recognised meanwhile.
         seen = self._host.seen
-        return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *self._stepping())))
+        return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *stepping)))
 
     def _stepping(self) -> tuple[int, ...]:
         """The processes that make steps themselves.

@@ -127,6 +127,18 @@ def test_the_hook_goes_once_into_what_takes_requests_for_others():
     assert feed._hook_pids() == (5, 6, 7)
 
 
+def test_a_server_that_is_recognised_while_it_is_waited_for_who_steps(monkeypatch):
+    feed = feed_of_this_process()
+    feed._pids, feed._host = (9,), Host(ranks=(9,), parents={9})
+    feed._runners["stacks"] = Idle()
+
+    def recognise(seconds):
+        feed._host.seen = LivingProcesses(fronts=(10,), launchers=frozenset({9}))
+
+    monkeypatch.setattr(feed._stepping_processes, "wait_until_known", recognise)
+    assert feed._hook_pids() == (10,)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "is_one"),
     [("uvicorn", "inference", True), ("uvicorn", "training", False), ("vllm", "training", True)],
