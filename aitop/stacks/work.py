@@ -53,6 +53,7 @@ def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int
     if stacks is None:
         return ()
     processes = [process for process in stacks.processes if process.role != "helper"]
+    processes = [process for process in processes if process.role != "launcher"] or processes
     levels = step_levels(stacks, stepping)
     most = max((levels[process.pid] for process in processes), default=0)
     first = next(iter(stepping), None)

@@ -89,6 +89,9 @@ def test_there_is_always_a_working_process_but_never_a_helper():
     assert working(None, {}, MAIN) == ()
     everybody_waits = seen(sampled(MAIN, "rank"), sampled(FIRST, "helper", active=1.0), sampled(SECOND))
     assert working(everybody_waits, {}, MAIN) == (MAIN,)
+    served = seen(sampled(MAIN, "launcher"), sampled(FIRST), sampled(SECOND))
+    assert working(served, {}, MAIN) == (FIRST, SECOND), "who only started them is shown where nobody else is"
+    assert working(seen(sampled(MAIN, "launcher")), {}, MAIN) == (MAIN,)
 
 
 @pytest.mark.parametrize(

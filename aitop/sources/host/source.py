@@ -118,10 +118,12 @@ class HostSource(Source):
         server = self._recognise(living)
         parts = server.parts if server else {}
         places = places_of(members, self._probe)
-        for pid in parts:
+        for pid, part in parts.items():
             # A server's processes are started as loader workers are, and feed nobody.
             if places[pid].role == "loader-worker":
                 places[pid] = Place("other")
+            elif part.name == "launcher":
+                places[pid] = Place("launcher")
         pids = frozenset(member.stat.pid for member in living)
         engines = server.loops if server else ()
         self.seen = LivingProcesses(
