@@ -112,7 +112,7 @@ def test_workers_of_a_program_that_runs_gunicorn_itself():
     checks = stack(*above, "gunicorn/arbiter.py:541 murder_workers", "gunicorn/workers/workertmp.py:44 last_update")
     waits = stack(*above, "gunicorn/arbiter.py:640 spawn_worker", "gunicorn/workers/sync.py:35 wait")
     recogniser = Recogniser()
-    recogniser.saw(
+    recogniser.count(
         window(
             1.0,
             (master.stat.pid, "MainThread", True, stack(*above, "gunicorn/arbiter.py:379 sleep"), 9),
