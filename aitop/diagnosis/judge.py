@@ -16,7 +16,7 @@ from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
 DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
-# A verdict whose speedup is below this factor is information, not a warning.
+# A verdict that may well gain less than this factor is information, not a warning.
 LEAST_GAIN = 1.1
 # Another process counts as affected if its share at the verdict's lines is at least this part of the judged one's.
 PEER = 0.5
@@ -119,9 +119,9 @@ def _explained(
 
 
 def _weighed(verdict: Verdict) -> Verdict:
-    """The verdict, its severity lowered to info if its speedup is below LEAST_GAIN."""
-    little = verdict.speedup is not None and verdict.speedup < LEAST_GAIN
-    return msgspec.structs.replace(verdict, severity="info") if little else verdict
+    """The verdict, its severity lowered to info if the lower bound of its speedup is below LEAST_GAIN."""
+    unsure = verdict.speedup_range is not None and verdict.speedup_range[0] < LEAST_GAIN
+    return msgspec.structs.replace(verdict, severity="info") if unsure else verdict
 
 
 def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:

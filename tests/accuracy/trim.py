@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+import results  # noqa: F401  # isort: split
 from expected import BY_NAME, Scenario
 from recorded import Recorded, read, recording_name, recordings, scenario_and_tier
 

@@ -102,13 +102,15 @@ def test_order_is_severity_then_share():
 
 
 @pytest.mark.parametrize("severity", ["warning", "critical"])
-def test_what_gains_nothing_alone_is_information(severity):
+@pytest.mark.parametrize(("gain", "shown"), [((1.0, 1.4), "info"), ((1.05, 1.9), "info"), ((1.12, 1.4), None)])
+def test_what_may_well_gain_nothing_is_information(severity, gain, shown):
     def judge(snapshot):
-        return Finding(msgspec.structs.replace(verdict("optimizer-bound", severity), speedup=1.0), 0.5)
+        found = msgspec.structs.replace(verdict("optimizer-bound", severity), speedup=1.3, speedup_range=gain)
+        return Finding(found, 0.5)
 
     judge_ = Judge([Rule("optimizer-bound", judge, Band(enter=0.2, leave=0.1))])
     told = [judge_.judge(picture(time)) for time in range(2)][-1]
-    assert [one.severity for one in told.verdicts] == ["info"]
+    assert [one.severity for one in told.verdicts] == [shown or severity]
 
 
 def test_computing_is_told_only_where_nothing_else_is_to_be_gained():

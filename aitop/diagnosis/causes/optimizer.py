@@ -56,8 +56,6 @@ def judge(snapshot: Snapshot) -> Explanation | None:
         signals=(expected is not None, steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4),
         doubtful=unproven,
         subtype=None if denormal is None else "denormal",
-        # The cause is certain and the remedy one line: half the loss is worth a word.
-        level=lost if denormal is None else 2.0 * lost,
         title=f"{percent(lost)} of each step is {_beyond(facts, expected, denormal=denormal is not None)}",
         lines=lines,
         evidence=evidence,

@@ -80,7 +80,7 @@ LOADING = (
             "for start in range(len(smiles)):",
             "return np.array([fingerprint(m) for m",
         ),
-        left=(left.FINGERPRINTS, left.FINGERPRINTS_POOL, left.FINGERPRINTS_DENORMAL, left.FINGERPRINTS_UPDATE),
+        left=(left.FINGERPRINTS, left.FINGERPRINTS_POOL, left.FINGERPRINTS_UPDATE),
     ),
     _scenario(
         "baskets",
@@ -166,13 +166,13 @@ BETWEEN_STEPS = (
         "eval-stall",
         guilty=('self.log("val_loss", nn.functional.l1_loss',),
         needs=("lightning",),
-        left=(left.LIT_REGRESSOR, left.LIT_REGRESSOR_UPDATE),
+        left=(left.LIT_REGRESSOR_UPDATE,),
     ),
     _scenario(
         "soil_tuner",
         "eval-stall",
         guilty=("right += (self.net(part)", "for part in self.kept.split(", "best = max(best, self.how_good())"),
-        left=(left.SOIL_TUNER, left.SOIL_TUNER_UPDATE),
+        left=(left.SOIL_TUNER_UPDATE,),
     ),
     _scenario("host_io", "host-io-stall", guilty=("self.db.commit()", 'self.db.execute("INSERT')),
     _scenario("host_io:http", "host-io-stall", args=("--sink", "http"), guilty=("urllib.request.urlopen(self.url",)),
@@ -212,7 +212,7 @@ COMPUTING = (
             "overlap = (width * height).item()",
             "for j in range(truth.shape[0]):",
         ),
-        left=(left.CROP_ROWS, left.CROP_ROWS_DENORMAL),
+        left=(left.CROP_ROWS,),
     ),
     _scenario(
         "optimizer_heavy",
@@ -234,6 +234,13 @@ COMPUTING = (
         guilty=("optimizer.step()",),
         remedy="foreach=True",
         left=(left.OPTIMIZER_HEAVY, left.OPTIMIZER_MANY),
+    ),
+    _scenario(
+        "rare_words",
+        "optimizer-bound",
+        ("denormal",),
+        guilty=("optimizer.step()",),
+        remedy="set_flush_denormal",
     ),
     _scenario(
         "ranking_live",
@@ -321,6 +328,7 @@ TWO_FAULTS = (
             "for v in flat:",
             "return np.array([ranks[v] for v in flat]",
         ),
+        args=("--width", "2"),
         beside=("checkpoint-stall",),
         fix=("--fixed", "first"),
         remedy="cheaper",
@@ -328,7 +336,7 @@ TWO_FAULTS = (
     _scenario(
         "plankton:then",
         "checkpoint-stall",
-        args=("--fixed", "first"),
+        args=("--fixed", "first", "--keep-every", "24"),
         guilty=("torch.save(state, os.path.join(",),
     ),
     _scenario(

@@ -170,15 +170,7 @@ COMPLAINTS_ALONE = Left(
     batch=16,
 )
 TICKET_ROUTER = Left("underbatched", 2.89, (("batch_size=4,", "batch_size=32,"),), batch=8)
-# Weights whose gradients stay at zero leave denormal numbers in the averages of Adam, which slow it. Measured on
-# 2026-11-26 for 20 s each: it takes some seconds until they do.
-FINGERPRINTS_DENORMAL = Left(
-    "optimizer-bound/denormal", 1.71, (("import torch\n", "import torch\n\ntorch.set_flush_denormal(True)\n"),)
-)
-LIT_REGRESSOR = replace(FINGERPRINTS_DENORMAL, gain=1.41)
-SOIL_TUNER = replace(FINGERPRINTS_DENORMAL, gain=1.37)
-CROP_ROWS_DENORMAL = replace(FINGERPRINTS_DENORMAL, gain=1.17)
-# As long as there are few of them, one operation for all parameters gains more.
+# One operation for all parameters.
 FINGERPRINTS_UPDATE = Left("optimizer-bound", 1.23, (("lr=1e-3)", "lr=1e-3, fused=True)"),))
 LIT_REGRESSOR_UPDATE = replace(FINGERPRINTS_UPDATE, gain=1.25)
 SOIL_TUNER_UPDATE = Left(
