@@ -136,7 +136,7 @@ def test_the_report_gives_its_share_and_takes_it_out_of_what_is_outside(clip):
     assert "\n  clip             20 %" in to_text(report)
     assert " clip 20 %</span>" in to_html(report)
     assert report_of(snapshot(steps(forward=0.05))).step.phases["clip"] is None
-    assert list(report_of(snapshot()).step.phases)[-3:] == ["communication", "clip", "outside"]
+    assert list(report_of(snapshot()).step.phases)[-2:] == ["clip", "outside"]
 
 
 def test_a_phase_on_the_hosts_clock_takes_no_more_than_the_devices_clock_leaves(clip):
