@@ -310,16 +310,13 @@ def free_cores(snapshot: Snapshot) -> float | None:
     idle = sum(max(0.0, 1.0 - busy) for busy in host.machine.core_busy)
     if host.usable_cores is None:
         return idle
-    return max(0.0, min(idle, host.usable_cores - sum(process.cpu or 0.0 for process in host.processes)))
+    return max(0.0, min(idle, host.usable_cores - (host.cores_used or 0.0)))
 
 
 def others_cores(snapshot: Snapshot) -> float | None:
     """Cores that processes outside of the run use, this monitor left out; None where that is not known."""
-    host = snapshot.host
-    if host is None or host.machine.core_busy is None:
-        return None
-    own = sum(process.cpu or 0.0 for process in host.processes) + (snapshot.cost.monitor_cpu or 0.0)
-    return max(0.0, sum(host.machine.core_busy) - own)
+    others = snapshot.host.cores_of_others if snapshot.host is not None else None
+    return None if others is None else max(0.0, others - (snapshot.cost.monitor_cpu or 0.0))
 
 
 def too_little_seen(snapshot: Snapshot) -> str | None:

@@ -207,7 +207,6 @@ def _of_host(host: HostSample, pid: int) -> Sums:
     }
     known = {name: [value for value in values if value is not None] for name, values in own.items()}
     sums: Sums = {name: (sum(values), 1) for name, values in known.items() if values}
-    busy = host.machine.core_busy
-    if busy is not None and "own" in sums:
-        sums["others"] = max(0.0, sum(busy) - sums["own"][0]), 1
+    if host.cores_of_others is not None:
+        sums["others"] = host.cores_of_others, 1
     return sums

@@ -169,7 +169,7 @@ class CoreTotals:
 
     def take(self, host: HostSample) -> None:
         """Add a sample, unless a rate in it is not known yet."""
-        others = cores_of_others(host)
+        others = _of_others(host)
         if others is not None:
             self.sums = joined(self.sums, {"others": (others, 1), "machine": (host.machine.cores, 1)})
 
@@ -178,11 +178,9 @@ class CoreTotals:
         return Cores(**{name: total / count for name, (total, count) in self.sums.items()}) if self.sums else None
 
 
-def cores_of_others(host: HostSample) -> float | None:
-    """How many cores other programs had lately; None where the use of a core or of a process is not known yet."""
-    busy = host.machine.core_busy
-    used = [process.cpu for process in host.processes if process.cpu is not None]
-    return None if busy is None or not used or len(used) < len(host.processes) else max(0.0, sum(busy) - sum(used))
+def _of_others(host: HostSample) -> float | None:
+    """How many cores other programs had lately; None where the use of a core or of any process is not known yet."""
+    return None if any(process.cpu is None for process in host.processes) else host.cores_of_others
 
 
 def shares_of_time(host: HostSample) -> dict[int, Mapping[str, float | None]]:
@@ -192,8 +190,8 @@ def shares_of_time(host: HostSample) -> dict[int, Mapping[str, float | None]]:
     What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
     or others of the run itself.
     """
-    others = cores_of_others(host)
-    used = sum(process.cpu or 0.0 for process in host.processes)
+    others = _of_others(host)
+    used = host.cores_used or 0.0
 
     def waited(process: ProcessSample, others: float) -> float | None:
         if process.run_delay is None:

@@ -121,6 +121,18 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
         return next((process.id for process in self.processes if process.pid == pid), None)
 
     @property
+    def cores_used(self) -> float | None:
+        """Cores that its processes use together; None where that is known of none of them."""
+        known = [process.cpu for process in self.processes if process.cpu is not None]
+        return sum(known) if known else None
+
+    @property
+    def cores_of_others(self) -> float | None:
+        """Cores that other programs use, this monitor among them; None where that is not known."""
+        busy, used = self.machine.core_busy, self.cores_used
+        return None if busy is None or used is None else max(0.0, sum(busy) - used)
+
+    @property
     def memory_room(self) -> tuple[int, int] | None:
         """Bytes that the target can still take, and of how many: the group's limit or the machine's, the tighter one.
 

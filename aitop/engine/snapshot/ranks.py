@@ -364,10 +364,10 @@ def own_part(history: History) -> float:
     """The job's own part (0..1) of the CPU time lately used on all cores; 0 where that is not measured."""
     own, whole = 0.0, 0.0
     for host in islice(reversed(history.hosts), DELAYS):
-        used = [process.cpu for process in host.processes if process.cpu is not None]
-        if host.machine.core_busy is not None and used:
-            own += sum(used)
-            whole += max(sum(used), sum(host.machine.core_busy))
+        used, others = host.cores_used, host.cores_of_others
+        if used is not None and others is not None:
+            own += used
+            whole += used + others
     return own / whole if whole > 0 else 0.0
 
 

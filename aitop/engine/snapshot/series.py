@@ -42,7 +42,7 @@ OF_HOSTS: Values[HostSample] = {
     "main_thread": lambda host: _most(host, lambda process: process.main_cpu),
     "cores_wanted": lambda host: _total(host, lambda process: process.wanted),
     "cores_waited": lambda host: _total(host, lambda process: process.waited),
-    "cores_used": lambda host: _total(host, lambda process: process.cpu),
+    "cores_used": lambda host: host.cores_used,
     "cores_idle": lambda host: None if (busy := host.machine.core_busy) is None else len(busy) - sum(busy),
     "written": lambda host: _most(host, lambda process: process.write_bytes),
     "throttled": lambda host: host.cgroup.throttled if host.cgroup else None,
