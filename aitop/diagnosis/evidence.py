@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
-from aitop.model.ledger import Activity, Entry, Ledger
+from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry, Ledger
 from aitop.model.phases import Phase
 from aitop.model.snapshot import GrowthSite, HotLine, ProcessStacks, Snapshot
 from aitop.model.stacks import Frame
@@ -38,8 +38,6 @@ STORAGE_WORK = frozenset({"file", "network", "database"})
 AT_LEISURE = 0.3
 # Large operations hold the interpreter's lock for less of their time: 1 to 5 % of an nn.GRU.
 MOST_HELD = 0.1
-# What waits for others of the run's own, or for whoever hands it work.
-HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 
 
 class Lines(msgspec.Struct, frozen=True):
@@ -396,5 +394,4 @@ def takes_request(entry: Entry) -> bool:
         return True
     if entry.phase not in HOST or entry.work == "log" or entry.handler is not None:
         return False
-    waits = entry.activity in HANDED_WAITS or entry.activity == "sleep"
-    return waits or (entry.activity == "wait-network" and entry.work is None)
+    return entry.activity in RESTS and (entry.activity != "wait-network" or entry.work is None)

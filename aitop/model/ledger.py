@@ -34,6 +34,10 @@ ACTIVITIES: dict[Activity, str] = {
     "compile": "compiles",
 }
 """Each activity in words, at most 17 cells wide."""
+# What waits for others of the run's own, or for whoever hands it work.
+HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
+# What a thread does that has nothing to do: a server's waits for the network between requests.
+RESTS: frozenset[Activity] = HANDED_WAITS | {"sleep", "wait-network"}
 Basis = Literal["measured", "sampled", "derived"]
 Position = Literal["before", "within", "after"]
 # What calls a line for a request: an event loop, whose thread does nothing else meanwhile; a loop that takes requests

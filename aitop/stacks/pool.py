@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from aitop.model.ledger import Activity, Handler
+from aitop.model.ledger import RESTS, Activity, Handler
 from aitop.model.snapshot import ThreadPool
 from aitop.model.stacks import StackWindow
 from aitop.stacks.libraries import Phase
@@ -20,10 +20,10 @@ from aitop.stacks.reading import Seen
 
 RUNS: tuple[Activity, ...] = ("python", "native", "compile", "collect", "spawn")
 OWN_WAITS: tuple[Activity, ...] = ("wait-disk", "wait-device")
-# Waits for something that another thread does, or for the next piece of work; and those of which that is not known:
-# the thread may only wait for a core.
-_HANDED: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait-network"})
+# A wait of which nothing is known: the thread may only wait for a core.
 _UNKNOWN: Activity = "wait"
+# Waits for something that another thread does, or for the next piece of work.
+_HANDED = RESTS - {"sleep", _UNKNOWN}
 # Where Python starts a thread.
 _STARTS = "/threading.py"
 # From so many samples in a look on, threads of one name are more than one.
@@ -91,8 +91,7 @@ class Place(NamedTuple):
         begun = self.handler is not None or self.phase != "outside"
         if self.activity in (*RUNS, *OWN_WAITS) or (self.activity == _UNKNOWN and begun):
             return 0
-        rests = self.activity in _HANDED or self.activity in ("sleep", _UNKNOWN)
-        return 2 if rests and not begun else 1
+        return 2 if self.activity in RESTS and not begun else 1
 
     @property
     def in_line(self) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from aitop.model.host import Role
-from aitop.model.ledger import Activity, Position
+from aitop.model.ledger import RESTS, Activity, Position
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadPool, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow, ThreadState
@@ -32,7 +32,6 @@ MOST_LINES = 200
 MOST_TREES = 48
 # So many a history keeps, and so many stay read: what was read of a window holds the window.
 MOST_WINDOWS = 40
-WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sleep"})
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
 # The main thread may be the lead thread if more than this share of its samples are no waits.
@@ -309,7 +308,7 @@ def _at_work(stacks: Counter[Seen]) -> int:
 
 
 def _waits(seen: Seen) -> bool:
-    return seen.state in WAITS or seen.work == "network"
+    return seen.state in RESTS or seen.work == "network"
 
 
 def _thread_shares(

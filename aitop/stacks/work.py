@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from aitop.model.ledger import Activity
+from aitop.model.ledger import HANDED_WAITS, Activity
 from aitop.model.snapshot import HotLine, ProcessStacks, Stacks
 from aitop.model.steps import StepKind
 from aitop.stacks.pool import OWN_WAITS, RUNS
@@ -22,7 +22,7 @@ LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
 LEAST_ACTIVE = 0.1
 # Processes that do at least this part of what the busiest does are its peers, and stand in the order of their pids.
 PEER = 0.5
-_FOR_OTHERS: tuple[Activity, ...] = ("wait", "wait-lock", "wait-network", "wait-queue")
+_FOR_OTHERS: tuple[Activity, ...] = (*HANDED_WAITS, "wait-network")
 
 
 def step_levels(stacks: Stacks | None, stepping: Mapping[int, StepKind]) -> dict[int, Level]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from aitop.diagnosis.causes.serving.front import full_front
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
-    HANDED_WAITS,
     MAIN,
     RUNNING,
     each_unit,
@@ -22,13 +21,12 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix, waits_for_core
-from aitop.model.ledger import Activity, Entry
+from aitop.model.ledger import HANDED_WAITS, RESTS, Entry
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 
 # Shorter waits for a core than this share of the time are not worth a word.
 WORTH_SAYING = 0.05
-RESTS: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
 
 
 @rule("gil-contention", 0.12, 0.07, scope=Scope(everywhere=True))

@@ -15,7 +15,6 @@ from aitop.diagnosis.causes import producers
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import host_limit, host_unproven, timed_on_device
 from aitop.diagnosis.evidence import (
-    HANDED_WAITS,
     NO_LINES,
     Lines,
     blocks_loop,
@@ -27,6 +26,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
 from aitop.diagnosis.what_if import without
+from aitop.model.ledger import HANDED_WAITS
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix

@@ -9,7 +9,6 @@ import msgspec
 from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import (
-    HANDED_WAITS,
     STORAGE_WAITS,
     STORAGE_WORK,
     Lines,
@@ -30,7 +29,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.series import mean_of, values_since
 from aitop.diagnosis.what_if import WAITING, Length, Loading, fix, without
-from aitop.model.ledger import Activity, Entry
+from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, rate
 from aitop.model.verdict import Fix, Setting, Where
@@ -371,7 +370,7 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
 
     A client of a server rests between requests: outside of training, waiting for the network counts as rest.
     """
-    rests = HANDED_WAITS if snapshot.kind == "training" else HANDED_WAITS | {"sleep", "wait-network"}
+    rests = HANDED_WAITS if snapshot.kind == "training" else RESTS
     samples: dict[tuple[int, str], float] = {}
     for entry in entries:
         key = (entry.pid, "" if processes else entry.thread)

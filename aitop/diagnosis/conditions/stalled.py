@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import device_busy
-from aitop.diagnosis.evidence import HANDED_WAITS, main_lines, main_stacks, place_of, takes_request
+from aitop.diagnosis.evidence import main_lines, main_stacks, place_of, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.host import ProcessSample
-from aitop.model.ledger import Activity, Entry
+from aitop.model.ledger import HANDED_WAITS, Activity, Entry
 from aitop.model.serving import Serving
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import duration
