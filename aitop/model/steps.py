@@ -21,8 +21,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     `end` is on CLOCK_MONOTONIC. `data_wait` is the time inside a loader's `__next__`, `loader_start` the time
     to make loader iterators (workers being started), `save` inside `torch.save`, `evaluation` root forwards without
     gradient during training (those made in every step, as for a teacher model, belong to `forward`), with the waits for
-    their data, `gc` collector pauses. `prepare` is what passed from the step's start to the first
-    forward and is none of these. `cpu` is the CPU time of the thread that steps.
+    their data, `gc` collector pauses. `cpu` is the CPU time of the thread that steps.
     `device_*` are on the device clock; None without CUDA or before the events were ready.
     `samples` is the leading batch dimension, of the largest forward before each backward, summed over the step's
     backwards (in inference, of the forward); `queue_ready` counts the batches that
@@ -33,12 +32,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     may lie within other phases, and are None where they are not watched; `transfer_apart` and `communication_apart`
     are those parts of the first and the last which lie in no other phase; `collective_calls` has how long each
     call took with the wait for it, in order, of the first few of a step. `tokens` counts the integer ids that went in
-    (for `generate`, those that came out); `first_token` is the time from the call of `generate` to its first one.
+    (for `generate`, those that came out).
     `others` has the phases that have no field here (see model.phases), those of them that came, by their key; they
-    lie outside of those above. `skipped` marks a step whose update a GradScaler left out. Where steps are short the
-    hook times only some of them: one that is `estimated` was counted but not timed, and has the phases of one that
-    was timed shortly before, scaled to the time that all such steps took together; or it is a long one among those,
-    of a length that was measured.
+    lie outside of those above. Where steps are short the hook times only some of them: one that is `estimated` was
+    counted but not timed, and has the phases of one that was timed shortly before, scaled to the time that all such
+    steps took together; or it is a long one among those, of a length that was measured.
     """
 
     index: int
@@ -47,7 +45,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: StepKind = "train"
     data_wait: float = 0.0
     loader_start: float = 0.0
-    prepare: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
     optimizer: float = 0.0
@@ -73,9 +70,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int | None = None
     collective_calls: tuple[float, ...] = ()
     tokens: int | None = None
-    first_token: float | None = None
     others: dict[str, float] = {}
-    skipped: bool = False
     estimated: bool = False
 
     @property

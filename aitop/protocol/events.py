@@ -24,7 +24,7 @@ SAVE, COLLECT, ASIDE = range(8, 11)
 #   TRANSFER            a copy to the device: bytes
 #   BLOCKING            a call that waits for the device
 #   COLLECTIVE          a call into torch.distributed: bytes, or -1 for a wait for an earlier call
-#   GENERATE            a call of transformers' `generate`: tokens that came out, nanoseconds to the first
+#   GENERATE            a call of transformers' `generate`: tokens that came out
 #   SKIPPED             a training step ends, whose optimizer step a GradScaler has left out: id of the optimizer
 TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
 #   OWNER               another thread steps from now on

@@ -60,7 +60,7 @@ def test_a_stall_outside_of_every_phase(fast):
     took = time.monotonic() - began
     stalled = max(fast.after(), key=lambda record: record.seconds)
     assert stalled.seconds == pytest.approx(took, abs=0.05) and stalled.index == fast.made - 6
-    assert stalled.prepare > 0.19 and stalled.data_wait + stalled.forward + stalled.backward < stalled.prepare
+    assert stalled.outside > 0.19 and stalled.data_wait + stalled.forward + stalled.backward < stalled.outside
 
 
 def test_a_slow_batch(fast):
@@ -83,7 +83,7 @@ def test_a_stall_in_the_model(fast):
     fast.net.pause = 0.0
     slow = max(fast.after(), key=lambda record: record.seconds)
     assert 0.19 < slow.seconds < took + 0.05 and slow.estimated
-    assert slow.data_wait + slow.prepare < slow.seconds / 4 and slow.forward and slow.backward and slow.optimizer
+    assert slow.data_wait < slow.seconds / 4 and slow.forward and slow.backward and slow.optimizer
 
 
 def test_a_save(fast, tmp_path):

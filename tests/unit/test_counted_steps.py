@@ -91,7 +91,7 @@ def test_a_long_step_while_counting_has_its_length_and_the_phases_that_were_seen
     *_, long, after = run.steps()
     assert (long.index, long.estimated, after.index, after.estimated) == (60, True, 61, False)
     assert long.seconds == pytest.approx(0.2004) and long.end == pytest.approx((began + 200_400 * US) * 1e-9)
-    assert long.prepare == pytest.approx(0.0004), "from the step's start to its forward"
+    assert long.outside == pytest.approx(0.0004, abs=1e-8), "from the step's start to its forward"
     assert long.forward + long.backward + long.optimizer == pytest.approx(0.2, rel=1e-3)
     assert long.forward / long.backward == pytest.approx(2 / 3, rel=1e-3)
     assert (long.forwards, long.backwards, long.samples, long.tokens) == (1, 1, 8, 40)

@@ -69,7 +69,6 @@ def test_copies_waits_and_collectives_within_a_phase_are_summed(run):
     assert (step.transfer, step.transfer_bytes) == (pytest.approx(0.002), 2000)
     assert (step.blocking, step.blockings) == (pytest.approx(0.002), 1)
     assert (step.communication, step.collectives, step.tokens) == (pytest.approx(0.001), 1, 40)
-    assert not step.skipped
     run.train()
     (step,) = run.steps(WATCHES)
     assert (step.transfer, step.transfer_bytes, step.blockings) == (0.0, 0, 0)
@@ -82,16 +81,15 @@ def test_a_step_that_was_left_out_ends_there(run):
     run.phase(at.BACKWARD, MS, 1)
     run.phase(at.SKIPPED, MS // 2, 1)
     run.train()
-    assert [step.skipped for step in run.steps()] == [False, True, False]
+    assert len(run.steps()) == 3
 
 
 def test_texts_that_are_generated(run):
     for _ in range(3):
         run.phase(at.NEXT, MS, 5, -1)
-        run.phase(at.GENERATE, 10 * MS, 32, 2 * MS)
+        run.phase(at.GENERATE, 10 * MS, 32)
     steps = run.steps()
     assert [(step.kind, step.tokens) for step in steps] == [("generate", 32)] * 2
-    assert [step.first_token for step in steps] == pytest.approx([0.002] * 2)
     assert [step.data_wait for step in steps] == pytest.approx([0.001] * 2)
 
 

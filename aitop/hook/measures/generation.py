@@ -1,5 +1,5 @@
-"""Measures text generation with transformers: each call of `generate` is a step, with its tokens and the time to the
-first of them. The forwards inside are no steps of their own. Without transformers nothing is patched.
+"""Measures text generation with transformers: each call of `generate` is a step, with its tokens. The forwards
+inside are no steps of their own. Without transformers nothing is patched.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ class Generation(Measure):
         try:
             end = _now()
             journal = self.session.journal
-            to_first = call.first - call.start if call.first else -1
             tokens = self._tokens(model, args, kwargs, result)
-            journal.note(GENERATE, call.start, end, tokens, to_first)
+            journal.note(GENERATE, call.start, end, tokens)
             if journal.computed is not None:
                 journal.computed(call.start, end, tokens, call.first)
             if end > journal.due:

@@ -11,7 +11,7 @@ from aitop.protocol.events import NOT_MEASURED
 NS = 1e-9
 MOST_COUNTED = 10**15
 # Fields of Parts that every step has; and by watch those that only its steps have.
-PHASES = ("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc")
+PHASES = ("data_wait", "loader_start", "forward", "backward", "optimizer", "save", "evaluation", "gc")
 WATCHED = {
     "transfer": ("transfer", "transfer_apart", "transfer_bytes"),
     "blocking": ("blocking", "blockings"),
@@ -20,16 +20,17 @@ WATCHED = {
 # Of these, the numbers that are no lengths.
 COUNTS = ("transfer_bytes", "blockings", "collectives")
 _SUMS = (*PHASES, *(name for names in WATCHED.values() for name in names), "forwards", "backwards")
-_TIMES = tuple(name for name in _SUMS if name not in (*COUNTS, "forwards", "backwards"))
+_TIMES = ("prepare", *(name for name in _SUMS if name not in (*COUNTS, "forwards", "backwards")))
 
 
 @dataclass(slots=True)
 class Parts:
     """Nanoseconds, bytes and counts of a step or of a part of one.
 
-    `transfer_apart` and `communication_apart` are outside of the phases. `calls` has the lengths of its collectives, in
-    order; a wait counts as a part of the call before it. `others` are phases with an event of their own, by their key
-    (see model.phases).
+    `transfer_apart` and `communication_apart` are outside of the phases. `prepare` is what passed from the start of a
+    step that trains to its first forward, in none of the phases. `calls` has the lengths of its collectives, in order;
+    a wait counts as a part of the call before it. `others` are phases with an event of their own, by their key (see
+    model.phases).
     """
 
     data_wait: int = 0
@@ -65,7 +66,7 @@ class Parts:
 
     def joined(self, later: Parts) -> Parts:
         """Return the sum with a later part of the same step. `prepare` and `queue_ready` are those of the first."""
-        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMS if name != "prepare"}
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
         return replace(
             self,
             samples=added(self.samples, later.samples),
@@ -102,7 +103,6 @@ class Made(NamedTuple):
     cpu: int = NOT_MEASURED
     timing: tuple[int, ...] | None = None
     skipped: bool = False
-    first_token: int = NOT_MEASURED
     estimated: bool = False
 
 

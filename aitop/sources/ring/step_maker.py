@@ -133,9 +133,7 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         queue_ready=count_of(parts.queue_ready),
         collective_calls=tuple(_within(call, length) for call in parts.calls),
         tokens=count_of(parts.tokens),
-        first_token=seconds_of(made.first_token, length),
         others={key: _within(value, length) for key, value in parts.others.items()},
-        skipped=made.skipped,
         estimated=made.estimated,
         **values,
     )

@@ -417,20 +417,11 @@ class EventReader:
             self.held_forwards += 1
             self.known += end - start
         elif kind == at.GENERATE:
-            self.infer(start, end, NOT_MEASURED, a, kind="generate", first_token=b)
+            self.infer(start, end, NOT_MEASURED, a, kind="generate")
         else:
             self.infer(start, end, a, b)
 
-    def infer(
-        self,
-        start: int,
-        end: int,
-        samples: int,
-        tokens: int,
-        *,
-        kind: StepKind = "infer",
-        first_token: int = NOT_MEASURED,
-    ) -> None:
+    def infer(self, start: int, end: int, samples: int, tokens: int, *, kind: StepKind = "infer") -> None:
         """Make a step of a forward, or of a call of `generate`."""
         began, self.infer_end = min(self.infer_end, start), end
         wait, loader = self.held_wait, self.held_start
@@ -438,7 +429,6 @@ class EventReader:
             self.sums,
             data_wait=wait,
             loader_start=loader,
-            prepare=max(0, start - began - wait - loader - self.sums.save),
             forward=end - start,
             backward=0,
             optimizer=0,
@@ -451,7 +441,7 @@ class EventReader:
         )
         if began:
             self.index += 1
-            self.made.append(Made(self.index, kind, end, end - began, parts, first_token=first_token))
+            self.made.append(Made(self.index, kind, end, end - began, parts))
         self.cpu_then = NOT_MEASURED
         self.drop_held()
         self.clear(end)
@@ -463,7 +453,7 @@ class EventReader:
         began, self.infer_end = min(self.infer_end, start), max(end, self.infer_end)
         if began:
             self.index += 1
-            parts = Parts(prepare=start - began, forward=end - start, forwards=1, samples=samples, tokens=tokens)
+            parts = Parts(forward=end - start, forwards=1, samples=samples, tokens=tokens)
             self.made.append(Made(self.index, "infer", end, end - began, parts))
 
     # Ends of steps.
