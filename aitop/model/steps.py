@@ -135,6 +135,10 @@ class CallSite(msgspec.Struct, frozen=True, kw_only=True):
     pageable_bytes: int | None = None
 
 
+# From this share of the copied bytes on, pinning memory is worth a word.
+PAGEABLE = 0.5
+
+
 def pageable_share(calls: Iterable[CallSite]) -> float | None:
     """The part (0..1) of the copied bytes that came from memory that is not pinned; None where it was not counted."""
     known = [(call.bytes, call.pageable_bytes) for call in calls if call.bytes and call.pageable_bytes is not None]

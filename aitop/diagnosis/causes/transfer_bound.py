@@ -20,7 +20,7 @@ from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.steps import CallSite, pageable_share
+from aitop.model.steps import PAGEABLE, CallSite, pageable_share
 from aitop.model.units import percent, rate, size
 from aitop.model.verdict import Fix, Where
 
@@ -31,7 +31,6 @@ SATURATED = 0.6
 # are worth a narrower type.
 SMALL_COPY, MANY_COPIES = 256 * 1024, 16.0
 LARGE_STEP = 64 * 2**20
-PAGEABLE = 0.5
 
 
 class Copies(msgspec.Struct, frozen=True):

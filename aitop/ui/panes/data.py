@@ -8,7 +8,7 @@ from rich.style import Style
 
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
-from aitop.model.steps import LoaderInfo, pageable_share
+from aitop.model.steps import PAGEABLE, LoaderInfo, pageable_share
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, change, field_of, figure, recent
@@ -182,9 +182,6 @@ def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
 def _cores(view: View, snapshot: Snapshot) -> float | None:
     used = [process.cpu for process in _workers(view, snapshot) if process.cpu is not None]
     return sum(used) if used else None
-
-
-PAGEABLE = 0.5
 
 
 def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
