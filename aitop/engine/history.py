@@ -16,7 +16,7 @@ from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.serving import IterationRecord, Pause, RequestRecord, ServerSample
-from aitop.model.snapshot import GrowthSites, Series, Target, Tick
+from aitop.model.snapshot import GrowthSites, Series, Target, Tick, series_of
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
@@ -131,11 +131,7 @@ class StepSeconds:
 
     def series(self) -> dict[str, Series]:
         """A series of each field of the seconds; empty before the first second is over."""
-        if not self.done:
-            return {}
-        times, *columns = zip(*self.done, strict=True)
-        names = ("step_p50", "step_p95", "step_save", "step_evaluation")
-        return {name: Series(times=times, values=values) for name, values in zip(names, columns, strict=True)}
+        return series_of(("step_p50", "step_p95", "step_save", "step_evaluation"), self.done)
 
 
 def _second(records: Sequence[StepRecord]) -> Second:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import msgspec
 
 from aitop.model.gpu import GpuSample
@@ -207,6 +210,18 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     times: tuple[float, ...] = ()
     values: tuple[float | None, ...] = ()
+
+
+def series_of(names: Iterable[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Series]:
+    """A series of each name, from rows of a time and a value for each of them; without those that have no value."""
+    if not rows:
+        return {}
+    times, *columns = zip(*rows, strict=True)
+    return {
+        name: Series(times=times, values=values)
+        for name, values in zip(names, columns, strict=True)
+        if any(value is not None for value in values)
+    }
 
 
 class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):

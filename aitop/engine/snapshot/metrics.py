@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from aitop.model.serving import Percentiles, ServerSample, Serving
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Series, series_of
 
 # A percentile is told only where the bucket that it lies in is no wider than this, upper to lower bound.
 COARSEST = 2.5
 # Any of these moves on while a server works.
 PROGRESS = ("iterations", "tokens", "prompt_tokens", "requests")
+REQUEST_SERIES = ("request_p50", "request_p99", "request_rate", "request_queue")
 
 
 def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> Serving | None:
@@ -53,20 +54,12 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
 def series_of_metrics(servers: Mapping[int, Sequence[ServerSample]]) -> dict[str, Series]:
     """The series for charts: one value for each time between two looks. Only of the server looked at most."""
     own = max(servers.values(), key=len, default=())
-    times, p50, p99, rate, queue = [], [], [], [], []
-    for before, after in pairwise(own):
-        latency = _percentiles([(before, after)], "latency")
-        times.append(after.time)
-        p50.append(latency.p50 * 1e3 if latency else None)
-        p99.append(latency.p99 * 1e3 if latency else None)
-        rate.append(_rate((before, after), "requests"))
-        queue.append(after.gauges.get("waiting"))
-    made = {"request_p50": p50, "request_p99": p99, "request_rate": rate, "request_queue": queue}
-    return {
-        name: Series(times=tuple(times), values=tuple(values))
-        for name, values in made.items()
-        if any(value is not None for value in values)
-    }
+    rows = []
+    for span in pairwise(own):
+        latency = _percentiles([span], "latency")
+        p50, p99 = (latency.p50 * 1e3, latency.p99 * 1e3) if latency else (None, None)
+        rows.append((span[1].time, p50, p99, _rate(span, "requests"), span[1].gauges.get("waiting")))
+    return series_of(REQUEST_SERIES, rows)
 
 
 Span = tuple[ServerSample, ServerSample]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from aitop.engine.history import History
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, ProcessSample, Role
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Series, series_of
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import AllocatorSample, StepRecord
 from aitop.stacks.view import StackView
@@ -82,12 +82,13 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
         for allocator in samples:
             allocators.setdefault(allocator.device, []).append((time, allocator))
     of_steps = [_row(OF_STEPS, step.end, step) for step in steps[-CHART_STEPS:] if step.seconds > 0]
-    made = _made("", OF_STEPS, of_steps) | _made("", OF_HOSTS, history.hosts.rows(_of_host))
+    made = series_of(OF_STEPS, of_steps) | series_of(OF_HOSTS, history.hosts.rows(_of_host))
     for index, of_device in devices.items():
-        made |= _made(f"gpu{index}.", OF_DEVICES, of_device)
+        made |= series_of((f"gpu{index}.{name}" for name in OF_DEVICES), of_device)
     for index, taken in sorted(allocators.items()):
-        made |= _made(f"alloc{index}.", OF_ALLOCATORS, [_row(OF_ALLOCATORS, time, each) for time, each in taken])
-    return {name: points for name, points in made.items() if any(value is not None for value in points.values)}
+        rows = [_row(OF_ALLOCATORS, time, each) for time, each in taken]
+        made |= series_of((f"alloc{index}.{name}" for name in OF_ALLOCATORS), rows)
+    return made
 
 
 def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], stacks: StackView) -> dict[str, Series]:
@@ -112,14 +113,6 @@ def _of_host(host: HostSample) -> _Row:
 
 def _of_devices(sample: GpuSample) -> dict[int, _Row]:
     return {device.index: _row(OF_DEVICES, sample.time, device) for device in sample.devices}
-
-
-def _made(prefix: str, names: Iterable[str], rows: Sequence[_Row]) -> dict[str, Series]:
-    """A series of each name, from rows of a time and a value for each of them."""
-    if not rows:
-        return {}
-    times, *columns = zip(*rows, strict=True)
-    return {prefix + name: Series(times=times, values=values) for name, values in zip(names, columns, strict=True)}
 
 
 def _most(host: HostSample, value: Callable[[ProcessSample], float | None]) -> float | None:

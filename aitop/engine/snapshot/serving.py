@@ -18,11 +18,11 @@ from aitop.engine.history import (
     ServedHistory,
     ServedSecond,
 )
-from aitop.engine.snapshot.metrics import mean_of, of_metrics, series_of_metrics
+from aitop.engine.snapshot.metrics import REQUEST_SERIES, mean_of, of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
 from aitop.model.host import HostSample
 from aitop.model.serving import IterationRecord, Percentiles, RequestRecord, Serving
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Series, series_of
 from aitop.model.steps import Kind
 
 ENOUGH_REQUESTS = 30
@@ -73,11 +73,8 @@ def request_series(history: History, now: float) -> dict[str, Series]:
     last = int(now) - 2
     seconds = range(max(min([*requests, *everywhere]), last - CHART_SECONDS), last + 1)
     watched = any(own.watches_requests for own in served.values())
-    rows = [_row(requests.get(second, []), everywhere.get(second, []), watched=watched) for second in seconds]
-    times = tuple(float(second + 1) for second in seconds)
-    names = ("request_p50", "request_p99", "request_rate", "request_queue")
-    made = {name: Series(times=times, values=tuple(row[place] for row in rows)) for place, name in enumerate(names)}
-    return {name: chart for name, chart in made.items() if any(value is not None for value in chart.values)}
+    rows = [_row(second, requests.get(second, []), everywhere.get(second, []), watched=watched) for second in seconds]
+    return series_of(REQUEST_SERIES, rows)
 
 
 def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[ServedSecond]]:
@@ -89,18 +86,19 @@ def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[Se
 
 
 def _row(
-    requests: Sequence[ServedSecond], everywhere: Sequence[ServedSecond], *, watched: bool
+    second: int, requests: Sequence[ServedSecond], everywhere: Sequence[ServedSecond], *, watched: bool
 ) -> tuple[float | None, ...]:
-    """p50, p99, rate and queue of one second, the queue of all processes.
+    """The end of a second, and its p50, p99, rate and queue, the queue of all processes.
 
     `watched`: requests are, and not only iterations.
     """
-    answered = sum(second.requests for second in requests)
-    weighted = sum(second.requests * second.p50 for second in requests if second.p50 is not None)
-    slowest = max((second.p99 for second in requests if second.p99 is not None), default=None)
-    waiting = [second.waiting for second in everywhere if second.waiting is not None]
-    queued = [second.queue for second in everywhere if second.queue is not None]
+    answered = sum(own.requests for own in requests)
+    weighted = sum(own.requests * own.p50 for own in requests if own.p50 is not None)
+    slowest = max((own.p99 for own in requests if own.p99 is not None), default=None)
+    waiting = [own.waiting for own in everywhere if own.waiting is not None]
+    queued = [own.queue for own in everywhere if own.queue is not None]
     return (
+        second + 1.0,
         weighted / answered * 1e3 if answered else None,
         None if slowest is None else slowest * 1e3,
         float(answered) if watched else None,
