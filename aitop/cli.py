@@ -26,11 +26,11 @@ from aitop.commands import (
     profile,
     record,
     replay,
+    say,
 )
 from aitop.commands import run as run_command
 from aitop.commands.options import settle
 from aitop.errors import INTERRUPTED, AitopError
-from aitop.model.text import printable
 
 DESCRIPTION = "See why a training run or a model server is not faster, and what would make it so."
 EXAMPLES = """\
@@ -137,7 +137,7 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         return code
     except AitopError as error:
-        complain(str(error))
+        say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -155,23 +155,18 @@ def catch_signals() -> None:
         signal.signal(number, _terminate)
 
 
-def complain(sentence: str) -> None:
-    """One line on stderr, whatever characters the names in it have."""
-    print(f"aitop: {printable(sentence)}", file=sys.stderr)
-
-
 def _unexpected(error: Exception) -> int:
     if os.environ.get("AITOP_DEBUG"):
         import traceback  # wanted by few
 
         traceback.print_exc()
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        complain("as many files are open as may be: raise the limit with `ulimit -n 4096`, and try again")
+        say("as many files are open as may be: raise the limit with `ulimit -n 4096`, and try again")
         return AitopError.exit_code
     if isinstance(error, RuntimeError) and str(error) == NO_MORE_THREADS:
-        complain("the system lets aitop start no more threads: see `ulimit -u`, or the container's limit of processes")
+        say("the system lets aitop start no more threads: see `ulimit -u`, or the container's limit of processes")
         return AitopError.exit_code
-    complain(
+    say(
         f"this is a fault in aitop, not in your process: {type(error).__name__}: {error}; "
         "please report it with what AITOP_DEBUG=1 prints"
     )

@@ -1,1 +1,13 @@
 """One verb of the command line a file."""
+
+from __future__ import annotations
+
+import sys
+
+from aitop.model.text import printable
+
+
+def say(sentence: str) -> None:
+    """One line on stderr, whatever characters the names in it have."""
+    if sys.stderr is not None:
+        print(f"aitop: {printable(sentence)}", file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from aitop.commands import say
 from aitop.errors import WrongUsageError
 from aitop.model.verdict import SEVERITY_ORDER, Severity, Verdict
 
@@ -153,7 +154,7 @@ class Alert:
                     start_new_session=True,
                 )
         except OSError as error:
-            _complain(f"the command of --exec did not start: {error.strerror or error}")
+            say(f"the command of --exec did not start: {error.strerror or error}")
 
     def _reap(self) -> None:
         """Forget a command that has ended, and say how if it failed."""
@@ -162,14 +163,7 @@ class Alert:
         self._process = None
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            _complain(f"the command of --exec {how}: {self._command}")
-
-
-def _complain(sentence: str) -> None:
-    from aitop.model.text import printable
-
-    if sys.stderr is not None:
-        print(f"aitop: {printable(sentence)}", file=sys.stderr)
+            say(f"the command of --exec {how}: {self._command}")
 
 
 def _refuse_foreign(command: str) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aitop.commands import say
 from aitop.commands.diagnose import check_writable, write_report
 from aitop.errors import NotEnoughEvidenceError, UnreadableRecordingError, WrongUsageError
-from aitop.model.text import printable
 
 if TYPE_CHECKING:
     from aitop.model.run import Run, RunComparison
@@ -74,8 +73,7 @@ def read_run(path: Path) -> Run:
     if snapshot is None:
         raise NotEnoughEvidenceError(f"the recording {path} ends before its first second is over: record for longer")
     if recording.skipped:
-        name = printable(str(path))
-        print(f"aitop: {recording.skipped} lines of {name} could not be read and were left out", file=sys.stderr)
+        say(f"{recording.skipped} lines of {path} could not be read and were left out")
     return run_of(snapshot, path.name)
 
 
@@ -113,4 +111,4 @@ def check_same_work(before: Run, after: Run) -> None:
             raise WrongUsageError(f"{before.file} and {after.file} do different work: {words}")
     scripts = [run.script for run in (before, after) if run.script]
     if len(set(scripts)) > 1:
-        print(f"aitop: these are runs of two scripts: {printable(' and '.join(scripts))}", file=sys.stderr)
+        say(f"these are runs of two scripts: {' and '.join(scripts)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
+from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.monitor import source_around
 from aitop.commands.options import add_record_option, add_watch_options, duration, process_id, watch_options
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     with watching([target], watch_options(args), args.record, alert) as watcher:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
     if watcher.recording_failed is not None:
-        print(f"aitop: {watcher.recording_failed}", file=sys.stderr)
+        say(watcher.recording_failed)
     snapshot = watcher.snapshot
     if snapshot is not None and baseline is not None:
         snapshot = replace(snapshot, before=baseline)

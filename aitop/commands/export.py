@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aitop.commands import say
 from aitop.commands.options import SWITCHES, at_least, process_id
 from aitop.errors import AitopError, WrongUsageError
-from aitop.model.text import printable
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -228,8 +228,3 @@ def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) ->
 def deployment(name: str) -> str:
     """The file to deploy the exporter with."""
     return files("aitop.commands").joinpath("deployments").joinpath(DEPLOYMENTS[name]).read_text(encoding="utf-8")
-
-
-def say(sentence: str) -> None:
-    """One line on stderr, for whoever started the exporter."""
-    print(f"aitop: {printable(sentence)}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from aitop.commands import say
 from aitop.commands.options import (
     add_record_option,
     add_screen_options,
@@ -15,7 +16,6 @@ from aitop.commands.options import (
     watch_options,
 )
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
-from aitop.model.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def _all_kept(recorder: Recorder) -> bool:
     recorder.close()
     for recording in recorder.made:
         words = recording.failed or f"recorded {recording.path}; look at it with: aitop replay {recording.path}"
-        print(f"aitop: {printable(words)}", file=sys.stderr)
+        say(words)
     return not any(recording.failed for recording in recorder.made)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aitop.commands import say
 from aitop.commands.diagnose import FORMATS
 from aitop.commands.options import add_screen_options
 from aitop.errors import NotEnoughEvidenceError
-from aitop.model.text import printable
 
 if TYPE_CHECKING:
     from aitop.model.snapshot import Snapshot
@@ -75,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
         feed, title = ReplayFeed(recording, args.speed), f"replay of {args.file.name}"
         code = ReplayApp(feed, title, settings=args.settings).show()
     if recording.skipped:
-        name = printable(str(args.file))
-        print(f"aitop: {recording.skipped} lines of {name} could not be read and were left out", file=sys.stderr)
+        say(f"{recording.skipped} lines of {args.file} could not be read and were left out")
     return code
 
 

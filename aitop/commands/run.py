@@ -19,6 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
 from aitop.errors import WrongUsageError
@@ -96,7 +97,7 @@ def _headless(args: argparse.Namespace, environment: dict[str, str], alert: Aler
     if watcher is not None and watcher.snapshot is not None:
         sys.stderr.write("\n" + render(watcher.snapshot, "text"))
     if watcher is not None and watcher.recording_failed is not None:
-        print(f"aitop: {watcher.recording_failed}", file=sys.stderr)
+        say(watcher.recording_failed)
     return _exit_code(child)
 
 

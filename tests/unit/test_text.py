@@ -59,5 +59,5 @@ def test_control_characters_are_replaced(text, shown):
 
 
 def test_complaints_are_one_line(capsys):
-    cli.complain("no\nsuch \x1b[2Jfile")
+    cli.say("no\nsuch \x1b[2Jfile")
     assert capsys.readouterr().err == "aitop: no such ·[2Jfile\n"
