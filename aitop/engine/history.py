@@ -221,13 +221,17 @@ def _served_second(second: int, requests: Sequence[RequestRecord], turns: Sequen
 
 @dataclass
 class HookHistory:
-    """One process's steps and facts. `spread` are steps that reach further back than `steps` where these are short."""
+    """One process's steps and facts. `spread` are steps that reach further back than `steps` where these are short.
+
+    `began` is when the hook was first heard of, `time` when it was last.
+    """
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     spread: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     count: int = 0
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
+    began: float = 0.0
     time: float = 0.0
     sequence: int | None = None
     seconds: StepSeconds = field(default_factory=StepSeconds)
@@ -269,6 +273,8 @@ class History:
     dump: StackDump | None = None
     exchange_notes: ExchangeNotes | None = None
     rank_numbers: dict[int, int] = field(default_factory=dict)
+    # What each process does in a server, by pid, also of those that have ended.
+    parts: dict[int, str] = field(default_factory=dict)
     # When stacks first showed a step of a process, by pid: the end of that window.
     stepped: dict[int, float] = field(default_factory=dict)
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
@@ -313,6 +319,9 @@ class History:
                 if pid in self.hooks:
                     self.hooks[pid].totals.shares = shares
             self._number(sample)
+            if len(self.parts) > MOST_RANKS:
+                self.parts.clear()
+            self.parts |= {process.pid: process.part for process in sample.processes if process.part is not None}
         elif isinstance(sample, GpuSample):
             self.gpus.append(sample)
         elif isinstance(sample, StackWindow):
@@ -343,7 +352,7 @@ class History:
                 self.stepped[pid] = window.time
 
     def _add_hook(self, sample: HookSample) -> None:
-        hook = self.hooks.setdefault(sample.pid, HookHistory())
+        hook = self.hooks.setdefault(sample.pid, HookHistory(began=sample.time))
         hook.steps.extend(sample.steps)
         for record in sample.steps:
             # By their times alone, so that a recording shows the same wherever its reading began.

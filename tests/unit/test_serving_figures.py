@@ -167,6 +167,27 @@ def test_workers_side_by_side_share_the_requests():
     assert {pid: len(found.requests_of(pid)) for pid in (*WORKERS, API)} == {WORKERS[0]: 40, WORKERS[1]: 40, API: 0}
 
 
+def test_workers_count_for_as_long_as_they_live():
+    """The hook comes into the second when half of the time is over, or later into the one that takes its place."""
+    first, second, third = (*WORKERS, 22)
+
+    def looks(*lives):
+        for time in range(90, 101):
+            parts = [(pid, "worker") for pid, begin, until in lives if begin <= time <= until]
+            yield msgspec.structs.replace(tree(*parts, engine="gunicorn"), time=float(time))
+
+    busy = hook(first, 90.0, alive=0), hook(first, requests=spread(40, seconds=10.0))
+    late = hook(second, 95.0, alive=0), hook(second, requests=spread(20, seconds=5.0))
+    found = figures(*looks((first, 90, 100), (second, 90, 100)), *busy, *late)
+    assert found.requests_per_second == pytest.approx(8.0)
+    assert (found.seconds, len(found.requests)) == (10.0, 60)
+    gone = hook(second, 90.0, alive=0), hook(second, 95.0, requests=tuple(request(90.25 + n / 4) for n in range(20)))
+    came = hook(third, 97.0, alive=0), hook(third, requests=spread(12, seconds=3.0))
+    found = figures(*looks((first, 90, 100), (second, 90, 95), (third, 96, 100)), *busy, *gone, *came)
+    assert len(found.requests) == 72, "also those of the one that has ended"
+    assert found.requests_per_second == pytest.approx(8.0, rel=0.05)
+
+
 def test_pauses_of_every_process_and_requests_of_those_that_are_heard_of():
     pause, old = Pause(end=99.0, seconds=0.4, kind="collect"), Pause(end=1.0, seconds=0.4, kind="compile")
     assert figures(hook(API, requests=spread(40)), hook(ENGINE, pauses=(old, pause))).pauses == (pause,)

@@ -20,7 +20,6 @@ from aitop.engine.history import (
 )
 from aitop.engine.snapshot.metrics import REQUEST_SERIES, mean_of, of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
-from aitop.model.host import HostSample
 from aitop.model.serving import IterationRecord, Percentiles, RequestRecord, Serving
 from aitop.model.snapshot import Series, series_of
 from aitop.model.steps import Kind
@@ -65,7 +64,7 @@ def request_series(history: History, now: float) -> dict[str, Series]:
     Of several processes the p50 is the mean, weighted by their requests, and the p99 the largest.
     """
     served = _served(history)
-    chosen = front_processes(history.hosts.last, {pid: list(own.requests) for pid, own in served.items()})
+    chosen = front_processes(history.parts, {pid: list(own.requests) for pid, own in served.items()})
     requests = _by_second(served[pid].done for pid in chosen)
     everywhere = _by_second(own.done for own in served.values())
     if not requests and not everywhere:
@@ -128,7 +127,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
     since = _window(served, end)
     requests = {pid: [request for request in own.requests if request.end >= since] for pid, own in served.items()}
     turns = {pid: [turn for turn in own.iterations if turn.end >= since] for pid, own in served.items()}
-    front = front_processes(history.hosts.last, requests)
+    front = front_processes(history.parts, requests)
     taken = _by_end(requests, front)
     inner = [record for record, _ in _by_end(requests, requests.keys() - set(front))]
     answered = _joined([record for record, _ in taken], inner)
@@ -138,15 +137,17 @@ def _of_hook(history: History, now: float) -> Serving | None:
     ends = [records[-1].end for own in served.values() for records in (own.requests, own.iterations) if records]
     pauses = [pause for hook in history.hooks.values() for pause in hook.served.pauses if pause.end >= since]
     seconds = end - since
+    # While the hook was not in them, they are taken to have answered as many.
+    seen = seconds * _part_seen(history, front, since, end) if engine is None else seconds
     iterations = [record for own in turns.values() for record in own]
     return Serving(
         basis="hook",
         seconds=seconds,
         pid=busiest if engine is None else engine,
-        requests_per_second=_rate_of_requests(answered, served, seconds),
-        tokens_per_second=_tokens(answered, iterations, seconds),
-        concurrency=_concurrency(answered, turns, seconds),
-        queue=_queue(answered, turns, seconds),
+        requests_per_second=_rate_of_requests(answered, served, seen),
+        tokens_per_second=_tokens(answered, iterations, seen),
+        concurrency=_concurrency(answered, turns, seen),
+        queue=_queue(answered, turns, seen),
         latency=_percentiles([record.seconds for record in answered]),
         first_token=_percentiles([request.first_token for request in answered if request.first_token is not None]),
         inter_token=_inter_token(turns.values()),
@@ -190,14 +191,13 @@ def _window(served: Mapping[int, ServedHistory], end: float) -> float:
     return max([since, watched, *forgotten])
 
 
-def front_processes(host: HostSample | None, requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
+def front_processes(parts: Mapping[int, str], requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
     """The processes whose requests are those of the users: the same request may be reported by the one that takes it
     from the network and by the one that runs the model.
 
-    Processes with the same part in the server share its requests. Among parts that have most of them, the one in which
-    a request lasts longest contains the others.
+    Processes with the same part in the server, by `parts`, share its requests. Among parts that have most of them, the
+    one in which a request lasts longest contains the others.
     """
-    parts = {process.pid: process.part for process in host.processes} if host else {}
     groups: dict[str | None, list[int]] = {}
     for pid in sorted(requests):
         if requests[pid]:
@@ -210,6 +210,31 @@ def front_processes(host: HostSample | None, requests: Mapping[int, Sequence[Req
 
     chosen = max((part for part in groups if 2 * counts[part] >= most), key=mean, default=None)
     return tuple(groups.get(chosen, ()))
+
+
+def _part_seen(history: History, front: Sequence[int], since: float, end: float) -> float:
+    """The part (0..1) of the time of the processes that take requests for which the hook was in them. Workers come and
+    go, and it comes a little after each of them.
+    """
+    parts = {history.parts[pid] for pid in front if pid in history.parts}
+    looks = [host for host in history.hosts if since <= host.time <= end]
+    met: dict[int, list[int]] = {}
+    for number, host in enumerate(looks):
+        for process in host.processes:
+            if history.parts.get(process.pid) in parts and process.state != "Z":
+                met.setdefault(process.pid, []).append(number)
+    lived = watched = 0.0
+    for pid, numbers in met.items():
+        first, last = numbers[0], numbers[-1]
+        # It came and went between two looks.
+        born = (looks[first - 1].time + looks[first].time) / 2 if first else since
+        died = (looks[last].time + looks[last + 1].time) / 2 if last + 1 < len(looks) else end
+        lived += died - born
+        hook = history.hooks.get(pid)
+        if hook is not None:
+            began = hook.began if hook.served.since is None else min(hook.began, hook.served.since)
+            watched += max(0.0, died - max(born, began))
+    return min(1.0, watched / lived) if watched else 1.0
 
 
 def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]) -> list[tuple[RequestRecord, int]]:
@@ -256,8 +281,7 @@ def _alive(history: History, served: Mapping[int, ServedHistory], end: float) ->
 
     A process with requests under way reports each time that its hook is read: one that is silent has none.
     """
-    host = history.hosts.last
-    parts = {process.pid: process.part for process in host.processes} if host else {}
+    parts = history.parts
     alive: dict[str | None, int] = {}
     for pid, own in served.items():
         if own.alive is not None:
