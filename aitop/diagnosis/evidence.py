@@ -17,7 +17,7 @@ from aitop.model.snapshot import GrowthSite, HotLine, ProcessStacks, Snapshot
 from aitop.model.stacks import Frame
 from aitop.model.steps import CallSite, StepRecord
 from aitop.model.units import percent
-from aitop.model.verdict import Where
+from aitop.model.verdict import Base, Where
 from aitop.stacks.libraries import COMPUTES
 
 MIN_STEPS = 8
@@ -348,11 +348,15 @@ def serves(snapshot: Snapshot) -> bool:
     return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")
 
 
+def base_of(snapshot: Snapshot) -> Base:
+    """What the shares of the judged process are parts of."""
+    ledger = lead_ledger(snapshot)
+    return ledger.base if ledger is not None else "step"
+
+
 def each_unit(snapshot: Snapshot) -> str:
-    """The words for what a share is a part of: "each request", "each step" or "the time"."""
-    if serves(snapshot):
-        return "each request" if records(snapshot) or snapshot.serving is not None else "the time"
-    return "each step"
+    """The words for what a share is a part of: "each step" or "the time"."""
+    return "each step" if base_of(snapshot) == "step" else "the time"
 
 
 def leisure(snapshot: Snapshot) -> float:

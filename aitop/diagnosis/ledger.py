@@ -93,7 +93,13 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     ordered = sorted([*main, *others], key=lambda entry: (entry.lane != "main", -entry.share))
     threads = max(1, round(process.pool.there)) if process.pool is not None else 1
     return Ledger(
-        pid=process.pid, thread=process.thread, unit=unit, entries=tuple(ordered), length=length, threads=threads
+        pid=process.pid,
+        thread=process.thread,
+        unit=unit,
+        base="step" if snapshot.kind == "training" else "time",
+        entries=tuple(ordered),
+        length=length,
+        threads=threads,
     )
 
 

@@ -11,11 +11,11 @@ from typing import Union
 
 import msgspec
 
-from aitop.diagnosis.evidence import NO_LINES, Lines, records, too_little_seen
+from aitop.diagnosis.evidence import NO_LINES, Lines, base_of, records, too_little_seen
 from aitop.diagnosis.what_if import PART, Length, Scope, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.verdict import Abstention, Fix, NamedShare, Severity, Verdict, Where
+from aitop.model.verdict import Abstention, Base, Fix, NamedShare, Severity, Verdict, Where
 
 # A cause is critical if it takes at least this share of the time and two independent signals support it.
 CRITICAL_SHARE = 0.3
@@ -29,6 +29,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a rule that found something.
 
     share       share of the time (0..1); None for a condition that takes no time
+    base        what that is a share of; default: what the shares of the ledger are
     gone        the share that fixing the cause would save, or the new length of a step; default: `share`
     gains       False: no speedup is predicted
     lines       the lines to blame: the default for `claims` and `where`
@@ -46,6 +47,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     share: float | None = None
+    base: Base | None = None
     gone: float | Length | None = None
     lines: Lines = NO_LINES
     claims: tuple[Entry, ...] | None = None
@@ -155,6 +157,7 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
         subtype=explanation.subtype,
         severity=explanation.severity or ("critical" if severe else "warning"),
         share=None if share is None else round(share, 4),
+        base=explanation.base or base_of(snapshot),
         speedup=None if length is None else round(length.speedup, 3),
         speedup_range=None if length is None else length.speedup_range,
         confidence=sure,

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from aitop.diagnosis.catalogue import SHARES_OF
 from aitop.diagnosis.evidence import interval
 from aitop.diagnosis.noise import LEAST_VALUES, NORMAL, half_width, student_chance, warm_up
 from aitop.diagnosis.run_summary import anonymous, run_of
@@ -288,7 +287,7 @@ class _Timed:
 
     def causes(self) -> dict[str | None, float]:
         """Seconds that each verdict explains: those that are about a unit's time and want something changed."""
-        verdicts = [one for one in self.run.verdicts if one.severity != "info" and one.id not in SHARES_OF]
+        verdicts = [one for one in self.run.verdicts if one.severity != "info" and one.base in ("step", "time")]
         # Causes claim their time one after the other. Should they claim more than there is, all give way alike.
         fit = self.mean / max(1.0, sum(one.share or 0.0 for one in verdicts))
         explained: dict[str | None, float] = {}

@@ -77,6 +77,7 @@ def anonymous_verdict(verdict: Verdict) -> Verdict:
         title="",
         confidence=verdict.confidence,
         share=verdict.share,
+        base=verdict.base,
         where=tuple(_anonymous_place(where) for where in verdict.where[:1]),
     )
 

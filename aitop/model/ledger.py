@@ -9,7 +9,7 @@ import msgspec
 from aitop.model.host import Role
 from aitop.model.phases import Phase
 from aitop.model.stacks import Frame
-from aitop.model.verdict import Where
+from aitop.model.verdict import Base, Where
 
 Lane = Literal["main", "producers", "device", "exchange"]
 Activity = Literal[
@@ -115,6 +115,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """The account of one working process, heaviest entry first. `length` is seconds of one unit, None if unknown.
+    `base` is what the shares of its main lane are parts of.
 
     It is that of its `thread`, or of several `threads` like it that take the same work in turns, as one worker.
     """
@@ -122,6 +123,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     thread: str
     unit: Unit
+    base: Base = "step"
     entries: tuple[Entry, ...] = ()
     length: float | None = None
     threads: int = 1

@@ -11,6 +11,12 @@ Severity = Literal["critical", "warning", "info"]
 
 SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
+# What shares are parts of: the time of the steps; all time of a process that makes none, its rests included; the time
+# that requests take; the time by which the slowest requests take longer than the usual one.
+Base = Literal["step", "time", "request", "tail"]
+BASES: dict[Base, str] = {"step": "step time", "time": "the time", "request": "request time", "tail": "the tail"}
+"""Each base in words."""
+
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the user's code; `share` is of the samples of the processes where the time is lost."""
@@ -52,7 +58,7 @@ class NamedShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. `share` of step time lost (see `share_of`), `speedup` the factor if the cause were gone.
+    """One finding. `share` (0..1) of its `base` lost, `speedup` the factor in units per second if the cause were gone.
 
     `speedup_range` bounds that factor (95 %). `confidence` (0..1) is that of the cause alone. `processes` are the pids
     of the processes that lose the time. `parts` are the causes of that time, the largest first, where it has several.
@@ -66,6 +72,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     subtype: str | None = None
     share: float | None = None
+    base: Base = "step"
     speedup: float | None = None
     where: tuple[Where, ...] = ()
     evidence: tuple[str, ...] = ()

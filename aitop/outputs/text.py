@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from aitop.diagnosis.catalogue import share_of
 from aitop.diagnosis.comparison_words import headline, in_a_sentence
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, pace, percent
-from aitop.model.verdict import Fix, Verdict, Where, by_reason
+from aitop.model.verdict import BASES, Fix, Verdict, Where, by_reason
 from aitop.outputs.ledger_table import Row, Table, tables
 from aitop.outputs.report import Report
 
@@ -158,7 +157,7 @@ def losses(report: Report, verdict: Verdict) -> list[str]:
     """
     parts = []
     if verdict.share is not None:
-        parts.append(f"{percent(verdict.share)} {share_of(verdict.id)}")
+        parts.append(f"{percent(verdict.share)} of {BASES[verdict.base]}")
     if verdict.speedup is not None:
         parts.append(_gain(verdict.speedup, verdict.speedup_range))
     parts.append(f"cause {percent(verdict.confidence)} certain")

@@ -158,6 +158,7 @@ DOCUMENTED = {
             "subtype": "workers",
             "severity": "critical",
             "share": 0.64,
+            "base": "step",
             "speedup": 2.778,
             "speedup_range": [2.4, 3.1],
             "confidence": 0.9,

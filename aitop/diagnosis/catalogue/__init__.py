@@ -26,8 +26,6 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("serving, and runs compared", ("latency-tail", "queue-bound", "regression")),
 )
 IDS = tuple(verdict for _, members in FAMILIES for verdict in members)
-# What the share of a verdict is a part of, where it is not the time of a step.
-SHARES_OF = {"latency-tail": "of the tail", "queue-bound": "of request time"}
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -43,11 +41,6 @@ class Page(msgspec.Struct, frozen=True):
     id: str
     summary: str
     parts: tuple[tuple[str, tuple[Block, ...]], ...]
-
-
-def share_of(verdict: str) -> str:
-    """The words for what the share of a verdict with this id is a part of."""
-    return SHARES_OF.get(verdict, "of step time")
 
 
 @cache

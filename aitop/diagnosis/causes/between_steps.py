@@ -13,6 +13,7 @@ from aitop.diagnosis.evidence import (
     STORAGE_WAITS,
     Lines,
     blocks_loop,
+    each_unit,
     lines_of,
     main_lines,
     moved_to,
@@ -148,7 +149,7 @@ def _stall(
     evidence = _often(bursts, len(steps))
     if measured:
         around = ", the rest around the calls that are timed" if share - measured >= LEAVE else ""
-        evidence.append(f"{percent(measured)} of step time, measured in the process{around}")
+        evidence.append(f"{percent(measured)} of {each_unit(snapshot)}, measured in the process{around}")
     if once and not bursts:
         evidence.append(ONCE)
     if lines.where:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import Lines, main_lines, of_unit, records, share_of_steps, short_place
+from aitop.diagnosis.evidence import Lines, each_unit, main_lines, of_unit, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
@@ -52,7 +52,7 @@ def _evidence(snapshot: Snapshot, asked: Lines, measured: float | None) -> list[
     if pauses and measured:
         long = f"{duration(pauses[len(pauses) // 2])} p50, the longest {duration(pauses[-1])}"
         seen = f"pauses in {len(pauses)} of {len(steps)} steps, {long}"
-        evidence.append(f"{seen}, {percent(measured)} of step time (measured in the process)")
+        evidence.append(f"{seen}, {percent(measured)} of {each_unit(snapshot)} (measured in the process)")
     if asked.lines:
         return [*evidence, f"{percent(asked.share)} of stack samples stand at {short_place(asked.where[0])}"]
     nobody = "no line asks for it: the collector starts by itself, and walks over every object that is alive"

@@ -7,6 +7,7 @@ from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_
 from aitop.diagnosis.evidence import (
     NO_LINES,
     by_hand,
+    each_unit,
     main_lines,
     place_of,
     serves,
@@ -71,7 +72,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
     waiting = (main_lines(snapshot, takes_request) if serves(snapshot) else NO_LINES).share
     level = computing
-    computes = f"{percent(computing)} of {'the time' if serves(snapshot) else 'each step'} computes"
+    computes = f"{percent(computing)} of {each_unit(snapshot)} computes"
     title = f"{computes}: nothing else is worth removing first"
     if waiting >= AT_LEISURE:
         title = f"{percent(waiting)} of the time is waiting for requests: nothing holds this run up"

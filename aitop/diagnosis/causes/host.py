@@ -105,7 +105,7 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
     else:
         ahead = f"shorten {place_of(first)}, or overlap it with the step"
     shorter = fix(ahead, gone * within_first(lines))
-    unit = each_unit(snapshot) if steps else "the time"
+    unit = "each request" if at_leisure else each_unit(snapshot)
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
         doubtful=not steps_seen or host_unproven(snapshot),

@@ -8,6 +8,7 @@ from aitop.diagnosis.evidence import (
     RUNNING,
     Lines,
     blocks_loop,
+    each_unit,
     free_cores,
     main_lines,
     of_unit,
@@ -59,6 +60,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     made = (
         f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make the {_made(lines)}, most of them: {doing}"
     )
+    unit = "each request" if at_leisure else each_unit(snapshot)
     evidence = [f"{made} in {place_of(lines.where[0])}"]
     if snapshot.phases.forward is not None:
         evidence.append(f"the model itself takes {percent(snapshot.phases.forward)}")
@@ -70,7 +72,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         gone=gone,
         signals=(bool(records(snapshot)), True, of_request >= MOSTLY),
         doubtful=host_unproven(snapshot),
-        title=f"{percent(of_request)} of each request is spent making the model's {_made(lines)}",
+        title=f"{percent(of_request)} of {unit} is spent making the model's {_made(lines)}",
         lines=lines,
         evidence=evidence,
         fixes=_fixes(snapshot, of_request, gone, lines, work),

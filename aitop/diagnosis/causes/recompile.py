@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, of_unit, records, samples_of, short_place, stepping
+from aitop.diagnosis.evidence import (
+    Lines,
+    each_unit,
+    main_lines,
+    main_stacks,
+    of_unit,
+    records,
+    samples_of,
+    short_place,
+    stepping,
+)
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import fix
@@ -59,7 +69,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append(at_leisure)
     at = f" at {short_place(compiling.where[0])}" if compiling.where else ""
     shapes = sorted({step.samples for step in records(snapshot) if step.samples})
-    unit = "each step" if stepping(snapshot) else "the time"
     # Frames of torch's compiled calls stand for the forward pass.
     torch = snapshot.facts is not None or any(entry.phase == "forward" for entry in compiling.entries)
     varying = f" (batches of {shapes[0]} to {shapes[-1]} were seen)" if len(shapes) > 1 else ""
@@ -67,7 +76,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=gone,
         signals=(len(rises) >= MIN_RISES, bool(compiling.lines), len(records(snapshot)) >= 20),
-        title=f"{percent(share)} of {unit} goes into compiling again what was compiled before",
+        title=f"{percent(share)} of {each_unit(snapshot)} goes into compiling again what was compiled before",
         lines=compiling,
         claims=(*compiling.entries, *collecting.entries),
         evidence=evidence,
@@ -85,13 +94,12 @@ def _perhaps(snapshot: Snapshot, compiling: Lines) -> Explanation | str:
     now = process is not None and sum(_by_window(compiling.lines, process)[-NEWEST:]) > 0
     if compiling.share < MOSTLY or not now:
         return f"something is compiled; {unknown}"
-    unit = "each step" if stepping(snapshot) else "the time"
     return Explanation(
         severity="info",
         share=compiling.share,
         gains=False,
         doubtful=True,
-        title=f"{percent(compiling.share)} of {unit} is compiling: {unknown}",
+        title=f"{percent(compiling.share)} of {each_unit(snapshot)} is compiling: {unknown}",
         lines=compiling,
         # Nothing is explained by it yet.
         claims=(),

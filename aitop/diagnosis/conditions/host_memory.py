@@ -66,6 +66,7 @@ def pressure(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity=severity,
         share=share,
+        base="time",
         confidence=0.85 if signs >= 2 else 0.65,
         title=title + (f", full in {duration(full_in)}" if full_in is not None else ""),
         evidence=(*_signs(memory, filling), *_who(host, memory)),

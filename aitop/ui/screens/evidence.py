@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from aitop.diagnosis.catalogue import page, share_of
+from aitop.diagnosis.catalogue import page
 from aitop.diagnosis.fix_edit import Edit, SourceAround, editable, find_edits
 from aitop.model.units import factor, percent
-from aitop.model.verdict import Fix, Verdict, Where
+from aitop.model.verdict import BASES, Fix, Verdict, Where
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
@@ -116,7 +116,7 @@ def _what(verdict: Verdict, width: int) -> list[Line]:
     lines = [Line(text, BRIGHT) for text in wrap(one_line(verdict.title), width)]
     figures = Line()
     if verdict.share is not None:
-        figures.add(percent(verdict.share), figure_style(verdict)).add(f" {share_of(verdict.id)}   ", DIM)
+        figures.add(percent(verdict.share), figure_style(verdict)).add(f" of {BASES[verdict.base]}   ", DIM)
     if verdict.speedup is not None and verdict.severity != "info":
         figures.add(factor(verdict.speedup), GAIN).add(" as fast if it were gone   ", DIM)
     figures.join(confidence_dots(verdict.confidence)).add(f" {confidence_words(verdict.confidence)}", DIM)

@@ -90,6 +90,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity="warning",
         share=min(0.99, queue.share),
+        base="request",
         gone=best if gains else None,
         gains=gains,
         signals=(serving.basis == "hook", (queue.busy or 0.0) >= 0.9, best is not None),
@@ -130,6 +131,7 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
     return Explanation(
         subtype="held",
         share=held,
+        base="request",
         gains=False,
         severity="warning",
         signals=(serving.basis == "hook", held >= 0.9),

@@ -147,6 +147,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # Only some requests are late: that is never critical, however much of their lateness one cause explains.
         severity="info" if slight else "warning",
         share=part,
+        base="tail",
         parts=_parts(kinds, tail),
         gains=False,
         signals=(measured, bool(lines), part >= 0.5),
