@@ -270,22 +270,23 @@ def _by_process(merged: Digest) -> dict[int, Digest]:
 
 
 def lead_thread(threads: Digest) -> ThreadKey | None:
-    """The lead thread of a process: the main thread, unless that does less than other threads that run the model.
+    """The lead thread of a process: the main thread, unless that does less than other threads that run the model, or
+    hardly anything while others work.
 
     None if the main thread was not sampled and no other thread makes steps.
     """
     main = next((key for key in threads if key.main), None)
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
-    if main is not None:
-        busy, least = _busy(threads[main]), _MAIN_WORKS * threads[main].total()
-        if _stepping(threads[main]) or busy > max(least, sum(others.values())):
-            return main
-    most = max(others, key=lambda key: others[key], default=None)
-    if most is not None and others[most]:
-        return most
-    # A step may be so long that no sample shows the model yet, or none be made at all.
-    working = [key for key in others if _working(threads[key]) > 0.5 and any(seen.line for seen in threads[key])]
-    return max(working, key=lambda key: _at_work(threads[key])) if main is not None and working else main
+    least = _MAIN_WORKS * threads[main].total() if main is not None else 0.0
+    if main is not None and (_stepping(threads[main]) or _busy(threads[main]) > max(least, sum(others.values()))):
+        return main
+    most = max(others, key=lambda key: (others[key], _at_work(threads[key])), default=None)
+    if most is None or others[most]:
+        return most or main
+    # A step may be so long that no sample shows the model yet, or none be made at all. Threads that were started alike
+    # count together: each of many connections has little to do.
+    work = sum(_at_work(threads[key]) for key in alike(threads, most))
+    return most if main is not None and work > least else main
 
 
 def _stepping(stacks: Counter[Seen]) -> int:

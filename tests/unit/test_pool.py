@@ -19,6 +19,8 @@ MODEL = stack(*POOL, "user/serve.py:23 predict | model(x)", "torch/nn/modules/mo
 CLIENT = (*BOOT, "std/socketserver.py process_request_thread", "std/http/server.py handle_one_request")
 GATE = stack(*CLIENT, "user/serve.py:40 do_POST | with gate:", "std/threading.py acquire")
 SCORES = stack(*CLIENT, "user/serve.py:41 do_POST | out = model(x)", "torch/nn/modules/module.py _wrapped_call_impl")
+HEARS = stack(*CLIENT, "std/socket.py readinto")
+PAUSES = stack(*CLIENT, "user/serve.py:39 do_GET | time.sleep(0.02)")
 WRITES = stack(*BOOT, "user/serve.py:80 flush | file.write(line)")
 
 
@@ -91,6 +93,12 @@ def test_a_thread_with_work_of_its_own_belongs_to_no_pool():
     assert lines == {(23, "forward"): 0.8}
     assert "flusher" in {line.thread for line in stacks.lines}
     assert "flusher" in {tree.thread for tree in stacks.trees}
+
+
+def test_threads_of_kept_connections_lead_however_little_each_of_them_does():
+    names = [f"Thread-{number}" for number in range(6)]
+    process, _, _ = process_of(*((name, (PAUSES, 5), (HEARS, 95)) for name in names))
+    assert process.pool.threads == tuple(names)
 
 
 def test_a_line_of_a_pool_is_one_row_with_the_number_of_its_threads():

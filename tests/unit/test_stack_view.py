@@ -214,6 +214,7 @@ CALL = "torch/nn/modules/module.py Module._call_impl"
 PUTS = stack("user/serve.py:5 main | q.put(x)", "std/queue.py Queue.put", "std/threading.py Condition.wait")
 SERVES = stack("user/serve.py:20 worker | net(x)", CALL)
 ENCODES = stack("user/serve.py:19 worker | ids = encode(text)")
+RESTS = stack("std/concurrent/futures/thread.py _worker")
 
 
 @pytest.mark.parametrize(
@@ -221,11 +222,13 @@ ENCODES = stack("user/serve.py:19 worker | ids = encode(text)")
     [
         ([(PUTS, 50)], [(SERVES, 3), (ENCODES, 47)], "Thread-1"),
         ([(PUTS, 50)], [(ENCODES, 50)], "Thread-1"),
+        ([(PUTS, 50)], [(ENCODES, 10), (RESTS, 40)], "Thread-1"),
+        ([(PUTS, 50)], [(ENCODES, 4), (RESTS, 46)], "MainThread"),
         ([(BACK, 50)], [(SERVES, 50)], "MainThread"),
         ([(ENCODES, 50)], [(PUTS, 50)], "MainThread"),
         ([(PUTS, 50)], [(PUTS, 50)], "MainThread"),
     ],
-    ids=["serves beside", "encodes beside", "both", "main works", "nobody"],
+    ids=["serves beside", "encodes beside", "now and then", "hardly ever", "both", "main works", "nobody"],
 )
 def test_the_thread_that_steps(of_main, of_other, steps):
     others = [(RANK, "Thread-1", False, frames, count) for frames, count in of_other]
@@ -235,11 +238,10 @@ def test_the_thread_that_steps(of_main, of_other, steps):
 
 
 def test_of_several_threads_that_work_for_one_that_waits_the_busiest_leads():
-    rests = stack("std/concurrent/futures/thread.py _worker")
     pool = [
         (RANK, f"pool-{n}", False, frames, count)
         for n, busy in enumerate((20, 45, 30))
-        for frames, count in ((ENCODES, busy), (rests, 50 - busy))
+        for frames, count in ((ENCODES, busy), (RESTS, 50 - busy))
     ]
     assert view(window(2.0, *main(RANK, (PUTS, 50)), *pool)).processes[0].thread == "pool-1"
 
