@@ -18,6 +18,8 @@ DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
 # A verdict that may well gain less than this factor is information, not a warning.
 LEAST_GAIN = 1.1
+# A verdict weighs as much as the part that it takes of the next hour: a run whose memory is full makes no more steps.
+HOUR_SECONDS = 3600.0
 # Another process counts as affected if its share at the verdict's lines is at least this part of the judged one's.
 PEER = 0.5
 
@@ -156,5 +158,8 @@ def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def _importance(verdict: Verdict, *, follows: bool) -> tuple[int, bool, bool, float, str]:
-    """What verdicts are sorted by: a consequence comes behind all causes, and what has no share behind both."""
-    return SEVERITY_ORDER[verdict.severity], not verdict.share, follows, -(verdict.share or 0.0), verdict.id
+    """What verdicts are sorted by: a consequence comes behind all causes, and what takes no time behind both."""
+    weight = verdict.share or 0.0
+    if verdict.full_in is not None:
+        weight = max(weight, 1.0 - verdict.full_in / HOUR_SECONDS)
+    return SEVERITY_ORDER[verdict.severity], not weight, follows, -weight, verdict.id

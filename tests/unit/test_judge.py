@@ -101,6 +101,15 @@ def test_order_is_severity_then_share():
     assert shown(judge, 1) == ["memory-leak", "input-bound", "python-overhead", "compute-bound"]
 
 
+@pytest.mark.parametrize(("full_in", "first"), [(1800.0, "memory-leak"), (3500.0, "eval-stall"), (None, "eval-stall")])
+def test_memory_that_fills_weighs_as_much_as_it_takes_of_the_next_hour(full_in, first):
+    leak = msgspec.structs.replace(verdict("memory-leak", share=None), full_in=full_in)
+    found = {"eval-stall": verdict("eval-stall", share=0.1), "memory-leak": leak}
+    rules = [Rule(name, lambda _, one=one: Finding(one, 0.5), Band(enter=0.2, leave=0.1)) for name, one in found.items()]
+    judge = Judge(rules)
+    assert [shown(judge, time) for time in range(2)][-1][0] == first
+
+
 @pytest.mark.parametrize("severity", ["warning", "critical"])
 @pytest.mark.parametrize(("gain", "shown"), [((1.0, 1.4), "info"), ((1.05, 1.9), "info"), ((1.12, 1.4), None)])
 def test_what_may_well_gain_nothing_is_information(severity, gain, shown):
