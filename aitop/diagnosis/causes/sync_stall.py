@@ -6,8 +6,6 @@ idles while the host, done waiting, has nothing queued for it.
 
 from __future__ import annotations
 
-import re
-
 from aitop.diagnosis.device import call_places, calls_of, idle_share, idle_words, on_gpu, per_step
 from aitop.diagnosis.evidence import MIN_STEPS, main_lines, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
@@ -22,36 +20,30 @@ ENTER, LEAVE = 0.08, 0.05
 READ_EVERY = 50
 SELDOM = 1.0 - 1.0 / READ_EVERY
 
-# What a call is, by its name or the text of its line (the first that fits counts), what to do about it, and how much
-# of the wait goes with that. This only words the fix.
-_KINDS = (
-    (
-        re.compile(r"synchronize"),
-        "take the synchronize() at {at} out; CUDA events time the device without stopping it",
-        1.0,
-    ),
-    (
-        re.compile(r"\bprint\(|__repr__|__format__|__str__|^repr$|^format$|f['\"].*\{"),
-        f"print the tensor at {{at}} every {READ_EVERY} steps",
-        SELDOM,
-    ),
-    (
-        re.compile(r"nonzero|masked_select|unique|\bif |\bassert |\bwhile |__bool__|^bool$"),
-        f"decide on the device at {{at}} (torch.where, masks), or check every {READ_EVERY} steps",
-        1.0,
-    ),
-    (
-        re.compile(r"\.?(?:cpu|numpy|tolist|to)\b"),
-        "copy at {at} with non_blocking=True into pinned memory, and read it a step later",
-        1.0,
-    ),
-    (
-        re.compile(r"\.?item\b|__float__|__int__|^float$|^int$|float\(|int\("),
-        f"keep the value at {{at}} on the device (detach(), summed up there), and read it every {READ_EVERY} steps",
-        SELDOM,
-    ),
+# What to do about a call that waits, and how much of the wait goes with that.
+_SYNCHRONIZES = "take the synchronize() at {at} out; CUDA events time the device without stopping it", 1.0
+_PRINTS = f"print the tensor at {{at}} every {READ_EVERY} steps", SELDOM
+_DECIDES = f"decide on the device at {{at}} (torch.where, masks), or check every {READ_EVERY} steps", 1.0
+_COPIES = "copy at {at} with non_blocking=True into pinned memory, and read it a step later", 1.0
+_READS = (
+    f"keep the value at {{at}} on the device (detach(), summed up there), and read it every {READ_EVERY} steps",
+    SELDOM,
 )
-_READS = _KINDS[3:]
+# Where no call was measured: what fits all of them.
+_ANY = (
+    f"wait for the device at {{at}} every {READ_EVERY} steps only, or copy results with non_blocking=True and read "
+    "them a step later",
+    SELDOM,
+)
+# By the call's name as the hook gives it.
+_OF_CALL = {
+    **dict.fromkeys(("cuda.synchronize", "xpu.synchronize", "Stream.synchronize", "Event.synchronize"), _SYNCHRONIZES),
+    "print": _PRINTS,
+    **dict.fromkeys(("bool", "is_nonzero", "equal", "nonzero", "argwhere", "masked_select"), _DECIDES),
+    **dict.fromkeys(("unique", "unique_consecutive"), _DECIDES),
+    **dict.fromkeys(("to", "cpu", "copy_", "tolist"), _COPIES),
+    **dict.fromkeys(("item", "int", "float", "index", "complex"), _READS),
+}
 
 
 @rule("sync-stall", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True))
@@ -99,12 +91,10 @@ def _fix(snapshot: Snapshot, place: Where, calls: tuple[CallSite, ...], share: f
     """What to do about the wait at one line."""
     names = [call.name for call in calls if (call.file, call.line) == (place.file, place.line)]
     at, part = short_place(place), share * (1.0 if place.share is None else place.share)
-    texts = [text for text in (*names, place.text or "") if text]
-    fits = next((kind for text in texts for kind in _KINDS if kind[0].search(text)), _KINDS[-1])
-    if snapshot.kind == "inference" and fits in _READS:
+    text, ended = kind = next((_OF_CALL[name] for name in names if name in _OF_CALL), _ANY)
+    if snapshot.kind == "inference" and kind in (_COPIES, _READS, _ANY):
         # Somebody waits for these results: they can be read later, not more rarely.
         return fix(f"launch the next batch before results are read at {at}, and read all of a batch in one call", part)
-    _, text, ended = fits
     return fix(text.format(at=at), part * ended)
 
 

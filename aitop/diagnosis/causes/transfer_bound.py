@@ -150,11 +150,8 @@ def _overlap(snapshot: Snapshot, copies: Copies, at: str) -> str:
     pinned = any(loader.pin_memory for loader in loaders) or (
         copies.pageable is not None and copies.pageable < PAGEABLE
     )
-    text = (copies.where[0].text if copies.where else None) or ""
-    if pinned and "non_blocking" not in text:
-        return f"non_blocking=True{at}: the memory is pinned already, but the copy waits"
     if pinned:
-        return f"start the copy{at} a batch ahead, on a stream of its own"
+        return f"non_blocking=True{at}, a batch ahead and on a stream of its own: the memory is pinned already"
     if loaders:
         return f"pin_memory=True in the DataLoader, with non_blocking=True{at}"
     return f"pin the host memory once (pin_memory()) and copy with non_blocking=True{at}"
