@@ -276,8 +276,16 @@ def test_a_quota_that_runs_out():
 
 
 def test_a_collector_that_starts_by_itself_has_none():
-    verdict = fired(collector.judge(snapshot(steps(seconds=0.1, gc=0.02))))
+    verdict = fired(collector.judge(snapshot(steps(seconds=0.1, forward=0.08, gc=0.02))))
     assert verdict.where == () and "gc.freeze()" in verdict.fixes[0].text
+
+
+def test_collections_that_another_cause_explains_are_none_of_its_own():
+    seen = snapshot(steps(seconds=0.1, forward=0.08, gc=0.02))
+    (ledger,) = seen.ledgers
+    left = tuple(entry for entry in ledger.entries if entry.activity != "collect")
+    compiled = msgspec.structs.replace(seen, ledgers=(msgspec.structs.replace(ledger, entries=left),))
+    assert collector.judge(compiled) is None
 
 
 def test_a_collector_that_starts_by_itself_is_not_seen_from_outside():

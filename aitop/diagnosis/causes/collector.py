@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import Lines, each_unit, main_lines, of_unit, records, share_of_steps, short_place
+from aitop.diagnosis.evidence import (
+    Lines,
+    each_unit,
+    lines_of,
+    main_lines,
+    of_unit,
+    records,
+    share_of_steps,
+    short_place,
+)
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
@@ -15,9 +24,10 @@ ENTER, LEAVE = 0.05, 0.03
 @rule("gc-stall", ENTER, LEAVE)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Time in the collector, measured in the process, or on a line that asks for a collection."""
-    asked = main_lines(snapshot, lambda entry: entry.activity == "collect" and entry.where is not None)
+    collecting = main_lines(snapshot, lambda entry: entry.activity == "collect")
+    asked = lines_of(collecting.lines)
     measured = share_of_steps(records(snapshot), lambda step: step.gc)
-    share = min(max(measured or 0.0, asked.share), host_limit(snapshot))
+    share = min(collecting.share, host_limit(snapshot))
     if share < LEAVE:
         # Collections that nobody asked for show on no stack.
         return None if measured is not None else "only the hook sees the collector at work"
@@ -39,7 +49,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of the time goes into garbage collection",
         where=asked.where if explicit else (),
-        claims=main_lines(snapshot, lambda entry: entry.activity == "collect").entries,
+        claims=collecting.entries,
         evidence=[*_evidence(snapshot, asked, measured), *([at_leisure] if at_leisure else ())],
         fixes=by_line if explicit else by_itself,
     )
