@@ -320,7 +320,7 @@ def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> li
     timed = [verdict for verdict in verdicts if verdict.share and verdict.severity != "info"]
     if len(timed) < 2 or verdicts[0] is not timed[0]:
         return verdicts
-    (first, share), (second, other) = ((verdict, verdict.share or 0.0) for verdict in timed[:2])
+    (first, share), (second, other) = ((verdict, _ends_with(verdict)) for verdict in timed[:2])
     if scopes[first.id].capacity or scopes[second.id].capacity:
         return verdicts
     remaining = 1.0 - share
@@ -328,9 +328,11 @@ def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> li
     if remaining <= 0.02 or rest <= 0.0:
         return verdicts
     both = without(share + rest).speedup
-    # A cause that also slows other parts of the step may gain more on its own than its share says.
-    if both <= (first.speedup or 0.0):
-        return verdicts
     then = f"next limit: {second.id}, {percent(min(0.99, rest / remaining))} of the step that is left"
     evidence = (*first.evidence, f"{then} (both gone: {both:.1f}×)")
     return [msgspec.structs.replace(first, evidence=evidence), *verdicts[1:]]
+
+
+def _ends_with(verdict: Verdict) -> float:
+    """The part of the time that ends with a cause: more than its share where it slows other parts of the step."""
+    return max(verdict.share or 0.0, 1.0 - 1.0 / (verdict.speedup or 1.0))
