@@ -283,12 +283,16 @@ def share_of_steps(
 def running(snapshot: Snapshot) -> float:
     """Which part (0..1] of the time in which the stepping thread could run it had a core: less on a crowded machine.
 
-    What is held against absolute times has to be multiplied by it. 1 where nobody measured it, as of another thread
-    than the process's first.
+    What is held against absolute times has to be multiplied by it. 1 where nobody measured it.
     """
     process = main_stacks(snapshot)
     if process is not None and process.thread != MAIN:
-        return 1.0
+        names = process.pool.threads if process.pool is not None else (process.thread,)
+        threads = snapshot.stacks.threads if snapshot.stacks is not None else ()
+        known = [(one.ran, one.active or 0.0) for one in threads if one.pid == process.pid and one.thread in names]
+        parts = [(ran, active) for ran, active in known if ran is not None]
+        whole = sum(active for _, active in parts)
+        return max(0.05, sum(ran * active for ran, active in parts) / whole) if whole > 0.0 else 1.0
     delayed, ran = mean_of(snapshot, "run_delay"), share_of_steps(records(snapshot), lambda step: step.cpu)
     if ran is None:
         ran = mean_of(snapshot, "main_thread")

@@ -20,7 +20,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     `end` is on CLOCK_MONOTONIC, `seconds` passed from its arrival to its last byte or token. `queue` (until the model's
     side began with it), `preprocess`, `model` and `postprocess` follow one another and do not overlap.
     `first_token` is the time from its arrival. `prompt_tokens` went in, `tokens` came out. `preempted` counts how often
-    the engine threw it out of the batch. None is not measured.
+    the engine threw it out of the batch. `cpu` is the CPU time that the thread which worked on it used for it. None is
+    not measured.
     """
 
     end: float
@@ -33,6 +34,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     tokens: int | None = None
     preempted: int | None = None
+    cpu: float | None = None
 
 
 class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):

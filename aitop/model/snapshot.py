@@ -135,7 +135,8 @@ class CallNode(msgspec.Struct, frozen=True, kw_only=True):
 
 class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
     """One thread of a sampled process. `active` is the share of its time in which it ran, or a library's threads did;
-    `gil` that in which it held the interpreter's lock; None where not measured.
+    `gil` that in which it held the interpreter's lock; `ran` is the part (0..1) of the time in which it could run that
+    it had a core. None where not measured.
     """
 
     pid: int
@@ -143,6 +144,7 @@ class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     active: float | None = None
     gil: float | None = None
+    ran: float | None = None
 
 
 class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,8 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
 
     `waits` counts the other looks by what the thread waited in. `counted` is the share (0..1) of the time between the
     first look and the last in which it was on or for a core, as the kernel counts it: a look misses waits that are
-    shorter than itself. None where that cannot be read. Source: /proc/PID/task/TID.
+    shorter than itself. `delayed` is the share of that time in which it was for a core. None where that cannot be read.
+    Source: /proc/PID/task/TID.
     """
 
     pid: int
@@ -63,6 +64,7 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waits: dict[WaitKind, int]
     counted: float | None = None
+    delayed: float | None = None
 
     @property
     def on_core(self) -> float:

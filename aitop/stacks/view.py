@@ -332,9 +332,18 @@ def _thread_shares(
         looked = sum(state.asked for state in own)
         at_work = sum(state.at_work * state.asked for state in own) / looked if looked else _working(stacks)
         gil = min(1.0, held[key.pid, key.thread] / asked[key.pid]) if asked[key.pid] else None
-        share = ThreadShare(pid=key.pid, thread=key.thread, samples=stacks.total(), active=at_work, gil=gil)
+        share = ThreadShare(
+            pid=key.pid, thread=key.thread, samples=stacks.total(), active=at_work, gil=gil, ran=_had_core(own)
+        )
         shares.append((not key.main, share))
     return tuple(share for _, share in sorted(shares, key=lambda pair: (pair[1].pid, pair[0], -(pair[1].gil or 0.0))))
+
+
+def _had_core(states: Sequence[ThreadState]) -> float | None:
+    """The part (0..1) of the time in which a thread could run that it had a core; None if the kernel does not say."""
+    known = [state for state in states if state.delayed is not None]
+    wanted = sum(state.on_core * state.asked for state in known)
+    return 1.0 - sum((state.delayed or 0.0) * state.asked for state in known) / wanted if wanted > 0.0 else None
 
 
 def _trees(threads: Digest, roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -132,6 +134,36 @@ def test_what_a_thread_does_after_its_answer_is_no_part_of_the_request(watched):
     for record, wait in zip(records, waits, strict=True):
         # What the client itself is late is no error of the record.
         assert record.seconds <= wait + 2 * A_TICK
+
+
+@pytest.mark.parametrize(("path", "known"), [("/here", [True, True]), ("/handed-on", [False, True])])
+def test_the_cpu_time_of_the_thread_that_works_on_a_request_is_no_time_in_which_it_waits(watched, path, known):
+    """In the thread that takes the request up; and in one of a pool, whose first request it cannot be known of."""
+    with ThreadPoolExecutor(1) as pool:
+
+        class Computes(Handler):
+            def do_GET(self):
+                if self.path == "/here":
+                    self.compute()
+                else:
+                    pool.submit(copy_context().run, self.compute).result()
+                super().do_GET()
+
+            def compute(self):
+                with torch.no_grad():
+                    self.model(torch.ones(1, 8))
+                until = time.thread_time() + 0.03
+                while time.thread_time() < until:
+                    pass
+
+        made = serving(ThreadingHTTPServer(("127.0.0.1", 0), Computes))
+        ask(made, path, times=2)
+        records = served(watched).requests
+        made.shutdown()
+        made.server_close()
+    assert [record.cpu is not None for record in records] == known
+    assert all(record.seconds >= 0.065 for record in records)
+    assert all(0.03 <= record.cpu < 0.045 for record in records if record.cpu is not None)
 
 
 def test_a_web_server_that_never_steps_loads_their_measure_at_once(unhooked):

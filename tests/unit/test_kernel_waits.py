@@ -332,7 +332,9 @@ def test_the_kernel_counts_how_long_a_thread_ran_or_waited_for_a_core(
     states = by_name(kernel.states({PID: {str(PID + 1): "worker", str(PID + 2): "other"}}))
     assert states[PID, "MainThread"].counted == states[PID, "MainThread"].on_core == 0.35
     assert states[PID, "worker"].counted == 1.0
+    assert (states[PID, "MainThread"].delayed, states[PID, "worker"].delayed) == (0.1, 0.0)
     assert states[PID, "other"].counted is None and states[PID, "other"].on_core == 0.0
+    assert states[PID, "other"].delayed is None
 
 
 def test_without_the_syscall_file_the_state_of_the_thread_is_used(thread: Thread) -> None:

@@ -10,6 +10,7 @@ from snapshot_builder import constant, line
 
 from aitop.diagnosis.causes.serving import tail
 from aitop.diagnosis.noise import least_mean
+from aitop.diagnosis.rule import Finding
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.snapshot import Series
 
@@ -236,6 +237,20 @@ def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype)
     assert verdict.subtype == subtype and verdict.share > 0.5 and verdict.where[0].line == 31
     assert [entry.line for entry in tail.judge(server(handled(), lines=[line_of_it])).claims] == [31]
     assert level(tail.judge(server(handled(long=0.002), lines=[line_of_it]))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("on_core", "delay", "own"),
+    [(True, 0.4, True), (False, 0.0, True), (False, 0.4, False)],
+    ids=["computes in a crowd", "waits for something of its own", "waits for a core"],
+)
+def test_a_wait_for_a_core_is_no_time_of_the_handlers_own(on_core, delay, own):
+    """Of the same long requests it is known how much CPU time each took, and how long the kernel let threads wait."""
+    requests = [replace(one, cpu=0.015 + (one.preprocess if on_core else 0.002)) for one in handled()]
+    runs = line("answer", 0.3, number=31, handler="thread", position="before")
+    crowd = {"run_delay": constant(delay, 31), "main_thread": constant(0.4, 31)}
+    found = tail.judge(server(requests, lines=[runs], series=crowd))
+    assert (isinstance(found, Finding) and found.verdict.subtype == "handler") == own
 
 
 def test_waits_for_a_core_explain_only_what_nothing_else_does():

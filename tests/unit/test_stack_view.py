@@ -294,6 +294,15 @@ def test_the_kernel_knows_better_than_stacks_whether_a_thread_runs():
     assert stacks.threads[0].active == 0.2
 
 
+def test_the_kernel_says_for_which_part_of_its_time_a_thread_that_could_run_had_a_core():
+    window_ = window(2.0, *main(1, (BACK, 50)))
+    state = ThreadState(pid=1, thread="MainThread", main=True, asked=50, running=20, waits={}, counted=0.4, delayed=0.1)
+    (share,) = view(msgspec.structs.replace(window_, states=(state,))).threads
+    assert share.ran == pytest.approx(0.75)
+    (unknown,) = view(window_).threads
+    assert unknown.ran is None
+
+
 def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
     file = {
         "profiles": [{"name": 'Thread 77 "metrics"', "samples": [[0], [0]]}],

@@ -76,6 +76,7 @@ def _request(event: Event, parts: Event, more: Event) -> RequestRecord:
         prompt_tokens=count_of(prompt_tokens),
         tokens=count_of(tokens),
         preempted=count_of(more[2]),
+        cpu=seconds_of(more[3] or at.NOT_MEASURED, length),
     )
 
 

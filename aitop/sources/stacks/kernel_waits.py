@@ -257,16 +257,18 @@ class _Thread:
     seen: Counter[_Seen] = field(default_factory=Counter)
     # What the newest look saw; None where that failed.
     now: _Seen | None = None
-    # When the kernel's count of its seconds on or for a core was read first, and what it was; None where it is not to
-    # be read. `counted` is their share of the time until the last read.
-    began: tuple[float, float] | None = None
+    # When the kernel's counts of its seconds on a core and of those for one were read first, and what they were; None
+    # where they are not to be read. `counted` is the share of both in the time until the last read, `delayed` that of
+    # the second.
+    began: tuple[float, float, float] | None = None
     counted: float | None = None
+    delayed: float = 0.0
 
-    def read_counts(self) -> tuple[float, float] | None:
-        """Now, in seconds, and what the kernel has counted until now."""
+    def read_counts(self) -> tuple[float, float, float] | None:
+        """Now, in seconds, and what the kernel has counted until now: on a core, and for one."""
         data = procfs.read(f"{procfs.PROC}/{self.pid}/task/{self.number}/schedstat")
         times = procfs.parse_schedstat(data)
-        return None if times is None else (time.monotonic(), sum(times))
+        return None if times is None else (time.monotonic(), *times)
 
     def open(self) -> None:
         """Open the file that says in which system call it is, as far as that may be read."""
@@ -286,7 +288,9 @@ def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread], native: 
     if native:
         kinds += Counter[_Seen]({"native": native})
         kinds -= Counter[_Seen]({"lock": native})
-    counted = [thread.counted for thread in threads if thread.counted is not None]
+    counted = [(thread.counted, thread.delayed) for thread in threads if thread.counted is not None]
+    whole, delayed = (sum(each) for each in zip(*counted, strict=True)) if counted else (0.0, 0.0)
+    known = len(counted) == len(threads)
     return ThreadState(
         pid=pid,
         thread=name,
@@ -294,7 +298,8 @@ def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread], native: 
         asked=kinds.total(),
         running=kinds["running"],
         waits={kind: count for kind, count in kinds.items() if kind != "running"},
-        counted=round(sum(counted) / len(counted), 4) if len(counted) == len(threads) else None,
+        counted=round(whole / len(counted), 4) if known else None,
+        delayed=round(delayed / len(counted), 4) if known else None,
     )
 
 
@@ -385,8 +390,9 @@ class KernelWaits:
         for thread in self._alive:
             now = thread.read_counts() if thread.began is not None else None
             if now is not None and thread.began is not None and now[0] > thread.began[0]:
-                ran = (now[1] - thread.began[1]) / (now[0] - thread.began[0])
-                thread.counted = max(0.0, min(1.0, ran))
+                seconds, ran, delayed = (after - before for after, before in zip(now, thread.began, strict=True))
+                thread.counted = max(0.0, min(1.0, (ran + delayed) / seconds))
+                thread.delayed = max(0.0, min(thread.counted, delayed / seconds))
         for thread in (*self._threads, *self._native):
             thread.close()
         self._alive = []

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from aitop.diagnosis.evidence import HOST, entries_of, stands_in_line
+from aitop.diagnosis.evidence import HOST, entries_of, running, stands_in_line
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import Span, parts_of
 from aitop.diagnosis.what_if import least_squares
@@ -73,7 +73,8 @@ def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRec
     ]
     paused = Lost(pauses)
     prefills = _prefills([turn for turn in serving.iterations if turn.end > since], paused, usual)
-    handling = _as_seen(_long_handling(requests, paused, usual), requests, usual, snapshot)
+    long = _long_handling(requests, paused, usual, _own_part(snapshot, requests))
+    handling = _as_seen(long, requests, usual, snapshot)
     return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
 
 
@@ -92,15 +93,44 @@ def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float)
     return found
 
 
-def _long_handling(requests: Sequence[RequestRecord], paused: Lost, usual: float) -> list[HoldUp]:
-    """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes."""
+def _long_handling(
+    requests: Sequence[RequestRecord], paused: Lost, usual: float, own: Callable[[RequestRecord], float]
+) -> list[HoldUp]:
+    """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes, as far as they did not
+    wait for a core and took longer than usual.
+    """
     found = []
     for phase in HANDLING:
+        seconds_of = PARTS[phase]
+        lengths = sorted(made * own(one) for one in _some(requests) if (made := seconds_of(one)) is not None)
+        middle = lengths[len(lengths) // 2] if lengths else 0.0
         for request, (begin, until) in _longer(requests, phase, usual):
-            lost = paused.between(begin, until)
-            if lost < until - begin:
-                found.append(HoldUp("handler", begin, until, 1.0 - lost / (until - begin), owner=request))
+            lost = (until - begin - paused.between(begin, until)) * own(request) - middle
+            if lost > 0.0:
+                found.append(HoldUp("handler", begin, until, lost / (until - begin), owner=request))
     return found
+
+
+def _own_part(snapshot: Snapshot, requests: Sequence[RequestRecord]) -> Callable[[RequestRecord], float]:
+    """A function for the part (0..1) of the time in which a request was worked on that was no wait for a core.
+
+    A thread that is not on a core waits for one, or for something of its own. For each second on a core the kernel
+    counted so many in which it waited for one: as many of the seconds of all requests were such waits, and they are
+    taken as spread over them like the time off a core.
+    """
+    had = running(snapshot)
+    times = [(one, max(0.0, one.seconds - (one.queue or 0.0) - one.cpu)) for one in requests if one.cpu is not None]
+    off = sum(seconds for _, seconds in times)
+    waits = (1.0 / had - 1.0) * sum(one.cpu or 0.0 for one, _ in times)
+    part = min(1.0, waits / off) if off > 0.0 else 0.0
+
+    def own(request: RequestRecord) -> float:
+        worked = request.seconds - (request.queue or 0.0)
+        if request.cpu is None or worked <= 0.0:
+            return 1.0
+        return 1.0 - part * max(0.0, worked - request.cpu) / worked
+
+    return own
 
 
 def _longer(requests: Iterable[RequestRecord], phase: Phase, least: float) -> Iterator[tuple[RequestRecord, Span]]:

@@ -296,7 +296,7 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
         return coroutine if request is None else within(coroutine, request)
 
     async def within(coroutine: Any, request: Request) -> Any:
-        request.began = now_ns()
+        request.begin()
         # The context is the task's own, which may go on to the next request.
         current.set(request)
         try:
@@ -365,7 +365,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
         try:
             request = http.begin(socket_of(*args))
             if request is not None:
-                request.began = now_ns()
+                request.begin()
                 current.set(request)
         except Exception:
             http.failed()
@@ -416,7 +416,7 @@ def wrap_parse(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             if _ident() in http.handling:
                 request = http.begin(self.connection)
                 if request is not None:
-                    request.began = now_ns()
+                    request.begin()
                     current.set(request)
         except Exception:
             http.failed()

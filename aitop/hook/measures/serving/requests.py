@@ -6,6 +6,7 @@ the record, and the inner one adds what it knows.
 
 from __future__ import annotations
 
+import _thread
 import os
 import time
 from contextvars import ContextVar
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from ...session import Session
 
 TICK_EVERY_NS = 50_000_000
+MOST_THREADS = 1024
 
 now_ns = time.monotonic_ns
+_thread_id = _thread.get_native_id
 _pid = os.getpid
 
 
@@ -38,6 +41,8 @@ class Request:
 
     arrived         when it arrived
     began           when this process began to work on it; what passed before is queue
+    worker, ran     the kernel's id of the thread that works on it, 0 where none is known, and the CPU time that it had
+                    used before, -1 where not known
     submitted       when it was handed to an engine; from then until `model_began` it is in the queue again
     model_began, model_ended    from the model's first call to the end of its last one
     between         how long it was not called in between: code that answers token by token works there
@@ -61,9 +66,11 @@ class Request:
         "model_ended",
         "preempted",
         "prompt_tokens",
+        "ran",
         "socket",
         "submitted",
         "tokens",
+        "worker",
     )
 
     def __init__(self, arrived: int) -> None:
@@ -71,8 +78,13 @@ class Request:
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
         self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
+        self.worker, self.ran = 0, NOT_MEASURED
         self.socket: Any = None
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
+
+    def begin(self) -> None:
+        """Note that the calling thread begins to work on it."""
+        self.began, self.worker, self.ran = now_ns(), _thread_id(), time.thread_time_ns()
 
     def parts(self, end: int) -> tuple[int, int, int, int]:
         """Return the nanoseconds of queue, preprocess, model and postprocess, one after the other; -1: not known.
@@ -107,6 +119,8 @@ class Requests:
         # Requests under way, by the layer that counts them: a request may be in several.
         self.alive: dict[str, int] = {}
         self.due = 0
+        # The CPU time that threads had used when they were done with a request, by the kernel's id.
+        self.ran: dict[int, int] = {}
 
     @classmethod
     def of(cls, session: Session) -> Requests:
@@ -151,7 +165,7 @@ class Requests:
                 REQUEST_MORE,
                 first - arrived if first else NOT_MEASURED,
                 request.preempted,
-                0,
+                self.used(request),
                 0,
                 REQUEST,
                 arrived,
@@ -161,6 +175,21 @@ class Requests:
             ),
             end,
         )
+
+    def used(self, request: Request) -> int:
+        """Return the CPU time that the thread which worked on a request has used for it; 0 where that is not known."""
+        thread, before = request.worker, request.ran
+        if not thread:
+            return 0
+        try:
+            now = time.clock_gettime_ns(clock_of(thread))
+        except OSError:
+            # It has ended.
+            return 0
+        if len(self.ran) >= MOST_THREADS:
+            self.ran.clear()
+        self.ran[thread] = now
+        return now - before if before >= 0 else 0
 
     def turned(
         self,
@@ -209,12 +238,22 @@ class Requests:
             return
         if not request.model_began:
             request.model_began = start
+            thread = _thread_id()
+            if request.worker not in (0, thread):
+                # It was handed to this thread, which has done nothing since it was done with its last one.
+                request.worker, request.ran = thread, self.ran.get(thread, NOT_MEASURED)
         elif start > request.model_ended:
             request.between += start - request.model_ended
         request.model_ended = max(end, request.model_ended)
         request.first = request.first or first
         if tokens >= 0:
             request.tokens = max(0, request.tokens) + tokens
+
+
+def clock_of(thread: int) -> int:
+    """Return the kernel's clock of the CPU time of a thread of this process, by its id."""
+    # As the kernel's `make_thread_cpuclock` does it: of one thread (4), as the scheduler counts it (2).
+    return (~thread << 3) | 6
 
 
 def mono_of(wall: float, now: int) -> int:
@@ -229,3 +268,4 @@ def whole(value: Any) -> int:
 
 keep_from_compiling(Requests.watched.__code__, Requests.answered.__code__, Requests.computed.__code__, inner=True)
 keep_from_compiling(Requests.count.__code__, Requests.turned.__code__, Requests.note.__code__, inner=True)
+keep_from_compiling(Requests.used.__code__, Request.begin.__code__, inner=True)
