@@ -72,6 +72,8 @@ def judged(name, tier):
 def test_what_holds_a_server_up_is_named_first_with_its_line(name, tier, expected, text):
     first, *_ = judged(name, tier)
     assert f"{first.id}/{first.subtype}" == expected
+    of = {"latency-tail": "tail" if tier == 3 else "time", "queue-bound": "request"}
+    assert first.base == of.get(first.id, "time")
     assert text is None or first.where[0].text.strip() == text
 
 
