@@ -105,7 +105,9 @@ def test_order_is_severity_then_share():
 def test_memory_that_fills_weighs_as_much_as_it_takes_of_the_next_hour(full_in, first):
     leak = msgspec.structs.replace(verdict("memory-leak", share=None), full_in=full_in)
     found = {"eval-stall": verdict("eval-stall", share=0.1), "memory-leak": leak}
-    rules = [Rule(name, lambda _, one=one: Finding(one, 0.5), Band(enter=0.2, leave=0.1)) for name, one in found.items()]
+    rules = [
+        Rule(name, lambda _, one=one: Finding(one, 0.5), Band(enter=0.2, leave=0.1)) for name, one in found.items()
+    ]
     judge = Judge(rules)
     assert [shown(judge, time) for time in range(2)][-1][0] == first
 

@@ -238,7 +238,9 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
     assert "transfer" not in text
 
 
-@pytest.mark.parametrize(("base", "words"), [("time", "of the time"), ("tail", "of the tail"), ("request", "of request time")])
+@pytest.mark.parametrize(
+    ("base", "words"), [("time", "of the time"), ("tail", "of the tail"), ("request", "of request time")]
+)
 def test_text_says_what_a_share_is_of(base, words):
     verdict = Verdict(id="a", severity="info", title="t", confidence=0.5, share=0.46, base=base)
     assert f"46 % {words} ·" in to_text(report_of(snapshot(diagnosis=Diagnosis(verdicts=(verdict,)))))

@@ -63,7 +63,9 @@ def test_a_batch_shares_what_is_fixed():
 def said(id_, share, *, speedup=None, severity="warning", at=1, **fields):
     where = (Where(pid=RANK, file="/x/train.py", line=at, function="f"),)
     gain = speedup or 1.0 / (1.0 - share)
-    return Verdict(id=id_, severity=severity, title="t", confidence=0.8, share=share, speedup=gain, where=where, **fields)
+    return Verdict(
+        id=id_, severity=severity, title="t", confidence=0.8, share=share, speedup=gain, where=where, **fields
+    )
 
 
 def sampled(share, samples):
