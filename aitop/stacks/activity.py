@@ -67,7 +67,7 @@ class ThreadLooks(msgspec.Struct, frozen=True):
 
     `cpu` and `gil` count by stack how often it was on a core or held the GIL, in `cpu_asked` and `gil_asked` looks.
     From the kernel: `waits` are shares of its time (0..1) by kind; `running` is the share on or for a core, None if it
-    was not read, and `asked` the number of looks.
+    was not read, and `asked` the number of moments at which it was looked at.
     """
 
     cpu: Mapping[Seen, int]
@@ -106,7 +106,7 @@ def looks_of(
         gil_asked=round(asked["gil"] * at_once),
         running=running,
         waits=waits if met else {"other": waiting},
-        asked=total,
+        asked=round(total / at_once),
     )
 
 
@@ -207,9 +207,12 @@ def _waits_of_groups(
     return waits
 
 
-def _error(share: float, looks: int) -> float:
-    """Twice the standard error of a share that was seen in this number of looks."""
-    return 2.0 * math.sqrt(share * (1.0 - share) / looks) if looks else 0.0
+def _error(share: float, moments: int) -> float:
+    """Twice the standard error of the difference of a share by the kernel and by samples, of so many moments.
+
+    Threads that are looked at together do not tell more: what one of them does depends on the others.
+    """
+    return 2.0 * math.sqrt(2.0 * share * (1.0 - share) / moments) if moments else 0.0
 
 
 def _spread(
