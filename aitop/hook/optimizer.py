@@ -172,10 +172,24 @@ class OptimizerWatch:
                 setattr(self._module, name, table)
 
     def look(self) -> None:
-        """Change over to `record_function` when the program has begun to compile; in time if no optimizer is yet."""
-        if self._replaced and compiles():
+        """Change over to `record_function` when the program has begun to compile, or has hooks in torch's own table; in
+        time if no optimizer is yet.
+        """
+        if self._replaced and (compiles() or any(original for _, original, _ in self._replaced)):
             self.remove()
             self._wrap_ranges()
+
+    def rest(self, resting: bool) -> None:
+        """Have torch's own table in the place of the one with the hook before steps, or ours again."""
+        self.look()
+        for name, original, table in self._replaced[:1]:
+            before, after = (table, original) if resting else (original, table)
+            # Hooks of the program's own may have been added to ours.
+            if getattr(self._module, name) is before and len(table) == 1:
+                setattr(self._module, name, after)
+                if not self._replaced:
+                    # A removal came in between.
+                    setattr(self._module, name, original)
 
     def remove(self) -> None:
         """Take the hooks back. Patches are taken back by whoever owns them."""

@@ -16,6 +16,7 @@ step all are looked at for `LOOK_TIMES` its length, so that at most a hundredth 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 from ..protocol.events import (
@@ -45,11 +46,15 @@ MEDIAN_STEPS, LEAST_LONG_NS = 4, 1_000_000
 
 
 class Sampling:
-    """Begins and ends the counting of steps, in the thread that steps. `counted` is the number of such steps so far."""
+    """Begins and ends the counting of steps, in the thread that steps. `counted` is the number of such steps so far.
 
-    def __init__(self, journal: Journal) -> None:
+    `rest` takes out the wrappers that counted steps do not need, or puts them back in.
+    """
+
+    def __init__(self, journal: Journal, rest: Callable[[bool], None]) -> None:
         self.counted = 0
         self._journal = journal
+        self._rest = rest
         self._fast_ticks = 0
         self._began = 0
         self._steps_then = 0
@@ -109,6 +114,7 @@ class Sampling:
         if now > self._look_until and not journal.has_teacher:
             journal.passes = PASSES * (journal.count_until - now) // self._median
         journal.counting = True
+        self._rest(True)
 
     def end(self, now: int, whole: bool = False) -> None:
         """Time steps from now on: for `TIME_NS`, or if counting ends early, for some steps.
@@ -118,6 +124,7 @@ class Sampling:
         journal = self._journal
         if not journal.counting:
             return
+        self._rest(False)
         journal.counting = False
         passes, journal.passes = journal.passes, 0
         journal.optimizer = 0

@@ -28,7 +28,7 @@ from ..protocol.events import (
 from ..protocol.ring import EVENT_WORDS
 from ..protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from . import phases
-from .compiler import keep_from_compiling
+from .compiler import compiles, keep_from_compiling
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
 from .measures import AT_ONCE, FRONT, MEASURES, Measure
@@ -103,6 +103,9 @@ class Session:
             self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
             self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
             self.tensor: Any = torch.Tensor
+            # Every backward goes through this function.
+            entry = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
+            self._backward = torch.autograd, entry
         self.facts = Facts(torch, way)
         self.journal = Journal(self.tick)
         # Iterators of loaders, each with a function that counts its ready batches; None without workers.
@@ -110,7 +113,7 @@ class Session:
         self.optimizers = Known()
         # In threads other than the owner, `busy` is set inside an outermost forward.
         self.local: Any = threading.local()
-        self.sampling = Sampling(self.journal)
+        self.sampling = Sampling(self.journal, self.rest)
         # For each of the last ticks: steps timed, steps counted, and how long the tick took (ns).
         self.ticks: deque[tuple[int, int, int]] = deque(maxlen=TICKS_KEPT)
         self.measures: list[Measure] = []
@@ -166,14 +169,15 @@ class Session:
         if loader is not None:
             self._patches.put(loader._BaseDataLoaderIter, "__next__", lambda call: phases.wrap_next(call, self))
             self._patches.put(loader.DataLoader, "__iter__", lambda call: phases.wrap_iter(call, self))
-        # Every backward goes through this function.
-        entry = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
-        self._patches.put(torch.autograd, entry, lambda call: phases.wrap_backward(call, self))
+        self._watch_backward()
         self._patches.put(torch, "save", lambda call: phases.wrap_save(call, self))
         self._roots = Roots(torch.nn.Module, self._patches, self)
         self._roots.watch(time.monotonic_ns())
         self._optimizers = OptimizerWatch(torch, self._patches, self)
         self._optimizers.install()
+
+    def _watch_backward(self) -> None:
+        self._patches.put(*self._backward, lambda call: phases.wrap_backward(call, self))
 
     def _load_some(self, load: Callable[[str], Any]) -> None:
         """Load measures for LOAD_NS."""
@@ -301,6 +305,18 @@ class Session:
                         self.journal.tick(end)
             except Exception:
                 self.failed()
+
+    def rest(self, resting: bool) -> None:
+        """While steps are only counted, take out what only tells when a phase of a timed step began and ended."""
+        try:
+            if not resting and not self._patches.has(*self._backward):
+                self._watch_backward()
+            elif resting and not self._patches.lost(*self._backward) and not compiles():
+                self._patches.take_back(*self._backward)
+            if self._optimizers is not None:
+                self._optimizers.rest(resting)
+        except Exception:
+            self.failed()
 
     def met_iterator(self, iterator: Any) -> None:
         """Remember an iterator and note the settings of its loader."""

@@ -21,7 +21,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +33,13 @@ from torch.utils.data import dataloader as data
 
 import aitop.hook
 from aitop.hook import phases, sampling
-from aitop.hook.optimizer import optimizer_hooks
+from aitop.hook.optimizer import TABLES
+from aitop.hook.patches import Patches
 
 # Steps of a block; those of `run` are enough for several turns, and all is held against `nothing`.
 WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
 LONG_NS = 10**18
+GLOBALS = [(torch.autograd, "_engine_run_backward"), *((optim, name) for name in TABLES)]
 # Of fewer steps no figure is given: on a loaded machine the run may not get to counting, or count nearly all the time.
 FEWEST = 40
 
@@ -73,16 +75,19 @@ class Switch:
 
     def __init__(self, session: Any) -> None:
         self.session, self.journal = session, session.journal
-        # Only the wrappers are wanted, around other classes.
+        # Only the wrappers are wanted, those of classes around other ones.
         session._patches.take_all_back()
         session._optimizers.remove()
         session._roots = None
         iterate = phases.wrap_next(data._BaseDataLoaderIter.__next__, session)
         call = phases.wrap_forward(torch.nn.Module.__call__, session, torch.nn.Module)
         self.classes = [(WatchedIterator, "__next__", iterate), (WatchedMlp, "__call__", call)]
-        self.backward = torch.autograd._engine_run_backward
-        self.watched_backward = phases.wrap_backward(self.backward, session)
-        self.hooks = optimizer_hooks(session)
+        # What is global as either run has it. The hook changes it for the watched one as steps are counted or timed.
+        self.plain = _swap()
+        session._patches = Patches()
+        session._watch_backward()
+        session._optimizers.install()
+        self.watched = _swap(self.plain)
         self.optimizer = 0
         # The ticks of the run, as SelfTimer has them.
         self.ticks: list[tuple[int, int, int]] = []
@@ -92,7 +97,7 @@ class Switch:
     def begin(self, variant: str) -> None:
         """Wrap the classes, and let the hook count always, never, or as it likes."""
         journal, now = self.journal, time.monotonic_ns()
-        self.session.sampling.over()
+        self.over()
         self.session.ticks.clear()
         journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
         # A block of `counted` leaves one that never comes.
@@ -107,29 +112,41 @@ class Switch:
                 delattr(owner, name)
         if variant in ("counted", "passed"):
             journal.longest = LONG_NS
-            self.session.sampling.begin(now, self.optimizer)
+            with self.on(variant):
+                self.session.sampling.begin(now, self.optimizer)
             journal.count_until = LONG_NS
             journal.passes = LONG_NS if variant == "passed" else 0
 
+    def over(self) -> None:
+        """End the counting."""
+        with self.on("timed"):
+            self.session.sampling.over()
+
     @contextlib.contextmanager
     def on(self, variant: str) -> Iterator[None]:
-        if variant != "nothing":
-            torch.autograd._engine_run_backward = self.watched_backward
-            before, after = self.hooks
-            optim._global_optimizer_pre_hooks[0] = before
-            optim._global_optimizer_post_hooks[0] = after
+        """Have what is global as the watched run has it, but for `nothing`."""
+        if variant == "nothing":
+            yield
+            return
+        _swap(self.watched)
         try:
             yield
         finally:
-            torch.autograd._engine_run_backward = self.backward
-            optim._global_optimizer_pre_hooks.clear()
-            optim._global_optimizer_post_hooks.clear()
+            self.watched = _swap(self.plain)
 
     def meet(self, run: Iterator[None]) -> None:
         """Learn which optimizer the watched run has."""
         optim._global_optimizer_post_hooks[0] = lambda optimizer, *_: setattr(self, "optimizer", id(optimizer))
         next(run)
         optim._global_optimizer_post_hooks.clear()
+
+
+def _swap(values: Sequence[Any] | None = None) -> list[Any]:
+    """Set the attributes of modules that the hook replaces. Returns what they were."""
+    were = [getattr(module, name) for module, name in GLOBALS]
+    for (module, name), value in zip(GLOBALS, values or were, strict=True):
+        setattr(module, name, value)
+    return were
 
 
 def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[Pair]:
@@ -150,7 +167,7 @@ def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator
         switch.at_it += sum(pair[1] for pair in steps)
         switch.in_all += clock() - began
         switch.ticks += switch.session.ticks
-    switch.session.sampling.over()
+    switch.over()
     first = next((at for at, pair in enumerate(steps) if pair[2]), len(steps)) if variant == "run" else WARM_STEPS
     return steps[first:]
 

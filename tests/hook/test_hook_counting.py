@@ -230,37 +230,60 @@ def test_a_child_that_was_forked_while_steps_are_counted_writes_nothing(fast):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_somebody_else_wraps_our_wrapper_while_steps_are_counted(fast):
-    fast.until_it_counts()
-    ours, called = getattr(torch.autograd, BACKWARD), []
+@pytest.mark.parametrize("counting", [True, False])
+def test_somebody_else_wraps_the_backward(fast, counting):
+    torchs = getattr(torch.autograd, BACKWARD).__wrapped__
+    if counting:
+        fast.until_it_counts()
+    wrapped, called = getattr(torch.autograd, BACKWARD), []
 
     def theirs(*args, **kwargs):
         called.append(1)
-        return ours(*args, **kwargs)
+        return wrapped(*args, **kwargs)
 
     setattr(torch.autograd, BACKWARD, theirs)
     try:
         fast.sampling.over()
         records = fast.after(50)
         assert all(record.backward > 0 for record in records[-5:]) and len(called) == 50
+        fast.until_it_counts()
+        del called[50:]
         assert aitop.hook.remove() == "removed"
         assert getattr(torch.autograd, BACKWARD) is theirs
         fast.net(torch.ones(4, 8)).sum().backward()
         assert len(called) == 51
     finally:
-        setattr(torch.autograd, BACKWARD, ours.__wrapped__)
+        setattr(torch.autograd, BACKWARD, torchs)
 
 
-def test_counting_replaces_nothing(fast):
+def test_counting_takes_out_only_what_times_the_backward_and_the_optimizer(fast):
     fast.steps(100)
     fast.watched.session.look(time.monotonic_ns())
-    before = hook_runs.patched_attributes()
+    timing = hook_runs.patched_attributes()
     for _ in range(3):
         fast.until_it_counts()
-        assert hook_runs.patched_attributes() == before
+        counting = hook_runs.patched_attributes()
+        assert {name for name in timing if counting[name] is not timing[name]} == {"backward", "pre"}
+        assert counting["backward"] is timing["backward"].__wrapped__ and not counting["pre"]
         fast.sampling.over()
-        assert hook_runs.patched_attributes() == before
+        again = hook_runs.patched_attributes()
+        assert again.pop("backward").__wrapped__ is counting["backward"]
+        assert all(again[name] is timing[name] for name in again)
     assert aitop.hook.remove() == "removed" and not optim._global_optimizer_pre_hooks
+
+
+def test_a_hook_of_the_programs_own_that_comes_while_steps_are_counted(fast):
+    fast.until_it_counts()
+    called = []
+    handle = optim.register_optimizer_step_pre_hook(lambda *_: called.append(1))
+    fast.sampling.over()
+    assert all(record.optimizer > 0 for record in fast.after(20)[-5:])
+    assert len(called) == 20
+    assert aitop.hook.remove() == "removed"
+    fast.steps(1)
+    handle.remove()
+    fast.steps(1)
+    assert len(called) == 21 and not optim._global_optimizer_pre_hooks
 
 
 def test_where_a_program_began_to_compile_meanwhile_steps_are_seen_from_elsewhere_after_it(fast, monkeypatch):
