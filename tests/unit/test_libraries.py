@@ -1,5 +1,7 @@
 """What frames of each family of libraries say: a row is a frame, its phase, its state and its work."""
 
+import re
+
 import pytest
 from stack_maker import frame
 
@@ -113,3 +115,19 @@ def test_a_function_of_another_name_that_ends_alike_is_another_one():
 
 def test_every_row_says_something():
     assert all(any(says[:4]) for _, _, says in TABLE)
+
+
+def test_patterns_of_other_libraries_are_not_compiled(monkeypatch):
+    tried = []
+    monkeypatch.setattr(re, "search", lambda pattern, text: tried.append(pattern))
+    meaning("/x/site-packages/torch/a_file_of_no_row.py", "f")
+    assert tried and not [pattern for pattern in tried if "vllm" in pattern or "sglang" in pattern]
+
+
+def test_no_row_is_a_choice_of_paths():
+    """Rows are told apart by what their path begins with."""
+    for path, _, _ in TABLE:
+        outside = path
+        while (shorter := re.sub(r"\([^()]*\)", "", outside)) != outside:
+            outside = shorter
+        assert "|" not in outside, path
