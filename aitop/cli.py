@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import (
-    compare,
-    completion,
-    config,
-    demo,
-    diagnose,
-    doctor,
-    explain,
-    export,
-    fleet,
-    monitor,
-    profile,
-    record,
-    replay,
-    say,
-)
-from aitop.commands import run as run_command
+from aitop.commands import completion, config, monitor, say
 from aitop.commands.options import settle
 from aitop.errors import INTERRUPTED, AitopError
 
@@ -50,20 +35,21 @@ exit codes:
   0 done · 1 --fail-on reached, or aitop failed · 2 wrong usage · 3 no such process, or it ended too soon
   4 not permitted · 5 not enough evidence in the time given · 6 unreadable recording · 130 interrupted
 """
-VERBS: dict[str, tuple[ModuleType, str]] = {
-    "run": (run_command, "start a command with the hook in, then watch it"),
-    "demo": (demo, "start a bundled run and watch it"),
-    "diagnose": (diagnose, "look for a while without a screen, then report"),
-    "explain": (explain, "say what a verdict means, how to be sure of it, and how to fix it"),
-    "profile": (profile, "run torch.profiler in the process for a few steps"),
-    "record": (record, "look without a screen and keep everything that was seen"),
-    "replay": (replay, "play a recording on the same screen"),
-    "compare": (compare, "say whether a run is faster than an earlier one, and why"),
-    "export": (export, "export what costs the jobs of this machine their time, as metrics"),
-    "fleet": (fleet, "show the jobs of a whole cluster by what they waste, from Prometheus"),
-    "doctor": (doctor, "say what works here, what does not, and how to mend it"),
-    "config": (config, "say what is set, and in which file"),
+VERBS = {
+    "run": "start a command with the hook in, then watch it",
+    "demo": "start a bundled run and watch it",
+    "diagnose": "look for a while without a screen, then report",
+    "explain": "say what a verdict means, how to be sure of it, and how to fix it",
+    "profile": "run torch.profiler in the process for a few steps",
+    "record": "look without a screen and keep everything that was seen",
+    "replay": "play a recording on the same screen",
+    "compare": "say whether a run is faster than an earlier one, and why",
+    "export": "export what costs the jobs of this machine their time, as metrics",
+    "fleet": "show the jobs of a whole cluster by what they waste, from Prometheus",
+    "doctor": "say what works here, what does not, and how to mend it",
+    "config": "say what is set, and in which file",
 }
+"""The verbs, each a module of commands/, and what it does."""
 WITHOUT_SETTINGS = ("compare", "config", "doctor", "explain")
 """Verbs that work even if the settings file is invalid."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -75,8 +61,11 @@ class Terminated(SystemExit):
     """A signal asked us to go: unwinds like an error, so that hooks and sources are taken down."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line. Options without a verb are those of the monitor."""
+def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The whole command line; with `words` only the verbs among them have options: the others are not imported.
+
+    Options without a verb are those of the monitor.
+    """
     parser = argparse.ArgumentParser(
         prog="aitop",
         description=DESCRIPTION,
@@ -89,10 +78,13 @@ def build_parser() -> argparse.ArgumentParser:
     monitor.add_arguments(parser)
     parser.set_defaults(run=monitor.run)
     verbs = parser.add_subparsers(title="other verbs", dest="verb", metavar="VERB")
-    for name, (module, summary) in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=module.__doc__, allow_abbrev=False)
-        module.add_arguments(verb)
-        verb.set_defaults(run=module.run)
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, allow_abbrev=False)
+        if words is None or name in words:
+            module = importlib.import_module(f"aitop.commands.{name}")
+            verb.description = module.__doc__
+            module.add_arguments(verb)
+            verb.set_defaults(run=module.run)
     return parser
 
 
@@ -102,7 +94,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Options that are not given come from the settings file. Raises WrongUsageError if that file is invalid.
     """
     options, command = split_command(arguments)
-    parser = build_parser()
+    completes = any(word.startswith(completion.OPTION) for word in options)
+    parser = build_parser(None if completes else options)
     if options and options[0].isdecimal():
         parser.error(f"to watch process {options[0]}: aitop --pid {options[0]}")
     args = parser.parse_args(options)

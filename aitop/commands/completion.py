@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+OPTION = "--print-completion"
 SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--print-completion SHELL."""
     parser.add_argument(
-        "--print-completion",
+        OPTION,
         action=PrintCompletion,
         choices=SHELLS,
         help="print the script that completes aitop's command line in this shell",
