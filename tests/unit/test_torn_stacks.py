@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from aitop.sources.code import calls
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
@@ -96,3 +97,9 @@ def test_what_the_source_does_not_tell_stays_as_it_was_seen(window):
     assert stays(("choose", 9), MODULE), "what it calls has no name of its own"
     assert stays(("main", 6), WRAPPER), "a closure may be any function"
     assert stays(("main", 5), ("choose", 9), source="def main(:\n" * 20), "no Python that can be read"
+
+
+def test_of_a_library_only_what_its_functions_are_is_read(monkeypatch):
+    monkeypatch.setattr(calls, "_mentions", None)
+    library = calls.Calls('def draws(rows):\n    yield from rows\n\n\ndef tells():\n    return "yield"\n')
+    assert [library.generates(line) for line in (2, 6)] == [True, False]

@@ -6,8 +6,11 @@ Names are only used to recognise a function where it is called, so it does not m
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
 from aitop.stacks.dataflow import innermost
@@ -16,6 +19,8 @@ from aitop.stacks.dataflow import innermost
 _IMPLICIT = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Raise)
 # Longer than any file.
 _END = 1 << 31
+_LINE_END = re.compile(r"\r\n|\r|\n")
+T = TypeVar("T")
 
 
 @dataclass
@@ -36,22 +41,44 @@ class Mentions:
 class _Function:
     first: int
     last: int
-    generates: bool
     statements: list[Mentions] = field(default_factory=list)
 
 
+@dataclass
+class _Kind:
+    """Whether the function of these lines is a generator or a coroutine."""
+
+    first: int
+    last: int
+    generates: bool
+
+
 class Calls:
-    """The calls in one file, of which `text` is None where it cannot be read."""
+    """The calls in one file, of which `text` is None where it cannot be read.
+
+    It is read as far as is asked: of a library, which may have thousands of lines, only what its functions are.
+    """
 
     def __init__(self, text: str | None) -> None:
-        self._functions: list[_Function] = []
+        self._text = text
         self._at: dict[int, Mentions | None] = {}
-        tree = parsed(text) if text is not None else None
-        if tree is not None:
-            try:
-                self._read(tree)
-            except RecursionError:
-                self._functions = []
+
+    @cached_property
+    def _functions(self) -> list[_Function]:
+        return self._of_scopes(_read)
+
+    @cached_property
+    def _kinds(self) -> list[_Kind]:
+        lines = _LINE_END.split(self._text or "")
+        return self._of_scopes(lambda scope: _Kind(*_lines_of(scope), _generates(scope, lines)))
+
+    def _of_scopes(self, read: Callable[[Scope], T]) -> list[T]:
+        """What `read` says of the module and of each function in it."""
+        tree = parsed(self._text) if self._text is not None else None
+        try:
+            return [read(scope) for scope in _scopes(tree)] if tree is not None else []
+        except RecursionError:
+            return []
 
     def at(self, line: int) -> Mentions | None:
         """What the statements of a line mention together; None where there is none."""
@@ -74,26 +101,44 @@ class Calls:
 
     def generates(self, line: int) -> bool:
         """Whether the function of a line may be a generator or a coroutine: it runs where its values are asked for."""
-        function = innermost(self._functions, line)
-        return function is None or function.generates
+        kind = innermost(self._kinds, line)
+        return kind is None or kind.generates
 
     def elsewhere(self, line: int, name: str) -> bool:
         """Whether the function of a line calls this name."""
         function = innermost(self._functions, line)
         return function is not None and any(name in each.called for each in function.statements)
 
-    def _read(self, scope: Scope) -> None:
-        first, last = (1, _END) if isinstance(scope, ast.Module) else (scope.lineno, scope.end_lineno or _END)
-        function = _Function(first, last, generates=isinstance(scope, ast.AsyncFunctionDef))
-        self._functions.append(function)
-        for statement in _statements(scope):
-            _note(function, statement)
-            if isinstance(statement, FUNCTIONS):
-                self._read(statement)
+
+def _scopes(scope: Scope) -> Iterator[Scope]:
+    """A scope and those in it, each before its own."""
+    yield scope
+    for statement in _statements(scope):
+        if isinstance(statement, FUNCTIONS):
+            yield from _scopes(statement)
 
 
-def _note(function: _Function, statement: ast.stmt) -> None:
-    """Add what a statement mentions to its function."""
+def _lines_of(scope: Scope) -> tuple[int, int]:
+    return (1, _END) if isinstance(scope, ast.Module) else (scope.lineno, scope.end_lineno or _END)
+
+
+def _generates(scope: Scope, lines: Sequence[str]) -> bool:
+    """Whether a scope is a generator or a coroutine. `lines` are those of the file."""
+    if isinstance(scope, ast.AsyncFunctionDef):
+        return True
+    first, last = _lines_of(scope)
+    if not any("yield" in line for line in lines[first - 1 : last]):
+        return False
+    parts = (part for statement in _statements(scope) for part in _own_expressions(statement))
+    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for part in parts for node in ast.walk(part))
+
+
+def _read(scope: Scope) -> _Function:
+    """What the statements of a scope mention."""
+    return _Function(*_lines_of(scope), [_mentions(statement) for statement in _statements(scope)])
+
+
+def _mentions(statement: ast.stmt) -> Mentions:
     parts = list(_own_expressions(statement))
     mentions = Mentions(
         min([statement.lineno, *(part.lineno for part in parts)]),
@@ -103,7 +148,6 @@ def _note(function: _Function, statement: ast.stmt) -> None:
     nodes = [node for part in parts for node in ast.walk(part)]
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
-        function.generates |= isinstance(node, (ast.Yield, ast.YieldFrom))
         # A comprehension asks for values.
         mentions.implicit |= isinstance(node, (ast.comprehension, ast.Await))
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
@@ -111,7 +155,7 @@ def _note(function: _Function, statement: ast.stmt) -> None:
             mentions.names.add(name)
             if id(node) in called:
                 mentions.called.add(name)
-    function.statements.append(mentions)
+    return mentions
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
