@@ -49,7 +49,7 @@ class Server:
     """A server in a session of its own, from its first answer on. As a context it ends with the block.
 
     `command` has {port} where the port goes. `quota` is the part of a core that its control group gives it, None for
-    no limit. `model_pid` is the process in which the model runs, as the server's script has printed it.
+    no limit. `model_pid` is the process in which the model runs, as the server's script has printed it; vLLM's engine.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class Server:
     @property
     def model_pid(self) -> int:
         printed = MODEL.findall(self.output())
-        return int(printed[-1]) if printed else self.pid
+        engines = [each.pid for each in self.tree() if "EngineCore" in " ".join(each.cmdline()[:1])]
+        return int(printed[-1]) if printed else next(iter(engines), self.pid)
 
     def tree(self) -> list[psutil.Process]:
         """The server's processes."""
