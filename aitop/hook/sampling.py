@@ -1,16 +1,16 @@
 """Which steps are timed and which are only counted.
 
-Timing a step costs about 15 µs, which is more than 1 % of steps shorter than 1.5 ms. So where steps are short,
-`COUNT_NS` of only counting them (5 to 9 µs each) and `TIME_NS` of timing them take turns. The reader gives the steps
-that were only counted the phases of steps that were timed shortly before.
+Timing a step costs more than 1 % of steps shorter than 2.5 ms. So where steps are short, `COUNT_NS` of only counting
+them, at a third of the cost, and `TIME_NS` of timing them take turns. The reader gives the steps that were only counted
+the phases of steps that were timed shortly before.
 
-While steps are counted, the wrappers still look for what is rare: a step or a wait for a batch that is much longer than
-the others, a new iterator, a save, a forward without gradient. It is noted as always, and the counting goes on some
-steps later.
+While steps are counted, what only tells when a phase of a timed step began and ended is taken out, and batches and
+forwards are passed on without a look. Only the end of a step then tells that it was longer than the others, and what
+made it so stays unseen. After such a step all are looked at for `LOOK_TIMES` its length, which doubles the cost, so
+that at most a hundredth of the time stays unexplained.
 
-Where nothing of that has happened for long, batches and forwards are passed on without a look, which halves the cost.
-Only the end of a step then tells that it was longer than the others, and what made it so stays unseen. After such a
-step all are looked at for `LOOK_TIMES` its length, so that at most a hundredth of the time stays unexplained.
+A new iterator, the last batch and a save are noted as always, and so is, where the wrappers look, a wait for a batch
+that is much longer than the others, and a forward without gradient. The counting goes on some steps later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .journal import Journal
 COUNT_NS, TIME_NS = 500_000_000, 50_000_000
 # Ticks with short steps before counting begins; one tick with long steps takes TICKS_LOST of them back.
 FAST_TICKS, TICKS_LOST = 20, 5
-# How long batches and forwards are looked at from the first counting on, and after a forward without gradient.
+# How long batches and forwards are looked at after a forward without gradient, and after a long step by its length.
 LOOK_NS, LOOK_TIMES = 10_000_000_000, 100
 # The most batches and forwards of a step that are passed on without a look.
 PASSES = 3
@@ -110,7 +110,6 @@ class Sampling:
         # Steps end with a step of this one.
         journal.optimizer = optimizer
         journal.skip = 1
-        self._look_until = self._look_until or now + LOOK_NS
         if now > self._look_until and not journal.has_teacher:
             journal.passes = PASSES * (journal.count_until - now) // self._median
         journal.counting = True

@@ -23,11 +23,12 @@ class Stalling(Rows):
 
 
 class Fast:
-    """A fast run of one net; `records` are all steps so far."""
+    """A fast run of one net, whose batches and forwards are looked at; `records` are all steps so far."""
 
     def __init__(self, watched) -> None:
         self.watched = watched
         self.journal, self.sampling = watched.session.journal, watched.session.sampling
+        self.sampling._look_until = time.monotonic_ns() + 10**12
         torch.manual_seed(0)
         self.net = Net()
         self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-3)

@@ -402,7 +402,7 @@ def test_a_batch_or_a_forward_of_another_thread_leaves_no_mark(fast):
 def calm(fast):
     """A fast run in which nothing rare has happened for long: batches and forwards are passed on without a look."""
     for _ in range(50):
-        fast.sampling._look_until = 1
+        fast.sampling._look_until = 0
         fast.until_it_counts()
         if fast.journal.passes:
             return fast
