@@ -11,7 +11,7 @@ from aitop.model.phases import Phase
 from aitop.model.stacks import Frame
 from aitop.model.verdict import Base, Where
 
-Lane = Literal["main", "producers", "device", "exchange"]
+Lane = Literal["main", "producers"]
 Activity = Literal[
     "python", "native", "wait", "wait-gil", "wait-lock", "wait-core", "wait-disk", "wait-network", "wait-queue",
     "wait-child", "wait-device", "sleep", "spawn", "collect", "compile",
@@ -38,7 +38,7 @@ ACTIVITIES: dict[Activity, str] = {
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 # What a thread does that has nothing to do: a server's waits for the network between requests.
 RESTS: frozenset[Activity] = HANDED_WAITS | {"sleep", "wait-network"}
-Basis = Literal["measured", "sampled", "derived"]
+Basis = Literal["measured", "sampled"]
 Position = Literal["before", "within", "after"]
 # What calls a line for a request: an event loop, whose thread does nothing else meanwhile; a loop that takes requests
 # and calls one function after the other for them; a thread for each request.

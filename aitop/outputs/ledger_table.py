@@ -12,11 +12,8 @@ from aitop.outputs.report import Report, ReportEntry, ReportPlace, ReportWorker
 MAIN_ROWS = 6
 SIDE_ROWS = 3
 PROCESS_ROWS = 8
-SIDE_LANES: dict[Lane, str] = {
-    "producers": "What makes its data",
-    "device": "What its device does",
-    "exchange": "Where its exchange with other ranks goes",
-}
+LANES: tuple[Lane, ...] = ("main", "producers")
+PRODUCERS = "What makes its data"
 # Lighter entries are not listed.
 LEAST_SHARE = 0.01
 UNITS: dict[Unit, str] = {
@@ -54,7 +51,7 @@ def tables(report: Report) -> list[Table]:
     if not workers:
         return []
     first, *others = workers
-    lanes = [(lane, [entry for entry in accounts[first.pid] if entry.lane == lane]) for lane in ("main", *SIDE_LANES)]
+    lanes = [(lane, [entry for entry in accounts[first.pid] if entry.lane == lane]) for lane in LANES]
     trains = report.target.kind == "training"
     made = [_lane_table(_title(first, lane, trains=trains), lane, entries) for lane, entries in lanes if entries]
     if others:
@@ -73,9 +70,8 @@ def _lane_table(title: str, lane: Lane, entries: Sequence[ReportEntry]) -> Table
 
 
 def _title(worker: ReportWorker, lane: Lane, *, trains: bool) -> str:
-    if lane != "main":
-        beside = lane == "producers" and not trains
-        return "What its other threads and processes do" if beside else SIDE_LANES[lane]
+    if lane == "producers":
+        return PRODUCERS if trains else "What its other threads and processes do"
     thread = worker.thread if worker.threads == 1 else f"{worker.threads} threads like {worker.thread}"
     length = f", {duration(worker.seconds)}" if worker.seconds is not None and worker.unit != "second" else ""
     unit = "" if worker.unit == "second" else f" of {UNITS[worker.unit]}"

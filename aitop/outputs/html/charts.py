@@ -17,7 +17,7 @@ from aitop.model.phases import APART, MEASURED, SERVED
 from aitop.model.serving import Serving
 from aitop.model.snapshot import CallNode, ProcessStacks, Series, Snapshot, ThreadTree
 from aitop.model.steps import StepRecord
-from aitop.outputs.ledger_table import SIDE_LANES
+from aitop.outputs.ledger_table import PRODUCERS
 from aitop.stacks.origin import origin_of
 
 MOST_COLUMNS = 120
@@ -27,7 +27,7 @@ BUCKETS_PER_DECADE = 12
 OUTSIDE = "outside"
 HUES: dict[str, str] = {**{phase.key: phase.hue for phase in (*MEASURED, *SERVED)}, "environment": "data_wait"}
 """The hue (the key of a kind in ui.theme.palette) of each phase of the ledger; others have that of OUTSIDE."""
-LANES: dict[Lane, str] = {"main": "The thread that does the work", **SIDE_LANES}
+LANES: dict[Lane, str] = {"main": "The thread that does the work", "producers": PRODUCERS}
 
 Quantity = Literal["ms", "count", "cores", "bytes", "share", "rate"]
 # The charts over minutes: title, quantity, and the series in each with their names.

@@ -16,8 +16,6 @@ from aitop.ui.words import one_line, place, share_text
 LANES: dict[Lane, str] = {
     "main": "the thread that does the work",
     "producers": "loader workers and other producers",
-    "device": "the device",
-    "exchange": "exchange between ranks",
 }
 PHASE_CELLS, ACTIVITY_CELLS, SECONDS_CELLS = 12, 17, 8
 MOST_BAR, LEAST_BAR, LEAST_PLACE = 16, 3, 14
