@@ -48,7 +48,6 @@ from aitop.model.run import (
     Units,
     VerdictChanges,
 )
-from aitop.model.serving import Percentiles
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, moment
 from aitop.model.verdict import Verdict, Where
@@ -250,7 +249,7 @@ class _Timed:
             watched_s=self.run.watched,
             mean_ms=self.mean * 1e3 if self.holds else None,
             per_s=self.per_second,
-            latency_ms=latency and Percentiles(p50=latency.p50 * 1e3, p95=latency.p95 * 1e3, p99=latency.p99 * 1e3),
+            latency_ms=latency and latency.in_milliseconds(),
         )
 
     def phases(self) -> dict[str, Spread]:

@@ -98,11 +98,15 @@ class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds below which half, 95 % and 99 % of the values lie."""
+    """What half, 95 % and 99 % of the values lie below: seconds, or milliseconds where the name of the field says so."""
 
     p50: float
     p95: float
     p99: float
+
+    def in_milliseconds(self) -> Percentiles:
+        """Those of times that are known in seconds."""
+        return Percentiles(p50=self.p50 * 1e3, p95=self.p95 * 1e3, p99=self.p99 * 1e3)
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,14 +91,6 @@ class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     basis: str | None = None
 
 
-class ReportPercentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds below which half, 95 % and 99 % of the values lie."""
-
-    p50: float
-    p95: float
-    p99: float
-
-
 class ReportServing(msgspec.Struct, frozen=True, kw_only=True):
     """What is served in the last `window_s` seconds. `basis` is the best source of it: hook, metrics or stacks.
 
@@ -111,9 +103,9 @@ class ReportServing(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     concurrency: float | None = None
     queue: float | None = None
-    latency_ms: ReportPercentiles | None = None
-    ttft_ms: ReportPercentiles | None = None
-    itl_ms: ReportPercentiles | None = None
+    latency_ms: Percentiles | None = None
+    ttft_ms: Percentiles | None = None
+    itl_ms: Percentiles | None = None
     batch_mean: float | None = None
     kv_used: float | None = None
     preemptions_per_s: float | None = None
@@ -272,9 +264,9 @@ def _serving(serving: Serving) -> ReportServing:
         tokens_per_s=serving.tokens_per_second,
         concurrency=serving.concurrency,
         queue=serving.queue,
-        latency_ms=_percentiles(serving.latency),
-        ttft_ms=_percentiles(serving.first_token),
-        itl_ms=_percentiles(serving.inter_token),
+        latency_ms=serving.latency and serving.latency.in_milliseconds(),
+        ttft_ms=serving.first_token and serving.first_token.in_milliseconds(),
+        itl_ms=serving.inter_token and serving.inter_token.in_milliseconds(),
         batch_mean=serving.batch_mean,
         kv_used=serving.kv_used,
         preemptions_per_s=serving.preemptions_per_second,
@@ -282,12 +274,6 @@ def _serving(serving: Serving) -> ReportServing:
         still_s=serving.still,
         basis=serving.basis,
     )
-
-
-def _percentiles(seconds: Percentiles | None) -> ReportPercentiles | None:
-    if seconds is None:
-        return None
-    return ReportPercentiles(p50=seconds.p50 * 1e3, p95=seconds.p95 * 1e3, p99=seconds.p99 * 1e3)
 
 
 def _ledger(ledgers: Sequence[Ledger]) -> tuple[ReportEntry, ...]:
