@@ -201,17 +201,17 @@ def report_of(snapshot: Snapshot) -> Report:
 
 def as_json(struct: msgspec.Struct) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
-    written = msgspec.json.encode(_rounded(msgspec.to_builtins(struct)))
+    written = msgspec.json.encode(rounded(msgspec.to_builtins(struct)))
     return escaped_json(msgspec.json.format(written, indent=2).decode()) + "\n"
 
 
-def _rounded(value: Any) -> Any:
-    """`value` with every fraction in it rounded to DIGITS significant digits."""
+def rounded(value: Any) -> Any:
+    """`value` (of plain types) with every fraction in it rounded to DIGITS significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _process(process: ProcessSample) -> ReportProcess:

@@ -22,7 +22,6 @@ from aitop.stacks.origin import origin_of
 
 MOST_COLUMNS = 120
 MOST_POINTS = 300
-DIGITS = 4
 BUCKETS_PER_DECADE = 12
 OUTSIDE = "outside"
 HUES: dict[str, str] = {**{phase.key: phase.hue for phase in (*MEASURED, *SERVED)}, "environment": "data_wait"}
@@ -176,11 +175,11 @@ def _share(members: Sequence[Entry], place: str, source: str) -> Share:
         activity=ACTIVITIES[first.activity],
         place=place,
         source=source,
-        share=_rounded(sum(entry.share for entry in members)),
-        low=_rounded(sum(entry.low for entry in members)),
-        high=_rounded(min(1.0, sum(entry.high for entry in members))),
+        share=sum(entry.share for entry in members),
+        low=sum(entry.low for entry in members),
+        high=min(1.0, sum(entry.high for entry in members)),
         basis=first.basis,
-        seconds=_rounded(sum(seconds)) if seconds else None,
+        seconds=sum(seconds) if seconds else None,
     )
 
 
@@ -218,7 +217,7 @@ def _steps(records: Sequence[StepRecord]) -> StepColumns | None:
     return StepColumns(
         phases=tuple(names[number] for number in seen),
         columns=tuple(
-            (group[0].index, group[-1].index, tuple(_rounded(mean[number] * 1e3) for number in seen))
+            (group[0].index, group[-1].index, tuple(mean[number] * 1e3 for number in seen))
             for group, mean in zip(groups, means, strict=True)
         ),
         estimated=any(record.estimated for record in records),
@@ -262,9 +261,7 @@ def _line(name: str, series: Series, now: float) -> Line:
     """The series thinned to what a chart can show."""
     points = list(zip(series.times, series.values, strict=True))
     points = points[:: math.ceil(len(points) / MOST_POINTS) or 1]
-    return Line(
-        name, tuple((round(time - now, 2), None if value is None else _rounded(value)) for time, value in points)
-    )
+    return Line(name, tuple((time - now, value) for time, value in points))
 
 
 def _latency(serving: Serving) -> Histogram | None:
@@ -279,7 +276,7 @@ def _latency(serving: Serving) -> Histogram | None:
         counts[number - first] += 1
     marks = serving.latency
     return Histogram(
-        bounds=tuple(_rounded(10 ** ((first + place) / BUCKETS_PER_DECADE)) for place in range(len(counts) + 1)),
+        bounds=tuple(10 ** ((first + place) / BUCKETS_PER_DECADE) for place in range(len(counts) + 1)),
         counts=tuple(counts),
         marks=(("p50", marks.p50), ("p95", marks.p95), ("p99", marks.p99)),
     )
@@ -287,8 +284,3 @@ def _latency(serving: Serving) -> Histogram | None:
 
 def _base(file: str) -> str:
     return file.rsplit("/", 1)[-1]
-
-
-def _rounded(value: float) -> float:
-    """`value` with DIGITS significant digits; a recording may say anything, and JSON has no infinity."""
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -28,7 +29,7 @@ from aitop.model.units import duration, percent, size
 from aitop.model.verdict import Fix, Verdict, Where
 from aitop.outputs.html.charts import HUES, OUTSIDE, Charts, charts_of
 from aitop.outputs.ledger_table import tables
-from aitop.outputs.report import Report
+from aitop.outputs.report import Report, rounded
 from aitop.outputs.text import (
     PHASE_NAMES,
     abstentions,
@@ -167,11 +168,16 @@ def _part(name: str) -> str:
 
 
 def _data(charts: Charts) -> Any:
-    """The charts as values for JSON, every text in them without control characters."""
+    """The charts as values for JSON, texts without control characters, and fractions with no more digits than a report.
+
+    A recording may say anything, and JSON has no infinity.
+    """
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
             return printable(value)
+        if isinstance(value, float):
+            return rounded(value) if math.isfinite(value) else 0.0
         if isinstance(value, dict):
             return {key: clean(each) for key, each in value.items()}
         return [clean(each) for each in value] if isinstance(value, (list, tuple)) else value
