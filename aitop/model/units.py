@@ -34,6 +34,11 @@ def count(number: float | None) -> str:
     return _scaled(number, 1000.0, "")
 
 
+def plural(number: int, word: str, several: str | None = None) -> str:
+    """1 rank, 2 ranks; `several` is the plural where an s does not make it."""
+    return f"{number} {word}" if number == 1 else f"{number} {several or word + 's'}"
+
+
 def pace(number: float) -> str:
     """How many in a second, three digits or all whole ones: 0.42, 4.2, 31, 32,700."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

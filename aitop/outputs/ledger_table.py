@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aitop.model.ledger import ACTIVITIES, Lane, Unit
-from aitop.model.units import duration, percent
+from aitop.model.units import duration, percent, plural
 from aitop.outputs.report import Report, ReportEntry, ReportPlace, ReportWorker
 
 MAIN_ROWS = 6
@@ -64,7 +64,7 @@ def _lane_table(title: str, lane: Lane, entries: Sequence[ReportEntry]) -> Table
     heavy = [entry for number, entry in enumerate(entries[:most]) if number == 0 or entry.share >= LEAST_SHARE]
     left_out = entries[len(heavy) :]
     share = sum(entry.share for entry in left_out)
-    entries_left = f"{len(left_out)} lighter {'entry' if len(left_out) == 1 else 'entries'}"
+    entries_left = plural(len(left_out), "lighter entry", "lighter entries")
     rest = f"{percent(share) if share >= LEAST_SHARE else '<1 %'} in {entries_left}" if left_out else ""
     return Table(title, tuple(map(_row, heavy)), rest)
 

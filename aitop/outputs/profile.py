@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aitop.model.profile import DeviceUse, Profile
 from aitop.model.text import printable
-from aitop.model.units import count, duration, percent, size
+from aitop.model.units import count, duration, percent, plural, size
 
 ROWS = 15
 WIDTH = 100
@@ -27,7 +27,7 @@ def profile_text(profile: Profile) -> str:
 
 
 def _head(profile: Profile) -> list[str]:
-    steps = f"{profile.steps} step{'s' if profile.steps != 1 else ''}"
+    steps = plural(profile.steps, "step")
     each = duration(profile.seconds / profile.steps) if profile.steps else "–"
     holds, peak, length = profile.holds, profile.peak_memory, duration(profile.seconds)
     return [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aitop.diagnosis.comparison_words import headline, in_a_sentence
 from aitop.model.text import printable
-from aitop.model.units import duration, factor, factor_range, pace, percent
+from aitop.model.units import duration, factor, factor_range, pace, percent, plural
 from aitop.model.verdict import BASES, Fix, Verdict, Where, by_reason
 from aitop.outputs.ledger_table import Row, Table, tables
 from aitop.outputs.report import Report
@@ -199,7 +199,7 @@ def _head(report: Report) -> str:
     ranks = len({process.rank for process in target.processes if process.role == "rank"})
     facts = [f"pid {target.pid}", target.engine or "", target.kind if target.kind != "unknown" else ""]
     facts.append(f"{ranks} ranks" if ranks > 1 else "")
-    facts.append(f"{workers} loader worker{'s' if workers > 1 else ''}" if workers else "")
+    facts.append(plural(workers, "loader worker") if workers else "")
     facts.append(f"{report.window_s:.0f} s watched")
     lines = [*_indented(target.command, ""), " · ".join(fact for fact in facts if fact)]
     return "\n".join([*lines, *(_indented(target.ended, "") if target.ended else [])])

@@ -126,8 +126,3 @@ def tight_percent(share: float) -> str:
 def share_text(share: float | None) -> str:
     """A share in four cells: ' 64%' or the dash."""
     return NOT_SUPPORTED.rjust(4) if share is None else f"{share * 100:3.0f}%"
-
-
-def plural(number: int, word: str, several: str | None = None) -> str:
-    """1 rank, 2 ranks; `several` is the plural where an s does not make it."""
-    return f"{number} {word}" if number == 1 else f"{number} {several or word + 's'}"

@@ -21,7 +21,7 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Loading, fix
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import percent
+from aitop.model.units import percent, plural
 from aitop.model.verdict import Fix
 
 # From here on most of what a request waits for is its input: whoever asks feels that, however few ask.
@@ -101,6 +101,6 @@ def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines, work: st
     ahead = loading.with_workers(processes)
     fixes = [fix(cheaper, gone)]
     if ahead.speedup > WORTH_IT:
-        named = "process" if processes == 1 else "processes"
-        fixes.append(fix(f"make inputs ahead in {processes} {named} of their own while the model runs", ahead))
+        makers = plural(processes, "process", "processes")
+        fixes.append(fix(f"make inputs ahead in {makers} of their own while the model runs", ahead))
     return fixes

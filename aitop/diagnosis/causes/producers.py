@@ -31,7 +31,7 @@ from aitop.diagnosis.series import mean_of, values_since
 from aitop.diagnosis.what_if import WAITING, Length, Loading, fix, without
 from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import percent, rate
+from aitop.model.units import percent, plural, rate
 from aitop.model.verdict import Fix, Setting, Where
 
 # Workers that use less of a core than this part of the time in which they work are waiting rather than computing.
@@ -47,6 +47,15 @@ SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS = 3, 0.5, 0.5
 START, MOSTLY_STARTS = 0.002, 0.6
 # Waits that more workers can have at the same time, other than for the interpreter's lock, say.
 BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait", "wait-child"})
+# What those who make data may wait for: what they are doing then, and what to do about it.
+SOURCES = {
+    "file": ("reading files", "read at {place} from faster or nearer storage, larger files, or a local cache"),
+    "network": (
+        "waiting for the network",
+        "fetch more at once at {place}, keep connections open, or keep a local copy",
+    ),
+    "database": ("asking a database", "read many rows with one query at {place}, or export them to files once"),
+}
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -186,7 +195,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
         setting = Setting(name="num_workers", to=workers, current=0)
         fixes.append(fix(f"num_workers 0 → {workers}: load while the step computes", beside, setting))
     if lines.where and not blocked:
-        fixes.append(fix(f"make {place_of(lines.where[0])} cheaper", share * within_first(lines)))
+        fixes.append(_cheaper(place_of(lines.where[0]), share * within_first(lines)))
     return Why(
         subtype=_subtype(lines, blocked, beside, share),
         where=lines.where,
@@ -206,6 +215,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay") or 0.0) / workers if workers else 0.0)
     blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
     drained = waited_empty(snapshot)
+    reading = sum(process.read_bytes or 0.0 for process in loader_workers(snapshot))
     loading = Loading(
         wait=share,
         makers=workers,
@@ -223,10 +233,9 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         setting = Setting(name="num_workers", to=best, current=workers)
         fixes.append(fix(f"num_workers {workers} → {best}", more, setting))
     if lines.where and not blocked:
-        cheaper = f"make {place_of(lines.where[0])} cheaper: vectorise it, cache it, or do it once beforehand"
-        fixes.append(fix(cheaper, share))
+        fixes.append(_cheaper(place_of(lines.where[0]), share))
     elif lines.where and subtype == "storage":
-        fixes.append(fix(_faster_source(lines), share))
+        fixes.append(fix((_source(lines) or SOURCES["file"])[1].format(place=place_of(lines.where[0])), share))
     empty = [] if drained is None else [f"no batch lay ready for {percent(drained)} of the wait"]
     return Why(
         subtype=subtype,
@@ -235,7 +244,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
             *empty,
             _workers(workers, each, blocked, lines),
             *_free(free),
-            *([f"workers read {rate(reading)} from storage"] if (reading := _disk_rate(snapshot)) > 1e6 else []),
+            *([f"workers read {rate(reading)} from storage"] if reading > 1e6 else []),
         ),
         fixes=tuple(fixes),
         confirmed=lines.share > 0.5,
@@ -294,16 +303,15 @@ def _of_slow_worker(slow: SlowWorker, share: float) -> Why:
 def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why the stepping thread takes long to make batches."""
     blocked = _blocked(lines)
-    doing = _source_words(lines) or ("waiting" if blocked else "computing")
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
     _, ahead = _with_best_workers(snapshot, share, blocked)
-    cheaper = fix(f"make {place} cheaper: vectorise it, or do it once beforehand", share * within_first(lines))
+    cheaper = _cheaper(place, share * within_first(lines))
     workers = fix(f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}", ahead)
     gains = workers.speedup is None or workers.speedup >= WORTH_IT
     return Why(
         subtype="storage" if blocked else "transform",
         where=lines.where,
-        evidence=(f"batches are made by the thread that computes, {doing}: {place}",),
+        evidence=(f"batches are made by the thread that computes, {_doing(lines, blocked=blocked)}: {place}",),
         # Where no core is idle, workers would only take them from the step.
         fixes=(workers, cheaper) if gains else (cheaper,),
         confirmed=True,
@@ -352,8 +360,7 @@ class Makers(msgspec.Struct, frozen=True):
     @property
     def who(self) -> str:
         """3 processes."""
-        what = "process" if self.processes else "thread"
-        return f"{self.count} {what}{('es' if self.processes else 's') if self.count > 1 else ''}"
+        return plural(self.count, "process", "processes") if self.processes else plural(self.count, "thread")
 
 
 def makers(snapshot: Snapshot) -> Makers | None:
@@ -395,15 +402,13 @@ def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> W
     free, blocked = free_cores(snapshot), made.blocked
     best, more = _with_best_workers(snapshot, share, blocked, makers=made.count)
     subtype = _subtype(made.lines, blocked, more if made.processes else None, share)
-    doing = (_source_words(made.lines) or "waiting for something other than the CPU") if blocked else "computing"
-    at_work = percent(min(1.0, made.lines.share))
-    evidence = [f"batches are made by {made.who} of the run's own, {at_work} of the time at work: {doing}"]
+    work = f"{percent(min(1.0, made.lines.share))} of the time at work: {_doing(made.lines, blocked=blocked)}"
+    evidence = [f"batches are made by {made.who} of the run's own, {work}"]
     if not blocked and not made.processes:
         evidence.append("threads of one process take turns at running Python: they share one interpreter's lock")
     place = place_of(made.lines.where[0]) if made.lines.where else "their work"
-    shorter = f"shorten the wait at {place}: cache it, or ask for more at once"
-    cheaper = f"make {place} cheaper: vectorise it, or do it once beforehand"
-    fixes = [fix(shorter if blocked else cheaper, share)]
+    shorter = fix(f"shorten the wait at {place}: cache it, or ask for more at once", share)
+    fixes = [shorter if blocked else _cheaper(place, share)]
     if best > made.count and more.speedup >= WORTH_IT:
         kind = "processes" if made.processes else "threads" if blocked else "worker processes (a DataLoader)"
         before = f"{made.count} → {best}" if made.processes or blocked else f"{best}"
@@ -453,47 +458,37 @@ def reads(entry: Entry) -> bool:
     return entry.work in STORAGE_WORK
 
 
-def _source(lines: Lines) -> str | None:
-    """What those entries wait for: file, network or database; None where nothing tells."""
+def _source(lines: Lines) -> tuple[str, str] | None:
+    """What those entries wait for (see SOURCES): file, network or database; None where nothing tells."""
     weights = {
         "database": lines.part(lambda entry: entry.work == "database"),
         "network": lines.part(lambda entry: entry.activity == "wait-network" or entry.work == "network"),
         "file": lines.part(lambda entry: entry.activity == "wait-disk" or entry.work == "file"),
     }
     largest = max(weights, key=lambda name: weights[name])
-    return largest if weights[largest] > 0.0 else None
+    return SOURCES[largest] if weights[largest] > 0.0 else None
 
 
-def _source_words(lines: Lines) -> str | None:
-    words = {"file": "reading files", "network": "waiting for the network", "database": "asking a database"}
-    return words.get(_source(lines) or "")
-
-
-def _faster_source(lines: Lines) -> str:
-    place = place_of(lines.where[0])
-    return {
-        "network": f"fetch more at once at {place}, keep connections open, or keep a local copy",
-        "database": f"read many rows with one query at {place}, or export them to files once",
-    }.get(_source(lines) or "", f"read at {place} from faster or nearer storage, larger files, or a local cache")
+def _doing(lines: Lines, *, blocked: bool) -> str:
+    """What those who make the data do for most of the time."""
+    if not blocked:
+        return "computing"
+    source = _source(lines)
+    return source[0] if source is not None else "waiting for something other than the CPU"
 
 
 def _workers(count: int, each: float | None, blocked: bool, lines: Lines) -> str:
     """Evidence of what the workers do."""
-    alone = count == 1
-    named = f"{count} worker{'' if alone else 's'}"
+    named = plural(count, "worker")
     if each is None:
         return named
-    why = "it computes" if alone else "they compute"
-    if blocked:
-        source = _source_words(lines) or "waiting for something other than the CPU"
-        why = f"{'it is' if alone else 'they are'} {source}"
-    use = f"{named} at {percent(each)} of a core{'' if alone else ' each'}"
-    return f"{use}, {percent(min(1.0, lines.share))} of {'its' if alone else 'their'} samples at work: {why}"
+    at_work = percent(min(1.0, lines.share))
+    return f"{named} at {percent(each)} of a core each, {at_work} of the time at work: {_doing(lines, blocked=blocked)}"
+
+
+def _cheaper(place: str, gone: float) -> Fix:
+    return fix(f"make {place} cheaper: vectorise it, cache it, or do it once beforehand", gone)
 
 
 def _free(free: float | None) -> list[str]:
     return [] if free is None else [f"{free:.1f} cores idle"]
-
-
-def _disk_rate(snapshot: Snapshot) -> float:
-    return sum(process.read_bytes or 0.0 for process in loader_workers(snapshot))

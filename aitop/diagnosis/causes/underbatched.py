@@ -29,7 +29,7 @@ from aitop.diagnosis.what_if import Length, Scope, estimated, fix, with_batch
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
-from aitop.model.units import count, duration, percent
+from aitop.model.units import count, duration, percent, plural
 from aitop.model.verdict import Fix, Setting
 
 FEW_SAMPLES = 4
@@ -203,7 +203,7 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, spe
     how = "from batches of several sizes" if cost.measured else "by the size of the model"
     each_time = duration(cost.fixed + cost.each * cost.samples)
     evidence = [
-        f"{cost.samples:.0f} sample{'s' * (cost.samples > 1)} a step, {each_time} each time",
+        f"{plural(round(cost.samples), 'sample')} a step, {each_time} each time",
         f"GPU idle {percent(idle_share(snapshot))} of the time"
         if gpu
         else f"about {duration(cost.fixed)} of it is the same for any number of samples ({how})",

@@ -9,7 +9,7 @@ from aitop.diagnosis.series import rise
 from aitop.diagnosis.what_if import fix
 from aitop.model.gpu import GpuDevice, GpuProcess
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import percent, rate, size
+from aitop.model.units import percent, plural, rate, size
 from aitop.model.verdict import Fix, Severity
 
 SHARED_MEMORY = 0.05
@@ -75,7 +75,7 @@ def shared(snapshot: Snapshot) -> Explanation | str | None:
         severity=severity,
         share=taken,
         confidence=0.85 if taken else 0.5,
-        title=f"GPU {device.index} is shared with {len(others)} other process{'es' if len(others) > 1 else ''}",
+        title=f"GPU {device.index} is shared with {plural(len(others), 'other process', 'other processes')}",
         evidence=tuple(_uses(process) for process in others[:4]),
         fixes=(fix(f"use another device (CUDA_VISIBLE_DEVICES), or end pid {busiest.pid} if it is stray"),),
         level=_taken(device),

@@ -10,7 +10,7 @@ from aitop.diagnosis.series import Trend, mean_of, trend
 from aitop.diagnosis.what_if import fix
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
-from aitop.model.units import duration, percent, rate, size
+from aitop.model.units import duration, percent, plural, rate, size
 from aitop.model.verdict import Fix, Setting, Severity
 
 FULL = 0.93
@@ -117,10 +117,10 @@ def _who(host: HostSample, memory: Pressure) -> tuple[str, ...]:
     ranks, workers = _of(host, "rank"), _of(host, "loader-worker")
     words = []
     if ranks:
-        words.append(f"{_counted(ranks, 'rank')}: {size(_resident(ranks))}")
+        words.append(f"{plural(len(ranks), 'rank')}: {size(_resident(ranks))}")
     if workers:
         each = _resident(workers) / len(workers)
-        words.append(f"{_counted(workers, 'loader worker')}: {size(each)} each, with what they share with the rank")
+        words.append(f"{plural(len(workers), 'loader worker')}: {size(each)} each, with what they share with the rank")
     taken = memory.total - memory.left
     everything = _resident(host.processes)
     if everything and everything < 0.5 * taken:
@@ -170,7 +170,3 @@ def _of(host: HostSample, role: str) -> tuple[ProcessSample, ...]:
 
 def _resident(processes: tuple[ProcessSample, ...]) -> float:
     return float(sum(process.rss or 0 for process in processes))
-
-
-def _counted(processes: tuple[ProcessSample, ...], word: str) -> str:
-    return f"{len(processes)} {word}" + ("s" if len(processes) > 1 else "")

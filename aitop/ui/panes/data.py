@@ -9,7 +9,7 @@ from rich.style import Style
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import PAGEABLE, LoaderInfo, pageable_share
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, plural, rate, size
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, change, field_of, figure, recent
 from aitop.ui.panes.step_figures import Figure, dearest
@@ -19,7 +19,7 @@ from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field, area
-from aitop.ui.words import one_line, plural, share_text, state_line
+from aitop.ui.words import one_line, share_text, state_line
 
 ROOM_FOR_STRIPS = 9
 MOST_STRIPS = 16

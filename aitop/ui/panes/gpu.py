@@ -9,7 +9,7 @@ import msgspec
 
 from aitop.model.gpu import GpuDevice, GpuSample, MigDevice
 from aitop.model.snapshot import Series, Snapshot
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, plural, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
@@ -17,7 +17,7 @@ from aitop.ui.widgets.bars import bar, gauge
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field, Values, area
-from aitop.ui.words import one_line, plural, share_text, state_line, tight_percent
+from aitop.ui.words import one_line, share_text, state_line, tight_percent
 
 BLOCK_ROWS = 4
 SCALE = 13

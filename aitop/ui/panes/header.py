@@ -7,12 +7,12 @@ from rich.style import Style
 from aitop.diagnosis.comparison_words import in_a_sentence
 from aitop.model.serving import Serving
 from aitop.model.source import SOURCE_NAMES
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, plural
 from aitop.ui.panes.since_mark import OUTCOMES, change, field_of
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, shorten, spread
-from aitop.ui.words import plural, share_text, short_command, significant, state_mark
+from aitop.ui.words import share_text, short_command, significant, state_mark
 
 BRAND_WIDTH = 9
 MOST_COMMAND, MOST_BESIDE_ENGINE = 26, 12

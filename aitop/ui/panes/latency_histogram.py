@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aitop.diagnosis.causes.serving.tail import number_of_slow
-from aitop.model.units import count, duration
+from aitop.model.units import count, duration, plural
 from aitop.model.verdict import Diagnosis
 from aitop.ui.theme.palette import DIM, FAINT, LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE, TEXT, Kind
 from aitop.ui.widgets.bars import Parts, height_of, stacked
 from aitop.ui.widgets.line import Line
 from aitop.ui.widgets.plot import scaled
-from aitop.ui.words import one_line, plural, share_text
+from aitop.ui.words import one_line, share_text
 
 SCALE = 7
 PER_DECADE = (48, 24, 12, 6, 3)

@@ -11,7 +11,7 @@ from aitop.diagnosis.catalogue import FAMILIES
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
-from aitop.model.units import count, size
+from aitop.model.units import count, plural, size
 from aitop.ui.panes.since_mark import change, figure
 from aitop.ui.state import View, labels_of, lead_word, serves
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
@@ -19,7 +19,7 @@ from aitop.ui.widgets.bars import bar, gauge, layered_bar, nice_bytes
 from aitop.ui.widgets.line import Line, rule, shorten
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field, area
-from aitop.ui.words import one_line, plural, share_text, state_line
+from aitop.ui.words import one_line, share_text, state_line
 
 NEARLY_FULL = 0.95
 NEAR_CAPACITY = 0.4

@@ -9,14 +9,14 @@ from typing import ClassVar, NamedTuple
 from textual.binding import Binding, BindingType
 
 from aitop.model.ranks import Ranks, RankView
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, percent, size
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, percent, plural, size
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, LOSS, TEXT, phase_of
 from aitop.ui.widgets.bars import EIGHTHS
 from aitop.ui.widgets.line import Line
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.table import Column, RowPane, fit, heading, row_line
-from aitop.ui.words import plural, tight_percent
+from aitop.ui.words import tight_percent
 
 LATE_SHARE = 0.1
 # Ranks change places only when one is later than another by this part of a step.

@@ -9,7 +9,7 @@ from rich.style import Style
 from aitop.model.phases import APART, MEASURED
 from aitop.model.snapshot import Phases, Series, Snapshot, Steps
 from aitop.model.steps import StepRecord, total
-from aitop.model.units import NOT_YET, count, duration
+from aitop.model.units import NOT_YET, count, duration, plural
 from aitop.ui.panes.since_mark import WIDTH, change, field_of
 from aitop.ui.panes.step_figures import figure_lines, measured_figures
 from aitop.ui.state import View
@@ -18,7 +18,7 @@ from aitop.ui.widgets.bars import Parts, height_of, nice_ceiling, phase_bar, sta
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import AXIS, ChartPane, Curve, Field, ago, nearest, scale_labels, scaled
-from aitop.ui.words import needs_hook, plural, share_text, state_line, waits_for_target
+from aitop.ui.words import needs_hook, share_text, state_line, waits_for_target
 
 LEAST_CHART = 3
 ROOM_FOR_HISTORY = 12

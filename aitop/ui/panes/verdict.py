@@ -9,14 +9,14 @@ from rich.style import Style
 
 from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
-from aitop.model.units import factor, percent
+from aitop.model.units import factor, percent, plural
 from aitop.model.verdict import Diagnosis, Verdict, Where, by_reason
 from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, hanging, rule, shorten, spread, wrap
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing, Pane
-from aitop.ui.words import confidence_dots, label, one_line, place, plural, state_line
+from aitop.ui.words import confidence_dots, label, one_line, place, state_line
 
 
 def unjudged_lines(diagnosis: Diagnosis, width: int) -> list[Line]:

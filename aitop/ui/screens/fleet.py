@@ -25,7 +25,7 @@ from aitop.model.fleet import (
     straggler_of,
     worst_of,
 )
-from aitop.model.units import duration, factor, percent, period
+from aitop.model.units import duration, factor, percent, period, plural
 from aitop.ui.messages import Failed, in_background
 from aitop.ui.panes.footer import Filtered, FilterLine
 from aitop.ui.state import View, matches
@@ -33,7 +33,7 @@ from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, GAI
 from aitop.ui.widgets.line import Line, key_hints, wrap
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
 from aitop.ui.widgets.table import Column, RowChosen, RowPane, fit, heading, in_order, row_line
-from aitop.ui.words import one_line, plural, tight_percent
+from aitop.ui.words import one_line, tight_percent
 
 if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader

@@ -14,14 +14,14 @@ from aitop.engine.snapshot.standstill import standing_at
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import StackDump, ThreadStack
-from aitop.model.units import duration
+from aitop.model.units import duration, plural
 from aitop.stacks.groups import StackGroup, grouped
 from aitop.ui.messages import in_background
 from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, SEVERITY_LABELS, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, hanging, shorten
-from aitop.ui.words import confidence_dots, confidence_words, one_line, place, plural
+from aitop.ui.words import confidence_dots, confidence_words, one_line, place
 
 MOVED_SECONDS = 3.0
 WHO, PLACE, STATE, STEP = 18, 20, 18, 12

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 
 from aitop.engine.feed import Feed, LazyFeed
 from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.model.units import plural
 from aitop.stacks.groups import StackGroup, most_seen, stack_groups
 from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
@@ -18,7 +19,7 @@ from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import one_line, place, plural
+from aitop.ui.words import one_line, place
 
 COUNT, PLACE, STATE = 11, 26, 9
 SMALL_ROWS = 14

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from aitop.engine.feed import LazyFeed
 from aitop.model.profile import Profile
-from aitop.model.units import count, duration, percent, size
+from aitop.model.units import count, duration, percent, plural, size
 from aitop.ui.messages import deliver, in_background
 from aitop.ui.saving import write_new
 from aitop.ui.screens.headed import HeadedScreen
@@ -19,7 +19,6 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import plural
 
 if TYPE_CHECKING:
     from aitop.engine.torch_profile import TakenProfile
