@@ -114,52 +114,32 @@ class _Families:
     """One family for each metric, to be filled with the samples of all jobs."""
 
     def __init__(self) -> None:
-        self.up = GaugeMetricFamily(
-            "aitop_up",
-            "1: this rank is watched; 0: it is there, but aitop cannot look into it.",
-            labels=(*OF_RANK, "pid"),
+        self.up = _gauge("aitop_up", "1: this rank is watched; 0: it is there, but aitop cannot look into it.", "pid")
+        self.info = _gauge("aitop_job_info", "Always 1: whose job it is.", *OF_INFO, of=OF_JOB)
+        self.order = _gauge(
+            "aitop_verdict_order", "Place of a verdict in the diagnosis: 1 is the one that costs most.", *OF_VERDICT
         )
-        self.info = GaugeMetricFamily("aitop_job_info", "Always 1: whose job it is.", labels=(*OF_JOB, *OF_INFO))
-        self.order = GaugeMetricFamily(
-            "aitop_verdict_order",
-            "Place of a verdict in the diagnosis: 1 is the one that costs most.",
-            labels=(*OF_RANK, *OF_VERDICT),
+        self.share = _gauge("aitop_verdict_share", "Share of the time that the verdict's cause takes.", *OF_VERDICT)
+        self.speedup = _gauge("aitop_verdict_speedup", "Factor in units per second if the cause were gone.", "verdict")
+        self.full = _gauge(
+            "aitop_memory_full_seconds", "Time that is left until memory is full, of a verdict on memory.", "verdict"
         )
-        self.share = GaugeMetricFamily(
-            "aitop_verdict_share", "Share of the time that the verdict's cause takes.", labels=(*OF_RANK, *OF_VERDICT)
-        )
-        self.speedup = GaugeMetricFamily(
-            "aitop_verdict_speedup", "Factor in units per second if the cause were gone.", labels=(*OF_RANK, "verdict")
-        )
-        self.full = GaugeMetricFamily(
-            "aitop_memory_full_seconds",
-            "Time that is left until memory is full, of a verdict on memory.",
-            labels=(*OF_RANK, "verdict"),
-        )
-        self.wasted = GaugeMetricFamily(
-            "aitop_wasted_gpu_ratio", "Share of a device's time that is lost to the first verdict.", labels=OF_RANK
-        )
-        self.stalled = GaugeMetricFamily("aitop_stalled", "1 while nothing in the job gets on.", labels=OF_RANK)
-        self.phases = GaugeMetricFamily(
-            "aitop_phase_ratio", "Share of a step, request or iteration.", labels=(*OF_RANK, "phase")
-        )
+        self.wasted = _gauge("aitop_wasted_gpu_ratio", "Share of a device's time that is lost to the first verdict.")
+        self.stalled = _gauge("aitop_stalled", "1 while nothing in the job gets on.")
+        self.phases = _gauge("aitop_phase_ratio", "Share of a step, request or iteration.", "phase")
         self.units = CounterMetricFamily(
             "aitop_units", "Steps, requests or iterations that the hook has seen.", labels=(*OF_RANK, "kind")
         )
-        self.unit_seconds = HistogramMetricFamily(
-            "aitop_unit_seconds", "Length of a step, request or iteration.", labels=(*OF_RANK, "kind")
-        )
-        self.requests = HistogramMetricFamily(
-            "aitop_request_seconds", "From the arrival of a request to its last byte or token.", labels=OF_RANK
-        )
-        self.first_tokens = HistogramMetricFamily(
-            "aitop_time_to_first_token_seconds", "From the arrival of a request to its first token.", labels=OF_RANK
+        self.unit_seconds = _histogram("aitop_unit_seconds", "Length of a step, request or iteration.", "kind")
+        self.requests = _histogram("aitop_request_seconds", "From the arrival of a request to its last byte or token.")
+        self.first_tokens = _histogram(
+            "aitop_time_to_first_token_seconds", "From the arrival of a request to its first token."
         )
         self.hook = CounterMetricFamily(
             "aitop_hook_seconds", "Time that aitop's hook has taken in the process.", labels=OF_RANK
         )
-        self.cpu = GaugeMetricFamily("aitop_monitor_cpu_ratio", "Cores that this exporter uses.", labels=("node",))
-        self.jobs = GaugeMetricFamily("aitop_jobs", "AI jobs on this machine.", labels=("node",))
+        self.cpu = _gauge("aitop_monitor_cpu_ratio", "Cores that this exporter uses.", of=("node",))
+        self.jobs = _gauge("aitop_jobs", "AI jobs on this machine.", of=("node",))
 
     def all(self) -> Iterator[Metric]:
         """Every family, in the order of the documentation."""
@@ -224,6 +204,14 @@ class _Families:
                 _add_histogram(family, labels, tally)
         if counters.hook_seconds is not None:
             self.hook.add_metric(labels, counters.hook_seconds)
+
+
+def _gauge(name: str, words: str, *labels: str, of: Sequence[str] = OF_RANK) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, words, labels=(*of, *labels))
+
+
+def _histogram(name: str, words: str, *labels: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, words, labels=(*OF_RANK, *labels))
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], tally: Tally) -> None:
