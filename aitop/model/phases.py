@@ -15,6 +15,20 @@ Phase = Literal[
     "data", "environment", "transfer", "forward", "backward", "optimizer", "exchange", "evaluation", "save", "idle",
     "queue", "preprocess", "schedule", "prepare", "sample", "output", "postprocess", "host",
 ]  # fmt: skip
+PHASE_WORDS: dict[Phase, str] = {
+    "data": "the wait for data",
+    "save": "saving",
+    "exchange": "the exchange with other ranks",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+    "transfer": "copying to the device",
+    "queue": "the wait in the queue",
+    "preprocess": "making the input",
+    "postprocess": "making the output",
+    "host": "the code around the model",
+}
+"""Phases as they are called in a sentence, where their key does not do."""
 # A file and a function of a library, as in the rows of stacks.libraries.
 Frames = tuple[str, str]
 
@@ -66,6 +80,11 @@ TIMED_ALONE = {phase.event: phase for phase in MEASURED if phase.event is not No
 """Those with an event of their own, by its kind."""
 APART = tuple(phase for phase in MEASURED if phase.key in ("evaluation", "save") or phase.event is not None)
 """Those that `StepRecord.outside` and `Phases.outside` have in them."""
+
+
+def outside_of_phases(step: StepRecord) -> float:
+    """Seconds of a step in no measured phase at all."""
+    return max(0.0, step.outside - sum(phase.seconds(step) for phase in APART))
 
 
 class ServedPhase(NamedTuple):

@@ -41,7 +41,7 @@ def test_a_wait_that_gets_longer_is_measured_by_the_rest_of_the_step(wait):
     records = [step(n, 0.02 + more, data_wait=more, forward=0.02, cpu=0.02) for n, more in enumerate(grown)]
     records = [msgspec.structs.replace(one, end=900.0 + 0.12 * one.index) for one in records]
     finding = step_growth.judge(snapshot(records))
-    assert any("the time grows in: data wait" in told for told in fired(finding).evidence)
+    assert any("the time grows in: the wait for data" in told for told in fired(finding).evidence)
 
 
 def test_growth_of_an_update_with_denormal_numbers_is_left_to_the_optimizers_verdict():

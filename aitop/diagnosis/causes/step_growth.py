@@ -15,6 +15,7 @@ from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
+from aitop.model.phases import MEASURED, PHASE_WORDS, Phase, outside_of_phases
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent
@@ -41,17 +42,12 @@ LEAST_SAMPLES = 200
 # Whoever reads the prediction mends the run later, and how long it was to go on is not known.
 NOW = "the predicted gain is that of this moment: it grows with every step, so how large it will be is not known"
 
-_PHASES: dict[str, Callable[[StepRecord], float]] = {
-    "data_wait": lambda step: step.loading,
-    "forward": lambda step: step.forward,
-    "backward": lambda step: step.backward,
-    "optimizer": lambda step: step.optimizer,
-    "save": lambda step: step.save,
-    "evaluation": lambda step: step.evaluation,
-    "outside": lambda step: max(0.0, step.outside - step.save - step.evaluation),
+_PHASES: dict[Phase, Callable[[StepRecord], float]] = {
+    **{phase.key: phase.seconds for phase in MEASURED},
+    "host": outside_of_phases,
 }
 # Phases that no other one is measured by.
-_WAITS = frozenset({"data_wait", "save", "evaluation"})
+_WAITS: tuple[Phase, ...] = ("data", "save", "evaluation")
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -61,7 +57,7 @@ class Growth(msgspec.Struct, frozen=True):
     last: float
     steps: int
     seconds: float
-    phase: str
+    phase: Phase
 
     @property
     def part(self) -> float:
@@ -88,7 +84,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if growth.phase == "optimizer" and has_denormals(snapshot.facts):
         # optimizer-bound says why, and how long it would take without them.
         return None
-    if seconds < (LASTING_WAIT if growth.phase == "data_wait" else LASTING):
+    if seconds < (LASTING_WAIT if growth.phase == "data" else LASTING):
         sampled = _of_stacks(snapshot)
         not_yet = f"steps got slower for {seconds:.0f} s: whether it goes on is not known yet"
         return sampled if isinstance(sampled, Explanation) else not_yet
@@ -102,14 +98,14 @@ def _calm(snapshot: Snapshot) -> bool:
 
 def _of_steps(snapshot: Snapshot, growth: Growth, calm: bool) -> Explanation:
     lines = _lines(snapshot, growth.phase)
-    outside = growth.phase == "outside"
-    share = min(0.97, max(growth.part, lines.share if outside else 0.0))
+    host = growth.phase == "host"
+    share = min(0.97, max(growth.part, lines.share if host else 0.0))
     place = f" ({short_place(lines.where[0])})" if lines.where else ""
     each = (growth.last - growth.first) / growth.steps
     return Explanation(
         share=share,
         # What grows explains its line; a small drift of a large phase does not explain the phase.
-        claims=None if outside or growth.part >= EXPLAINS * lines.share else (),
+        claims=None if host or growth.part >= EXPLAINS * lines.share else (),
         level=growth.part / (LEAST_GROWTH * (1.0 if calm else IF_CROWDED)),
         signals=(growth.part > 0.1, bool(lines.where)),
         title=f"steps get slower: {percent(growth.last / growth.first - 1.0)} in the last {duration(growth.seconds)}",
@@ -117,7 +113,7 @@ def _of_steps(snapshot: Snapshot, growth: Growth, calm: bool) -> Explanation:
         evidence=(
             f"{duration(growth.first)} → {duration(growth.last)} a step over {growth.steps} steps"
             f" ({duration(growth.seconds)}), a steady rise: {duration(each * 1000)} more per 1000 steps",
-            f"the time grows in: {growth.phase.replace('_', ' ')}{place}",
+            f"the time grows in: {PHASE_WORDS.get(growth.phase, growth.phase)}{place}",
             NOW,
         ),
         fixes=(_fix(place, share),),
@@ -204,7 +200,7 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
         return None
     steps = every[:: max(1, len(every) // MOST_STEPS)]
     rises = _of_phases(steps)
-    phase = max(rises, key=lambda name: rises[name], default="")
+    phase: Phase = max(rises, key=lambda name: rises[name], default="host")
     # A core that others take slows steps down, too, but they do not use more of it. Fast steps are timed now and then.
     timed = [] if device else [step for step in steps if step.cpu is not None]
     on_core = len(timed) >= MIN_STEPS
@@ -231,14 +227,14 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     )
 
 
-def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
+def _of_phases(steps: Sequence[StepRecord]) -> dict[Phase, float]:
     """Seconds by which each phase rose, measured by the other phases of the same steps; 0 where it is no steady rise.
 
     A machine that others use slows all phases down alike: their proportions stay.
     """
     whole = sum(_medians([step.seconds for step in steps]))
     working = [_working(step) for step in steps]
-    rises = {}
+    rises: dict[Phase, float] = {}
     for name, value in _PHASES.items():
         values = list(map(value, steps))
         others = working if name in _WAITS else [all_ - own for all_, own in zip(working, values, strict=True)]
@@ -253,7 +249,7 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
 
 def _working(step: StepRecord) -> float:
     """Seconds of a step outside of the phases of _WAITS."""
-    return step.seconds - step.data_wait - step.loader_start - step.save - step.evaluation
+    return step.seconds - sum(_PHASES[name](step) for name in _WAITS)
 
 
 def _medians(values: Sequence[float]) -> list[float]:
@@ -289,10 +285,7 @@ def _longer_batches(steps: Sequence[StepRecord]) -> bool:
     return False
 
 
-def _lines(snapshot: Snapshot, phase: str) -> Lines:
+def _lines(snapshot: Snapshot, phase: Phase) -> Lines:
     """The entries of the phase that grows; of host code only those on its heaviest line."""
-    ledger_phase = {"data_wait": "data", "outside": "host"}.get(phase, phase)
-    lines = main_lines(snapshot, lambda entry: entry.phase == ledger_phase)
-    if ledger_phase != "host" or not lines.where:
-        return lines
-    return _at(snapshot, lines.where[0])
+    lines = main_lines(snapshot, lambda entry: entry.phase == phase)
+    return _at(snapshot, lines.where[0]) if phase == "host" and lines.where else lines

@@ -22,7 +22,7 @@ from aitop.diagnosis.series import gradual, in_parts
 from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
 from aitop.model.past import Past, PastLine, PastUnit, Stretch
-from aitop.model.phases import MEASURED, SERVED
+from aitop.model.phases import MEASURED, PHASE_WORDS, SERVED
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, factor, percent
 
@@ -43,19 +43,6 @@ PARTS = tuple(dict.fromkeys((*(phase.key for phase in (*MEASURED, *SERVED)), "ho
 """What a unit consists of: the names of its parts among the sums."""
 # More input takes longer to compute, and so does the same on a slower clock; the rest of a unit does not.
 COMPUTES = ("forward", "backward", "optimizer")
-WORDS = {
-    "data": "the wait for data",
-    "save": "saving",
-    "exchange": "the exchange with other ranks",
-    "forward": "the forward pass",
-    "backward": "the backward pass",
-    "optimizer": "the optimizer",
-    "transfer": "copying to the device",
-    "queue": "the wait in the queue",
-    "preprocess": "making the input",
-    "postprocess": "making the output",
-    "host": "the code around the model",
-}
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -298,7 +285,7 @@ def _phases(change: Slowdown) -> list[Reason]:
     for name in PARTS:
         was, now = change.before.value(name) or 0.0, change.after.value(name) or 0.0
         if now > was:
-            words = f"{WORDS.get(name, name)} went from {duration(was)} to {duration(now)}"
+            words = f"{PHASE_WORDS.get(name, name)} went from {duration(was)} to {duration(now)}"
             subtype = "checkpoint" if name == "save" else name
             reasons.append(Reason(subtype, now - was, words, "look at what changed at {at}", name))
     return reasons
