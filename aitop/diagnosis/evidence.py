@@ -347,6 +347,16 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
     return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
 
 
+def by_window(entries: Iterable[Entry], process: ProcessStacks) -> list[float]:
+    """The part (0..1) of each window of stacks that lines of the judged thread take, the oldest first."""
+    # Entries of a line that differ in activity only have its counts in common.
+    counts = {(entry.at, entry.function, entry.phase, entry.position, entry.work, entry.by_window) for entry in entries}
+    return [
+        sum(each[number] for *_, each in counts if number < len(each)) / whole if whole else 0.0
+        for number, whole in enumerate(process.by_window)
+    ]
+
+
 def serves(snapshot: Snapshot) -> bool:
     """Whether the process answers requests: then a wait outside of all phases is one for the next request."""
     return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")

@@ -3,21 +3,17 @@
 import msgspec
 import pytest
 from judgements import fired, level
-from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
+from snapshot_builder import WORKER, changed, constant, host, line, loaders, snapshot, step, steps
 
 from aitop.diagnosis.causes import between_steps, computing, preprocessing
 from aitop.diagnosis.causes import input_bound as input_bound
-from aitop.diagnosis.causes.input_bound import FIRST_TIME, PASSED, STARVED, why_transient
-from aitop.model.snapshot import Phases, Series
+from aitop.diagnosis.causes.input_bound import FIRST_TIME, PASSED, STARVED, Wait, why_transient
+from aitop.diagnosis.evidence import NO_LINES
+from aitop.model.snapshot import Phases
 from aitop.model.verdict import Setting
 
 WORKERS = [line("__getitem__", 0.9, pid=pid) for pid in (WORKER, WORKER + 1)]
 LOADS = line("__getitem__", 0.4, phase="data_wait")
-
-
-def windows(*shares):
-    """The share beside the steps of each window of stacks, two seconds apart."""
-    return {"beside": Series(times=tuple(980.0 + 2 * i for i in range(len(shares))), values=shares)}
 
 
 def said(seen):
@@ -25,13 +21,18 @@ def said(seen):
 
 
 def without_hook(*shares, wait=0.4, **fields):
+    """A loader's wait in these shares of the windows of stacks, of a hundred samples each."""
     phases = Phases(data_wait=wait, forward=1.0 - wait)
-    fields.setdefault("lines", [msgspec.structs.replace(LOADS, share=wait)])
-    return snapshot(phases=phases, series=windows(*shares), **fields)
+    loads = msgspec.structs.replace(LOADS, share=wait, by_window=tuple(round(100 * share) for share in shares))
+    others = fields.pop("others", [])
+    seen = snapshot(phases=phases, lines=[loads, *others], **fields)
+    rank, *workers = seen.stacks.processes
+    rank = msgspec.structs.replace(rank, by_window=(100,) * len(shares))
+    return changed(seen, stacks=msgspec.structs.replace(seen.stacks, processes=(rank, *workers)))
 
 
 def past(seen, share, *, in_loader):
-    return why_transient(seen, share, in_loader=in_loader, by_others=False) == PASSED
+    return why_transient(seen, Wait("loader" if in_loader else "own code", NO_LINES, share)) == PASSED
 
 
 def test_a_wait_that_ended_and_did_not_come_back_is_told_as_past():
@@ -48,7 +49,7 @@ def test_a_wait_seen_in_few_windows_is_too_little_to_tell_it_from_a_start(shares
 
 
 def test_waiting_for_loader_workers_is_told_at_once():
-    seen = without_hook(0.4, 0.5, workers=2, host=host(2, worker_cpu=1.0), lines=[LOADS, *WORKERS])
+    seen = without_hook(0.4, 0.5, workers=2, host=host(2, worker_cpu=1.0), others=WORKERS)
     assert said(seen).severity != "info"
 
 
@@ -61,7 +62,7 @@ def test_measured_steps_tell_the_same(late, expected):
 
 def test_nothing_is_said_to_be_over_where_no_window_was_kept():
     seen = snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS])
-    assert why_transient(seen, 0.5, in_loader=False, by_others=False) is None
+    assert why_transient(seen, Wait("own code", NO_LINES, 0.5)) is None
 
 
 def test_a_wait_for_a_loader_is_past_although_other_host_time_goes_on():

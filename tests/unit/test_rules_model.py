@@ -275,15 +275,6 @@ def test_compiling_again_for_evaluation_and_a_last_batch_is_warming_up():
     assert "after warm-up" in unjudged(recompile.judge(seen))
 
 
-def test_compiling_between_steps_in_three_windows_is_enough_where_steps_are_counted():
-    lasting = {"compiling": Series(times=(996.0, 997.0, 999.0), values=(0.7, 0.6, 0.8))}
-    ends = [step(index, 0.3, forward=0.2) for index in range(-16, 0)]
-    verdict = fired(recompile.judge(snapshot(ends, lines=[COMPILES], series=lasting)))
-    assert verdict.id == "recompile"
-    few = [step(index, 0.3) for index in range(-30, -13)] + [step(index, 0.3) for index in range(-4, 0)]
-    assert "after warm-up" in unjudged(recompile.judge(snapshot(few, lines=[COMPILES], series=lasting)))
-
-
 def in_windows(*parts, other=100):
     """A line that compiles in these parts of windows of a hundred samples, in a program of which no step is seen."""
     counts = tuple(round(part * other) for part in parts)

@@ -18,9 +18,11 @@ from aitop.diagnosis.evidence import (
     NO_LINES,
     Lines,
     blocks_loop,
+    by_window,
     lines_of,
     loader_workers,
     main_lines,
+    main_stacks,
     records,
     samples_of,
 )
@@ -86,12 +88,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanation:
     """The verdict on a wait, with why the data come late."""
     steps, gone = records(snapshot), min(0.99, wait.share)
-    transient = why_transient(
-        snapshot,
-        wait.share,
-        in_loader=wait.kind == "loader",
-        by_others=wait.kind not in ("loader", "own code"),
-    )
+    transient = why_transient(snapshot, wait)
     unsure = transient is not None or not why.proven
     idle = ", device idle" if wait.covered else ""
     what = "is the environment" if wait.kind == "environment" else f"waits for data{idle}"
@@ -202,12 +199,9 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
 # --- waits that may not last ------------------------------------------------------------------------------------------
 
 
-def why_transient(snapshot: Snapshot, share: float, *, in_loader: bool, by_others: bool) -> str | None:
-    """Why a wait of `share` of the time may not last, in words; None where it does.
-
-    Waits are `in_loader`, which is timed by itself, or anywhere beside the phases. `by_others`: others make the data.
-    """
-    quiet = _quiet_windows(snapshot, share, in_loader=in_loader)
+def why_transient(snapshot: Snapshot, wait: Wait) -> str | None:
+    """Why a wait may not last, in words; None where it does."""
+    quiet = _quiet_windows(snapshot, wait)
     loud = [index for index, still in enumerate(quiet) if not still]
     # A wait that comes and goes, as one at each epoch's start, has been quiet before.
     came_back = bool(loud) and _in_a_row(quiet[loud[0] : loud[-1]], QUIET_WINDOWS)
@@ -217,25 +211,26 @@ def why_transient(snapshot: Snapshot, share: float, *, in_loader: bool, by_other
     watched = sum(step.seconds for step in steps) if steps else snapshot.stacks.seconds if snapshot.stacks else 0.0
     if watched < LEAST_SECONDS:
         return FEW_SECONDS
-    if share < CRITICAL_SHARE and workers and others_have_cores(snapshot):
+    if wait.share < CRITICAL_SHARE and workers and others_have_cores(snapshot):
         return STARVED
     brief = bool(quiet) and len(loud) < SEEN_WINDOWS and not came_back
-    return FIRST_TIME if brief and not workers and not by_others else None
+    own = wait.kind in ("loader", "own code")
+    return FIRST_TIME if brief and own and not workers else None
 
 
-def _quiet_windows(snapshot: Snapshot, share: float, *, in_loader: bool) -> list[bool]:
+def _quiet_windows(snapshot: Snapshot, wait: Wait) -> list[bool]:
     """For each second of steps, else for each window of stacks, whether there was next to nothing of the wait in it."""
-    steps, beside = records(snapshot), snapshot.series.get("beside")
-    windows = [value for value in beside.values if value is not None] if beside is not None else []
+    steps, process, lines = records(snapshot), main_stacks(snapshot), wait.lines.lines
+    windows = by_window(lines, process) if lines and process is not None else []
     if steps:
         waited: dict[int, float] = {}
         whole: dict[int, float] = {}
         for step in steps:
-            second, wait = int(step.end), step.loading
-            waited[second] = waited.get(second, 0.0) + (wait if in_loader else wait + step.outside)
+            second, beside = int(step.end), 0.0 if wait.kind == "loader" else step.outside
+            waited[second] = waited.get(second, 0.0) + step.loading + beside
             whole[second] = whole.get(second, 0.0) + step.seconds
         windows = [waited[second] / whole[second] if whole[second] > 0 else 0.0 for second in sorted(whole)]
-    return [value < QUIET * share for value in windows]
+    return [value < QUIET * wait.share for value in windows]
 
 
 def _in_a_row(values: Sequence[bool], count: int) -> bool:

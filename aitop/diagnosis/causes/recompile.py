@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from aitop.diagnosis.evidence import (
     Lines,
+    by_window,
     each_unit,
     main_lines,
     main_stacks,
@@ -14,24 +14,19 @@ from aitop.diagnosis.evidence import (
     records,
     samples_of,
     short_place,
-    stepping,
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import fix
-from aitop.model.ledger import Entry
-from aitop.model.snapshot import ProcessStacks, Snapshot
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
 ENTER, LEAVE = 0.08, 0.05
 # Compiling at the start is as it should be, and again for evaluation and for a smaller last batch. It must take turns
-# with steps in so many windows of stacks, and still go on; or be counted more often than that. Where steps are not
-# counted, what is seen of their backward passes and updates stands for them, and one window more; where none is seen,
-# whatever goes on in the same windows beside the compiling of one line.
-MIN_WINDOWS, MIN_STEPS_BESIDE, PART_OF_WINDOW = 3, 6, 0.05
-STILL_SECONDS, SEEN_SECONDS = 5.0, 30.0
-MIN_RISES = 3
+# with something else in more than so many windows of stacks, and still go on; or be counted so often.
+MIN_WINDOWS, PART_OF_WINDOW = 3, 0.05
+MIN_RISES, SEEN_SECONDS = 3, 30.0
 # Compiling for at least this share of the time is what there is to say, even if it may be that of the start.
 MOSTLY = 0.5
 # How many windows count as the newest where windows have no time of their own.
@@ -46,9 +41,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     rises = [(time, now - before) for (_, before), (time, now) in pairwise(counts) if now > before]
     if not compiling.lines and not rises:
         return None
-    if len(rises) < MIN_RISES and not (
-        _lasting(snapshot) if snapshot.kind == "training" and stepping(snapshot) else takes_turns(snapshot, compiling)
-    ):
+    if len(rises) < MIN_RISES and not takes_turns(snapshot, compiling):
         return _perhaps(snapshot, compiling)
     share = compiling.share
     if share < LEAVE:
@@ -91,7 +84,7 @@ def _perhaps(snapshot: Snapshot, compiling: Lines) -> Explanation | str:
     """Where compiling may be that of the start: said only while it is most of what the program does."""
     unknown = "whether that goes on after warm-up is not known"
     process = main_stacks(snapshot)
-    now = process is not None and sum(_by_window(compiling.lines, process)[-NEWEST:]) > 0
+    now = process is not None and sum(by_window(compiling.lines, process)[-NEWEST:]) > 0
     if compiling.share < MOSTLY or not now:
         return f"something is compiled; {unknown}"
     return Explanation(
@@ -134,34 +127,11 @@ def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WIN
         return False
     first = compiling.where[0]
     at_line = [entry for entry in compiling.lines if entry.at == first.at]
-    parts = _by_window(at_line, process)
-    traced = _by_window([entry for entry in at_line if entry.work == "trace"], process)
+    parts = by_window(at_line, process)
+    traced = by_window([entry for entry in at_line if entry.work == "trace"], process)
     turns = [
         number
         for number, part in enumerate(parts)
         if part >= least and (part <= 1.0 - PART_OF_WINDOW or 0.0 < traced[number] < part)
     ]
     return len(turns) > MIN_WINDOWS and turns[-1] >= len(parts) - NEWEST
-
-
-def _by_window(entries: Sequence[Entry], process: ProcessStacks) -> list[float]:
-    """The part (0..1) of each window of stacks that these entries of the main lane take, the oldest first."""
-    return [
-        sum(entry.by_window[number] for entry in entries if number < len(entry.by_window)) / whole if whole else 0.0
-        for number, whole in enumerate(process.by_window)
-    ]
-
-
-def _lasting(snapshot: Snapshot) -> bool:
-    """Whether there was both compiling and stepping in several windows of stacks, and compiling goes on now."""
-    compiling = values_since(snapshot, "compiling", SEEN_SECONDS)
-    begins = [compiling[0][0] - 1.0, *(time for time, _ in compiling)] if compiling else []
-    seen = [(begin, until) for begin, (until, part) in zip(begins, compiling, strict=False) if part >= PART_OF_WINDOW]
-    steps = [step.end for step in records(snapshot)]
-    if steps:
-        beside = [sum(begin < end <= until for end in steps) for begin, until in seen]
-        enough_seen = sum(map(bool, beside)) >= MIN_WINDOWS and sum(beside) >= MIN_STEPS_BESIDE
-    else:
-        updating = dict(values_since(snapshot, "updating", SEEN_SECONDS))
-        enough_seen = sum(updating.get(until, 0.0) > 0.0 for _, until in seen) > MIN_WINDOWS
-    return enough_seen and seen[-1][1] >= snapshot.time - STILL_SECONDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -21,16 +21,12 @@ from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, 
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import Kind, StepKind, StepRecord
-from aitop.stacks.libraries import Phase
 from aitop.stacks.position import UPDATES
-from aitop.stacks.reading import Seen
 from aitop.stacks.work import working
 
 ENOUGH_STEPS = 30
 # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
 ENOUGH_FORWARD_SAMPLES = 5
-# Phases that neither compute a step nor move its data.
-BESIDE: frozenset[Phase] = frozenset({"data_wait", "outside"})
 
 
 def aggregate(history: History, tick: Tick) -> Snapshot:
@@ -148,27 +144,19 @@ def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> St
 def _by_windows(
     history: History, hook: HookHistory | None, stacks: Stacks | None, process: ProcessStacks | None
 ) -> dict[str, Series]:
-    """Series with a value for each window of stacks: shares of work beside the steps, of compiling and of updating.
-
-    With the hook's count of recompilations, where it has one.
-    """
+    """The share of compiling in each window of stacks, and the hook's counts of recompilations, where there are any."""
     made: dict[str, Series] = {}
     if hook is not None and hook.recompiles:
         times, counts = zip(*hook.recompiles, strict=True)
         made["recompiles"] = Series(times=times, values=tuple(map(float, counts)))
     if process is None or stacks is None:
         return made
-    pid, lead = process.pid, (process.pid, process.thread)
-
-    def shares(wanted: Callable[[Seen], bool]) -> Series:
-        of_pids = history.stacks.over_time(history.windows, lambda key: key[:2] == lead, wanted)
-        return of_pids.get(pid, Series())
-
-    if hook is None:
-        made["beside"] = shares(lambda seen: seen.phase in BESIDE and not seen.importing)
     if any(line.activity == "compile" for line in stacks.lines):
-        made["compiling"] = shares(lambda seen: seen.state == "compile")
-        made["updating"] = shares(lambda seen: seen.phase in UPDATES and not seen.importing)
+        lead = (process.pid, process.thread)
+        compiling = history.stacks.over_time(
+            history.windows, lambda key: key[:2] == lead, lambda seen: seen.state == "compile"
+        )
+        made["compiling"] = compiling.get(process.pid, Series())
     return made
 
 
