@@ -34,7 +34,6 @@ from aitop.model.run import (
     CausePart,
     Change,
     ChangedNode,
-    Cores,
     LinePart,
     Load,
     LoadUnit,
@@ -352,7 +351,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
     by_run = math.sqrt(2.0) * OF_A_RUN
     wide = min(WIDEST, math.hypot(by_noise, by_others, by_run))
     low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
-    equal = _equal_load(old, new, load)
+    equal, cores, cores_after = _equal_load(old, new, load), old.run.cores, new.run.cores
     phase, longer = _standing_out(old, new, by_others)
     outcome: Outcome = "cannot-tell"
     reason: str | None = None
@@ -381,7 +380,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
         range=(low, high),
         at_equal_load=equal,
         load=load if load is not None and abs(load.after / load.before - 1) > EQUAL_LOAD else None,
-        other_cores=_other_cores(old.run.cores, new.run.cores),
+        other_cores=(cores.others, cores_after.others) if cores and cores_after else None,
         reason=reason,
         record_s=record,
     )
@@ -411,10 +410,6 @@ def _standing_out(old: _Timed, new: _Timed, by_others: float) -> tuple[str | Non
             rest = new.run.rest
             return (max(rest, key=lambda part: rest[part], default="host") if name == OUTSIDE else name), longer
     return None, 0.0
-
-
-def _other_cores(before: Cores | None, after: Cores | None) -> tuple[float, float] | None:
-    return None if before is None or after is None else (before.others, after.others)
 
 
 def _slowing(old: _Timed, new: _Timed) -> Spread:

@@ -278,7 +278,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     (milliseconds), step_save and step_evaluation (seconds); recompiles (torch.compile's counter);
     of windows of stacks the share compiling (inside of the compiler);
     of ranks rss, mapped (address space, see ProcessSample), main_cpu, run_delay, main_thread (cores that main threads
-    used), written (bytes a second); of loader workers workers_rss, workers_mapped, workers_cpu, workers_delay, and of
+    used); of loader workers workers_rss, workers_mapped, workers_cpu, workers_delay, and of
     each, sixteen at most, worker<pid>.cpu (cores) and worker<pid>.idle (share of its stacks in which it had no work);
     of the run and the machine memory_left (bytes that the run can still take), swap_in, throttled, cores_wanted,
     cores_waited, cores_used, cores_idle;

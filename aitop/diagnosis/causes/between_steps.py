@@ -27,12 +27,11 @@ from aitop.diagnosis.evidence import (
     takes_request,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
-from aitop.model.units import duration, percent, size
+from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix
 
 ENTER, LEAVE = 0.05, 0.03
@@ -40,7 +39,6 @@ ENTER, LEAVE = 0.05, 0.03
 LEAST_SAMPLES = 4
 # The share of a step that a stall may still cost once it is made rarer.
 CHEAP = 0.02
-LEAST_BYTES = 1_000_000
 # A line counts as one that reads or writes if it waits for storage for this part of its own time, and of all time.
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 
@@ -54,8 +52,7 @@ def checkpoint(snapshot: Snapshot) -> Explanation | None:
     files = [entry for entry in _storage_lines(host.entries).entries if entry.work != "save"]
     lines = lines_of((*saving.entries, *files))
     bursts = _bursts(snapshot, lambda step: step.save)
-    each = _bytes_each(snapshot, len(bursts))
-    what = f"saving{f' {size(each)}' if each else ''}{f' at {short_place(lines.where[0])}' if lines.where else ''}"
+    what = f"saving at {short_place(lines.where[0])}" if lines.where else "saving"
     fixes = (
         _rarer(snapshot, f"{what}:", lines.share, bursts),
         fix(f"{what}: copy the state to host memory and write it in a background thread or process", lines.share),
@@ -191,15 +188,6 @@ def _saved_rarely(share: float) -> float:
 
 def _bursts(snapshot: Snapshot, value: Callable[[StepRecord], float]) -> list[float]:
     return [seconds for step in records(snapshot) if (seconds := value(step)) > 0.0]
-
-
-def _bytes_each(snapshot: Snapshot, bursts: int) -> int | None:
-    """Bytes that the process wrote per checkpoint; None if not known, or hardly any."""
-    written = mean_of(snapshot, "written")
-    if written is None or bursts < 1:
-        return None
-    each = int(written * snapshot.window / bursts)
-    return each if each >= LEAST_BYTES else None
 
 
 def _often(bursts: Sequence[float], steps: int) -> list[str]:

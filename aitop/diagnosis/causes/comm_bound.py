@@ -30,13 +30,9 @@ MOST_SITES = 3
 def too_few_steps(snapshot: Snapshot) -> str | None:
     """What is missing to compare ranks, in words; None where nothing is."""
     ranks = snapshot.ranks
-    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step):
+    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step) or _waits_alone(snapshot) is not None:
         return None
     return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
-
-
-def _too_few_steps(snapshot: Snapshot) -> str | None:
-    return None if _waits_alone(snapshot) is not None else too_few_steps(snapshot)
 
 
 def _waits_alone(snapshot: Snapshot) -> float | None:
@@ -58,7 +54,7 @@ def _elsewhere(ranks: Ranks) -> list[str]:
     return [f"{told}: `aitop fleet` compares all ranks, where `aitop export --hook` watches them"] if number > 0 else []
 
 
-@rule("comm-bound", 0.2, 0.12, missing=_too_few_steps)
+@rule("comm-bound", 0.2, 0.12, missing=too_few_steps)
 def comm_bound(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late.
 
@@ -116,8 +112,7 @@ def scaling(ranks: Ranks) -> list[str]:
 def _latency(exchange: float, snapshot: Snapshot) -> bool:
     """Whether so little is exchanged in that time that its amount cannot be why."""
     ddp = snapshot.facts.ddp if snapshot.facts else None
-    recent = snapshot.steps.recent if snapshot.steps else ()
-    counts = [record.collectives for record in recent if record.collectives]
+    counts = [step.collectives for step in records(snapshot) if step.collectives]
     sites = calls_of(snapshot, "collective")
     calls = sum(site.calls for site in sites)
     each = sum(site.bytes or 0 for site in sites) / calls if calls else 0.0

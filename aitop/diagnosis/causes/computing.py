@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_device
-from aitop.diagnosis.evidence import (
-    NO_LINES,
-    by_hand,
-    each_unit,
-    main_lines,
-    place_of,
-    serves,
-    short_place,
-    stepping,
-    takes_request,
-)
+from aitop.diagnosis.evidence import by_hand, each_unit, leisure, main_lines, place_of, serves, short_place, stepping
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import operations, percent
@@ -70,7 +60,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         evidence.append(UNSEEN)
     idle = busy is not None and busy < IDLE_DEVICE
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
-    waiting = (main_lines(snapshot, takes_request) if serves(snapshot) else NO_LINES).share
+    waiting = leisure(snapshot)
     level = computing
     computes = f"{percent(computing)} of {each_unit(snapshot)} computes"
     title = f"{computes}: nothing else is worth removing first"
