@@ -274,10 +274,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
     `series` has over the last minutes, where measured:
-    of steps step_ms, data_wait (its share), queue_ready; of the seconds in which steps ended step_p50 and step_p95
-    (milliseconds), step_save and step_evaluation (seconds); recompiles (torch.compile's counter);
+    of steps queue_ready; of the seconds in which steps ended step_p50 and step_p95 (milliseconds), step_save and
+    step_evaluation (seconds); recompiles (torch.compile's counter);
     of windows of stacks the share compiling (inside of the compiler);
-    of ranks rss, mapped (address space, see ProcessSample), main_cpu, run_delay, main_thread (cores that main threads
+    of ranks rss, mapped (address space, see ProcessSample), run_delay, main_thread (cores that main threads
     used); of loader workers workers_rss, workers_mapped, workers_cpu, workers_delay, and of
     each, sixteen at most, worker<pid>.cpu (cores) and worker<pid>.idle (share of its stacks in which it had no work);
     of the run and the machine memory_left (bytes that the run can still take), swap_in, throttled, cores_wanted,

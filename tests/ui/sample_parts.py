@@ -251,7 +251,6 @@ def series(recent: Sequence[StepRecord], devices: int = 1, busy: float = 0.31) -
 
     ends = tuple(record.end for record in recent)
     found = {
-        "step_ms": Series(times=ends, values=tuple(record.seconds * 1e3 for record in recent)),
         "queue_ready": Series(times=ends, values=tuple(record.queue_ready for record in recent)),
         "rss": wave(1.1 * GB, 1.24 * GB, 40.0),
         "workers_cpu": wave(3.6, 3.9),

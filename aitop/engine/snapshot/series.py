@@ -26,8 +26,6 @@ _Row = tuple[Any, ...]
 Values = dict[str, Callable[[Thing], float | None]]
 
 OF_STEPS: Values[StepRecord] = {
-    "step_ms": lambda step: step.seconds * 1e3,
-    "data_wait": lambda step: min(1.0, step.loading / step.seconds),
     "queue_ready": lambda step: step.queue_ready,
 }
 OF_HOSTS: Values[HostSample] = {
@@ -37,7 +35,6 @@ OF_HOSTS: Values[HostSample] = {
     "workers_mapped": lambda host: _total(host, lambda process: process.mapped, LOADING),
     "memory_left": lambda host: host.memory_room[0] if host.memory_room else None,
     "swap_in": lambda host: host.machine.swap_in,
-    "main_cpu": lambda host: _total(host, lambda process: process.cpu, COMPUTING),
     "run_delay": lambda host: _most(host, lambda process: process.run_delay),
     "main_thread": lambda host: _most(host, lambda process: process.main_cpu),
     "cores_wanted": lambda host: _total(host, lambda process: process.wanted),
