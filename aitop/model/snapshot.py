@@ -276,7 +276,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `series` has over the last minutes, where measured:
     of steps queue_ready; of the seconds in which steps ended step_p50 and step_p95 (milliseconds), step_save and
     step_evaluation (seconds); recompiles (torch.compile's counter);
-    of windows of stacks the share compiling (inside of the compiler);
     of ranks rss, mapped (address space, see ProcessSample), run_delay, main_thread (cores that main threads
     used); of loader workers workers_rss, workers_mapped, workers_cpu, workers_delay, and of
     each, sixteen at most, worker<pid>.cpu (cores) and worker<pid>.idle (share of its stacks in which it had no work);

@@ -5,7 +5,7 @@ from itertools import accumulate
 import msgspec
 import pytest
 from judgements import fired, level, unjudged
-from snapshot_builder import RANK, WORKER, constant, facts, loaders, process, snapshot, steps
+from snapshot_builder import RANK, WORKER, constant, facts, line, loaders, process, snapshot, steps
 from stack_maker import stack, window
 
 from aitop.diagnosis.conditions import device_memory, host_memory, memory
@@ -221,8 +221,8 @@ def test_without_stacks_and_hook_only_a_long_rise_is_reported_and_with_low_confi
 
 
 def test_growth_of_a_run_that_compiles_all_the_time_is_no_leak_for_sure():
-    compiling = rising(0.4, 0.4, 40)
-    verdict = fired(memory.leak(snapshot(steps(), series={**GROWING, "compiling": compiling})))
+    compiles = line("train", 0.4, phase="forward", activity="compile")
+    verdict = fired(memory.leak(snapshot(steps(), lines=[compiles], series=GROWING)))
     assert (verdict.severity, verdict.confidence) == ("info", 0.3)
     assert memory.COMPILING in verdict.evidence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aitop.diagnosis.device import own_devices
 from aitop.diagnosis.evidence import records, short_place, too_little_seen, where_of
 from aitop.diagnosis.rule import Explanation, condition
-from aitop.diagnosis.series import Trend, mean_of, rise, trend
+from aitop.diagnosis.series import Trend, rise, trend
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent, rate, size
@@ -59,7 +59,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     severity: Severity = "critical" if soon else "warning"
     sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))
     doubts = [BLIND] if blind else []
-    if (mean_of(snapshot, "compiling", WATCH_SECONDS) or 0.0) >= COMPILES:
+    if _compiling(snapshot) >= COMPILES:
         doubts.append(COMPILING)
     if doubts:
         severity, sure = "info", 0.3
@@ -77,6 +77,12 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
         full_in=full_in,
         level=line.slope / MIN_SLOPE,
     )
+
+
+def _compiling(snapshot: Snapshot) -> float:
+    """The share of the time in which the process that does the work compiles, whatever other verdict explains that."""
+    lines = snapshot.stacks.lines if snapshot.stacks is not None else ()
+    return sum(line.share * line.part("compile") for line in lines if line.pid in snapshot.working[:1])
 
 
 def rises(snapshot: Snapshot) -> bool:

@@ -73,7 +73,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         ranks=ranks,
         growth_sites=history.growth.sites if history.growth else (),
         series=series(history, tuple(hook.steps) if hook else ())
-        | _by_windows(history, hook, stacks, process)
+        | _recompiles(hook)
         | (hook.seconds.series() if hook else {})
         | worker_lanes(history.hosts, history.windows, history.stacks)
         | request_series(history, tick.time),
@@ -141,23 +141,12 @@ def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> St
     )
 
 
-def _by_windows(
-    history: History, hook: HookHistory | None, stacks: Stacks | None, process: ProcessStacks | None
-) -> dict[str, Series]:
-    """The share of compiling in each window of stacks, and the hook's counts of recompilations, where there are any."""
-    made: dict[str, Series] = {}
-    if hook is not None and hook.recompiles:
-        times, counts = zip(*hook.recompiles, strict=True)
-        made["recompiles"] = Series(times=times, values=tuple(map(float, counts)))
-    if process is None or stacks is None:
-        return made
-    if any(line.activity == "compile" for line in stacks.lines):
-        lead = (process.pid, process.thread)
-        compiling = history.stacks.over_time(
-            history.windows, lambda key: key[:2] == lead, lambda seen: seen.state == "compile"
-        )
-        made["compiling"] = compiling.get(process.pid, Series())
-    return made
+def _recompiles(hook: HookHistory | None) -> dict[str, Series]:
+    """The hook's counts of recompilations; empty where it has none."""
+    if hook is None or not hook.recompiles:
+        return {}
+    times, counts = zip(*hook.recompiles, strict=True)
+    return {"recompiles": Series(times=times, values=tuple(map(float, counts)))}
 
 
 def lead_pid(history: History, now: float) -> int | None:
