@@ -7,7 +7,7 @@ from statistics import fmean
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import MIN_STEPS, leisure, lines_of, takes_request
 from aitop.diagnosis.rule import Explanation
-from aitop.diagnosis.served import of_iterations
+from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import fix, turn_cost
 from aitop.model.phases import Phase
 from aitop.model.serving import Serving
@@ -77,8 +77,8 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
     if serving is None or not room(serving, few):
         return None
     sizes = [float(one.requests) for one in serving.iterations if one.requests]
-    account, cost = of_iterations(serving.iterations), turn_cost(serving.iterations)
-    if account is None or cost is None or account.shares.get("idle", 0.0) > leisure:
+    idle, cost = idle_share(serving) or 0.0, turn_cost(serving.iterations)
+    if cost is None or idle > leisure:
         return None
     now = fmean(sizes)
     size = max(2, min(most, round(now + (serving.queue or 0.0))))
@@ -88,7 +88,7 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
     return Explanation(
         share=share,
         gone=length,
-        signals=(True, account.shares.get("idle", 0.0) < FULL, now < 2.0),
+        signals=(True, idle < FULL, now < 2.0),
         title=f"{now:.1f} requests are in a batch while {serving.queue or 0.0:.0f} wait: "
         f"{percent(share)} of the time could serve {size}",
         evidence=(
