@@ -31,7 +31,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     `work` is what it did itself in a step, in mean seconds, without waiting for others; `lateness` how much later than
     the first of the ranks it was ready for the others, in mean seconds; `latest` the share (0..1) of the steps in which
     no other rank was later. `samples` and `tokens` are those of a mean step. `skew` is its lateness step by step,
-    oldest first, `skew_since` when the first of those ended. `cpu` is in cores, `rss` and `gpu_memory` in bytes,
+    oldest first. `cpu` is in cores, `rss` and `gpu_memory` in bytes,
     `run_delay` the share of time in which its main thread waited for a core, `waited` the cores that all its threads
     waited for and did not get. None is not measured.
     """
@@ -47,7 +47,6 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     samples: float | None = None
     tokens: float | None = None
     skew: tuple[float, ...] = ()
-    skew_since: float | None = None
     cpu: float | None = None
     rss: int | None = None
     run_delay: float | None = None

@@ -70,7 +70,7 @@ def straggler(snapshot: Snapshot) -> Explanation | None:
         evidence=(
             _side_by_side(late, others),
             *_for_a_core(late, others, ranks.step),
-            *([_since(late, snapshot.time)] if often else []),
+            *([_since(late)] if often else []),
             *scaling(ranks),
             *_each_collective(ranks, WAITED * ranks.step),
         ),
@@ -180,10 +180,8 @@ def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
     return f"{words(late)} – {words(min(others, key=lambda view: view.lateness or 0.0))}"
 
 
-def _since(late: RankView, now: float) -> str:
-    """Evidence of how long the rank has been late without a break, in steps or in seconds."""
+def _since(late: RankView) -> str:
+    """Evidence of how long the rank has been late without a break."""
     big = 0.5 * (late.lateness or 0.0)
     number = next((back for back, skew in enumerate(reversed(late.skew)) if skew < big), len(late.skew))
-    if number < len(late.skew) or late.skew_since is None:
-        return f"late by more than {1e3 * big:.1f} ms in each of the last {number} steps"
-    return f"late in every step seen, for at least {now - late.skew_since:.0f} s"
+    return f"late by more than {1e3 * big:.1f} ms in each of the last {number} steps"

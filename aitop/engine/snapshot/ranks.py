@@ -263,7 +263,6 @@ def _rank_view(
         samples=fmean(samples) if samples else None,
         tokens=fmean(tokens) if tokens else None,
         skew=skew,
-        skew_since=mine[0].end,
     )
 
 
