@@ -23,7 +23,6 @@ from aitop.model.job import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
 from aitop.outputs.html.page import to_html
-from aitop.outputs.report import report_of
 from aitop.sources.replay import read_recording
 
 HERE = Path(__file__).parent
@@ -127,7 +126,7 @@ def draw(picture: Picture, folder: Path) -> None:
 def report(name: Path, recording: str, size: tuple[int, int]) -> None:
     """Write NAME.png: the top of the HTML report, as wide and high as `size`. Needs a Chromium."""
     shot = last_snapshot(recording)
-    written = to_html(report_of(shot), shot, lambda _pid, file, line: around(file, line))
+    written = to_html(shot, lambda _pid, file, line: around(file, line))
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         page.write_text(written, encoding="utf-8")

@@ -133,18 +133,17 @@ def has_answer(snapshot: Snapshot) -> bool:
 
 def render(snapshot: Snapshot, form: str, source_around: SourceAround | None = None) -> str:
     """The report of a snapshot as text, json or html; html shows the user's source where that can be read."""
-    from aitop.outputs.report import as_json, report_of
-
-    report = report_of(snapshot)
     if form == "json":
-        return as_json(report)
+        from aitop.outputs.report import as_json, report_of
+
+        return as_json(report_of(snapshot))
     if form == "html":
         from aitop.outputs.html.page import to_html
 
-        return to_html(report, snapshot, source_around)
+        return to_html(snapshot, source_around)
     from aitop.outputs.text import to_text
 
-    return to_text(report)
+    return to_text(snapshot)
 
 
 def write_report(text: str, output: Path | None) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from aitop.model.ledger import ACTIVITIES, Lane, Unit
+from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger, Unit
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent, plural
-from aitop.outputs.report import Report, ReportEntry, ReportPlace, ReportWorker
+from aitop.model.verdict import Where
 
 MAIN_ROWS = 6
 SIDE_ROWS = 3
@@ -42,24 +43,23 @@ class Table(NamedTuple):
     rest: str
 
 
-def tables(report: Report) -> list[Table]:
+def tables(snapshot: Snapshot) -> list[Table]:
     """Every lane of the first working process, then one row for each of the others. Empty without a ledger."""
-    accounts: dict[int, list[ReportEntry]] = {}
-    for entry in report.ledger:
-        accounts.setdefault(entry.pid, []).append(entry)
-    workers = [worker for worker in report.target.working if worker.pid in accounts]
-    if not workers:
+    ledgers = [ledger for ledger in snapshot.ledgers if ledger.entries]
+    if not ledgers:
         return []
-    first, *others = workers
-    lanes = [(lane, [entry for entry in accounts[first.pid] if entry.lane == lane]) for lane in LANES]
-    trains = report.target.kind == "training"
+    first, *others = ledgers
+    lanes = [(lane, _heaviest(entry for entry in first.entries if entry.lane == lane)) for lane in LANES]
+    trains = snapshot.kind == "training"
     made = [_lane_table(_title(first, lane, trains=trains), lane, entries) for lane, entries in lanes if entries]
-    if others:
-        made.append(_process_table([accounts[worker.pid] for worker in others]))
-    return made
+    return [*made, _process_table(others)] if others else made
 
 
-def _lane_table(title: str, lane: Lane, entries: Sequence[ReportEntry]) -> Table:
+def _heaviest(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: -entry.share)
+
+
+def _lane_table(title: str, lane: Lane, entries: Sequence[Entry]) -> Table:
     most = MAIN_ROWS if lane == "main" else SIDE_ROWS
     heavy = [entry for number, entry in enumerate(entries[:most]) if number == 0 or entry.share >= LEAST_SHARE]
     left_out = entries[len(heavy) :]
@@ -69,28 +69,31 @@ def _lane_table(title: str, lane: Lane, entries: Sequence[ReportEntry]) -> Table
     return Table(title, tuple(map(_row, heavy)), rest)
 
 
-def _title(worker: ReportWorker, lane: Lane, *, trains: bool) -> str:
+def _title(ledger: Ledger, lane: Lane, *, trains: bool) -> str:
     if lane == "producers":
         return PRODUCERS if trains else "What its other threads and processes do"
-    thread = worker.thread if worker.threads == 1 else f"{worker.threads} threads like {worker.thread}"
-    length = f", {duration(worker.seconds)}" if worker.seconds is not None and worker.unit != "second" else ""
-    unit = "" if worker.unit == "second" else f" of {UNITS[worker.unit]}"
-    return f"Where the time{unit} goes (pid {worker.pid}, {thread}{length})"
+    thread = ledger.thread if ledger.threads == 1 else f"{ledger.threads} threads like {ledger.thread}"
+    length = f", {duration(ledger.length)}" if ledger.length is not None and ledger.unit != "second" else ""
+    unit = "" if ledger.unit == "second" else f" of {UNITS[ledger.unit]}"
+    return f"Where the time{unit} goes (pid {ledger.pid}, {thread}{length})"
 
 
-def _process_table(accounts: Sequence[Sequence[ReportEntry]]) -> Table:
-    heaviest = [next((entry for entry in entries if entry.lane == "main"), entries[0]) for entries in accounts]
-    rows = [_row(entry)._replace(place=f"pid {entry.pid}  {_place(entry.where)}".rstrip()) for entry in heaviest]
+def _process_table(ledgers: Sequence[Ledger]) -> Table:
+    rows = []
+    for ledger in ledgers:
+        entries = _heaviest(ledger.entries)
+        entry = next((entry for entry in entries if entry.lane == "main"), entries[0])
+        rows.append(_row(entry)._replace(place=f"pid {ledger.pid}  {_place(entry.where)}".rstrip()))
     more = len(rows) - PROCESS_ROWS
     rest = f"and {more} more processes" if more > 1 else "and one more process" if more == 1 else ""
     return Table("Most of the time of the other working processes", tuple(rows[:PROCESS_ROWS]), rest)
 
 
-def _row(entry: ReportEntry) -> Row:
+def _row(entry: Entry) -> Row:
     source = entry.where.text if entry.where is not None and entry.where.text else ""
     return Row(entry.share, entry.phase, ACTIVITIES[entry.activity], _place(entry.where), source.strip())
 
 
-def _place(place: ReportPlace | None) -> str:
+def _place(place: Where | None) -> str:
     """train.py:41 main. The JSON report has the whole path."""
     return f"{place.file.rsplit('/', 1)[-1]}:{place.line} {place.function}" if place is not None else ""

@@ -6,11 +6,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from aitop.diagnosis.comparison_words import headline, in_a_sentence
+from aitop.diagnosis.run_comparison import compared
+from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, pace, percent, plural
 from aitop.model.verdict import BASES, Fix, Verdict, Where, by_reason
 from aitop.outputs.ledger_table import Row, Table, tables
-from aitop.outputs.report import Report
+from aitop.outputs.report import NO_STEPS, phase_shares, sources_of
 
 WIDTH = 80
 UNBROKEN = "\u00a0"
@@ -23,50 +25,51 @@ PLACES_SHOWN = PIDS_SHOWN = 4
 LEAST_STILL = 1.0
 
 
-def to_text(report: Report) -> str:
-    """The whole report. Text of the target (names, command lines) is stripped of control characters."""
+def to_text(snapshot: Snapshot) -> str:
+    """The whole report on a Snapshot. Text of the target (names, command lines) is stripped of control characters."""
     parts = [
-        _head(report),
-        comparison_text(report),
-        *[_finding(report, verdict) for verdict in report.verdicts],
-        *([] if report.verdicts else [_paragraph(f"NO VERDICT: {no_verdict(report)}")]),
-        *map(_table, tables(report)),
-        _serving(report),
-        _step(report),
-        _section("Not measured:", gaps(report)),
-        _section("Could not be judged:", abstentions(report)),
-        _paragraph(costs(report)),
+        _head(snapshot),
+        comparison_text(snapshot),
+        *[_finding(snapshot, verdict) for verdict in snapshot.diagnosis.verdicts],
+        *([] if snapshot.diagnosis.verdicts else [_paragraph(f"NO VERDICT: {no_verdict(snapshot)}")]),
+        *map(_table, tables(snapshot)),
+        _serving(snapshot),
+        _step(snapshot),
+        _section("Not measured:", gaps(snapshot)),
+        _section("Could not be judged:", abstentions(snapshot)),
+        _paragraph(costs(snapshot)),
     ]
     text = "\n\n".join(part for part in parts if part)
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
 
 
-def comparison_text(report: Report) -> str:
+def comparison_text(snapshot: Snapshot) -> str:
     """How fast the run is beside an earlier one. Where that cannot be told, only a user who asked for it hears so."""
-    compared = report.comparison
-    words = in_a_sentence(compared) if compared is not None else None
+    comparison = compared(snapshot)
+    words = in_a_sentence(comparison) if comparison is not None else None
     if words is not None:
         return f"{words[0].upper()}{words[1:]}."
-    asked = compared is not None and compared.before.command
-    return "\n".join(headline(compared.change, compared.after.unit or "unit")) if compared and asked else ""
+    if comparison is None or not comparison.before.command:
+        return ""
+    return "\n".join(headline(comparison.change, comparison.after.unit or "unit"))
 
 
-def measured_phases(report: Report) -> list[tuple[str, float]]:
+def measured_phases(snapshot: Snapshot) -> list[tuple[str, float]]:
     """Key and share of every phase that was measured, in the order of a step."""
-    return [(key, share) for key, share in report.step.phases.items() if share is not None]
+    return [(key, share) for key, share in phase_shares(snapshot.phases).items() if share is not None]
 
 
-def step_figures(report: Report) -> list[str]:
+def step_figures(snapshot: Snapshot) -> list[str]:
     """What is known about the pace: step/s, tokens/s or else samples/s, MFU, p50, p95, number of steps."""
-    step = report.step
+    steps = snapshot.steps or NO_STEPS
     return _known(
-        (step.per_s, lambda per_s: f"{pace(per_s)} step/s"),
-        (step.tokens_per_s, "{:,.0f} tokens/s".format),
-        (step.samples_per_s if step.tokens_per_s is None else None, lambda per_s: f"{pace(per_s)} samples/s"),
-        (step.mfu, lambda share: f"{percent(share)} MFU"),
-        (step.p50_ms, lambda length: f"{duration(length / 1e3)} p50"),
-        (step.p95_ms, lambda length: f"{duration(length / 1e3)} p95"),
-        (step.count, "{:,} steps seen".format),
+        (steps.per_second, lambda per_s: f"{pace(per_s)} step/s"),
+        (steps.tokens_per_second, "{:,.0f} tokens/s".format),
+        (steps.samples_per_second if steps.tokens_per_second is None else None, lambda per_s: f"{pace(per_s)} samples/s"),
+        (steps.mfu, lambda share: f"{percent(share)} MFU"),
+        (steps.p50, lambda length: f"{duration(length)} p50"),
+        (steps.p95, lambda length: f"{duration(length)} p95"),
+        (steps.count, "{:,} steps seen".format),
     )
 
 
@@ -75,82 +78,82 @@ def _known(*figures: tuple[float | None, Callable[[float], str]]) -> list[str]:
     return [words(value) for value, words in figures if value is not None]
 
 
-def serving_figures(report: Report) -> list[str]:
+def serving_figures(snapshot: Snapshot) -> list[str]:
     """What a server does, as far as it is known: rate, queue, batch, cache."""
-    serving = report.serving
+    serving = snapshot.serving
     if serving is None:
         return []
     return _known(
-        (serving.requests_per_s, lambda per_s: f"{pace(per_s)} requests/s"),
-        (serving.tokens_per_s, "{:,.0f} tokens/s".format),
+        (serving.requests_per_second, lambda per_s: f"{pace(per_s)} requests/s"),
+        (serving.tokens_per_second, "{:,.0f} tokens/s".format),
         (serving.concurrency, "{:.3g} under way".format),
         (serving.queue, "{:.3g} waiting".format),
         (serving.batch_mean, "batch {:.3g}".format),
         (serving.kv_used, lambda share: f"KV cache {percent(share)}"),
-        (serving.preemptions_per_s or None, "{:.3g} preemptions/s".format),
+        (serving.preemptions_per_second or None, "{:.3g} preemptions/s".format),
     )
 
 
-def serving_times(report: Report) -> list[tuple[str, tuple[str, str, str]]]:
+def serving_times(snapshot: Snapshot) -> list[tuple[str, tuple[str, str, str]]]:
     """Name, and p50, p95 and p99 in words, of each kind of time of a request that was measured."""
-    serving = report.serving
+    serving = snapshot.serving
     if serving is None:
         return []
-    named = {"latency": serving.latency_ms, "first token": serving.ttft_ms, "between tokens": serving.itl_ms}
+    named = {"latency": serving.latency, "first token": serving.first_token, "between tokens": serving.inter_token}
     return [
-        (name, (duration(times.p50 / 1e3), duration(times.p95 / 1e3), duration(times.p99 / 1e3)))
+        (name, (duration(times.p50), duration(times.p95), duration(times.p99)))
         for name, times in named.items()
         if times is not None
     ]
 
 
-def serving_state(report: Report) -> str | None:
+def serving_state(snapshot: Snapshot) -> str | None:
     """The words for requests in progress of which none gets on: how many, and since when. Else None."""
-    serving = report.serving
-    if serving is None or not serving.alive or serving.still_s is None or serving.still_s < LEAST_STILL:
+    serving = snapshot.serving
+    if serving is None or not serving.alive or serving.still is None or serving.still < LEAST_STILL:
         return None
-    return f"{serving.alive} under way, and none has ended for {duration(serving.still_s)}"
+    return f"{serving.alive} under way, and none has ended for {duration(serving.still)}"
 
 
-def gaps(report: Report) -> list[str]:
+def gaps(snapshot: Snapshot) -> list[str]:
     """One line for each source that gives nothing, with the reason and what would mend it."""
     lines = []
-    for name, source in report.sources.items():
+    for name, source in sources_of(snapshot).items():
         # Where nothing is served, nothing is missed.
-        if source.state != "ok" and (name != "server" or report.serving is not None):
+        if source.state != "ok" and (name != "server" or snapshot.serving is not None):
             reason = f": {printable(source.reason)}" if source.reason else ""
             remedy = f" → {printable(source.remedy)}" if source.remedy else ""
             lines.append(f"{name} {source.state}{reason}{remedy}")
     return lines
 
 
-def abstentions(report: Report) -> list[str]:
+def abstentions(snapshot: Snapshot) -> list[str]:
     """One line for each reason why rules could not judge, with the verdicts that it keeps back."""
-    return [f"{reason}: {', '.join(ids)}" for reason, ids in by_reason(report.abstained)]
+    return [f"{reason}: {', '.join(ids)}" for reason, ids in by_reason(snapshot.diagnosis.abstained)]
 
 
-def no_verdict(report: Report) -> str:
+def no_verdict(snapshot: Snapshot) -> str:
     """Why there is no verdict: no single cause, too little evidence, or nothing that stands out."""
-    if report.ledger:
+    if any(ledger.entries for ledger in snapshot.ledgers):
         return "no single cause stands out. Where the time goes is listed below."
-    return "not enough was seen to say what costs time." if report.abstained else "nothing that was seen stands out."
+    return "not enough was seen to say what costs time." if snapshot.diagnosis.abstained else "nothing that was seen stands out."
 
 
-def costs(report: Report) -> str:
+def costs(snapshot: Snapshot) -> str:
     """What watching cost, as far as it was measured, and what sources that work have to say; empty without either."""
     measured = _known(
-        (report.cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
-        (report.cost.hook_us_per_step, "{:.1f} µs a step in the target".format),
-        (report.cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
+        (snapshot.cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
+        (snapshot.cost.hook_us_per_step, "{:.1f} µs a step in the target".format),
+        (snapshot.cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
     )
     cost = [f"Watching cost {', '.join(measured)}."] if measured else []
     notes = [
-        f"{name}: {printable(of.reason)}." for name, of in report.sources.items() if of.state == "ok" and of.reason
+        f"{name}: {printable(of.reason)}." for name, of in sources_of(snapshot).items() if of.state == "ok" and of.reason
     ]
     return " ".join((*cost, *notes))
 
 
-def losses(report: Report, verdict: Verdict) -> list[str]:
+def losses(snapshot: Snapshot, verdict: Verdict) -> list[str]:
     """The numbers of a verdict in words: what is lost, what would be gained, how certain the cause is.
 
     Where several processes do the work, also which of them lose the time.
@@ -161,7 +164,7 @@ def losses(report: Report, verdict: Verdict) -> list[str]:
     if verdict.speedup is not None:
         parts.append(_gain(verdict.speedup, verdict.speedup_range))
     parts.append(f"cause {percent(verdict.confidence)} certain")
-    if verdict.processes and len(report.target.working) > 1:
+    if verdict.processes and len(snapshot.ledgers) > 1:
         parts.append(_pids(verdict.processes))
     return parts
 
@@ -193,21 +196,21 @@ def fix_text(fix: Fix) -> str:
     return printable(fix.text) + (f" (predicted: {factor(fix.speedup)})" if fix.speedup is not None else "")
 
 
-def _head(report: Report) -> str:
-    target = report.target
-    workers = sum(process.role == "loader-worker" for process in target.processes)
-    ranks = len({process.rank for process in target.processes if process.role == "rank"})
-    facts = [f"pid {target.pid}", target.engine or "", target.kind if target.kind != "unknown" else ""]
+def _head(snapshot: Snapshot) -> str:
+    target = snapshot.target
+    workers = sum(process.role == "loader-worker" for process in snapshot.processes)
+    ranks = len({process.rank for process in snapshot.processes if process.role == "rank"})
+    facts = [f"pid {target.pid}", snapshot.engine or "", snapshot.kind if snapshot.kind != "unknown" else ""]
     facts.append(f"{ranks} ranks" if ranks > 1 else "")
     facts.append(plural(workers, "loader worker") if workers else "")
-    facts.append(f"{report.window_s:.0f} s watched")
+    facts.append(f"{snapshot.window:.0f} s watched")
     lines = [*_indented(target.command, ""), " · ".join(fact for fact in facts if fact)]
     return "\n".join([*lines, *(_indented(target.ended, "") if target.ended else [])])
 
 
-def _finding(report: Report, verdict: Verdict) -> str:
+def _finding(snapshot: Snapshot, verdict: Verdict) -> str:
     name = verdict.id.upper() + (f" · {verdict.subtype}" if verdict.subtype else "")
-    lines = [f"{name}   [{verdict.severity}]", *_indented(verdict.title), *_listed("  ", losses(report, verdict))]
+    lines = [f"{name}   [{verdict.severity}]", *_indented(verdict.title), *_listed("  ", losses(snapshot, verdict))]
     for place in verdict.where[:PLACES_SHOWN]:
         lines.append(f"  at   {place_text(place)}")
         if place.text:
@@ -241,21 +244,21 @@ def trimmed(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _step(report: Report) -> str:
-    phases = measured_phases(report)
-    if not phases and not step_figures(report):
+def _step(snapshot: Snapshot) -> str:
+    phases = measured_phases(snapshot)
+    if not phases and not step_figures(snapshot):
         return ""
-    basis = f" (from {printable(report.step.basis)})" if report.step.basis else ""
-    lines = _listed(f"Step{basis}: ", step_figures(report) or ["no step was timed"])
+    basis = f" (from {printable(snapshot.steps.basis)})" if snapshot.steps is not None else ""
+    lines = _listed(f"Step{basis}: ", step_figures(snapshot) or ["no step was timed"])
     lines += [f"  {PHASE_NAMES.get(key, key):<14} {percent(share):>6}  {_bar(share)}".rstrip() for key, share in phases]
     return "\n".join(lines)
 
 
-def _serving(report: Report) -> str:
-    figures, times, state = serving_figures(report), serving_times(report), serving_state(report)
-    if report.serving is None or not (figures or times or state):
+def _serving(snapshot: Snapshot) -> str:
+    figures, times, state = serving_figures(snapshot), serving_times(snapshot), serving_state(snapshot)
+    if snapshot.serving is None or not (figures or times or state):
         return ""
-    lines = _listed(f"Serving (from {printable(report.serving.basis)}): ", figures)
+    lines = _listed(f"Serving (from {printable(snapshot.serving.basis)}): ", figures)
     if times:
         lines.append(f"  {'':<16}{'p50':>9}{'p95':>9}{'p99':>9}")
         lines += [f"  {name:<16}{''.join(f'{value:>9}' for value in values)}" for name, values in times]

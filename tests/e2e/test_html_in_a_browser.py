@@ -16,7 +16,6 @@ from aitop.engine.core import Engine
 from aitop.model.snapshot import Target
 from aitop.outputs.html.comparison import comparison_html
 from aitop.outputs.html.page import to_html
-from aitop.outputs.report import report_of
 from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -55,7 +54,7 @@ def report(request, tmp_path_factory):
     """The report of a recording's end, as a file."""
     last = last_snapshot(request.param)
     path = tmp_path_factory.mktemp("reports") / f"{request.param}.html"
-    path.write_text(to_html(report_of(last), last), encoding="utf-8")
+    path.write_text(to_html(last), encoding="utf-8")
     return path
 
 
@@ -146,7 +145,7 @@ def test_hostile_names_do_nothing(browser, tmp_path):
     stacks = replace(shot.stacks, processes=(replace(process, tree=replace(process.tree, function=evil)),))
     shot = replace(shot, target=Target(pid=1, command=evil), stacks=stacks)
     path = tmp_path / "evil.html"
-    path.write_text(to_html(report_of(shot), shot), encoding="utf-8")
+    path.write_text(to_html(shot), encoding="utf-8")
     page = browser.new_page()
     page.goto(path.as_uri())
     assert page.title().startswith("aitop: </script>")

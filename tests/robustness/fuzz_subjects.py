@@ -212,11 +212,11 @@ def feed_recording(data: bytes) -> None:
     if replayed is None:
         return
     events, snapshot = replayed
-    report = report_of(snapshot)
-    page, stacks = to_html(report, snapshot), list(sampled(events))
-    for written in (as_json(report), to_trace(events), to_speedscope(stacks, "run")):
+    report = as_json(report_of(snapshot))
+    page, stacks = to_html(snapshot), list(sampled(events))
+    for written in (report, to_trace(events), to_speedscope(stacks, "run")):
         json.loads(written, parse_constant=_no_constant)
-    for written in (to_text(report), page, as_json(report), to_collapsed(stacks), to_csv([snapshot])):
+    for written in (to_text(snapshot), page, report, to_collapsed(stacks), to_csv([snapshot])):
         if not written.replace("\n", "").isprintable():
             raise Finding("a control character in a report")
     if page.count("<script") != OWN_SCRIPTS:

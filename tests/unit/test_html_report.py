@@ -22,7 +22,7 @@ from aitop.ui.theme.themes import DARK, LIGHT
 
 
 def page_of(shot, source_around=None):
-    return to_html(report_of(shot), shot, source_around)
+    return to_html(shot, source_around)
 
 
 def step(index, **phases):

@@ -10,7 +10,6 @@ from aitop.engine.core import Engine
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import Target, Tick
 from aitop.model.stacks import Look, StackWindow, ThreadState
-from aitop.outputs.report import report_of
 from aitop.outputs.text import to_text
 
 MAP = (Path(__file__).parents[2] / "aitop" / "README.md").read_text(encoding="utf-8")
@@ -54,4 +53,4 @@ def test_the_line_becomes_the_verdict_that_the_map_tells_of():
     assert f'"{verdict.title}"' in EXAMPLE
     assert f'"{verdict.evidence[0]}"' in EXAMPLE
     assert f'"{verdict.fixes[0].text}" with {verdict.fixes[0].speedup:.2f}×' in EXAMPLE
-    assert verdict.title in to_text(report_of(snapshot))
+    assert verdict.title in to_text(snapshot)

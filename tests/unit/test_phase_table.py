@@ -129,14 +129,14 @@ def test_the_step_pane_draws_it_by_its_name_in_its_hue(clip):
 
 
 def test_the_report_gives_its_share_and_takes_it_out_of_what_is_outside(clip):
-    report = report_of(snapshot(steps(seconds=0.1, forward=0.05, others={"clip": 0.02})))
-    shares = report.step.phases
+    seen = snapshot(steps(seconds=0.1, forward=0.05, others={"clip": 0.02}))
+    shares = report_of(seen)["step"]["phases"]
     assert (shares["forward"], shares["clip"], shares["outside"]) == pytest.approx((0.5, 0.2, 0.3))
     assert sum(share for share in shares.values() if share is not None) == pytest.approx(1.0)
-    assert "\n  clip             20 %" in to_text(report)
-    assert " clip 20 %</span>" in to_html(report)
-    assert report_of(snapshot(steps(forward=0.05))).step.phases["clip"] is None
-    assert list(report_of(snapshot()).step.phases)[-2:] == ["clip", "outside"]
+    assert "\n  clip             20 %" in to_text(seen)
+    assert " clip 20 %</span>" in to_html(seen)
+    assert report_of(snapshot(steps(forward=0.05)))["step"]["phases"]["clip"] is None
+    assert list(report_of(snapshot())["step"]["phases"])[-2:] == ["clip", "outside"]
 
 
 def test_a_phase_on_the_hosts_clock_takes_no_more_than_the_devices_clock_leaves(clip):

@@ -219,7 +219,7 @@ def test_json_has_no_number_that_json_has_not():
 
 
 def test_text_says_verdict_place_reason_fix_and_what_is_missing():
-    text = to_text(report_of(snapshot()))
+    text = to_text(snapshot())
     for words in (
         "python train.py\npid 4242 · training · 1 loader worker · 15 s watched",
         "INPUT-BOUND · workers   [critical]\n  64 % of each step waits for data\n"
@@ -248,20 +248,20 @@ def test_text_says_what_a_share_is_of(base, words):
 
 def test_no_line_of_the_text_is_longer_than_the_page():
     for share in (1e12, -5.0):
-        text = to_text(report_of(snapshot(steps=Steps(count=3, basis="hook", phases=Phases(data_wait=share)))))
+        text = to_text(snapshot(steps=Steps(count=3, basis="hook", phases=Phases(data_wait=share))))
         assert text.count("█") <= BAR
     long = Verdict(id="a", severity="info", title="word " * 100, confidence=1.0)
-    text = to_text(report_of(snapshot(diagnosis=Diagnosis(verdicts=(long,)))))
+    text = to_text(snapshot(diagnosis=Diagnosis(verdicts=(long,))))
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_text_without_a_verdict_says_so():
-    text = to_text(report_of(snapshot(diagnosis=Diagnosis(), steps=None, cost=Cost())))
+    text = to_text(snapshot(diagnosis=Diagnosis(), steps=None, cost=Cost()))
     assert "NO VERDICT: nothing that was seen stands out." in text
     assert "Step" not in text and "Watching" not in text
     silent = Diagnosis(abstained=(Abstention(id="input-bound", reason="3 steps so far"),))
-    assert "NO VERDICT: not enough was seen" in to_text(report_of(snapshot(diagnosis=silent)))
-    text = to_text(report_of(snapshot(ledgers=(LEDGER,), diagnosis=Diagnosis())))
+    assert "NO VERDICT: not enough was seen" in to_text(snapshot(diagnosis=silent))
+    text = to_text(snapshot(ledgers=(LEDGER,), diagnosis=Diagnosis()))
     assert "NO VERDICT: no single cause stands out. Where the time goes is listed below." in text
     assert "train.py:41 main" in text
 
@@ -305,7 +305,7 @@ def test_rounding_leaves_many_small_shares_adding_up():
 
 
 def test_text_shows_where_the_time_goes():
-    text = to_text(report_of(snapshot(ledgers=(LEDGER,))))
+    text = to_text(snapshot(ledgers=(LEDGER,)))
     assert (
         """
 Where the time of a step goes (pid 4242, MainThread, 24 ms):
@@ -328,7 +328,7 @@ def test_every_other_working_process_gets_one_row():
         Ledger(pid=pid, thread="MainThread", unit="second", entries=(entry(1.0, "exchange", "wait-network", pid=pid),))
         for pid in range(1, 12)
     ]
-    text = to_text(report_of(snapshot(ledgers=tuple(ranks))))
+    text = to_text(snapshot(ledgers=tuple(ranks)))
     assert "Where the time goes (pid 1, MainThread):" in text
     assert "  100 %  exchange  waits for network  pid 2\n" in text and "pid 9\n" in text
     assert "pid 10" not in text and "    and 2 more processes\n" in text
@@ -337,7 +337,7 @@ def test_every_other_working_process_gets_one_row():
 def test_the_table_fits_80_columns():
     place = Where(pid=1, file=f"/x/{'long_name' * 9}.py", line=1, function="f" * 90, text="x" * 200)
     wide = Ledger(pid=1, thread="T" * 90, unit="step", entries=(entry(1.0, "environment", "wait-network", place),))
-    text = to_text(report_of(snapshot(ledgers=(wide,))))
+    text = to_text(snapshot(ledgers=(wide,)))
     table = text[text.index("Where the time") : text.index("Step (from")]
     rows = [row for row in table.splitlines() if "T" * 90 not in row]
     assert len(rows) >= 3 and max(map(len, rows)) == WIDTH == 80
@@ -345,11 +345,11 @@ def test_the_table_fits_80_columns():
 
 def test_a_verdict_names_its_processes_where_several_work():
     second = Ledger(pid=4300, thread="MainThread", unit="step", entries=(entry(1.0, "host", "python", pid=4300),))
-    assert "cause 90 % certain\n" in to_text(report_of(snapshot(ledgers=(LEDGER,))))
-    assert "cause 90 % certain · pid 4242\n" in to_text(report_of(snapshot(ledgers=(LEDGER, second))))
-    assert "cause 90 % certain · pid 4242</p>" in to_html(report_of(snapshot(ledgers=(LEDGER, second))))
+    assert "cause 90 % certain\n" in to_text(snapshot(ledgers=(LEDGER,)))
+    assert "cause 90 % certain · pid 4242\n" in to_text(snapshot(ledgers=(LEDGER, second)))
+    assert "cause 90 % certain · pid 4242</p>" in to_html(snapshot(ledgers=(LEDGER, second)))
     many = Verdict(id="a", severity="info", title="t", confidence=1.0, processes=tuple(range(1, 9)))
-    text = to_text(report_of(snapshot(ledgers=(LEDGER, second), diagnosis=Diagnosis(verdicts=(many,)))))
+    text = to_text(snapshot(ledgers=(LEDGER, second), diagnosis=Diagnosis(verdicts=(many,))))
     assert "cause 100 % certain · pids 1, 2, 3, 4 and 4 more\n" in text
 
 
@@ -369,7 +369,7 @@ def test_every_activity_has_words():
 )
 def test_a_gain_is_a_range_where_it_is_known(speedup, interval, words):
     verdict = Verdict(id="a", severity="warning", title="t", confidence=0.95, speedup=speedup, speedup_range=interval)
-    text = to_text(report_of(snapshot(diagnosis=Diagnosis(verdicts=(verdict,)))))
+    text = to_text(snapshot(diagnosis=Diagnosis(verdicts=(verdict,))))
     assert f"  {words} · cause 95 % certain\n" in text
 
 
@@ -403,14 +403,14 @@ def hostile():
 
 
 def test_text_passes_no_control_character_of_the_target_on():
-    text = to_text(report_of(hostile()))
+    text = to_text(hostile())
     assert "owned" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
 
 
 def test_html_explains_its_verdicts():
-    page = to_html(report_of(snapshot()))
+    page = to_html(snapshot())
     assert "<summary>About input-bound: the step waits for its data</summary>" in page
     assert "<pre>DataLoader(..., num_workers=6, persistent_workers=True,\n           prefetch_factor=4" in page
     assert [part in page for part in PARTS] == [True] * 5
-    assert "About" not in to_html(report_of(snapshot(diagnosis=Diagnosis())))
+    assert "About" not in to_html(snapshot(diagnosis=Diagnosis()))

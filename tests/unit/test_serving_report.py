@@ -77,7 +77,7 @@ def test_nothing_served_is_null():
 
 
 def test_text_and_html_have_the_figures():
-    text, page = to_text(report_of(served())), to_html(report_of(served()))
+    text, page = to_text(served()), to_html(served())
     assert "vllm 0.32.0 · inference" in text
     for words in ("41 requests/s", "900 tokens/s", "7.4 under way", "3 waiting", "batch 5.1", "KV cache 62 %"):
         assert words in text and words in page
@@ -88,7 +88,7 @@ def test_text_and_html_have_the_figures():
 
 
 def test_figures_that_are_not_known_are_left_out():
-    bare = report_of(served(Serving(basis="stacks")))
+    bare = served(Serving(basis="stacks"))
     assert "Serving (" not in to_text(bare) and "What is served" not in to_html(bare)
 
 
@@ -96,13 +96,13 @@ def test_figures_that_are_not_known_are_left_out():
     ("alive", "still", "said"), [(7, 12.0, True), (0, 12.0, False), (7, 0.5, False), (None, 12.0, False)]
 )
 def test_requests_that_stand_are_named(alive, still, said):
-    report = report_of(served(msgspec.structs.replace(SERVED, alive=alive, still=still)))
-    assert ("none has ended for 12" in to_text(report)) is said
-    assert ("none has ended for 12" in to_html(report)) is said
+    seen = served(msgspec.structs.replace(SERVED, alive=alive, still=still))
+    assert ("none has ended for 12" in to_text(seen)) is said
+    assert ("none has ended for 12" in to_html(seen)) is said
 
 
 def test_metrics_are_missed_only_where_something_is_served():
     silent = SourceStatus(time=1.0, source="server", state="failed", reason="port 8000 gave no answer")
-    assert "server failed: port 8000" in to_text(report_of(served(sources=[silent])))
-    assert "server failed" not in to_text(report_of(served(None, None, sources=[silent])))
+    assert "server failed: port 8000" in to_text(served(sources=[silent]))
+    assert "server failed" not in to_text(served(None, None, sources=[silent]))
     assert json.loads(as_json(report_of(served(sources=[silent]))))["sources"]["server"]["state"] == "failed"

@@ -29,7 +29,7 @@ from aitop.model.units import duration, percent, size
 from aitop.model.verdict import Fix, Verdict, Where
 from aitop.outputs.html.charts import HUES, OUTSIDE, Charts, charts_of
 from aitop.outputs.ledger_table import tables
-from aitop.outputs.report import Report, rounded
+from aitop.outputs.report import rounded, sources_of
 from aitop.outputs.text import (
     PHASE_NAMES,
     abstentions,
@@ -107,25 +107,25 @@ class RankTable(NamedTuple):
     rows: list[tuple[str, list[RankCell]]]
 
 
-def to_html(report: Report, snapshot: Snapshot | None = None, source_around: SourceAround | None = None) -> str:
-    """The page of a report: with charts where its Snapshot is given, with source where that can be read."""
-    charts = charts_of(snapshot) if snapshot is not None else Charts()
+def to_html(snapshot: Snapshot, source_around: SourceAround | None = None) -> str:
+    """The page of a Snapshot, with source where that can be read."""
     return rendered(
         "report",
-        charts,
-        report=report,
-        facts=_facts(report),
-        compared=comparison_text(report).split("\n"),
-        no_verdict=no_verdict(report),
-        findings=[_finding(report, snapshot, verdict, source_around) for verdict in report.verdicts],
-        tables=tables(report),
-        phases=[(key, PHASE_NAMES.get(key, key), _hue(key), share) for key, share in measured_phases(report)],
-        served=_served(report),
-        serving_times=serving_times(report),
-        ranks=_rank_table(snapshot.ranks) if snapshot is not None and snapshot.ranks is not None else None,
-        gaps=gaps(report),
-        abstentions=abstentions(report),
-        costs=costs(report),
+        charts_of(snapshot),
+        target=snapshot.target,
+        sources=sources_of(snapshot),
+        facts=_facts(snapshot),
+        compared=comparison_text(snapshot).split("\n"),
+        no_verdict=no_verdict(snapshot),
+        findings=[_finding(snapshot, verdict, source_around) for verdict in snapshot.diagnosis.verdicts],
+        tables=tables(snapshot),
+        phases=[(key, PHASE_NAMES.get(key, key), _hue(key), share) for key, share in measured_phases(snapshot)],
+        served=_served(snapshot),
+        serving_times=serving_times(snapshot),
+        ranks=_rank_table(snapshot.ranks) if snapshot.ranks is not None else None,
+        gaps=gaps(snapshot),
+        abstentions=abstentions(snapshot),
+        costs=costs(snapshot),
     )
 
 
@@ -185,38 +185,35 @@ def _data(charts: Charts) -> Any:
     return clean(msgspec.to_builtins(charts))
 
 
-def _facts(report: Report) -> list[str]:
-    target = report.target
-    facts = [f"pid {target.pid}", target.engine or "", target.kind if target.kind != "unknown" else ""]
-    facts.append(f"{report.window_s:.0f} s watched")
-    return [fact for fact in facts if fact] + step_figures(report)
+def _facts(snapshot: Snapshot) -> list[str]:
+    kind = snapshot.kind if snapshot.kind != "unknown" else ""
+    facts = [f"pid {snapshot.target.pid}", snapshot.engine or "", kind, f"{snapshot.window:.0f} s watched"]
+    return [fact for fact in facts if fact] + step_figures(snapshot)
 
 
-def _served(report: Report) -> list[str]:
+def _served(snapshot: Snapshot) -> list[str]:
     """The figures of a server; empty where none is known."""
-    figures, state = serving_figures(report), serving_state(report)
+    figures, state, serving = serving_figures(snapshot), serving_state(snapshot), snapshot.serving
     words = [*figures, *([state] if state else [])]
-    known = report.serving is not None and (words or serving_times(report))
-    return [*words, f"from {report.serving.basis}"] if known and report.serving is not None else []
+    known = words or serving_times(snapshot)
+    return [*words, f"from {serving.basis}"] if known and serving is not None else []
 
 
 def _hue(key: str) -> str:
     return HUES.get(key, key if key in HUES.values() else OUTSIDE)
 
 
-def _finding(
-    report: Report, snapshot: Snapshot | None, verdict: Verdict, source_around: SourceAround | None
-) -> Finding:
+def _finding(snapshot: Snapshot, verdict: Verdict, source_around: SourceAround | None) -> Finding:
     edits: dict[str, Edit] = {}
-    host = snapshot.host if snapshot is not None else None
-    if snapshot is not None and host is not None and source_around is not None:
+    host, target = snapshot.host, snapshot.target
+    if host is not None and source_around is not None:
         places = [(place.pid, place.file) for place in verdict.where[:MOST_PLACES]]
-        named = dict.fromkeys([(report.target.pid, snapshot.target.script or ""), *places])
+        named = dict.fromkeys([(target.pid, target.script or ""), *places])
         files = [(process, file) for pid, file in named if (process := host.id_of(pid)) is not None]
         edits = find_edits(source_around, verdict.fixes, tuple(files))
     return Finding(
         verdict=verdict,
-        figures=losses(report, verdict),
+        figures=losses(snapshot, verdict),
         places=[
             _place(place, host, source_around if number < MOST_PLACES else None)
             for number, place in enumerate(verdict.where)
