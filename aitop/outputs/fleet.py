@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from aitop import __version__
 from aitop.model.fleet import Fleet, FleetJob, by_waste
 from aitop.model.text import printable
@@ -19,30 +17,18 @@ HEADINGS = ("JOB", "USER", "NODES", "RANKS", "WASTED", "VERDICT", "LINE", "GAIN"
 AT_THE_RIGHT = frozenset({"RANKS", "WASTED", "GAIN"})
 
 
-class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs, those that waste most first. `prometheus` is the address without name and password."""
-
-    schema: int
-    aitop: str
-    prometheus: str
-    window_s: float
-    wasted_device_hours: float | None
-    watching: int
-    jobs: tuple[FleetJob, ...]
-
-
 def to_json(fleet: Fleet, address: str) -> str:
-    """Indented JSON with a newline at the end."""
+    """Indented JSON with a newline at the end. `address` is without name and password."""
     return as_json(
-        FleetReport(
-            schema=SCHEMA,
-            aitop=__version__,
-            prometheus=address,
-            window_s=fleet.window,
-            wasted_device_hours=fleet.wasted,
-            watching=fleet.watching,
-            jobs=tuple(by_waste(fleet.jobs)),
-        )
+        {
+            "schema": SCHEMA,
+            "aitop": __version__,
+            "prometheus": address,
+            "window_s": fleet.window,
+            "wasted_device_hours": fleet.wasted,
+            "watching": fleet.watching,
+            "jobs": by_waste(fleet.jobs),
+        }
     )
 
 

@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from aitop import __version__
-from aitop.diagnosis.catalogue import Page, page
+from aitop.diagnosis.catalogue import page
 from aitop.diagnosis.fix_edit import Edit, SourceAround, find_edits
 from aitop.model.host import HostSample
 from aitop.model.ranks import Ranks, RankView
@@ -65,46 +65,6 @@ RANK_COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("gpu", "gpu_busy", percent),
     ("gpu memory", "gpu_memory", size),
 )
-
-
-class SeenPlace(NamedTuple):
-    """A place in words, its recorded line, and the lines around it where they could be read: number and text."""
-
-    words: str
-    line: int
-    recorded: str | None
-    around: list[tuple[int, str]] | None
-
-
-class Change(NamedTuple):
-    """A fix in words, and as a diff: the line before and after, and where it stands; None where no line is known."""
-
-    words: str
-    edit: Edit | None
-
-
-class Finding(NamedTuple):
-    """A verdict with all that the page shows of it."""
-
-    verdict: Verdict
-    figures: list[str]
-    places: list[SeenPlace]
-    changes: list[Change]
-    about: Page | None
-
-
-class RankCell(NamedTuple):
-    """A figure in words; `heat` (0..1) is how far it lies above the least of its column, as a share of a step."""
-
-    words: str
-    heat: float = 0.0
-
-
-class RankTable(NamedTuple):
-    """Headings, and a row for each rank: its name and its cells."""
-
-    headings: list[str]
-    rows: list[tuple[str, list[RankCell]]]
 
 
 def to_html(snapshot: Snapshot, source_around: SourceAround | None = None) -> str:
@@ -203,7 +163,8 @@ def _hue(key: str) -> str:
     return HUES.get(key, key if key in HUES.values() else OUTSIDE)
 
 
-def _finding(snapshot: Snapshot, verdict: Verdict, source_around: SourceAround | None) -> Finding:
+def _finding(snapshot: Snapshot, verdict: Verdict, source_around: SourceAround | None) -> dict[str, Any]:
+    """A verdict with all that the page shows of it. `changes` are fixes in words and, where a line is known, as a diff."""
     edits: dict[str, Edit] = {}
     host, target = snapshot.host, snapshot.target
     if host is not None and source_around is not None:
@@ -211,26 +172,28 @@ def _finding(snapshot: Snapshot, verdict: Verdict, source_around: SourceAround |
         named = dict.fromkeys([(target.pid, target.script or ""), *places])
         files = [(process, file) for pid, file in named if (process := host.id_of(pid)) is not None]
         edits = find_edits(source_around, verdict.fixes, tuple(files))
-    return Finding(
-        verdict=verdict,
-        figures=losses(snapshot, verdict),
-        places=[
+    return {
+        "verdict": verdict,
+        "figures": losses(snapshot, verdict),
+        "places": [
             _place(place, host, source_around if number < MOST_PLACES else None)
             for number, place in enumerate(verdict.where)
         ],
-        changes=[Change(fix_text(fix), edits.get(fix.text) or _setting(fix)) for fix in verdict.fixes],
-        about=page(verdict.id),
-    )
+        "changes": [(fix_text(fix), edits.get(fix.text) or _setting(fix)) for fix in verdict.fixes],
+        "about": page(verdict.id),
+    }
 
 
-def _place(place: Where, host: HostSample | None, source_around: SourceAround | None) -> SeenPlace:
+def _place(place: Where, host: HostSample | None, source_around: SourceAround | None) -> dict[str, Any]:
+    """A place in words, its recorded line, and the lines around it where they could be read: number and text."""
     process = host.id_of(place.pid) if host is not None else None
     around = None
     if source_around is not None and process is not None:
         around = source_around(process, place.file, place.line)
     if around is not None:
         around = [(number, text) for number, text in around if abs(number - place.line) <= LINES_AROUND]
-    return SeenPlace(place_text(place), place.line, place.text.strip() if place.text else None, around or None)
+    recorded = place.text.strip() if place.text else None
+    return {"words": place_text(place), "line": place.line, "recorded": recorded, "around": around or None}
 
 
 def _setting(fix: Fix) -> Edit | None:
@@ -241,20 +204,23 @@ def _setting(fix: Fix) -> Edit | None:
     return Edit(0, f"{setting.name}={setting.current}", f"{setting.name}={setting.to}")
 
 
-def _rank_table(ranks: Ranks) -> RankTable:
-    """Each rank beside the others, in the columns of which something was measured."""
+def _rank_table(ranks: Ranks) -> dict[str, Any]:
+    """Each rank beside the others, in the columns of which something was measured.
+
+    A cell is a figure in words, and how far (0..1) it lies above the least of its column, as a share of a step.
+    """
     longest = max((rank.p50 or 0.0 for rank in ranks.ranks), default=0.0)
-    columns: list[tuple[str, list[RankCell]]] = []
+    columns: list[tuple[str, list[tuple[str, float]]]] = []
     for heading, field, words in RANK_COLUMNS:
         values = [_figure(rank, field) for rank in ranks.ranks]
         known = [value for value in values if value is not None]
         scale = 1.0 / longest if words is duration and longest > 0 else 0.0
         if known:
-            cells = [RankCell(words(value), 0.0 if value is None else (value - min(known)) * scale) for value in values]
+            cells = [(words(value), 0.0 if value is None else (value - min(known)) * scale) for value in values]
             columns.append((heading, cells))
     names = [f"rank {rank.rank}" if rank.rank is not None else f"pid {rank.pid}" for rank in ranks.ranks]
     rows = [(name, [cells[number] for _, cells in columns]) for number, name in enumerate(names)]
-    return RankTable([heading for heading, _ in columns], rows)
+    return {"headings": [heading for heading, _ in columns], "rows": rows}
 
 
 def _figure(rank: RankView, field: str) -> float | None:
