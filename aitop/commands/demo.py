@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
+from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 from aitop.sources import procfs
 
@@ -111,7 +111,7 @@ def _watch(pid: int, args: argparse.Namespace) -> int:
         check_terminal("")
     except WrongUsageError:
         print(f"No terminal: watching process {pid} for {REPORT_SECONDS:g} s, then reporting.", file=sys.stderr)
-        with watching([look(pid)], watch_options(args), args.record) as watcher:
+        with watching([look(pid)], args.settings, args.record) as watcher:
             watcher.wait(REPORT_SECONDS)
         if watcher.recording_failed is not None:
             raise AitopError(watcher.recording_failed) from None

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.monitor import source_around
-from aitop.commands.options import add_record_option, add_watch_options, duration, process_id, watch_options
+from aitop.commands.options import add_record_option, add_watch_options, duration, process_id
 from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     alert = alert_of(args)
     baseline = read_run(args.baseline) if args.baseline is not None else None
     target = look(args.pid, even_stopped=True)
-    with watching([target], watch_options(args), args.record, alert) as watcher:
+    with watching([target], args.settings, args.record, alert) as watcher:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
     if watcher.recording_failed is not None:
         say(watcher.recording_failed)

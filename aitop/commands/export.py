@@ -12,6 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from aitop.commands import say
 from aitop.commands.options import SWITCHES, at_least, process_id
 from aitop.errors import AitopError, WrongUsageError
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     check_usage(args)
     use_one_arena()
-    from aitop.engine.live import CpuMeter, Options
+    from aitop.engine.live import CpuMeter
     from aitop.engine.node import Node
     from aitop.sources.host.identity import node_name
     from aitop.sources.host.job import start_ticks
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     for pid in args.pid or ():
         look(pid)
     collector = new_collector(node_name())
-    options = Options(interval=args.every, **{name: getattr(args, name) for name in HOW})
+    options = replace(args.settings, interval=args.every, history=False)
     node, cpu = Node(args.pid, options, collector, say), CpuMeter()
     ended = 0
     with contextlib.ExitStack() as ending:

@@ -14,7 +14,7 @@ from aitop.model.snapshot import Snapshot, Target
 
 if TYPE_CHECKING:
     from aitop.commands.alert import Alert
-    from aitop.engine.live import Options
+    from aitop.model.settings import Options
     from aitop.outputs.recording import RecordingWriter
 
 SIGNAL_CHECK_SECONDS = 0.25

@@ -8,13 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from aitop.commands import say
-from aitop.commands.options import (
-    add_record_option,
-    add_screen_options,
-    add_watch_options,
-    process_id,
-    watch_options,
-)
+from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, process_id
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 
 if TYPE_CHECKING:
@@ -67,7 +61,7 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     def make() -> LiveFeed:
         from aitop.engine.live import LiveFeed
 
-        return LiveFeed(targets, watch_options(args), recorder)
+        return LiveFeed(targets, args.settings, recorder)
 
     if args.settings.editor:
         os.environ["VISUAL"] = args.settings.editor

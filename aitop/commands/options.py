@@ -13,7 +13,6 @@ import msgspec
 from aitop.model.settings import THEME_NAMES, Settings
 
 if TYPE_CHECKING:
-    from aitop.engine.live import Options
     from aitop.sources.prometheus.address import Address
 
 SWITCHES = {
@@ -93,22 +92,12 @@ def add_screen_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(args: argparse.Namespace, settings: Settings) -> None:
-    """Fill in from the settings what the command line left open. Sets `args.settings` to both combined."""
-    given = vars(args)
-    for name in ("interval", *SWITCHES):
-        if given.get(name, False) is None:
-            setattr(args, name, getattr(settings, name))
-    asked = {name: given[name] for name in ("theme", "ascii") if given.get(name) is not None}
+    """Set `args.settings`: what the command line says, and from the settings what it left open."""
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    asked = {name: given[name] for name in ("interval", *SWITCHES, "theme", "ascii") if name in given}
     args.settings = msgspec.structs.replace(settings, **asked)
 
 
 def add_record_option(parser: argparse.ArgumentParser) -> None:
     """--record FILE of the verbs that watch for another end."""
     parser.add_argument("--record", type=Path, metavar="FILE", help="also keep what was seen (FILE.gz: compressed)")
-
-
-def watch_options(args: argparse.Namespace) -> Options:
-    """The engine's Options from what `add_watch_options` has parsed."""
-    from aitop.engine.live import Options
-
-    return Options(**{name: getattr(args, name) for name in ("interval", *SWITCHES)})

@@ -9,6 +9,7 @@ from pathlib import Path
 from aitop.commands.diagnose import check_writable, write_file
 from aitop.commands.options import process_id
 from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, NotPermittedError
+from aitop.model.settings import Options
 from aitop.model.snapshot import Snapshot
 
 MOST_STEPS = 100
@@ -36,7 +37,6 @@ def steps(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Hook in, profile, hook out; one sentence where that is not possible."""
     from aitop.commands.headless import watching
-    from aitop.engine.live import Options
     from aitop.engine.torch_profile import take_profile
     from aitop.outputs.profile import profile_text
     from aitop.sources.host.target import look

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from aitop.commands.alert import add_alert_options, alert_of
-from aitop.commands.options import add_watch_options, duration, process_id, watch_options
+from aitop.commands.options import add_watch_options, duration, process_id
 from aitop.errors import AitopError
 
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     watcher: Watcher | None = None
     alert = alert_of(args)
     try:
-        with watching([look(pid) for pid in args.pid], watch_options(args), args.output, alert) as watcher:
+        with watching([look(pid) for pid in args.pid], args.settings, args.output, alert) as watcher:
             watcher.wait(args.seconds, f"Recording {args.output}, Ctrl-C ends it …")
     except KeyboardInterrupt:
         if args.seconds is not None or watcher is None:

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
-from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
+from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
 from aitop.errors import WrongUsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if alert is not None and not args.headless:
         raise WrongUsageError("--on and --exec need --headless: on the screen you see the verdict yourself")
     environment = dict(os.environ)
-    if args.hook and not args.passive:
+    if args.settings.hook and not args.settings.passive:
         environment = with_hook(environment)
     return _headless(args, environment, alert) if args.headless else _on_screen(args, environment)
 
@@ -85,7 +85,7 @@ def _headless(args: argparse.Namespace, environment: dict[str, str], alert: Aler
     child = _start(args.command, environment, None)
     watcher: Watcher | None = None
     try:
-        with watching([_target(child.pid, args.command)], watch_options(args), args.record, alert) as watcher:
+        with watching([_target(child.pid, args.command)], args.settings, args.record, alert) as watcher:
             watcher.wait(None)
         child.wait()
     except KeyboardInterrupt:

@@ -25,6 +25,7 @@ from aitop.model.event import Event
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.run import Run
+from aitop.model.settings import Options
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
@@ -71,21 +72,6 @@ MOST_SLOWDOWN, SLOW_TICKS = 0.15, 3
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
 # Some 200 samples of the thread that leads, as in half a minute of a screen.
 REACH_OF_MANY = Reach(sampled=10.0, stale=600.0, again=300.0)
-
-
-class Options(msgspec.Struct, frozen=True):
-    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, stacks or metrics.
-
-    `history`: compare with the last run of the same script, and keep a summary of this one for the next.
-    """
-
-    passive: bool = False
-    interval: float = 1.0
-    gpu: bool = True
-    stacks: bool = True
-    hook: bool = True
-    metrics: bool = True
-    history: bool = False
 
 
 class Shared(NamedTuple):

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from aitop.engine.live import LiveFeed, Options, Shared
+from aitop.engine.live import LiveFeed, Shared
 from aitop.errors import AitopError
 from aitop.model.job import Job
+from aitop.model.settings import Options
 from aitop.model.snapshot import Snapshot
 from aitop.sources.devices import SharedDevices, device_users
 from aitop.sources.host.discovery import candidates

@@ -8,24 +8,32 @@ THEME_NAMES = ("dark", "light", "colour-blind", "16-colour", "monochrome")
 FOLDABLE = ("verdict", "step", "serving", "gpu", "data", "memory", "ranks", "code", "processes")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`theme` is one of THEME_NAMES, None for what suits the terminal; `ascii` None likewise.
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to watch with, and every how many seconds to look (`interval`).
 
-    `interval` is in seconds. `folded` panes are not on the main screen until they are unfolded. `editor` is a command,
-    None for the one that the environment names. `gpu`, `stacks`, `hook` and `metrics` (a server's own) are the sources
-    to use. `history` leaves a summary of each run in the state folder, and compares with the last one. `prometheus` is
-    the URL of the server that knows the cluster, maybe with a password.
+    `passive` never touches the target: no hook, stacks or metrics. `gpu`, `stacks`, `hook` and `metrics` (a server's
+    own) are the sources to use. `history` leaves a summary of each run in the state folder, and compares with the last.
     """
 
-    theme: str | None = None
-    ascii: bool | None = None
-    folded: tuple[str, ...] = ()
-    editor: str | None = None
     interval: float = 1.0
     passive: bool = False
     gpu: bool = True
     stacks: bool = True
     hook: bool = True
     metrics: bool = True
+    history: bool = False
+
+
+class Settings(Options, frozen=True, kw_only=True):
+    """`theme` is one of THEME_NAMES, None for what suits the terminal; `ascii` None likewise.
+
+    `folded` panes are not on the main screen until they are unfolded. `editor` is a command, None for the one that the
+    environment names. `prometheus` is the URL of the server that knows the cluster, maybe with a password.
+    """
+
     history: bool = True
+    theme: str | None = None
+    ascii: bool | None = None
+    folded: tuple[str, ...] = ()
+    editor: str | None = None
     prometheus: str | None = None

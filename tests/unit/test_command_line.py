@@ -10,7 +10,7 @@ import pytest
 
 from aitop import __version__, cli
 from aitop.commands import diagnose, monitor, run
-from aitop.commands.options import duration, interval, process_id, watch_options
+from aitop.commands.options import duration, interval, process_id
 from aitop.errors import (
     AitopError,
     NoTargetError,
@@ -62,14 +62,14 @@ def test_no_verb_is_the_monitor_with_all_its_options():
         ]
     )
     assert (args.run, args.pid, str(args.record)) == (monitor.run, [12, 13], "f.gz")
-    options = watch_options(args)
+    options = args.settings
     assert (options.passive, options.interval, options.gpu, options.stacks, options.hook) == (True, 2.0, *[False] * 3)
 
 
 def test_defaults_touch_everything_once_a_second():
     args = cli.parse([])
     assert (args.run, args.pid, args.record) == (monitor.run, None, None)
-    options = watch_options(args)
+    options = args.settings
     assert (options.passive, options.interval, options.gpu, options.stacks, options.hook) == (False, 1.0, *[True] * 3)
     assert interval("100ms") == 0.1
 

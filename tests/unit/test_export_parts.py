@@ -164,9 +164,8 @@ def test_a_library_that_is_missing_is_named_with_the_command(monkeypatch):
 
 def test_the_hook_stays_out_whatever_the_settings_say():
     args = cli.parse(["export", "--all", "--textfile", "x.prom"])
-    assert args.settings.hook
-    assert not args.hook
-    assert cli.parse(["export", "--all", "--hook"]).hook
+    assert not args.settings.hook
+    assert cli.parse(["export", "--all", "--hook"]).settings.hook
 
 
 def test_every_deployment_is_printed(capsys):

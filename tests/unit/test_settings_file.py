@@ -6,7 +6,6 @@ import pytest
 
 from aitop.cli import parse, run
 from aitop.commands.config import KEYS, as_toml, path, read
-from aitop.commands.options import watch_options
 from aitop.errors import WrongUsageError
 from aitop.model.settings import Settings
 
@@ -80,12 +79,12 @@ def test_what_is_wrong_is_said_with_file_line_and_key(settings_file, capsys, tex
 def test_the_command_line_goes_before_the_file(settings_file):
     settings_file(as_toml(OTHERS))
     args = parse(["--pid", "7"])
-    options = watch_options(args)
+    options = args.settings
     assert (options.passive, options.interval) == (True, 0.5)
     assert (options.gpu, options.stacks, options.hook) == (False, False, False)
     assert args.settings == OTHERS
     args = parse(["--pid", "7", "--interval", "2", "--no-passive", "--hook", "--theme", "dark", "--no-ascii"])
-    options = watch_options(args)
+    options = args.settings
     assert (options.passive, options.interval, options.gpu, options.hook) == (False, 2.0, False, True)
     assert (args.settings.theme, args.settings.ascii) == ("dark", False)
 
