@@ -128,17 +128,17 @@ def test_the_charts_hold_what_was_measured():
         )
     )
     (account,) = charts.ledgers
-    assert [sum(entry.share for entry in entries) for _, entries in account.lanes] == pytest.approx([1.0, 1.0])
-    assert charts.flames[0].name == "rank 0 · pid 4242 · MainThread"
-    assert charts.flames[0].root == ["main", "train.py:3", "user", 10, [["_call_impl", "m.py:9", "torch", 4, []]]]
-    assert charts.steps is not None and len(charts.steps.columns) == MOST_COLUMNS * 100 // 120
-    first, last, parts = charts.steps.columns[0]
+    assert [sum(entry["share"] for entry in entries) for _, entries in account["lanes"]] == pytest.approx([1.0, 1.0])
+    assert charts.flames[0]["name"] == "rank 0 · pid 4242 · MainThread"
+    assert charts.flames[0]["root"] == ["main", "train.py:3", "user", 10, [["_call_impl", "m.py:9", "torch", 4, []]]]
+    assert charts.steps is not None and len(charts.steps["columns"]) == MOST_COLUMNS * 100 // 120
+    first, last, parts = charts.steps["columns"][0]
     assert (first, last) == (1, 3)
-    assert dict(zip([name for name, _ in charts.steps.phases], parts, strict=True)) == pytest.approx(
+    assert dict(zip([name for name, _ in charts.steps["phases"]], parts, strict=True)) == pytest.approx(
         {"data": 60.0, "forward": 20.0, "save": 10.0, "other": 10.0}
     )
-    assert charts.gpu[0].lines[0].points == ((-10.0, 0.5), (0.0, None))
-    assert charts.workers[0].name == "pid 7"
+    assert charts.gpu[0]["lines"][0]["points"] == [(-10.0, 0.5), (0.0, None)]
+    assert charts.workers[0]["name"] == "pid 7"
 
 
 def test_every_request_is_in_the_histogram():
@@ -149,8 +149,8 @@ def test_every_request_is_in_the_histogram():
         requests=tuple(RequestRecord(end=1.0, seconds=each) for each in seconds),
     )
     histogram = charts_of(snapshot(serving=served)).latency
-    assert sum(histogram.counts) == len(seconds) and len(histogram.bounds) == len(histogram.counts) + 1
-    assert histogram.bounds[0] <= min(seconds) and max(seconds) <= histogram.bounds[-1]
+    assert sum(histogram["counts"]) == len(seconds) and len(histogram["bounds"]) == len(histogram["counts"]) + 1
+    assert histogram["bounds"][0] <= min(seconds) and max(seconds) <= histogram["bounds"][-1]
     bare = msgspec.structs.replace(served, requests=())
     assert "Latencies of single requests: not measured" in page_of(snapshot(serving=bare))
 

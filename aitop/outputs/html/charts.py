@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aitop.model.ledger import ACTIVITIES, Basis, Entry, Lane, Ledger, Unit
+from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger
 from aitop.model.phases import MEASURED, SERVED, outside_of_phases
 from aitop.model.serving import Serving
 from aitop.model.snapshot import CallNode, ProcessStacks, Series, Snapshot, ThreadTree
@@ -28,6 +28,7 @@ HUES: dict[str, str] = {**{phase.key: phase.hue for phase in (*MEASURED, *SERVED
 """The hue (the key of a kind in ui.theme.palette) of each phase of the ledger; others have that of OUTSIDE."""
 LANES: dict[Lane, str] = {"main": "The thread that does the work", "producers": PRODUCERS}
 
+Drawn = dict[str, Any]
 Quantity = Literal["ms", "count", "cores", "bytes", "share", "rate"]
 # The charts over minutes: title, quantity, and the series in each with their names.
 OVER_TIME: tuple[tuple[str, Quantity, tuple[tuple[str, str], ...]], ...] = (
@@ -55,77 +56,19 @@ OF_GPU: tuple[tuple[str, Quantity, tuple[tuple[str, str], ...]], ...] = (
 _DEVICE = re.compile(r"(?:gpu|alloc)(\d+)\.")
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger: `share` (0..1) of its lane, from `low` to `high`; `seconds` per unit, None if unknown."""
-
-    phase: str
-    hue: str
-    activity: str
-    place: str
-    source: str
-    share: float
-    low: float
-    high: float
-    basis: Basis
-    seconds: float | None
-
-
-class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """The ledger of one working process: its lanes, each with its name and its entries, heaviest first."""
-
-    name: str
-    unit: Unit
-    lanes: tuple[tuple[str, tuple[Share, ...]], ...]
-
-
-class Flame(msgspec.Struct, frozen=True, kw_only=True):
-    """The call tree of one thread. A node is [function, place, whose code, samples, children]."""
-
-    name: str
-    root: list[Any]
-
-
-class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps over time, stacked by phase. A column has its first and last step, and mean milliseconds by phase."""
-
-    phases: tuple[tuple[str, str], ...]
-    columns: tuple[tuple[int, int, tuple[float, ...]], ...]
-    estimated: bool
-
-
-class Line(msgspec.Struct, frozen=True):
-    """A named series of (time, value); a value is None where nothing was measured."""
-
-    name: str
-    points: tuple[tuple[float, float | None], ...]
-
-
-class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines over the same quantity."""
-
-    title: str
-    quantity: Quantity
-    lines: tuple[Line, ...]
-
-
-class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies in seconds: `counts[i]` lie between `bounds[i]` and `bounds[i + 1]`. `marks` are named values."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    marks: tuple[tuple[str, float], ...]
-
-
 class Charts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them. `workers` has the cores that each loader worker used."""
+    """All of them, as report.js reads them. `workers` has the cores that each loader worker used.
 
-    ledgers: tuple[Account, ...] = ()
-    flames: tuple[Flame, ...] = ()
-    steps: StepColumns | None = None
-    over_time: tuple[Chart, ...] = ()
-    workers: tuple[Line, ...] = ()
-    gpu: tuple[Chart, ...] = ()
-    latency: Histogram | None = None
+    A flame has the call tree of one thread: a node is [function, place, whose code, samples, children].
+    """
+
+    ledgers: tuple[Drawn, ...] = ()
+    flames: tuple[Drawn, ...] = ()
+    steps: Drawn | None = None
+    over_time: tuple[Drawn, ...] = ()
+    workers: tuple[Drawn, ...] = ()
+    gpu: tuple[Drawn, ...] = ()
+    latency: Drawn | None = None
 
 
 def charts_of(snapshot: Snapshot) -> Charts:
@@ -146,16 +89,17 @@ def charts_of(snapshot: Snapshot) -> Charts:
     )
 
 
-def _account(ledger: Ledger) -> Account:
+def _account(ledger: Ledger) -> Drawn:
+    """The ledger of one working process: its lanes, each with its name and its entries, heaviest first."""
     lanes = [(name, _shares(entry for entry in ledger.entries if entry.lane == lane)) for lane, name in LANES.items()]
-    return Account(
-        name=f"pid {ledger.pid} · {ledger.thread}",
-        unit=ledger.unit,
-        lanes=tuple((name, shares) for name, shares in lanes if shares),
-    )
+    return {
+        "name": f"pid {ledger.pid} · {ledger.thread}",
+        "unit": ledger.unit,
+        "lanes": [(name, shares) for name, shares in lanes if shares],
+    }
 
 
-def _shares(entries: Iterable[Entry]) -> tuple[Share, ...]:
+def _shares(entries: Iterable[Entry]) -> list[Drawn]:
     """The entries of a lane, heaviest first; those that read the same (which differ in position, say) are added up."""
     alike: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
@@ -164,26 +108,27 @@ def _shares(entries: Iterable[Entry]) -> tuple[Share, ...]:
         source = (at.text or "").strip() if at is not None else ""
         alike.setdefault((entry.phase, entry.activity, place, source, entry.basis), []).append(entry)
     shares = [_share(members, place, source) for (_, _, place, source, _), members in alike.items()]
-    return tuple(sorted(shares, key=lambda share: -share.share))
+    return sorted(shares, key=lambda share: -share["share"])
 
 
-def _share(members: Sequence[Entry], place: str, source: str) -> Share:
+def _share(members: Sequence[Entry], place: str, source: str) -> Drawn:
+    """Entries as one: `share` (0..1) of their lane, from `low` to `high`; `seconds` per unit, None if unknown."""
     first, seconds = members[0], [entry.seconds for entry in members if entry.seconds is not None]
-    return Share(
-        phase=first.phase,
-        hue=HUES.get(first.phase, OUTSIDE),
-        activity=ACTIVITIES[first.activity],
-        place=place,
-        source=source,
-        share=sum(entry.share for entry in members),
-        low=sum(entry.low for entry in members),
-        high=min(1.0, sum(entry.high for entry in members)),
-        basis=first.basis,
-        seconds=sum(seconds) if seconds else None,
-    )
+    return {
+        "phase": first.phase,
+        "hue": HUES.get(first.phase, OUTSIDE),
+        "activity": ACTIVITIES[first.activity],
+        "place": place,
+        "source": source,
+        "share": sum(entry.share for entry in members),
+        "low": sum(entry.low for entry in members),
+        "high": min(1.0, sum(entry.high for entry in members)),
+        "basis": first.basis,
+        "seconds": sum(seconds) if seconds else None,
+    }
 
 
-def _flames(snapshot: Snapshot) -> Iterator[Flame]:
+def _flames(snapshot: Snapshot) -> Iterator[Drawn]:
     """The call tree of each process, then those of the other threads."""
     if snapshot.stacks is None:
         return
@@ -196,7 +141,8 @@ def _flames(snapshot: Snapshot) -> Iterator[Flame]:
             if process is not None:
                 numbered = process.role == "rank" and process.rank is not None
                 name = f"{process.part or process.role}{f' {process.rank}' if numbered else ''} · {name}"
-            yield Flame(name=name if isinstance(thread, ProcessStacks) else f"{name} (beside)", root=_node(thread.tree))
+            beside = "" if isinstance(thread, ProcessStacks) else " (beside)"
+            yield {"name": f"{name}{beside}", "root": _node(thread.tree)}
 
 
 def _node(node: CallNode) -> list[Any]:
@@ -205,8 +151,11 @@ def _node(node: CallNode) -> list[Any]:
     return [node.function, place, whose, node.samples, [_node(child) for child in node.children]]
 
 
-def _steps(records: Sequence[StepRecord]) -> StepColumns | None:
-    """Consecutive steps share a column where there are too many. None where none was timed."""
+def _steps(records: Sequence[StepRecord]) -> Drawn | None:
+    """Steps over time, stacked by phase. A column has its first and last step, and mean milliseconds by phase.
+
+    Consecutive steps share one where there are too many. None where none was timed.
+    """
     if not records:
         return None
     each = math.ceil(len(records) / MOST_COLUMNS)
@@ -214,14 +163,14 @@ def _steps(records: Sequence[StepRecord]) -> StepColumns | None:
     means = [_mean_phases(group) for group in groups]
     seen = [number for number in range(len(MEASURED) + 1) if any(mean[number] > 0 for mean in means)]
     names = [*((phase.key, phase.hue) for phase in MEASURED), ("other", OUTSIDE)]
-    return StepColumns(
-        phases=tuple(names[number] for number in seen),
-        columns=tuple(
+    return {
+        "phases": [names[number] for number in seen],
+        "columns": [
             (group[0].index, group[-1].index, tuple(mean[number] * 1e3 for number in seen))
             for group, mean in zip(groups, means, strict=True)
-        ),
-        estimated=any(record.estimated for record in records),
-    )
+        ],
+        "estimated": any(record.estimated for record in records),
+    }
 
 
 def _mean_phases(records: Sequence[StepRecord]) -> list[float]:
@@ -230,17 +179,15 @@ def _mean_phases(records: Sequence[StepRecord]) -> list[float]:
     return [total / len(records) for total in (*sums, sum(map(outside_of_phases, records)))]
 
 
-def _charts(snapshot: Snapshot, wanted: Iterable[tuple[str, Quantity, tuple[tuple[str, str], ...]]]) -> Iterator[Chart]:
+def _charts(snapshot: Snapshot, wanted: Iterable[tuple[str, Quantity, tuple[tuple[str, str], ...]]]) -> Iterator[Drawn]:
     """Those of the charts of which something was measured."""
     for title, quantity, members in wanted:
-        lines = tuple(
-            _line(name, snapshot.series[key], snapshot.time) for key, name in members if key in snapshot.series
-        )
-        if any(value is not None for line in lines for _, value in line.points):
-            yield Chart(title=title, quantity=quantity, lines=lines)
+        lines = [_line(name, snapshot.series[key], snapshot.time) for key, name in members if key in snapshot.series]
+        if any(value is not None for line in lines for _, value in line["points"]):
+            yield {"title": title, "quantity": quantity, "lines": lines}
 
 
-def _gpu_charts(snapshot: Snapshot) -> Iterator[Chart]:
+def _gpu_charts(snapshot: Snapshot) -> Iterator[Drawn]:
     devices = {int(match[1]) for name in snapshot.series if (match := _DEVICE.match(name))}
     for device in sorted(devices):
         yield from _charts(
@@ -256,15 +203,18 @@ def _gpu_charts(snapshot: Snapshot) -> Iterator[Chart]:
         )
 
 
-def _line(name: str, series: Series, now: float) -> Line:
-    """The series thinned to what a chart can show."""
+def _line(name: str, series: Series, now: float) -> Drawn:
+    """A series as (time, value), thinned to what a chart can show; a value is None where nothing was measured."""
     points = list(zip(series.times, series.values, strict=True))
     points = points[:: math.ceil(len(points) / MOST_POINTS) or 1]
-    return Line(name, tuple((time - now, value) for time, value in points))
+    return {"name": name, "points": [(time - now, value) for time, value in points]}
 
 
-def _latency(serving: Serving) -> Histogram | None:
-    """How long the requests of the window took; None where single requests were not seen."""
+def _latency(serving: Serving) -> Drawn | None:
+    """How long the requests of the window took, in seconds: `counts[i]` between `bounds[i]` and `bounds[i + 1]`.
+
+    None where single requests were not seen.
+    """
     seconds = [max(request.seconds, 1e-6) for request in serving.requests]
     if not seconds or serving.latency is None:
         return None
@@ -274,11 +224,11 @@ def _latency(serving: Serving) -> Histogram | None:
     for number in numbers:
         counts[number - first] += 1
     marks = serving.latency
-    return Histogram(
-        bounds=tuple(10 ** ((first + place) / BUCKETS_PER_DECADE) for place in range(len(counts) + 1)),
-        counts=tuple(counts),
-        marks=(("p50", marks.p50), ("p95", marks.p95), ("p99", marks.p99)),
-    )
+    return {
+        "bounds": [10 ** ((first + place) / BUCKETS_PER_DECADE) for place in range(len(counts) + 1)],
+        "counts": counts,
+        "marks": [("p50", marks.p50), ("p95", marks.p95), ("p99", marks.p99)],
+    }
 
 
 def _base(file: str) -> str:

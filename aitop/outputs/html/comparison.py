@@ -7,7 +7,7 @@ from typing import Any
 
 from aitop.diagnosis.comparison_words import headline, legend, parts_of, rows, settings_of, side_words, verdicts_of
 from aitop.model.run import ChangedNode, RunComparison
-from aitop.outputs.html.charts import Charts, Flame
+from aitop.outputs.html.charts import Charts, Drawn
 from aitop.outputs.html.page import rendered
 
 
@@ -27,11 +27,11 @@ def comparison_html(compared: RunComparison) -> str:
     )
 
 
-def _flames(compared: RunComparison) -> Iterator[Flame]:
+def _flames(compared: RunComparison) -> Iterator[Drawn]:
     """The call trees of each role as they were before and as they are after, the longer one first."""
     for role, tree in compared.stacks.items():
         for after in sorted((False, True), reverse=tree.after_ms > tree.before_ms):
-            yield Flame(name=f"{role} · {'after' if after else 'before'}", root=_node(tree, after=after))
+            yield {"name": f"{role} · {'after' if after else 'before'}", "root": _node(tree, after=after)}
 
 
 def _node(node: ChangedNode, *, after: bool) -> list[Any]:
