@@ -196,15 +196,18 @@ def fix_text(fix: Fix) -> str:
     return printable(fix.text) + (f" (predicted: {factor(fix.speedup)})" if fix.speedup is not None else "")
 
 
-def _head(snapshot: Snapshot) -> str:
-    target = snapshot.target
+def target_facts(snapshot: Snapshot) -> list[str]:
+    """What was watched: pid, engine, kind of work, ranks, loader workers, and for how long."""
     workers = sum(process.role == "loader-worker" for process in snapshot.processes)
     ranks = len({process.rank for process in snapshot.processes if process.role == "rank"})
-    facts = [f"pid {target.pid}", snapshot.engine or "", snapshot.kind if snapshot.kind != "unknown" else ""]
-    facts.append(f"{ranks} ranks" if ranks > 1 else "")
-    facts.append(plural(workers, "loader worker") if workers else "")
-    facts.append(f"{snapshot.window:.0f} s watched")
-    lines = [*_indented(target.command, ""), " · ".join(fact for fact in facts if fact)]
+    facts = [f"pid {snapshot.target.pid}", snapshot.engine, snapshot.kind if snapshot.kind != "unknown" else None]
+    facts += [f"{ranks} ranks" if ranks > 1 else None, plural(workers, "loader worker") if workers else None]
+    return [fact for fact in (*facts, f"{snapshot.window:.0f} s watched") if fact]
+
+
+def _head(snapshot: Snapshot) -> str:
+    target = snapshot.target
+    lines = [*_indented(target.command, ""), " · ".join(target_facts(snapshot))]
     return "\n".join([*lines, *(_indented(target.ended, "") if target.ended else [])])
 
 

@@ -27,25 +27,10 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.model.units import duration, percent, size
 from aitop.model.verdict import Fix, Verdict, Where
+from aitop.outputs import text
 from aitop.outputs.html.charts import HUES, OUTSIDE, Charts, charts_of
 from aitop.outputs.ledger_table import tables
 from aitop.outputs.report import rounded, sources_of
-from aitop.outputs.text import (
-    PHASE_NAMES,
-    abstentions,
-    comparison_text,
-    costs,
-    fix_text,
-    gaps,
-    losses,
-    measured_phases,
-    no_verdict,
-    place_text,
-    serving_figures,
-    serving_state,
-    serving_times,
-    step_figures,
-)
 
 LINES_AROUND = 5
 MOST_PLACES = 8
@@ -74,18 +59,18 @@ def to_html(snapshot: Snapshot, source_around: SourceAround | None = None) -> st
         charts_of(snapshot),
         target=snapshot.target,
         sources=sources_of(snapshot),
-        facts=_facts(snapshot),
-        compared=comparison_text(snapshot).split("\n"),
-        no_verdict=no_verdict(snapshot),
+        facts=[*text.target_facts(snapshot), *text.step_figures(snapshot)],
+        compared=text.comparison_text(snapshot).split("\n"),
+        no_verdict=text.no_verdict(snapshot),
         findings=[_finding(snapshot, verdict, source_around) for verdict in snapshot.diagnosis.verdicts],
         tables=tables(snapshot),
-        phases=[(key, PHASE_NAMES.get(key, key), _hue(key), share) for key, share in measured_phases(snapshot)],
+        phases=[(key, text.PHASE_NAMES.get(key, key), _hue(key), share) for key, share in text.measured_phases(snapshot)],
         served=_served(snapshot),
-        serving_times=serving_times(snapshot),
+        serving_times=text.serving_times(snapshot),
         ranks=_rank_table(snapshot.ranks) if snapshot.ranks is not None else None,
-        gaps=gaps(snapshot),
-        abstentions=abstentions(snapshot),
-        costs=costs(snapshot),
+        gaps=text.gaps(snapshot),
+        abstentions=text.abstentions(snapshot),
+        costs=text.costs(snapshot),
     )
 
 
@@ -145,17 +130,11 @@ def _data(charts: Charts) -> Any:
     return clean(msgspec.to_builtins(charts))
 
 
-def _facts(snapshot: Snapshot) -> list[str]:
-    kind = snapshot.kind if snapshot.kind != "unknown" else ""
-    facts = [f"pid {snapshot.target.pid}", snapshot.engine or "", kind, f"{snapshot.window:.0f} s watched"]
-    return [fact for fact in facts if fact] + step_figures(snapshot)
-
-
 def _served(snapshot: Snapshot) -> list[str]:
     """The figures of a server; empty where none is known."""
-    figures, state, serving = serving_figures(snapshot), serving_state(snapshot), snapshot.serving
+    figures, state, serving = text.serving_figures(snapshot), text.serving_state(snapshot), snapshot.serving
     words = [*figures, *([state] if state else [])]
-    known = words or serving_times(snapshot)
+    known = words or text.serving_times(snapshot)
     return [*words, f"from {serving.basis}"] if known and serving is not None else []
 
 
@@ -174,12 +153,12 @@ def _finding(snapshot: Snapshot, verdict: Verdict, source_around: SourceAround |
         edits = find_edits(source_around, verdict.fixes, tuple(files))
     return {
         "verdict": verdict,
-        "figures": losses(snapshot, verdict),
+        "figures": text.losses(snapshot, verdict),
         "places": [
             _place(place, host, source_around if number < MOST_PLACES else None)
             for number, place in enumerate(verdict.where)
         ],
-        "changes": [(fix_text(fix), edits.get(fix.text) or _setting(fix)) for fix in verdict.fixes],
+        "changes": [(text.fix_text(fix), edits.get(fix.text) or _setting(fix)) for fix in verdict.fixes],
         "about": page(verdict.id),
     }
 
@@ -191,9 +170,9 @@ def _place(place: Where, host: HostSample | None, source_around: SourceAround | 
     if source_around is not None and process is not None:
         around = source_around(process, place.file, place.line)
     if around is not None:
-        around = [(number, text) for number, text in around if abs(number - place.line) <= LINES_AROUND]
+        around = [(number, line) for number, line in around if abs(number - place.line) <= LINES_AROUND]
     recorded = place.text.strip() if place.text else None
-    return {"words": place_text(place), "line": place.line, "recorded": recorded, "around": around or None}
+    return {"words": text.place_text(place), "line": place.line, "recorded": recorded, "around": around or None}
 
 
 def _setting(fix: Fix) -> Edit | None:
