@@ -82,11 +82,6 @@ APART = tuple(phase for phase in MEASURED if phase.key in ("evaluation", "save")
 """Those that `StepRecord.outside` and `Phases.outside` have in them."""
 
 
-def outside_of_phases(step: StepRecord) -> float:
-    """Seconds of a step in no measured phase at all."""
-    return max(0.0, step.outside - sum(phase.seconds(step) for phase in APART))
-
-
 class ServedPhase(NamedTuple):
     """A phase of a server's work. `key` is its name in the ledger and on the screen, `hue` as for a MeasuredPhase.
 

@@ -15,7 +15,7 @@ from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
-from aitop.model.phases import MEASURED, PHASE_WORDS, Phase, outside_of_phases
+from aitop.model.phases import PHASE_WORDS, Phase
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent
@@ -43,8 +43,13 @@ LEAST_SAMPLES = 200
 NOW = "the predicted gain is that of this moment: it grows with every step, so how large it will be is not known"
 
 _PHASES: dict[Phase, Callable[[StepRecord], float]] = {
-    **{phase.key: phase.seconds for phase in MEASURED},
-    "host": outside_of_phases,
+    "data": lambda step: step.loading,
+    "forward": lambda step: step.forward,
+    "backward": lambda step: step.backward,
+    "optimizer": lambda step: step.optimizer,
+    "save": lambda step: step.save,
+    "evaluation": lambda step: step.evaluation,
+    "host": lambda step: max(0.0, step.outside - step.save - step.evaluation),
 }
 # Phases that no other one is measured by.
 _WAITS: tuple[Phase, ...] = ("data", "save", "evaluation")
@@ -249,7 +254,7 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[Phase, float]:
 
 def _working(step: StepRecord) -> float:
     """Seconds of a step outside of the phases of _WAITS."""
-    return step.seconds - sum(_PHASES[name](step) for name in _WAITS)
+    return step.seconds - step.loading - step.save - step.evaluation
 
 
 def _medians(values: Sequence[float]) -> list[float]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger
-from aitop.model.phases import MEASURED, SERVED, outside_of_phases
+from aitop.model.phases import APART, MEASURED, SERVED
 from aitop.model.serving import Serving
 from aitop.model.snapshot import CallNode, ProcessStacks, Series, Snapshot, ThreadTree
 from aitop.model.steps import StepRecord
@@ -176,7 +176,8 @@ def _steps(records: Sequence[StepRecord]) -> Drawn | None:
 def _mean_phases(records: Sequence[StepRecord]) -> list[float]:
     """Mean seconds of each measured phase, and of the rest."""
     sums = [phase.total(records) or 0.0 for phase in MEASURED]
-    return [total / len(records) for total in (*sums, sum(map(outside_of_phases, records)))]
+    rest = sum(max(0.0, record.outside - sum(phase.seconds(record) for phase in APART)) for record in records)
+    return [total / len(records) for total in (*sums, rest)]
 
 
 def _charts(snapshot: Snapshot, wanted: Iterable[tuple[str, Quantity, tuple[tuple[str, str], ...]]]) -> Iterator[Drawn]:
