@@ -275,8 +275,8 @@ def test_compiling_again_for_evaluation_and_a_last_batch_is_warming_up():
     assert "after warm-up" in unjudged(recompile.judge(seen))
 
 
-def in_windows(*parts, other=100):
-    """A line that compiles in these parts of windows of a hundred samples, in a program of which no step is seen."""
+def in_windows(*parts, other=100, kind="unknown"):
+    """A line that compiles in these parts of windows of a hundred samples."""
     counts = tuple(round(part * other) for part in parts)
     share = sum(parts) / len(parts)
     compiles = line("main", share, activity="compile", number=44, by_window=counts)
@@ -285,11 +285,12 @@ def in_windows(*parts, other=100):
         pid=RANK, role="rank", samples=100, phases=Phases(outside=1.0), by_window=(other,) * len(parts)
     )
     taken = Stacks(seconds=10.0, samples=100, processes=(sampled,), lines=(compiles, runs))
-    return snapshot(phases=Phases(outside=1.0), lines=[compiles, runs], kind="unknown", stacks=taken)
+    return snapshot(phases=Phases(outside=1.0), lines=[compiles, runs], kind=kind, stacks=taken)
 
 
-def test_a_line_that_compiles_in_every_window_beside_other_work_compiles_again():
-    verdict = fired(recompile.judge(in_windows(0.7, 0.6, 0.8, 0.7, 0.6)))
+@pytest.mark.parametrize("kind", ["unknown", "training"])
+def test_a_line_that_compiles_in_every_window_beside_other_work_compiles_again(kind):
+    verdict = fired(recompile.judge(in_windows(0.7, 0.6, 0.8, 0.7, 0.6, kind=kind)))
     assert (verdict.severity, verdict.where[0].line) == ("warning", 44)
     assert verdict.speedup == pytest.approx(3.1, rel=0.05)
     assert not any("torch" in fix.text for fix in verdict.fixes)
