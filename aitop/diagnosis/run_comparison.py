@@ -201,11 +201,6 @@ class _Timed:
         return (self.units.tokens if unit == "token" else self.units.samples) or ()
 
     @property
-    def count(self) -> int:
-        """The number of units."""
-        return self.units.count
-
-    @property
     def lengths(self) -> tuple[float, ...]:
         """Mean seconds of a unit in each stretch."""
         return self._each(self.units.seconds)
@@ -243,7 +238,7 @@ class _Timed:
             command=self.run.command,
             kind=self.run.kind,
             unit=self.run.units.kind if self.run.units else None,
-            units=self.count,
+            units=self.units.count,
             warm_up=self.warm_up * self.units.each,
             watched_s=self.run.watched,
             mean_ms=self.mean * 1e3 if self.holds else None,
@@ -306,7 +301,7 @@ def _at_equal_load(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, Load | Non
     for unit in units:
         held, holds = old.load(unit), new.load(unit)
         if held and holds and all(held) and all(holds):
-            load = Load(unit=unit, before=sum(held) / old.count, after=sum(holds) / new.count)
+            load = Load(unit=unit, before=sum(held) / old.units.count, after=sum(holds) / new.units.count)
             return replace(old, holds=held, scale=load.before), replace(new, holds=holds, scale=load.before), load
     return old, new, None
 
@@ -339,13 +334,13 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
     if old.units.kind != new.units.kind:
         return Change(verdict="cannot-tell", reason=f"one does {old.units.kind}s, the other {new.units.kind}s")
     ratio = old.mean / new.mean
-    fewer = min(old, new, key=lambda side: side.count)
+    fewer = min(old, new, key=lambda side: side.units.count)
     if len(fewer.holds) < LEAST_VALUES:
         return Change(
             verdict="cannot-tell",
             ratio=ratio,
-            reason=f"{fewer.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
-            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.count),
+            reason=f"{fewer.units.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
+            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.units.count),
         )
     by_noise = math.hypot(old.noise, new.noise)
     by_run = math.sqrt(2.0) * OF_A_RUN
@@ -447,7 +442,7 @@ def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
     rate, rate_after = old.per_second, new.per_second
     if before and after and rate and rate_after:
         # Requests that come at random differ in number by chance.
-        random = NORMAL * math.sqrt(1 / old.count + 1 / new.count)
+        random = NORMAL * math.sqrt(1 / old.units.count + 1 / new.units.count)
         return abs(after / before - 1) <= EQUAL_REQUESTS or abs(rate_after / rate - 1) <= max(EQUAL_REQUESTS, random)
     return True if load is not None else None
 
