@@ -98,7 +98,7 @@ class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What half, 95 % and 99 % of the values lie below: seconds, or milliseconds where the name of the field says so."""
+    """What half, 95 % and 99 % of the values lie below: seconds, or milliseconds where a field is named so."""
 
     p50: float
     p95: float

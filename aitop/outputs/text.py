@@ -65,7 +65,10 @@ def step_figures(snapshot: Snapshot) -> list[str]:
     return _known(
         (steps.per_second, lambda per_s: f"{pace(per_s)} step/s"),
         (steps.tokens_per_second, "{:,.0f} tokens/s".format),
-        (steps.samples_per_second if steps.tokens_per_second is None else None, lambda per_s: f"{pace(per_s)} samples/s"),
+        (
+            steps.samples_per_second if steps.tokens_per_second is None else None,
+            lambda per_s: f"{pace(per_s)} samples/s",
+        ),
         (steps.mfu, lambda share: f"{percent(share)} MFU"),
         (steps.p50, lambda length: f"{duration(length)} p50"),
         (steps.p95, lambda length: f"{duration(length)} p95"),
@@ -136,7 +139,11 @@ def no_verdict(snapshot: Snapshot) -> str:
     """Why there is no verdict: no single cause, too little evidence, or nothing that stands out."""
     if any(ledger.entries for ledger in snapshot.ledgers):
         return "no single cause stands out. Where the time goes is listed below."
-    return "not enough was seen to say what costs time." if snapshot.diagnosis.abstained else "nothing that was seen stands out."
+    return (
+        "not enough was seen to say what costs time."
+        if snapshot.diagnosis.abstained
+        else "nothing that was seen stands out."
+    )
 
 
 def costs(snapshot: Snapshot) -> str:
@@ -148,7 +155,9 @@ def costs(snapshot: Snapshot) -> str:
     )
     cost = [f"Watching cost {', '.join(measured)}."] if measured else []
     notes = [
-        f"{name}: {printable(of.reason)}." for name, of in sources_of(snapshot).items() if of.state == "ok" and of.reason
+        f"{name}: {printable(of.reason)}."
+        for name, of in sources_of(snapshot).items()
+        if of.state == "ok" and of.reason
     ]
     return " ".join((*cost, *notes))
 

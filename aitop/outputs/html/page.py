@@ -64,7 +64,9 @@ def to_html(snapshot: Snapshot, source_around: SourceAround | None = None) -> st
         no_verdict=text.no_verdict(snapshot),
         findings=[_finding(snapshot, verdict, source_around) for verdict in snapshot.diagnosis.verdicts],
         tables=tables(snapshot),
-        phases=[(key, text.PHASE_NAMES.get(key, key), _hue(key), share) for key, share in text.measured_phases(snapshot)],
+        phases=[
+            (key, text.PHASE_NAMES.get(key, key), _hue(key), share) for key, share in text.measured_phases(snapshot)
+        ],
         served=_served(snapshot),
         serving_times=text.serving_times(snapshot),
         ranks=_rank_table(snapshot.ranks) if snapshot.ranks is not None else None,
@@ -143,7 +145,7 @@ def _hue(key: str) -> str:
 
 
 def _finding(snapshot: Snapshot, verdict: Verdict, source_around: SourceAround | None) -> dict[str, Any]:
-    """A verdict with all that the page shows of it. `changes` are fixes in words and, where a line is known, as a diff."""
+    """A verdict with all that the page shows of it. `changes` are fixes in words and, where possible, as a diff."""
     edits: dict[str, Edit] = {}
     host, target = snapshot.host, snapshot.target
     if host is not None and source_around is not None:

@@ -93,7 +93,7 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
         f"{percent(share)} of the time could serve {size}",
         evidence=(
             f"an iteration takes {duration(cost.fixed)}, and {duration(cost.decode)} more for each request in it",
-            f"the engine waits for requests {percent(account.shares.get('idle', 0.0))} of the time",
+            f"the engine waits for requests {percent(idle)} of the time",
         ),
         fixes=(
             fix(
