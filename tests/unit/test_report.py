@@ -243,7 +243,7 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
 )
 def test_text_says_what_a_share_is_of(base, words):
     verdict = Verdict(id="a", severity="info", title="t", confidence=0.5, share=0.46, base=base)
-    assert f"46 % {words} ·" in to_text(report_of(snapshot(diagnosis=Diagnosis(verdicts=(verdict,)))))
+    assert f"46 % {words} ·" in to_text(snapshot(diagnosis=Diagnosis(verdicts=(verdict,))))
 
 
 def test_no_line_of_the_text_is_longer_than_the_page():

@@ -30,9 +30,13 @@ MOST_SITES = 3
 def too_few_steps(snapshot: Snapshot) -> str | None:
     """What is missing to compare ranks, in words; None where nothing is."""
     ranks = snapshot.ranks
-    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step) or _waits_alone(snapshot) is not None:
+    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step):
         return None
     return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
+
+
+def _too_few_steps(snapshot: Snapshot) -> str | None:
+    return None if _waits_alone(snapshot) is not None else too_few_steps(snapshot)
 
 
 def _waits_alone(snapshot: Snapshot) -> float | None:
@@ -54,7 +58,7 @@ def _elsewhere(ranks: Ranks) -> list[str]:
     return [f"{told}: `aitop fleet` compares all ranks, where `aitop export --hook` watches them"] if number > 0 else []
 
 
-@rule("comm-bound", 0.2, 0.12, missing=too_few_steps)
+@rule("comm-bound", 0.2, 0.12, missing=_too_few_steps)
 def comm_bound(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late.
 

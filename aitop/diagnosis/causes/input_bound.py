@@ -15,6 +15,7 @@ from aitop.diagnosis.causes import producers
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import host_limit, host_unproven, timed_on_device
 from aitop.diagnosis.evidence import (
+    HOST,
     NO_LINES,
     Lines,
     blocks_loop,
@@ -220,14 +221,15 @@ def why_transient(snapshot: Snapshot, wait: Wait) -> str | None:
 
 def _quiet_windows(snapshot: Snapshot, wait: Wait) -> list[bool]:
     """For each second of steps, else for each window of stacks, whether there was next to nothing of the wait in it."""
-    steps, process, lines = records(snapshot), main_stacks(snapshot), wait.lines.lines
-    windows = by_window(lines, process) if lines and process is not None else []
+    steps, process = records(snapshot), main_stacks(snapshot)
+    beside = main_lines(snapshot, lambda entry: entry.phase in (*HOST, "data", "environment")).lines
+    windows = by_window(beside, process) if beside and process is not None else []
     if steps:
         waited: dict[int, float] = {}
         whole: dict[int, float] = {}
         for step in steps:
-            second, beside = int(step.end), 0.0 if wait.kind == "loader" else step.outside
-            waited[second] = waited.get(second, 0.0) + step.loading + beside
+            second, outside = int(step.end), 0.0 if wait.kind == "loader" else step.outside
+            waited[second] = waited.get(second, 0.0) + step.loading + outside
             whole[second] = whole.get(second, 0.0) + step.seconds
         windows = [waited[second] / whole[second] if whole[second] > 0 else 0.0 for second in sorted(whole)]
     return [value < QUIET * wait.share for value in windows]
