@@ -26,8 +26,8 @@ def user_of(process: ProcessId | None) -> User | None:
     return None if status is None or ProcessId(status.pid, procfs.started(status.started)) != process else status.user
 
 
-def open_as(process: ProcessId, path: str) -> int:
-    """A descriptor to read the regular file that the process knows as `path` (absolute). Raises OSError.
+def open_as(process: ProcessId, path: str, *, folder: bool = False) -> int:
+    """A descriptor to read the regular file, or `folder`, that the process knows as `path` (absolute). Raises OSError.
 
     For a process of our own user the kernel's own check of the rights is enough.
     """
@@ -37,7 +37,7 @@ def open_as(process: ProcessId, path: str) -> int:
         user = user_of(process)
         if user is None:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        return open_below(root, path, None if user.user == os.geteuid() else user)
+        return open_below(root, path, None if user.user == os.geteuid() else user, folder=folder)
     finally:
         os.close(root)
 
@@ -50,12 +50,12 @@ def open_folder_as(pid: int, path: str, user: User) -> int:
     """
     root = os.open(f"{procfs.PROC}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return open_below(root, path, user, folder=True)
+        return open_below(root, path, user, folder=True, rights=MAKE)
     finally:
         os.close(root)
 
 
-def open_below(root: int, path: str, user: User | None, *, folder: bool = False) -> int:
+def open_below(root: int, path: str, user: User | None, *, folder: bool = False, rights: int = READ) -> int:
     """A descriptor of the regular file, or `folder`, at `path` below the folder of descriptor `root`. Raises OSError.
 
     `..` stays below the root, and an absolute link starts at it again. With `user` None only the kernel checks rights.
@@ -66,7 +66,7 @@ def open_below(root: int, path: str, user: User | None, *, folder: bool = False)
         status = os.fstat(way[-1])
         if not folder and not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        _must_allow(way[-1], user, MAKE if folder else READ)
+        _must_allow(way[-1], user, rights)
         # By its descriptor: the name may lead to another file by now.
         flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECTORY if folder else os.O_NONBLOCK | os.O_NOCTTY)
         return os.open(f"/proc/self/fd/{way[-1]}", flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 Origin = Literal["user", "torch", "library", "stdlib", "native"]
@@ -38,11 +38,12 @@ def origin_of(file: str, user: bool) -> Origin:
     return "torch" if _TORCH.search(file) else "library"
 
 
-def is_user(file: str, script: str | None) -> bool:
+def is_user(file: str, script: str | None, installed: Callable[[str], bool] | None = None) -> bool:
     """Whether the file of a frame is the user's code.
 
     `script` is the path of the target's main script: it and what lies beside it are the user's wherever they are.
-    None says that the target has none (`python -c`, an interactive session).
+    None says that the target has none (`python -c`, an interactive session). `installed` says of a file whether it
+    lies where packages were installed, of which the path alone need not tell.
     """
     if "/aitop/hook/" in file:
         return False
@@ -56,6 +57,7 @@ def is_user(file: str, script: str | None) -> bool:
         or _STANDARD_LIBRARY.search(file)
         or _TORCH_ITSELF.search(file)
         or _COMMAND.search(file)
+        or (installed is not None and installed(file))
     )
 
 

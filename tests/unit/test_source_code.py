@@ -29,6 +29,15 @@ def line_of(code, file, line):
     return found[0][1] if found else None
 
 
+def test_what_lies_beside_the_metadata_of_packages_is_installed(code, tmp_path):
+    (tmp_path / "layer" / "numbers" / "core").mkdir(parents=True)
+    (tmp_path / "layer" / "numbers-1.2.dist-info").mkdir()
+    (tmp_path / "project" / "layers").mkdir(parents=True)
+    assert code.installed(str(tmp_path / "layer" / "numbers" / "core" / "add.py"))
+    assert not code.installed(str(tmp_path / "project" / "layers" / "net.py"))
+    assert not code.installed(str(tmp_path / "gone" / "net.py"))
+
+
 def test_lines(code, tmp_path):
     file = tmp_path / "train.py"
     file.write_bytes(b"one\r\ntwo\n\tthree\x1b[31m \xe2\x80\xaered\nb\xff")

@@ -86,6 +86,12 @@ def test_a_stack_whose_callers_are_not_known_is_left_out(window):
     )
 
 
+def test_where_most_stacks_seem_torn_the_source_is_not_understood_and_they_stay(window):
+    compiles = (("main", 5), ("move", 11), ("physics", 13), MODULE)
+    names = (("main", 5), ("move", 11), ("physics", 13), (MODULE[0], 1))
+    assert window({MOVES: 2, compiles: 36}) == {MOVES: 2, names: 36}
+
+
 def test_what_the_source_does_not_tell_stays_as_it_was_seen(window):
     def stays(*stack, source=LOOP, **others):
         named = tuple((frame[0], frame[-1]) for frame in stack)

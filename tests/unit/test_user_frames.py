@@ -93,3 +93,9 @@ def test_a_process_without_code_of_the_user_runs_the_package_that_it_entered_fir
     assert application([SERVES, [f"{SITE}/uvicorn/server.py", "/home/me/app.py"]], None) is None, "a line of the user"
     launcher = [f"{SITE}/torch/distributed/run.py", "/usr/lib/python3.11/subprocess.py"]
     assert application([launcher], None) is None
+
+
+def test_what_was_installed_elsewhere_is_not_the_users_but_what_lies_beside_the_script_is():
+    layer = "/opt/layer/numbers/add.py"
+    assert is_user(layer, SCRIPT) and not is_user(layer, SCRIPT, lambda file: file == layer)
+    assert is_user("/home/ada/proj/data/decode.py", SCRIPT, lambda file: True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from typing import NamedTuple
@@ -16,6 +17,8 @@ LARGEST_FILE = 2 << 20
 LONGEST_LINE = 500
 LINES_ABOVE = 1000
 FILES_KEPT = 64
+# A folder with more entries than this is one of data.
+MOST_ENTRIES = 20_000
 _FUNCTION = re.compile(r"(?:(?:async\s+)?def|class)\b")
 _IF, _ELSE = re.compile(r"(?:el)?if\b"), re.compile(r"else\s*:")
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -43,6 +46,7 @@ class SourceCode:
     def __init__(self, process: ProcessId) -> None:
         self.process = process
         self._files: dict[str, _File] = {}
+        self._packages: dict[str, bool] = {}
         self._folder = procfs.link(f"{procfs.PROC}/{process.pid}/cwd") or "/"
 
     def place(self, file: str, line: int) -> Place | None:
@@ -62,6 +66,30 @@ class SourceCode:
         """The whole file as it is, with its control characters."""
         source = self._read(file)
         return source.text if source is not None else None
+
+    def installed(self, file: str) -> bool:
+        """Whether a file lies below a folder into which packages were installed, wherever that is.
+
+        An installer leaves a folder `NAME-VERSION.dist-info` beside each package.
+        """
+        folder = os.path.dirname(file)
+        if folder not in self._packages:
+            above = os.path.dirname(folder)
+            self._packages[folder] = self._has_metadata(folder) or (above != folder and self.installed(folder))
+        return self._packages[folder]
+
+    def _has_metadata(self, folder: str) -> bool:
+        try:
+            handle = open_as(self.process, folder, folder=True)
+        except (OSError, ValueError):
+            return False
+        try:
+            with os.scandir(handle) as entries:
+                return any(entry.name.endswith(".dist-info") for entry in itertools.islice(entries, MOST_ENTRIES))
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
 
     def _lines(self, file: str, line: int) -> tuple[str, ...]:
         """The file's lines as they are, without their ends; empty if there is no such line."""

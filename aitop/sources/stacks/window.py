@@ -206,7 +206,7 @@ class WindowBuilder:
 
     def _index(self, raw: RawFrame, file: str, code: SourceCode, package: str | None) -> int:
         line = raw.line or 0
-        user = is_user(file, self._script)
+        user = is_user(file, self._script, code.installed)
         if package is not None and file.startswith(package):
             user = not any(meaning(file, raw.name))
         key = raw.name, file, line, user
