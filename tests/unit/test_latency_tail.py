@@ -241,8 +241,8 @@ def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype)
 
 @pytest.mark.parametrize(
     ("on_core", "delay", "own"),
-    [(True, 0.4, True), (False, 0.0, True), (False, 0.4, False)],
-    ids=["computes in a crowd", "waits for something of its own", "waits for a core"],
+    [(True, 0.4, True), (False, 0.0, True), (False, 0.07, True), (False, 0.4, False)],
+    ids=["computes in a crowd", "waits for something of its own", "waits for both", "waits for a core"],
 )
 def test_a_wait_for_a_core_is_no_time_of_the_handlers_own(on_core, delay, own):
     """Of the same long requests it is known how much CPU time each took, and how long the kernel let threads wait."""
@@ -251,6 +251,8 @@ def test_a_wait_for_a_core_is_no_time_of_the_handlers_own(on_core, delay, own):
     crowd = {"run_delay": constant(delay, 31), "main_thread": constant(0.4, 31)}
     found = tail.judge(server(requests, lines=[runs], series=crowd))
     assert (isinstance(found, Finding) and found.verdict.subtype == "handler") == own
+    claims = found.claims if isinstance(found, Finding) else ()
+    assert {entry.line for entry in claims} == ({31} if own else set())
 
 
 def test_waits_for_a_core_explain_only_what_nothing_else_does():

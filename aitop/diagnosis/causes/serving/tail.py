@@ -333,7 +333,7 @@ def _claims(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Itera
     if came or kind not in ("event-loop", "handler"):
         return came
     handling = tuple(handler_entries(snapshot))
-    seconds = sum((each.until - each.begin) * each.weight for each in held if each.kind == "handler")
+    seconds = sum(each.until - each.begin for each in held if each.kind == "handler")
     return handling if seconds >= MOSTLY * lines_of(handling).share * snapshot.window else ()
 
 
