@@ -204,7 +204,7 @@ def watched() -> Callable[..., dict[str, Any]]:
     the last one is raised. So a test takes as long as its machine needs.
     """
     from aitop.commands.headless import watching
-    from aitop.commands.options import add_watch_options, settle, watch_options
+    from aitop.commands.options import add_watch_options, settle
     from aitop.model.settings import Settings
     from aitop.outputs.report import as_json, report_of
     from aitop.sources.host.target import look
@@ -229,7 +229,7 @@ def watched() -> Callable[..., dict[str, Any]]:
                 return False
             return True
 
-        with watching([look(pid)], watch_options(args)) as watcher:
+        with watching([look(pid)], args.settings) as watcher:
             watcher.wait(most, until=holds)
         assert seen is not None, f"nothing was seen of {pid} in {most} s"
         check(report)
