@@ -301,7 +301,7 @@ SERVING = (
             "while start < len(word):",
             "end = min(len(word), start + self.longest)",
         ),
-        left=(left.REVIEWS_API,),
+        left=(left.REVIEWS_API, left.REVIEWS_HOST),
     ),
     _scenario(
         "complaints_desk",

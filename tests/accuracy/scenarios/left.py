@@ -146,6 +146,8 @@ REVIEWS_API = Left(
         ("ids = torch.tensor([tokenizer", "ids = ids if ids is not None else torch.tensor([tokenizer"),
     ),
 )
+# In the first seconds, before the model's calls are seen.
+REVIEWS_HOST = replace(REVIEWS_API, verdict="host-bound")
 COMPLAINTS_DESK = Left(
     "preprocessing-bound",
     1.67,
