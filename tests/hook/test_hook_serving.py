@@ -111,7 +111,9 @@ def test_a_request_of_a_web_server_has_the_parts_that_its_own_thread_did(watched
     for record in sample.requests:
         parts = (record.queue, record.preprocess, record.model, record.postprocess)
         assert sum(parts) == pytest.approx(record.seconds)
-        assert record.preprocess >= 0.010 and record.model >= 0.020 and record.postprocess >= 0.005
+        assert record.preprocess >= 0.010 and record.model >= 0.020
+        # Where the thread was late to go on, when it had sent its answer is known to half a tick of the kernel's.
+        assert record.postprocess >= 0.005 - A_TICK / 2
         assert record.first_token is None and record.tokens is None
 
 
