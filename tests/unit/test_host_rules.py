@@ -510,6 +510,15 @@ def test_a_loop_of_tiny_operations():
     assert "around tiny operations" in verdict.title and any("may be larger" in told for told in verdict.evidence)
 
 
+def test_of_operations_that_are_not_tiny_only_what_holds_the_lock_is_surely_gained():
+    """10 % of the step hold the lock: of 4,000 operations all the calls may go, of 40 at most that."""
+    records = steps(seconds=0.1, forward=0.04, backward=0.05)
+    tiny, few = (
+        fired(python_overhead.judge(snapshot(records, lines=TINY, facts=facts(ops=ops)))) for ops in (4000, 40)
+    )
+    assert tiny.speedup_range[0] > 1.5 and few.speedup_range[0] < 1.0 / (1.0 - 0.1)
+
+
 @pytest.mark.parametrize(("activity", "severity"), [("wait-network", "critical"), ("native", "warning")])
 def test_sampled_io_is_critical_only_where_the_kernel_says_that_it_waits(activity, severity):
     writing = line("log_metrics", 0.4, activity=activity, work="database")

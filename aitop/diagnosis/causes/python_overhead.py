@@ -24,7 +24,7 @@ from aitop.diagnosis.evidence import (
     short_place,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import Scope, estimated, fix
+from aitop.diagnosis.what_if import Scope, estimated, fix, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import count, percent
@@ -61,6 +61,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if share <= 0.0:
         return None
     mostly_model = in_model > between
+    surely = 0.7 * share
+    if per_op is not None and not tiny:
+        # Operations that are no tiny ones are more than calls: only what holds the lock goes for certain.
+        surely = min(surely, 1.0 - without(python.share + between, (*python.entries, *beside.entries)).most)
     claims = (*((python if gpu else model).entries if in_model else ()), *(beside.entries if between else ()))
     # Where Python runs, rather than where a native call takes long beside it.
     lines = python if mostly_model else beside
@@ -78,8 +82,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity="info" if once else None,
         share=share,
-        # What large operations would take instead is not known: at the least what Python takes goes, at most all of it.
-        gone=estimated(share, 0.7 * share, share + 0.9 * (1.0 - share)) if mostly_model else share,
+        # What large operations would take instead is not known: at most all of it goes.
+        gone=estimated(share, surely, share + 0.9 * (1.0 - share)) if mostly_model else share,
         signals=(tiny and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
         # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
         doubtful=once or host_unproven(snapshot),
