@@ -1,24 +1,25 @@
-"""CPU time that the hook adds to one step: two equal runs in one process, and the hook watches one of them.
+"""CPU time that the hook adds to one step: one step of a run with the hook and one without it, again and again.
 
-The runs take turns step by step, so that whatever else the machine does affects both alike. This resolves single
-microseconds, where rounds of a second (hook_cost.py) resolve tens of them. Times are CPU times of the thread, which is
-never idle here. Each step finds the caches filled by the other run.
+Both steps of a pair are of the same model, in random order, so whatever else the machine does affects both alike. From
+process to process the same code differs, also by where in memory things happen to lie: all of it is measured in one
+fresh process after the other. A figure is their median, with the range of all of them and of the middle half, and a bar
+is for the median. Times are CPU times of the thread, which is never idle here.
 
-  nothing   neither is watched: what the order of the two makes, and is taken off the others
+  nothing   neither step is watched: what the way of measuring makes, and is taken off the others of that process
   run       the hook as it is once it has begun to count: most short steps are only counted, the others are timed; what
             either adds is printed apart, with the mean of both; what is done a few times a second comes on top
   timed     each step timed, as where steps are not short
-  counted   each step only counted
-  passed    each step only counted, batches and forwards passed on without a look
 
-    python tests/bench/hook_cost_steps.py --seconds 45
+    python tests/bench/hook_cost_steps.py --processes 18
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -36,14 +37,14 @@ from aitop.hook import phases, sampling
 from aitop.hook.optimizer import TABLES
 from aitop.hook.patches import Patches
 
-# Steps of a block; those of `run` are enough for several turns, and all is held against `nothing`.
-WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
+# Pairs of a block; those of `run` are enough for several turns, and all is held against `nothing`.
+WARM_PAIRS, BLOCKS = 20, {"nothing": 800, "run": 1600, "timed": 400}
 LONG_NS = 10**18
 GLOBALS = [(torch.autograd, "_engine_run_backward"), *((optim, name) for name in TABLES)]
 # Of fewer steps no figure is given: on a loaded machine the run may not get to counting, or count nearly all the time.
 FEWEST = 40
 
-# Nanoseconds of a step of the other run, and of the watched one's that came just after: was that one only counted?
+# Nanoseconds of a step without the hook, and of one with it that came just before or after: was it only counted?
 Pair = tuple[int, int, bool]
 
 
@@ -57,21 +58,40 @@ class Endless(Rows):
         return self.rows[index % 3200], index % 10
 
 
+class PlainIterator(data._SingleProcessDataLoaderIter):
+    pass
+
+
 class WatchedIterator(data._SingleProcessDataLoaderIter):
     pass
 
 
-class WatchedLoader(DataLoader):
+class Loader(DataLoader):
     def _get_iterator(self):
-        return WatchedIterator(self)
+        self.under_way = PlainIterator(self)
+        return self.under_way
 
 
 class WatchedMlp(Mlp):
     pass
 
 
+class Run:
+    """A run whose model and batches have the classes that the hook wraps, or their likes, as it is told."""
+
+    def __init__(self) -> None:
+        self.model, self._loader = Mlp(), Loader(Endless(3200, 64), batch_size=16)
+        self.steps = steps_of(self.model, loader=self._loader)
+        next(self.steps)
+
+    def be(self, *, watched: bool) -> None:
+        """Have these classes from now on. To wrap and unwrap one class all the time would empty Python's caches."""
+        object.__setattr__(self.model, "__class__", WatchedMlp if watched else Mlp)
+        self._loader.under_way.__class__ = WatchedIterator if watched else PlainIterator
+
+
 class Switch:
-    """Puts the hook's wrappers around the watched run, and what is global only for a step of it."""
+    """Puts the hook's wrappers around the watched classes, and what is global only for a watched step."""
 
     def __init__(self, session: Any) -> None:
         self.session, self.journal = session, session.journal
@@ -82,25 +102,23 @@ class Switch:
         iterate = phases.wrap_next(data._BaseDataLoaderIter.__next__, session)
         call = phases.wrap_forward(torch.nn.Module.__call__, session, torch.nn.Module)
         self.classes = [(WatchedIterator, "__next__", iterate), (WatchedMlp, "__call__", call)]
-        # What is global as either run has it. The hook changes it for the watched one as steps are counted or timed.
+        # What is global as either step has it. The hook changes it for the watched one as steps are counted or timed.
         self.plain = _swap()
         session._patches = Patches()
         session._watch_backward()
         session._optimizers.install()
         self.watched = _swap(self.plain)
-        self.optimizer = 0
         # The ticks of the run, as SelfTimer has them.
         self.ticks: list[tuple[int, int, int]] = []
-        # Nanoseconds in which the run was at it, and all of its blocks, which are the other run's as well.
+        # Nanoseconds of the watched steps, and of all the block, with the other steps.
         self.at_it = self.in_all = 0
 
     def begin(self, variant: str) -> None:
-        """Wrap the classes, and let the hook count always, never, or as it likes."""
-        journal, now = self.journal, time.monotonic_ns()
+        """Wrap the classes, and let the hook count never, or as it likes."""
+        journal = self.journal
         self.over()
         self.session.ticks.clear()
-        journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
-        # A block of `counted` leaves one that never comes.
+        journal.last_step, journal.due, journal.skip, journal.count_soon = time.monotonic_ns(), 0, 0, False
         journal.count_until = journal.passes = 0
         # A run in which nothing rare has happened for long.
         self.session.sampling._look_until = 1
@@ -110,12 +128,6 @@ class Switch:
                 setattr(owner, name, wrapper)
             elif name in vars(owner):
                 delattr(owner, name)
-        if variant in ("counted", "passed"):
-            journal.longest = LONG_NS
-            with self.on(variant):
-                self.session.sampling.begin(now, self.optimizer)
-            journal.count_until = LONG_NS
-            journal.passes = LONG_NS if variant == "passed" else 0
 
     def over(self) -> None:
         """End the counting."""
@@ -124,7 +136,7 @@ class Switch:
 
     @contextlib.contextmanager
     def on(self, variant: str) -> Iterator[None]:
-        """Have what is global as the watched run has it, but for `nothing`."""
+        """Have what is global as a watched step has it, but for `nothing`."""
         if variant == "nothing":
             yield
             return
@@ -133,12 +145,6 @@ class Switch:
             yield
         finally:
             self.watched = _swap(self.plain)
-
-    def meet(self, run: Iterator[None]) -> None:
-        """Learn which optimizer the watched run has."""
-        optim._global_optimizer_post_hooks[0] = lambda optimizer, *_: setattr(self, "optimizer", id(optimizer))
-        next(run)
-        optim._global_optimizer_post_hooks.clear()
 
 
 def _swap(values: Sequence[Any] | None = None) -> list[Any]:
@@ -149,38 +155,31 @@ def _swap(values: Sequence[Any] | None = None) -> list[Any]:
     return were
 
 
-def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[Pair]:
+def pairs(switch: Switch, variant: str, run: Run) -> list[Pair]:
     """The steps of a block; of `run` those from where counting begins for the first time."""
     switch.begin(variant)
     steps: list[Pair] = []
     clock, journal, began = time.thread_time_ns, switch.journal, time.thread_time_ns()
-    for _ in range(BLOCKS.get(variant, BLOCK)):
-        start = clock()
-        next(plain)
-        without = clock() - start
-        counted = journal.counting
-        with switch.on(variant):
-            start = clock()
-            next(watched)
-            steps.append((without, clock() - start, counted and journal.counting))
+    for _ in range(BLOCKS[variant]):
+        taken, counted = [0, 0], journal.counting
+        for watched in random.sample((False, True), 2):
+            run.be(watched=watched)
+            with switch.on(variant if watched else "nothing"):
+                start = clock()
+                next(run.steps)
+                taken[watched] = clock() - start
+        steps.append((taken[0], taken[1], counted and journal.counting))
     if variant == "run":
         switch.at_it += sum(pair[1] for pair in steps)
         switch.in_all += clock() - began
         switch.ticks += switch.session.ticks
     switch.over()
-    first = next((at for at, pair in enumerate(steps) if pair[2]), len(steps)) if variant == "run" else WARM_STEPS
+    first = next((at for at, pair in enumerate(steps) if pair[2]), len(steps)) if variant == "run" else WARM_PAIRS
     return steps[first:]
 
 
-def added(taken: list[Pair]) -> tuple[float, float]:
-    """Microseconds that the watched steps took more: by the quick ones of either run, which nothing else disturbed, and
-    half of what halves of the steps differ in that.
-    """
-    halves = [_between(taken[half::2]) for half in (0, 1)]
-    return _between(taken), abs(halves[0] - halves[1]) / 2
-
-
-def _between(taken: list[Pair]) -> float:
+def added(taken: list[Pair]) -> float:
+    """Microseconds that the watched steps took more: by the quick ones of either, which nothing else disturbed."""
     without, watched = (_quick([pair[at] for pair in taken]) for at in (0, 1))
     return (watched - without) / 1000
 
@@ -191,69 +190,95 @@ def _quick(times: list[int]) -> float:
     return statistics.fmean(ordered[len(ordered) // 20 : len(ordered) // 3])
 
 
-def figures(times: dict[str, list[Pair]], switch: Switch, step_us: float) -> Iterator[Figure]:
-    """What each variant adds beyond the order of the two runs."""
-    base, base_error = added(times["nothing"])
-
-    def line(what: str, taken: list[Pair], most: float | None = None) -> Figure:
-        if len(taken) < FEWEST:
-            return Figure(what, None, "µs", most=most, spread=f"only {len(taken)} steps")
-        microseconds, error = added(taken)
-        spread = f"± {(error**2 + base_error**2) ** 0.5:.1f}, {len(taken)} steps"
-        return Figure(what, microseconds - base, "µs", most=most, spread=spread)
-
-    yield line("added where each step is only counted", times["counted"])
-    yield line("added where batches and forwards are passed on without a look", times["passed"])
-    yield line("added where each step is timed", times["timed"])
-    counted, timed = ([pair for pair in times["run"] if pair[2] is only_counted] for only_counted in (True, False))
-    share = len(counted) / max(1, len(times["run"]))
-    each = [line("added to a counted step of a run", counted, 10), line("added to a timed step of a run", timed, 30)]
-    yield from each
-    parts = zip(each, (len(counted), len(timed)), strict=True)
-    known = [(figure.value, count) for figure, count in parts if figure.value is not None]
-    if not known:
-        return
-    ticks = _ticks(switch)
-    mean = sum(value * count for value, count in known) / sum(count for _, count in known) + ticks
-    spread = f"{share:.0%} of the steps only counted, {ticks:.1f} µs for what is done a few times a second"
-    yield Figure("added to a step in the mean", mean, "µs", spread=spread)
-    yield Figure(f"the same, of a step of {step_us / 1000:.2f} ms", mean / step_us * 100, "%", most=1)
+def measured(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float]:
+    """What one process has to say: by name of what was measured; left out is what there were too few steps for."""
+    groups = {"timed": times["timed"]}
+    for only_counted, name in ((True, "run counted"), (False, "run timed")):
+        groups[name] = [pair for pair in times["run"] if pair[2] is only_counted]
+    base = added(times["nothing"])
+    found = {name: added(taken) - base for name, taken in groups.items() if len(taken) >= FEWEST}
+    known = {name: len(groups[name]) for name in ("run counted", "run timed") if name in found}
+    if known:
+        found["ticks"] = _ticks(switch)
+        found["mean"] = found["ticks"] + sum(found[name] * count for name, count in known.items()) / sum(known.values())
+        found["step"] = statistics.median(pair[0] for pair in times["nothing"]) / 1000
+        found["percent"] = found["mean"] / found["step"] * 100
+        found["share counted"] = known.get("run counted", 0) / len(times["run"]) * 100
+    return found
 
 
 def _ticks(switch: Switch) -> float:
-    """Microseconds of a step for the ticks, by the median one. While the watched run waits for the other
-    one, time goes on: one that has it all to itself makes so many more steps between two ticks.
+    """Microseconds of a step for the ticks, by the median one. Time goes on during the steps that are not watched: a
+    run of watched ones alone makes so many more between two ticks.
     """
     ticks = switch.ticks
     usual = statistics.median(length for _, _, length in ticks) * len(ticks) / 1000
     return usual / sum(timed + counted for timed, counted, _ in ticks) * switch.at_it / switch.in_all
 
 
-def main() -> int:
-    parser = options(__doc__)
-    parser.add_argument("--seconds", type=float, default=45.0)
-    args = parser.parse_args()
-    variants = ["nothing", "run", "timed", "counted", "passed"]
+def figures(processes: Sequence[dict[str, float]]) -> Iterator[Figure]:
+    """The median of the processes for each that was measured in most of them, with its range."""
+
+    def line(what: str, name: str, unit: str = "µs", most: float | None = None, more: str = "") -> Figure:
+        values = sorted(process[name] for process in processes if name in process)
+        if len(values) <= len(processes) / 2:
+            few = f"measured in {len(values)} of {len(processes)} processes"
+            return Figure(what, None, unit, most=most, spread=few)
+        all_of = f"{values[0]:.1f}–{values[-1]:.1f}"
+        half = f"{values[len(values) // 4]:.1f}–{values[-1 - len(values) // 4]:.1f}"
+        spread = f"{all_of} of {len(values)} processes, half of them {half}{more}"
+        return Figure(what, statistics.median(values), unit, most=most, spread=spread)
+
+    yield line("added where each step is timed", "timed")
+    yield line("added to a counted step of a run", "run counted", most=10)
+    yield line("added to a timed step of a run", "run timed", most=30)
+    share, ticks, step = (line("", name).value or 0.0 for name in ("share counted", "ticks", "step"))
+    more = f"; {share:.0f} % of the steps only counted, {ticks:.1f} µs for what is done a few times a second"
+    yield line("added to a step in the mean", "mean", more=more)
+    yield line("the same, of the step", "percent", "%", most=1, more=f"; of {step / 1000:.2f} ms")
+
+
+def in_this_process(rounds: int) -> dict[str, float]:
+    """Take all of them in turns, in random order, so many times."""
+    variants = list(BLOCKS)
     torch.set_num_threads(1)
     aitop.hook.remove()
     assert aitop.hook.install("run") == "installed"
     switch = Switch(aitop.hook._session)
-    plain = steps_of(Mlp(), loader=DataLoader(Endless(3200, 64), batch_size=16))
-    watched = steps_of(WatchedMlp(), loader=WatchedLoader(Endless(3200, 64), batch_size=16))
-    for _ in range(100):
-        next(plain)
-        next(watched)
-    switch.meet(watched)
+    run = Run()
+    for _ in range(200):
+        next(run.steps)
     times: dict[str, list[Pair]] = {name: [] for name in variants}
-    until = time.monotonic() + args.seconds
-    while time.monotonic() < until:
+    for _ in range(rounds):
         random.shuffle(variants)
         for name in variants:
-            times[name] += pairs(switch, name, plain, watched)
-    step_us = statistics.median(pair[0] for pair in times["nothing"]) / 1000
-    code = publish(args, list(figures(times, switch, step_us)))
+            times[name] += pairs(switch, name, run)
     aitop.hook.remove()
-    return code
+    return measured(times, switch)
+
+
+def in_fresh_processes(count: int, rounds: int) -> list[dict[str, float]]:
+    """One after the other, each with a layout of its memory and seeds of its hashes of its own."""
+    found = []
+    for number in range(1, count + 1):
+        command = [sys.executable, __file__, "--here", "--rounds", str(rounds)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        found.append(json.loads(done.stdout))
+        told = ", ".join(f"{name} {value:.1f}" for name, value in found[-1].items())
+        print(f"process {number} of {count}: {told}", file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("--processes", type=int, default=18, help="how many, one after the other: some 17 s each")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each process")
+    parser.add_argument("--here", action="store_true", help="in this process alone; prints JSON, keeps nothing")
+    args = parser.parse_args()
+    if args.here:
+        print(json.dumps(in_this_process(args.rounds)))
+        return 0
+    return publish(args, list(figures(in_fresh_processes(args.processes, args.rounds))))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ JUDGING = (*WATCHING, "aitop/diagnosis", *HOOK)
 
 BENCHES = {
     "What watching costs the run": (
-        Bench("bench/hook_cost_steps.py", "--seconds 60", "--seconds 25", about=HOOK),
+        Bench("bench/hook_cost_steps.py", "--processes 18", "--processes 3", about=HOOK),
         Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp", about=HOOK),
         Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 10"),
         Bench("bench/burst_cost.py", "", "--bursts 2", about=(*HOOK, "aitop/engine/torch_profile.py")),

@@ -95,7 +95,7 @@ def test_a_result_is_outdated_by_a_change_of_what_it_is_about(history, tmp_path)
         (["--whole", "--outdated", "hook_cost_steps"], True),
     ],
 )
-@pytest.mark.parametrize("arguments", ["--seconds 25", "--seconds 60"])
+@pytest.mark.parametrize("arguments", ["--processes 3", "--processes 18"])
 def test_a_quick_result_is_no_whole_one(monkeypatch, words, again, arguments):
     record = {"commit": "1234567", "arguments": arguments}
     monkeypatch.setattr(results, "read", lambda: {"hook_cost_steps": record})
@@ -105,7 +105,7 @@ def test_a_quick_result_is_no_whole_one(monkeypatch, words, again, arguments):
     monkeypatch.setattr(every, "run_to_end", lambda command: run.append(command) or 0)
     monkeypatch.setattr(sys, "argv", ["all.py", *words])
     assert every.main() == 0
-    assert bool(run) == (again and arguments == "--seconds 25")
+    assert bool(run) == (again and arguments == "--processes 3")
 
 
 def test_a_bench_that_runs_writes_its_section(tmp_path):
