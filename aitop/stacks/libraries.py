@@ -28,7 +28,8 @@ COMPUTES: tuple[Work, ...] = ("tensor", "array")
 class Meaning(NamedTuple):
     """What a library's frame says; None for what it leaves open.
 
-    `rests`: that is of the function itself, and nothing is said of what it calls.
+    `rests`: state and work are of the function itself, and nothing is said of what it calls; its phase is also of what
+    it calls, but not of the user's functions among that.
     """
 
     phase: Phase | None = None
@@ -150,6 +151,9 @@ TABLE: tuple[Row, ...] = (
          work="tokenize"),
     _row(r"/sglang/srt/managers/detokenizer_manager\w*\.py$", r"handle_batch\w*|_decode\w*|_batch_decode\w*",
          phase="postprocess", work="tokenize"),
+    # transformers: what `generate` does around the model for each token, apart from what its caller gave it to call
+    _row(r"/transformers/generation/(?:utils|logits_process|stopping_criteria)\.py$", phase="forward", work="tensor",
+         rests=True),
     # transformers: continuous batching, and the thread of its server that generates
     _row(r"/transformers/generation/continuous_batching/continuous_api\.py$", r"prepare_next_batch",
          phase="schedule"),

@@ -121,10 +121,12 @@ def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
     """The phase that library frames stand for, and the index of the first; else "outside" and the number of frames."""
     phase: Phase | None = None
     first = len(frames)
+    users = max((index for index, frame in enumerate(frames) if frame.user), default=-1)
     for index, frame in enumerate(frames):
         if frame.user:
             continue
-        says = meaning(frame.file, frame.function).phase
+        meant = meaning(frame.file, frame.function)
+        says = None if meant.rests and index < users else meant.phase
         if says is not None and (phase is None or says in _REFINED.get(phase, ())):
             if phase in (None, "outside"):
                 first = index

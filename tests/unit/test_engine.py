@@ -233,3 +233,21 @@ def test_a_run_so_fast_that_few_seconds_of_its_steps_are_kept_still_has_its_stac
         if isinstance(event, HookSample) and event.time % 2 == 0:
             events.append(window(event.time, (RANK, "MainThread", True, model, 40)))
     assert play(events)[-1].stacks.processes[0].samples == 160
+
+
+def test_the_callers_own_code_within_generate_is_no_forward_pass():
+    """The hook times the whole call; stacks show what of it runs in a logits processor of the user's."""
+    call = ("user/poems.py:9 main | model.generate(ids)", "transformers/generation/utils.py:2500 _sample")
+    net = stack(*call, "torch/nn/modules/module.py:1773 _wrapped_call_impl")
+    drawn, own = stack(*call), stack(*call, "user/poems.py:31 Rhymes.__call__")
+    records = tuple(step(index, 0.1, kind="generate", forward=0.098) for index in range(10))
+    samples = [(RANK, "MainThread", True, frames, count) for frames, count in ((net, 14), (drawn, 6), (own, 20))]
+    events = [HookSample(time=1001.0, pid=RANK, steps=records), window(1001.0, *samples, seconds=1.0)]
+    last = play([*events, Tick(time=1001.1, wall=1e9)])[-1]
+    assert (last.phases.forward, last.phases.outside) == pytest.approx((0.5, 0.5))
+    lines = [(entry.phase, entry.line, round(entry.share, 3)) for entry in last.ledgers[0].entries]
+    assert lines == [("forward", 9, 0.5), ("host", 31, 0.5)]
+    own_module = stack(*call, "torch/nn/modules/module.py:1773 _call_impl", "user/net.py:5 Net.forward")
+    within = window(1001.0, *samples[:2], (RANK, "MainThread", True, own_module, 20), seconds=1.0)
+    last = play([events[0], within, Tick(time=1001.1, wall=1e9)])[-1]
+    assert last.phases.forward == pytest.approx(0.98), "a module of the user's is the model"

@@ -120,6 +120,16 @@ def test_work_done_once_per_batch_is_claimed_by_underbatched():
     assert [entry.position for entry in underbatched.judge(seen).claims] == ["within"]
 
 
+def test_what_the_call_of_generate_calls_back_is_no_work_done_once_per_batch():
+    """The batch is known from forwards of the call under way when the hook came in; whole calls take the time."""
+    bans = line("Rhymes.__call__", 0.4, number=5, position="within", via=[("serve", 20, "y = net.generate(x)")])
+    model = replace(MODEL, share=0.5)
+    calls = [step(index, 0.2, kind="generate", forward=0.1) for index in range(40, 80)]
+    seen = snapshot([*served(), *calls], kind="inference", facts=DENSE, lines=[model, bans])
+    verdict = underbatched.judge(seen)
+    assert not verdict.claims and 0.22 < level(verdict) < 0.55
+
+
 def test_a_server_that_waits_for_requests_is_not_underbatched():
     waits = line("serve", 0.6, activity="wait-queue", text="x = q.get()")
     seen = snapshot(served(forward=0.002), kind="inference", facts=DENSE, lines=[MODEL, waits])

@@ -22,6 +22,7 @@ from aitop.diagnosis.evidence import (
     producer_entries,
     records,
     running,
+    share_of_steps,
     takes_request,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -73,7 +74,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     samples = median_high(float(step.samples or 1) for step in steps)
     # A server that has taken more at once takes as many as are there.
     most = samples if training else max(float(step.samples or 1) for step in steps)
-    if most > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
+    if most > FEW_SAMPLES or facts is None:
         return None
     if not training and others_have_cores(snapshot):
         return BECAUSE_OF_OTHERS
@@ -85,7 +86,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if cost is None:
         return None
     batched = with_batch(together, cost.samples, cost.fixed, cost.each, surely=cost.measured)
-    part = 1.0 if training else _of_the_model(snapshot, steps)
+    part = 1.0 if training else _of_the_model(snapshot)
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     beside = 0.0 if training or snapshot.serving is None else _beside_the_model(snapshot)
     likely, low = max(0.0, share - beside), max(0.0, low - beside)
@@ -124,15 +125,22 @@ def _beside_the_model(snapshot: Snapshot) -> float:
     return cores_wanted(entry for entry in producer_entries(snapshot) if entry.pid in models)
 
 
-def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
+def _of_the_model(snapshot: Snapshot) -> float:
     """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does."""
-    forward = sum(step.forward for step in steps) / sum(step.seconds for step in steps)
+    forward = share_of_steps(records(snapshot), lambda step: step.forward) or 0.0
     return min(0.99, forward + min(_around_call(snapshot).share, max(0.0, 1.0 - forward)))
 
 
 def _around_call(snapshot: Snapshot) -> Lines:
-    """The host code around the model's call that runs once per batch."""
-    return main_lines(snapshot, lambda entry: entry.within_step)
+    """The host code around the model's call that runs once per batch.
+
+    What the call itself calls, as `generate` calls its caller's processors, may do so for each sample.
+    """
+    calls = {_above_forward(entry).at for entry in main_lines(snapshot, lambda entry: entry.phase == "forward").lines}
+    return main_lines(
+        snapshot,
+        lambda entry: entry.within_step and calls.isdisjoint((frame.file, frame.line) for frame in entry.via),
+    )
 
 
 def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:

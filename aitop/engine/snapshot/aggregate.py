@@ -51,6 +51,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     by_pid = {each.pid: each for each in stacks.processes} if stacks else {}
     # Of those that do the work the first stands for the job.
     process = next((by_pid[pid] for pid in workers if pid in by_pid), None)
+    steps = _without_callbacks(steps, process)
     engine = host.engine if host else None
     kind = _kind(records, stacks, serves=engine is not None)
     first = history.first_time if history.first_time is not None else tick.time
@@ -139,6 +140,35 @@ def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> St
         forward=record.forward - forward,
         communication_apart=(record.communication_apart or 0.0) + backward + forward,
     )
+
+
+def _without_callbacks(steps: Steps | None, process: ProcessStacks | None) -> Steps | None:
+    """The steps without the caller's own code in the forward pass of calls of `generate`, in every call alike.
+
+    The clock times the whole call, in which logits processors and stopping criteria of the user's run as well. Only
+    stacks tell these from the model.
+    """
+    if steps is None or process is None or process.pid != steps.pid:
+        return steps
+    measured, sampled = steps.phases, process.phases
+    if measured.forward is None or measured.outside is None or sampled.forward is None or sampled.outside is None:
+        return steps
+    generating = sum(record.forward for record in steps.recent if record.kind == "generate")
+    total = sum(record.seconds for record in steps.recent)
+    beyond = min(sampled.outside - measured.outside, measured.forward - sampled.forward)
+    moved = min(beyond, generating / total) if generating else 0.0
+    if moved <= 0.0:
+        return steps
+    kept = 1.0 - moved * total / generating
+    recent, spread = (
+        tuple(
+            msgspec.structs.replace(record, forward=record.forward * kept) if record.kind == "generate" else record
+            for record in records
+        )
+        for records in (steps.recent, steps.spread)
+    )
+    phases = msgspec.structs.replace(measured, forward=measured.forward - moved, outside=measured.outside + moved)
+    return msgspec.structs.replace(steps, phases=phases, recent=recent, spread=spread)
 
 
 def _recompiles(hook: HookHistory | None) -> dict[str, Series]:
