@@ -4,9 +4,10 @@ With --rate requests are sent at random moments, so many a second on average, wh
 answered; a latency counts from the moment at which the request was due. With --clients so many clients send one after
 the other. FILE gets a line of JSON for each answer, with moments on CLOCK_MONOTONIC: when the request was `due` and was
 `sent`, when the `first` byte of the answer's body and its last one (`arrived`) came to this machine's kernel, and when
-this program had read it (`end`). `sent` to `arrived` is what the server took; `due` to `end` has this program's own
-delays as well. Further the status, and a checksum of the body (of what --answer matches in it). Only the standard
-library is used.
+this program had read it (`end`). `first` is null where this program was so late that the first part and later ones were
+read together: the kernel tells only when the last of them came. `sent` to `arrived` is what the server took; `due` to
+`end` has this program's own delays as well. Further the status, and a checksum of the body (of what --answer matches in
+it). Only the standard library is used.
 
     python tests/accuracy/serving/serving_load.py 8000 /score --rate 20 --seconds 30 --out answers.jsonl
 """
@@ -44,7 +45,7 @@ class Reply(NamedTuple):
 
     status: int
     sent: float
-    first: float
+    first: float | None
     arrived: float
     body: bytes
 
@@ -74,16 +75,19 @@ class Connection:
         await loop.sock_sendall(self._socket, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         lines = (await self._until(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
-        first, parts = 0.0, []
+        first: float | None = None
+        parts: list[bytes] = []
         if "chunked" in headers.get("transfer-encoding", ""):
             while size := int(await self._until(b"\r\n"), 16):
-                first = first or self._arrived
+                if not parts and len(self._read) <= size + len(b"\r\n"):
+                    first = self._arrived
                 parts.append(await self._exactly(size))
                 await self._until(b"\r\n")
             await self._until(b"\r\n")
         else:
             parts.append(await self._exactly(int(headers.get("content-length", 0))))
-        reply = Reply(int(lines[0].split()[1]), sent, first or self._arrived, self._arrived, b"".join(parts))
+            first = self._arrived
+        reply = Reply(int(lines[0].split()[1]), sent, first, self._arrived, b"".join(parts))
         if headers.get("connection") == "close":
             self.close()
         return reply
@@ -176,7 +180,8 @@ class Load:
             line.update(sent=None, first=None, arrived=None, status=0, crc=0, failure=failure)
         else:
             for name in ("sent", "first", "arrived"):
-                line[name] = round(getattr(reply, name), 6)
+                moment = getattr(reply, name)
+                line[name] = None if moment is None else round(moment, 6)
             line.update(status=reply.status, crc=self._checksum(reply.body))
         self._out.write(json.dumps(line) + "\n")
         self._out.flush()

@@ -34,7 +34,8 @@ class Answer:
 
     `seconds` passed from its request's being due until the client had read it. From the sending of the request until
     the first and the last byte of the answer were with the client's kernel it took `first` and `served`: that is the
-    server's part, without the client's own delays. None where no answer came.
+    server's part, without the client's own delays. None where no answer came; `first` also where the client read too
+    late to tell when the first part came.
     """
 
     end: float
