@@ -63,7 +63,7 @@ def _keep_past(history: History, now: float) -> None:
         for pid, hook in history.hooks.items()
         if hook.served.requests
     }:
-        pids = front_processes(history.parts, served)
+        pids = front_processes(history, served)
         if pids and (past.unit != "request" or past.metrics or not stays):
             past.begin(pids, "request", now=now)
         elif set(pids) & set(past.pids):

@@ -12,6 +12,7 @@ import msgspec
 IterationKind = Literal["prefill", "decode", "mixed"]
 PauseKind = Literal["collect", "compile"]
 ServingBasis = Literal["hook", "metrics", "stacks"]
+FirstTokenBasis = Literal["answer", "model", "metrics"]
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,9 +20,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `end` is on CLOCK_MONOTONIC, `seconds` passed from its arrival to its last byte or token. `queue` (until the model's
     side began with it), `preprocess`, `model` and `postprocess` follow one another and do not overlap.
-    `first_token` is the time from its arrival. `prompt_tokens` went in, `tokens` came out. `preempted` counts how often
-    the engine threw it out of the batch. `cpu` is the CPU time that the thread which worked on it used for it. None is
-    not measured.
+    From its arrival it took `first_token` until the model had its first token, and `first_sent` until the first part of
+    an answer in several was handed to the kernel. `prompt_tokens` went in, `tokens` came out. `preempted` counts how
+    often the engine threw it out of the batch. `cpu` is the CPU time that the thread which worked on it used for it.
+    None is not measured.
     """
 
     end: float
@@ -31,6 +33,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: float | None = None
     postprocess: float | None = None
     first_token: float | None = None
+    first_sent: float | None = None
     prompt_tokens: int | None = None
     tokens: int | None = None
     preempted: int | None = None
@@ -115,6 +118,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     The figures are of the last `seconds`: a window may begin before its first request was seen. `pid` is the process
     whose requests or iterations these are, or most of them. `concurrency` is the mean number of requests under way,
     `queue` that of those that wait. `first_token` and `inter_token` are what users call TTFT and ITL.
+    `first_token_basis` says until when the first counts: `answer`, until the first part of the answer was sent, as
+    clients see it; `model`, until the model had it; `metrics`, as the server's own `/metrics` counts it.
     `requests`, `iterations` and `pauses` are those of the window, the oldest first. Where several processes
     answer requests and none is an engine, `request_pids` has that of each. `alive` is the number of requests under way
     now, `still` how long no iteration and no request has ended; both are what tells a stalled server from an idle one.
@@ -129,6 +134,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     queue: float | None = None
     latency: Percentiles | None = None
     first_token: Percentiles | None = None
+    first_token_basis: FirstTokenBasis | None = None
     inter_token: Percentiles | None = None
     batch_mean: float | None = None
     kv_used: float | None = None

@@ -130,6 +130,7 @@ def _serving(serving: Serving) -> dict[str, Any]:
         "concurrency": serving.concurrency,
         "queue": serving.queue,
         **{name: seconds and seconds.in_milliseconds() for name, seconds in times.items()},
+        "ttft_basis": serving.first_token_basis,
         "batch_mean": serving.batch_mean,
         "kv_used": serving.kv_used,
         "preemptions_per_s": serving.preemptions_per_second,

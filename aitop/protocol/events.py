@@ -46,7 +46,8 @@ COUNTING_BEGINS, COUNTED, UNSEEN = range(21, 24)
 # These have no start and end either. Their words after the kind, times in nanoseconds, are:
 #   REQUEST_PARTS       queue, preprocess, model, postprocess
 #   REQUEST_MORE        time from the arrival to the first token, how often it was preempted, CPU time of the thread
-#                       that worked on it (0: not measured)
+#                       that worked on it (0: not measured), time from the arrival until the first part of an answer
+#                       in several was sent (0: not measured)
 #   ITERATION_PARTS     schedule, prepare, model, sample
 #   ITERATION_TOKENS    output, tokens of prompts, tokens decoded, requests preempted
 #   ITERATION_STATE     requests in the engine after it, requests waiting before it, millionths of the KV cache in use

@@ -252,7 +252,7 @@ def test_the_first_part_of_a_streamed_answer(web_server):
     for one, exchange in seen.pairs:
         answer = exchange.answer
         # Two more calls of the model come after it.
-        assert answer["first"] <= one.end - one.seconds + one.first_token <= answer["ready"] - 2 * 0.020
+        assert answer["first"] <= one.end - one.seconds + one.first_sent <= answer["ready"] - 2 * 0.020
 
 
 def test_a_web_server_without_torch(start):

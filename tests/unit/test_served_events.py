@@ -13,10 +13,13 @@ MS = 1_000_000
 BEGAN, ENDED = 100 * MS, 130 * MS
 
 
-def request(parts=(5 * MS, 2 * MS, 20 * MS, 3 * MS), first=9 * MS, preempted=1, tokens=64, prompt=4, cpu=8 * MS):
+PARTS = (5 * MS, 2 * MS, 20 * MS, 3 * MS)
+
+
+def request(parts=PARTS, first=9 * MS, preempted=1, tokens=64, prompt=4, cpu=8 * MS, sent=11 * MS):
     return [
         (at.REQUEST_PARTS, *parts),
-        (at.REQUEST_MORE, first, preempted, cpu, 0),
+        (at.REQUEST_MORE, first, preempted, cpu, sent),
         (at.REQUEST, BEGAN, ENDED, tokens, prompt),
     ]
 
@@ -36,12 +39,12 @@ def test_a_request_has_its_parts_its_first_token_and_its_counts():
     assert (record.queue, record.preprocess, record.model, record.postprocess) == pytest.approx(
         (0.005, 0.002, 0.020, 0.003)
     )
-    assert record.first_token == pytest.approx(0.009)
+    assert (record.first_token, record.first_sent) == pytest.approx((0.009, 0.011))
     assert (record.tokens, record.prompt_tokens, record.preempted, record.cpu) == (64, 4, 1, pytest.approx(0.008))
 
 
 def test_what_was_not_measured_of_a_request_is_none():
-    (record,) = ServingMaker().read(request((-1, -1, -1, -1), -1, -1, -1, -1, 0)).requests
+    (record,) = ServingMaker().read(request((-1, -1, -1, -1), -1, -1, -1, -1, 0, 0)).requests
     assert record.seconds == pytest.approx(0.030)
     assert {getattr(record, name) for name in record.__struct_fields__[2:]} == {None}
 

@@ -105,6 +105,13 @@ def test_by_the_libraries_on_the_stacks():
     assert recogniser.look((main, api, worker, other)).fronts == (api.stat.pid,)
 
 
+def test_vllm_takes_requests_in_one_process_and_runs_its_loop_in_another():
+    api = member(0, *API.split())
+    engine = member(1, "VLLM::EngineCore", comm="VLLM::EngineCor")
+    server = Recogniser().look((api, engine))
+    assert (server.fronts, server.loops) == ((api.stat.pid,), (engine.stat.pid,))
+
+
 def test_workers_of_a_program_that_runs_gunicorn_itself():
     """They are forked, and have on their stacks what their launcher had."""
     master, worker = (member(number, "python", "serve.py", forked=number > 0) for number in range(2))

@@ -137,6 +137,15 @@ def test_the_same_request_in_two_processes_is_counted_once():
     assert figures(parts, health, hook(ENGINE, requests=inside)).requests == inside
 
 
+def test_the_engine_is_never_in_front_of_who_takes_its_requests():
+    """Also where the slowest requests were over before the hook came into the front."""
+    parts = tree((API, "API server"), (ENGINE, "engine"))
+    inside = (request(89.0, 3.0), *spread(40, seconds=10.0))
+    outside = tuple(msgspec.structs.replace(one, seconds=0.21) for one in inside[1:])
+    found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside, iterations=(turn(99.0),)))
+    assert found.requests == outside and found.pid == ENGINE
+
+
 def test_a_request_of_the_front_has_the_parts_that_the_worker_knows():
     parts = tree((API, "API server"), (ENGINE, "worker"), engine="litserve")
     ends = [90.0 + index / 2 for index in range(10)]
@@ -155,6 +164,19 @@ def test_a_request_of_the_front_has_the_parts_that_the_worker_knows():
         assert min(abs(way_back - late) for late in (0.05, -0.05)) < 1e-9
         assert whole.queue == pytest.approx(whole.first_token - 0.2)
     assert [whole.end for whole in found.requests] == ends
+
+
+def test_the_first_token_counts_until_it_is_sent_where_the_front_is_watched():
+    parts = tree((API, "API server"), (ENGINE, "engine"))
+    outside = spread(40, seconds=10.0, first_sent=0.05)
+    inside = tuple(msgspec.structs.replace(one, seconds=0.19, first_token=0.03, first_sent=None) for one in outside)
+    both = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside))
+    assert (both.first_token.p50, both.first_token_basis) == (0.05, "answer")
+    assert [one.first_token for one in both.requests] == pytest.approx([0.04] * 40)
+    alone = figures(parts, hook(ENGINE, requests=inside))
+    assert (alone.first_token.p50, alone.first_token_basis) == (0.03, "model")
+    whole = figures(hook(API, requests=spread(40, seconds=10.0)))
+    assert (whole.first_token, whole.first_token_basis) == (None, None)
 
 
 def test_workers_side_by_side_share_the_requests():
@@ -186,6 +208,18 @@ def test_workers_count_for_as_long_as_they_live():
     found = figures(*looks((first, 90, 100), (second, 90, 95), (third, 96, 100)), *busy, *gone, *came)
     assert len(found.requests) == 72, "also those of the one that has ended"
     assert found.requests_per_second == pytest.approx(8.0, rel=0.05)
+
+
+def test_a_front_that_the_hook_entered_late_counts_from_then_on():
+    looks = [
+        msgspec.structs.replace(tree((API, "API server"), (ENGINE, "engine")), time=float(time))
+        for time in range(90, 101)
+    ]
+    inside = spread(40, seconds=10.0, tokens=5)
+    engine = hook(ENGINE, 90.0, alive=0), hook(ENGINE, requests=inside, iterations=(turn(99.0, decode_tokens=2),))
+    found = figures(*looks, *engine, hook(API, 95.0, alive=0), hook(API, requests=spread(20, 5.0, tokens=5)))
+    assert found.requests_per_second == pytest.approx(4.0)
+    assert found.tokens_per_second == pytest.approx(20.0)
 
 
 def test_pauses_of_every_process_and_requests_of_those_that_are_heard_of():
@@ -248,6 +282,7 @@ def test_metrics_are_told_by_what_they_increased_by():
     assert found.latency.p50 == pytest.approx(0.5)
     assert found.latency.p99 == pytest.approx(0.8 + 0.2 * 98 / 100)
     assert found.preemptions_per_second is None and found.first_token is None
+    assert found.first_token_basis is None
 
 
 @pytest.mark.parametrize(

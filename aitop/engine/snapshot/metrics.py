@@ -30,6 +30,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
     running, waiting = (_sum(sample.gauges.get(name) for sample in newest) for name in ("running", "waiting"))
     latency = _sum(_spent(span, "latency") for span in spans)
     mean_running, mean_waiting = (_mean_gauge(recent, len(newest), name) for name in ("running", "waiting"))
+    first_token = _percentiles(spans, "first_token")
     present = mean_running if mean_waiting is None or mean_running is None else mean_running + mean_waiting
     waited = _sum(_spent(span, "queue") for span in spans)
     return Serving(
@@ -41,7 +42,8 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
         concurrency=present if latency is None else latency,
         queue=waited if mean_waiting is None else mean_waiting,
         latency=_percentiles(spans, "latency"),
-        first_token=_percentiles(spans, "first_token"),
+        first_token=first_token,
+        first_token_basis=None if first_token is None else "metrics",
         inter_token=_percentiles(spans, "inter_token"),
         batch_mean=mean_of([sample.gauges["running"] for sample in recent if sample.gauges.get("running")]),
         kv_used=mean_of([sample.gauges["kv_used"] for sample in recent if "kv_used" in sample.gauges]),

@@ -64,7 +64,7 @@ def request_series(history: History, now: float) -> dict[str, Series]:
     Of several processes the p50 is the mean, weighted by their requests, and the p99 the largest.
     """
     served = _served(history)
-    chosen = front_processes(history.parts, {pid: list(own.requests) for pid, own in served.items()})
+    chosen = front_processes(history, {pid: list(own.requests) for pid, own in served.items()})
     requests = _by_second(served[pid].done for pid in chosen)
     everywhere = _by_second(own.done for own in served.values())
     if not requests and not everywhere:
@@ -127,7 +127,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
     since = _window(served, end)
     requests = {pid: [request for request in own.requests if request.end >= since] for pid, own in served.items()}
     turns = {pid: [turn for turn in own.iterations if turn.end >= since] for pid, own in served.items()}
-    front = front_processes(history.parts, requests)
+    front = front_processes(history, requests)
     taken = _by_end(requests, front)
     inner = [record for record, _ in _by_end(requests, requests.keys() - set(front))]
     answered = _joined([record for record, _ in taken], inner)
@@ -135,21 +135,24 @@ def _of_hook(history: History, now: float) -> Serving | None:
     busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
     watched = min(own.since for own in served.values() if own.since is not None)
     ends = [records[-1].end for own in served.values() for records in (own.requests, own.iterations) if records]
+    sent = [request.first_sent for request in answered if request.first_sent is not None]
+    first = [request.first_token for request in answered if request.first_token is not None]
     pauses = [pause for hook in history.hooks.values() for pause in hook.served.pauses if pause.end >= since]
     seconds = end - since
     # While the hook was not in them, they are taken to have answered as many.
-    seen = seconds * _part_seen(history, front, since, end) if engine is None else seconds
+    seen = seconds * _part_seen(history, front, since, end)
     iterations = [record for own in turns.values() for record in own]
     return Serving(
         basis="hook",
         seconds=seconds,
         pid=busiest if engine is None else engine,
         requests_per_second=_rate_of_requests(answered, served, seen),
-        tokens_per_second=_tokens(answered, iterations, seen),
+        tokens_per_second=_tokens(answered, iterations, seen, seconds),
         concurrency=_concurrency(answered, turns, seen),
         queue=_queue(answered, turns, seen),
         latency=_percentiles([record.seconds for record in answered]),
-        first_token=_percentiles([request.first_token for request in answered if request.first_token is not None]),
+        first_token=_percentiles(sent or first),
+        first_token_basis="answer" if sent else "model" if first else None,
         inter_token=_inter_token(turns.values()),
         batch_mean=mean_of([turn.requests for turn in iterations if turn.requests is not None]),
         kv_used=mean_of([turn.kv_used for turn in iterations if turn.kv_used is not None]),
@@ -191,13 +194,14 @@ def _window(served: Mapping[int, ServedHistory], end: float) -> float:
     return max([since, watched, *forgotten])
 
 
-def front_processes(parts: Mapping[int, str], requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
+def front_processes(history: History, requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
     """The processes whose requests are those of the users: the same request may be reported by the one that takes it
     from the network and by the one that runs the model.
 
-    Processes with the same part in the server, by `parts`, share its requests. Among parts that have most of them, the
-    one in which a request lasts longest contains the others.
+    Processes with the same part in the server share its requests. Among parts that have most of them, one that runs an
+    engine's loop is behind the others; else the one in which a request lasts longest contains the others.
     """
+    parts, hooks = history.parts, history.hooks
     groups: dict[str | None, list[int]] = {}
     for pid in sorted(requests):
         if requests[pid]:
@@ -205,10 +209,11 @@ def front_processes(parts: Mapping[int, str], requests: Mapping[int, Sequence[Re
     counts = {part: sum(len(requests[pid]) for pid in pids) for part, pids in groups.items()}
     most = max(counts.values(), default=0)
 
-    def mean(part: str | None) -> float:
-        return sum(record.seconds for pid in groups[part] for record in requests[pid]) / counts[part]
+    def outside(part: str | None) -> tuple[bool, float]:
+        loops = any(hooks[pid].served.iterations for pid in groups[part])
+        return not loops, sum(record.seconds for pid in groups[part] for record in requests[pid]) / counts[part]
 
-    chosen = max((part for part in groups if 2 * counts[part] >= most), key=mean, default=None)
+    chosen = max((part for part in groups if 2 * counts[part] >= most), key=outside, default=None)
     return tuple(groups.get(chosen, ()))
 
 
@@ -273,6 +278,7 @@ def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
         seconds=whole.seconds,
         queue=None if part.queue is None else part.queue + before,
         first_token=None if part.first_token is None else part.first_token + before,
+        first_sent=whole.first_sent,
     )
 
 
@@ -298,10 +304,14 @@ def _rate_of_requests(
     return len(answered) / seconds if watched and seconds > 0 else None
 
 
-def _tokens(answered: Sequence[RequestRecord], turns: Sequence[IterationRecord], seconds: float) -> float | None:
-    """Tokens per second: of the requests that ended, or of iterations where requests last too long for that."""
-    if answered and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seconds:
-        return _per_second([record.tokens for record in answered], seconds)
+def _tokens(
+    answered: Sequence[RequestRecord], turns: Sequence[IterationRecord], seen: float, seconds: float
+) -> float | None:
+    """Tokens per second: of the requests that ended in the seconds `seen`, or of all iterations where requests last too
+    long for that.
+    """
+    if answered and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seen:
+        return _per_second([record.tokens for record in answered], seen)
     return _per_second([record.decode_tokens for record in turns], seconds)
 
 

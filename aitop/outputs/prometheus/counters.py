@@ -57,8 +57,9 @@ class RankCounters:
         iterations = self._new("iteration", serving.iterations if serving.pid == pid else ())
         for request in requests:
             self.request_seconds.add(request.seconds)
-            if request.first_token is not None:
-                self.first_token_seconds.add(request.first_token)
+            first = request.first_token if request.first_sent is None else request.first_sent
+            if first is not None:
+                self.first_token_seconds.add(first)
         for kind, records in (("request", requests), ("iteration", iterations)):
             if records:
                 self.units[kind] = self.units.get(kind, 0.0) + len(records)

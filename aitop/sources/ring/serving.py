@@ -73,6 +73,7 @@ def _request(event: Event, parts: Event, more: Event) -> RequestRecord:
         model=model,
         postprocess=postprocess,
         first_token=seconds_of(more[1], length),
+        first_sent=seconds_of(more[4] or at.NOT_MEASURED, length),
         prompt_tokens=count_of(prompt_tokens),
         tokens=count_of(tokens),
         preempted=count_of(more[2]),

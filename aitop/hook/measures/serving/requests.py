@@ -154,10 +154,10 @@ class Requests:
         if request.ended:
             return
         request.ended = end
-        arrived, first = request.arrived, request.first
+        arrived, first, sent = request.arrived, request.first, 0
         # An answer in one piece has no first part. The first part of one may go out before its first token is there.
-        if request.chunks > 1:
-            first = max(first, request.first_chunk)
+        if request.chunks > 1 and request.first_chunk:
+            sent = max(first, request.first_chunk) - arrived
         self.note(
             (
                 REQUEST_PARTS,
@@ -166,7 +166,7 @@ class Requests:
                 first - arrived if first else NOT_MEASURED,
                 request.preempted,
                 self.used(request),
-                0,
+                sent,
                 REQUEST,
                 arrived,
                 end,
