@@ -11,11 +11,12 @@ import msgspec
 WaitKind = Literal["gil", "lock", "native", "disk", "network", "queue", "child", "device", "sleep", "other"]
 
 
-class Frame(msgspec.Struct, frozen=True):
+class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of one function. `user` is False in the standard library, site-packages, torch and our own hook.
 
     `text` is the source line as the target's user sees it, stripped; None where it could not be read. `guard` is
-    the condition that it stands under within its function; None without one.
+    the condition that it stands under within its function; None without one. `packages` is the folder of
+    packages that a library's file lies in, where its name does not tell (`pip install --target`); else None.
     """
 
     function: str
@@ -24,6 +25,7 @@ class Frame(msgspec.Struct, frozen=True):
     user: bool = False
     text: str | None = None
     guard: str | None = None
+    packages: str | None = None
 
 
 class StackCount(msgspec.Struct, frozen=True):

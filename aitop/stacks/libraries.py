@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 from aitop.model import phases
 from aitop.model.ledger import Handler
+from aitop.model.stacks import Frame
+from aitop.stacks.origin import library_path
 
 # As the ledger names them, apart from these.
 Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
@@ -39,7 +41,7 @@ class Meaning(NamedTuple):
     rests: bool = False
 
 
-# The path of files, the name of functions in them (None: any), and what their frames say.
+# The path of files (`library_path`), the name of functions in them (None: any), and what their frames say.
 Row = tuple[str, "str | None", Meaning]
 
 
@@ -69,7 +71,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/torch/utils/data/_utils/collate\.py$", phase="data_wait", work="collate"),
     _row(r"/torch/utils/data/_utils/pin_memory\.py$", r"pin_memory", phase="data_wait", work="pin"),
     _row(r"/torch/utils/data/(?:dataloader|_utils/\w+)\.py$", phase="data_wait"),
-    _row(r"/(?:site|dist)-packages/(?:torchdata|webdataset|ffcv|nvidia/dali|streaming|datasets)/", phase="data_wait"),
+    _row(r"/site-packages/(?:torchdata|webdataset|ffcv|nvidia/dali|streaming|datasets)/", phase="data_wait"),
     # torch: compiling
     _row(r"/torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)\.py$", state="compile"),
     _row(r"/torch/_inductor/(?:graph|scheduler|async_compile|cpp_builder)\.py$", state="compile"),
@@ -169,39 +171,39 @@ TABLE: tuple[Row, ...] = (
     _row(r"/(?:python|pypy)\d[\d.]*t?/(?:socketserver|http/server)\.py$",
          r"process_request_thread|finish_request|handle_one_request", handler="thread"),
     # reinforcement learning
-    _row(r"/(?:site|dist)-packages/(?:gymnasium|gym|pettingzoo|ale_py|dm_env|dm_control|envpool|procgen|minigrid"
+    _row(r"/site-packages/(?:gymnasium|gym|pettingzoo|ale_py|dm_env|dm_control|envpool|procgen|minigrid"
          r"|shimmy|supersuit|pybullet_envs|mujoco)/", phase="environment"),
     _row(r"/stable_baselines3/common/vec_env/", phase="environment"),
     # other frameworks: what runs below a jitted call is the model
-    _row(r"/(?:site|dist)-packages/jax/.*(?:compiler|pxla|mlir|partial_eval)\.py$",
+    _row(r"/site-packages/jax/.*(?:compiler|pxla|mlir|partial_eval)\.py$",
          r"compile\w*|backend_compile\w*|lower\w*|_cached_(?:compilation|lowering\w*|trace_to_jaxpr)|trace_to_jaxpr\w*",
          state="compile"),
-    _row(r"/(?:site|dist)-packages/numba/.*(?:dispatcher|compiler)\.py$", r"_compile_for_args|compile\w*",
+    _row(r"/site-packages/numba/.*(?:dispatcher|compiler)\.py$", r"_compile_for_args|compile\w*",
          state="compile"),
-    _row(r"/(?:site|dist)-packages/(?:jax|jaxlib|flax|haiku|optax|equinox)/", work="tensor"),
-    _row(r"/(?:site|dist)-packages/(?:keras|tensorflow)/", work="tensor"),
+    _row(r"/site-packages/(?:jax|jaxlib|flax|haiku|optax|equinox)/", work="tensor"),
+    _row(r"/site-packages/(?:keras|tensorflow)/", work="tensor"),
     # arrays
     _row(r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", phase="save", work="save"),
     _row(r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", work="file"),
-    _row(r"/(?:site|dist)-packages/(?:torch|transformers|timm|diffusers|peft)/", work="tensor"),
-    _row(r"/(?:site|dist)-packages/(?:numpy|scipy|sklearn|cupy|numba|xgboost|lightgbm|catboost|statsmodels|numexpr"
+    _row(r"/site-packages/(?:torch|transformers|timm|diffusers|peft)/", work="tensor"),
+    _row(r"/site-packages/(?:numpy|scipy|sklearn|cupy|numba|xgboost|lightgbm|catboost|statsmodels|numexpr"
          r"|faiss)/", work="array"),
     # files, formats, services
     _row(r"/safetensors/", r"save|save_file|save_model", phase="save", work="save"),
     _row(r"/joblib/", r"dump", phase="save", work="save"),
-    _row(r"/(?:site|dist)-packages/(?:PIL|cv2|torchvision|librosa|soundfile|audioread|torchaudio|decord|av|imageio"
+    _row(r"/site-packages/(?:PIL|cv2|torchvision|librosa|soundfile|audioread|torchaudio|decord|av|imageio"
          r"|skimage|albumentations|torchcodec|pandas|pyarrow|polars|simplejson|yaml|lxml|bs4|msgpack)/",
          work="decode"),
-    _row(r"/(?:site|dist)-packages/(?:tokenizers|sentencepiece|tiktoken|nltk|spacy)/", work="tokenize"),
-    _row(r"/(?:site|dist)-packages/(?:tensorboard|tensorboardX|wandb|mlflow|neptune|comet_ml|tqdm|rich|loguru"
+    _row(r"/site-packages/(?:tokenizers|sentencepiece|tiktoken|nltk|spacy)/", work="tokenize"),
+    _row(r"/site-packages/(?:tensorboard|tensorboardX|wandb|mlflow|neptune|comet_ml|tqdm|rich|loguru"
          r"|structlog)/", work="log"),
-    _row(r"/(?:site|dist)-packages/(?:sqlalchemy|psycopg|psycopg2|pymysql|MySQLdb|pymongo|redis|asyncpg|duckdb)/",
+    _row(r"/site-packages/(?:sqlalchemy|psycopg|psycopg2|pymysql|MySQLdb|pymongo|redis|asyncpg|duckdb)/",
          work="database"),
     # aiohttp's server, unlike its client, waits for no service
-    _row(r"/(?:site|dist)-packages/(?:requests|urllib3|httpx|httpcore|aiohttp(?!/web)|boto3|botocore|s3fs|gcsfs|s3transfer"
+    _row(r"/site-packages/(?:requests|urllib3|httpx|httpcore|aiohttp(?!/web)|boto3|botocore|s3fs|gcsfs|s3transfer"
          r"|google|grpc|paramiko|huggingface_hub|azure|minio|smart_open|websocket|websockets)/", work="network"),
-    _row(r"/(?:site|dist)-packages/(?:h5py|zarr|lmdb|tables|netCDF4|rasterio|nibabel|pydicom|fsspec)/", work="file"),
-    _row(r"/(?:site|dist)-packages/filelock/", state="wait-lock"),
+    _row(r"/site-packages/(?:h5py|zarr|lmdb|tables|netCDF4|rasterio|nibabel|pydicom|fsspec)/", work="file"),
+    _row(r"/site-packages/filelock/", state="wait-lock"),
     # the standard library
     _row(r"/multiprocessing/(?:popen_\w+|spawn|forkserver)\.py$", r"wait|poll", state="wait-child"),
     _row(r"/multiprocessing/(?:popen_\w+|spawn|forkserver)\.py$", state="spawn"),
@@ -234,16 +236,21 @@ COLLECTORS = frozenset({"gc.collect"})
 _FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
 
 
-def calls_model(file: str, function: str) -> bool:
+def calls_model(frame: Frame) -> bool:
     """Whether this library frame is the call of a model: of a module, a compiled function, a custom gradient."""
-    return meaning(file, function).phase == "forward" and _FUNCTIONS.search(file) is None
+    return meaning(frame).phase == "forward" and _FUNCTIONS.search(frame.file) is None
+
+
+def meaning(frame: Frame) -> Meaning:
+    """The meaning of a library's frame by its file and function."""
+    return _meaning(frame.file, frame.packages, frame.function)
 
 
 @functools.lru_cache(maxsize=8192)
-def meaning(file: str, function: str) -> Meaning:
-    """The meaning of a library's frame by its file and function."""
+def _meaning(file: str, packages: str | None, function: str) -> Meaning:
+    within = library_path(file, packages)
     for beginning, path, named, says in _rows():
-        if beginning in file and re.search(path, file) and (named is None or re.search(named, function)):
+        if beginning in within and re.search(path, within) and (named is None or re.search(named, function)):
             return says
     return Meaning()
 

@@ -38,12 +38,21 @@ def origin_of(file: str, user: bool) -> Origin:
     return "torch" if _TORCH.search(file) else "library"
 
 
-def is_user(file: str, script: str | None, installed: Callable[[str], bool] | None = None) -> bool:
+def library_path(file: str, packages: str | None = None) -> str:
+    """The path of a library's file as its rows of the table have it: "/site-packages/jax/api.py".
+
+    Whatever the folder of all packages is called and wherever it lies: `packages`, where its name does not tell.
+    """
+    below = file[len(packages) :] if packages is not None else _INSTALLED.split(file)[-1]
+    return file if below == file else f"/site-packages/{below.lstrip('/')}"
+
+
+def is_user(file: str, script: str | None, packages: Callable[[str], str | None] | None = None) -> bool:
     """Whether the file of a frame is the user's code.
 
     `script` is the path of the target's main script: it and what lies beside it are the user's wherever they are.
-    None says that the target has none (`python -c`, an interactive session). `installed` says of a file whether it
-    lies where packages were installed, of which the path alone need not tell.
+    None says that the target has none (`python -c`, an interactive session). `packages` gives the folder of
+    packages that a file lies in, of which the path alone need not tell.
     """
     if "/aitop/hook/" in file:
         return False
@@ -57,7 +66,7 @@ def is_user(file: str, script: str | None, installed: Callable[[str], bool] | No
         or _STANDARD_LIBRARY.search(file)
         or _TORCH_ITSELF.search(file)
         or _COMMAND.search(file)
-        or (installed is not None and installed(file))
+        or (packages is not None and packages(file) is not None)
     )
 
 

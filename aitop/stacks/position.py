@@ -206,4 +206,4 @@ def _calls_next(stack: Seen, index: int) -> bool:
     if index + 1 >= len(stack.stages):
         return False
     (first, _), (last, _) = stack.stages[index : index + 2]
-    return not any(meaning(frame.file, frame.function).work in COMPUTES for frame in stack.frames[first + 1 : last])
+    return not any(meaning(frame).work in COMPUTES for frame in stack.frames[first + 1 : last])

@@ -62,7 +62,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return tuple(
             (index, frame)
             for index, frame in enumerate(self.frames)
-            if frame.user or meaning(frame.file, frame.function).handler == "request-loop"
+            if frame.user or meaning(frame).handler == "request-loop"
         )
 
 
@@ -87,7 +87,7 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         work=work,
         library=library,
         leaf=bool(users) and not below,
-        model=any(not frame.user and calls_model(frame.file, frame.function) for frame in own),
+        model=any(not frame.user and calls_model(frame) for frame in own),
         worker=worker,
         idle=worker and not users and state in ("wait-queue", "wait-lock"),
         importing=_imports(own),
@@ -104,7 +104,7 @@ def _users(own: Sequence[Frame]) -> list[int]:
     for index, frame in enumerate(own):
         if frame.user:
             users.append(index)
-        elif users and meaning(frame.file, frame.function).state == "compile":
+        elif users and meaning(frame).state == "compile":
             break
     return users
 
@@ -125,7 +125,7 @@ def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
     for index, frame in enumerate(frames):
         if frame.user:
             continue
-        meant = meaning(frame.file, frame.function)
+        meant = meaning(frame)
         says = None if meant.rests and index < users else meant.phase
         if says is not None and (phase is None or says in _REFINED.get(phase, ())):
             if phase in (None, "outside"):
@@ -136,7 +136,7 @@ def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
 
 def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     """State and work of the library frames below the user's line: compiling wins, else the outermost that says."""
-    says = [meaning(frame.file, frame.function) for frame in below]
+    says = [meaning(frame) for frame in below]
     says = [each for index, each in enumerate(says) if not each.rests or index == len(says) - 1]
     loop = next((index for index, each in enumerate(says) if each.handler == "event-loop"), None)
     if loop is not None:
@@ -160,7 +160,7 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
 
 def _handler(above: Sequence[Frame]) -> Handler | None:
     """What calls handlers, of the library frames above the user's line: the innermost that does."""
-    handlers = (meaning(frame.file, frame.function).handler for frame in reversed(above) if not frame.user)
+    handlers = (meaning(frame).handler for frame in reversed(above) if not frame.user)
     return next((handler for handler in handlers if handler is not None), None)
 
 

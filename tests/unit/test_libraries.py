@@ -5,6 +5,7 @@ import re
 import pytest
 from stack_maker import frame
 
+from aitop.model.stacks import Frame
 from aitop.stacks.libraries import TABLE, Meaning, meaning
 
 
@@ -72,7 +73,7 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
 )  # fmt: skip
 def test_what_a_frame_says(words, phase, state, work):
     seen = frame(words)
-    assert meaning(seen.file, seen.function)[:3] == (phase, state, work)
+    assert meaning(seen)[:3] == (phase, state, work)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +106,27 @@ def test_what_a_frame_says(words, phase, state, work):
 )  # fmt: skip
 def test_what_a_frame_of_a_server_says(words, said):
     seen = frame(words)
-    assert meaning(seen.file, seen.function) == said
+    assert meaning(seen) == said
 
 
 def test_a_function_of_another_name_that_ends_alike_is_another_one():
-    assert meaning("/x/site-packages/torch/serialization.py", "presave").phase is None
-    assert meaning("/x/site-packages/torch/serialization.py", "Zip.save").phase == "save"
+    assert meaning(frame("torch/serialization.py presave")).phase is None
+    assert meaning(frame("torch/serialization.py Zip.save")).phase == "save"
+
+
+@pytest.mark.parametrize(
+    ("file", "packages", "work"),
+    [
+        ("/opt/layer/jax/_src/api.py", "/opt/layer", "tensor"),
+        ("/usr/lib/python3/dist-packages/jax/_src/api.py", None, "tensor"),
+        ("/opt/layer/mine/jax/api.py", "/opt/layer", None),
+        ("/opt/jax/layer/mine/api.py", "/opt/jax/layer", None),
+        ("/home/ada/accelerate/lib/python3.12/site-packages/mine/data_loader.py", None, None),
+        ("/home/ada/torch/optim/site-packages/mine/adam.py", None, None),
+    ],
+)
+def test_a_library_is_told_by_its_path_below_whatever_folder_holds_packages(file, packages, work):
+    assert meaning(Frame("f", file, 1, packages=packages)) == Meaning(work=work)
 
 
 def test_every_row_says_something():
@@ -120,7 +136,7 @@ def test_every_row_says_something():
 def test_patterns_of_other_libraries_are_not_compiled(monkeypatch):
     tried = []
     monkeypatch.setattr(re, "search", lambda pattern, text: tried.append(pattern))
-    meaning("/x/site-packages/torch/a_file_of_no_row.py", "f")
+    meaning(frame("torch/a_file_of_no_row.py f"))
     assert tried and not [pattern for pattern in tried if "vllm" in pattern or "sglang" in pattern]
 
 

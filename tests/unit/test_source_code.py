@@ -33,9 +33,9 @@ def test_what_lies_beside_the_metadata_of_packages_is_installed(code, tmp_path):
     (tmp_path / "layer" / "numbers" / "core").mkdir(parents=True)
     (tmp_path / "layer" / "numbers-1.2.dist-info").mkdir()
     (tmp_path / "project" / "layers").mkdir(parents=True)
-    assert code.installed(str(tmp_path / "layer" / "numbers" / "core" / "add.py"))
-    assert not code.installed(str(tmp_path / "project" / "layers" / "net.py"))
-    assert not code.installed(str(tmp_path / "gone" / "net.py"))
+    assert code.packages(str(tmp_path / "layer" / "numbers" / "core" / "add.py")) == str(tmp_path / "layer")
+    assert code.packages(str(tmp_path / "project" / "layers" / "net.py")) is None
+    assert code.packages(str(tmp_path / "gone" / "net.py")) is None
 
 
 def test_lines(code, tmp_path):

@@ -84,6 +84,22 @@ def test_a_text_that_changes_is_read_again(script, reads):
     assert len(reads) == 2
 
 
+def test_a_library_tells_the_folder_of_packages_that_does_not_look_like_one(script, tmp_path):
+    (tmp_path / "layer" / "jax-0.9.dist-info").mkdir(parents=True)
+    files = [str(tmp_path / "layer" / "jax" / "api.py"), script, "/lib/python3.11/queue.py", MODEL[1]]
+    builder = window.WindowBuilder(script, window.CodeOfProcesses())
+    builder.indices(os.getpid(), [RawFrame("call", file, 1) for file in files])
+    # What lies beside the script is the user's.
+    assert [(frame.user, frame.packages) for frame in builder.result()[0]] == [
+        (True, None), (True, None), (False, None), (False, None)
+    ]  # fmt: skip
+    builder = window.WindowBuilder("/elsewhere/train.py", window.CodeOfProcesses())
+    builder.indices(os.getpid(), [RawFrame("call", file, 1) for file in files])
+    assert [(frame.user, frame.packages) for frame in builder.result()[0]] == [
+        (False, str(tmp_path / "layer")), (True, None), (False, None), (False, None)
+    ]  # fmt: skip
+
+
 def test_windows_share_their_frames(script):
     code, tables = window.CodeOfProcesses(), []
     for _ in range(2):

@@ -97,5 +97,5 @@ def test_a_process_without_code_of_the_user_runs_the_package_that_it_entered_fir
 
 def test_what_was_installed_elsewhere_is_not_the_users_but_what_lies_beside_the_script_is():
     layer = "/opt/layer/numbers/add.py"
-    assert is_user(layer, SCRIPT) and not is_user(layer, SCRIPT, lambda file: file == layer)
-    assert is_user("/home/ada/proj/data/decode.py", SCRIPT, lambda file: True)
+    assert is_user(layer, SCRIPT) and not is_user(layer, SCRIPT, lambda file: "/opt/layer" if file == layer else None)
+    assert is_user("/home/ada/proj/data/decode.py", SCRIPT, lambda file: "/home/ada")

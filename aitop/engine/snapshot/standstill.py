@@ -237,14 +237,14 @@ def waiting_for(frames: Sequence[Frame], channel: str | None = None) -> tuple[Do
     if seen.worker:
         return ("unused", None) if seen.idle else ("fetching", _innermost_call(frames))
     for frame in (frame for frame in frames if not frame.user):
-        phase = meaning(frame.file, frame.function).phase
+        phase = meaning(frame).phase
         if phase == "communication" and not frame.file.endswith(_WRAPPER):
             return "collective", frame.function
         if phase == "data_wait":
             return "loading", "DataLoader"
         if _SERVING.search(frame.file):
             return "serving", frame.function
-    innermost = meaning(frames[-1].file, frames[-1].function) if frames and not frames[-1].user else None
+    innermost = meaning(frames[-1]) if frames and not frames[-1].user else None
     if innermost is not None and innermost.phase == "backward":
         return "collective", "backward"
     if innermost is not None and innermost.state == "wait-device":

@@ -46,7 +46,7 @@ class SourceCode:
     def __init__(self, process: ProcessId) -> None:
         self.process = process
         self._files: dict[str, _File] = {}
-        self._packages: dict[str, bool] = {}
+        self._packages: dict[str, str | None] = {}
         self._folder = procfs.link(f"{procfs.PROC}/{process.pid}/cwd") or "/"
 
     def place(self, file: str, line: int) -> Place | None:
@@ -67,15 +67,15 @@ class SourceCode:
         source = self._read(file)
         return source.text if source is not None else None
 
-    def installed(self, file: str) -> bool:
-        """Whether a file lies below a folder into which packages were installed, wherever that is.
+    def packages(self, file: str) -> str | None:
+        """The folder into which packages were installed that a file lies in, wherever that is; None outside of any.
 
         An installer leaves a folder `NAME-VERSION.dist-info` beside each package.
         """
         folder = os.path.dirname(file)
         if folder not in self._packages:
-            above = os.path.dirname(folder)
-            self._packages[folder] = self._has_metadata(folder) or (above != folder and self.installed(folder))
+            outer = self.packages(folder) if os.path.dirname(folder) != folder else None
+            self._packages[folder] = folder if self._has_metadata(folder) else outer
         return self._packages[folder]
 
     def _has_metadata(self, folder: str) -> bool:

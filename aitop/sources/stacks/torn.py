@@ -97,7 +97,7 @@ class Seams:
             return False
         closed = not statement.implicit and statement.called <= self._known.get((outer.file, statement.first), set())
         names = self._named.get(_function(inner), set())
-        phase = None if inner.user else meaning(inner.file, inner.function).phase
+        phase = None if inner.user else meaning(inner).phase
         if _WRAPS in inner.function:
             return bool(names) and names.isdisjoint(statement.names) and (closed or phase in UPDATES)
         # A generator runs where its values are asked for. What stands for a phase is none, and in large files.

@@ -19,7 +19,7 @@ from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
 from aitop.sources.stacks.torn import Seams
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import meaning
-from aitop.stacks.origin import application, is_user
+from aitop.stacks.origin import application, is_user, library_path
 from aitop.stacks.reading import Seen, own_start, read_stack
 
 MOST_FLOWS = 40
@@ -206,16 +206,17 @@ class WindowBuilder:
 
     def _index(self, raw: RawFrame, file: str, code: SourceCode, package: str | None) -> int:
         line = raw.line or 0
-        user = is_user(file, self._script, code.installed)
+        user = is_user(file, self._script, code.packages)
         if package is not None and file.startswith(package):
-            user = not any(meaning(file, raw.name))
+            user = not any(meaning(Frame(raw.name, file, line)))
         key = raw.name, file, line, user
         index = self._frames.get(key)
         if index is None:
             index = self._frames[key] = len(self._table)
             place = code.place(file, line) if user and line > 0 else None
             text, guard = place if place is not None and place.text else (None, None)
-            self._table.append(self._code.frame(Frame(raw.name, file, line, user, text, guard)))
+            packages = code.packages(file) if not user and library_path(file) == file else None
+            self._table.append(self._code.frame(Frame(raw.name, file, line, user, text, guard, packages)))
             if user and place:
                 self._lines.setdefault(file, (code, {}))[1][line] = raw.name
         return index
