@@ -73,11 +73,11 @@ class StepFunctions:
         callers: Iterable[Caller] = (),
     ) -> None:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
-        # Where the model is no module, nothing on a stack tells its functions from those of a loss.
+        # Where the model is no module, nothing on a stack tells its functions from those of a loss: these are no call.
         self._models = any(stack.model for stack, _ in seen)
         self._anchors: dict[Function, _Anchors] = {}
         for stack, count in seen:
-            phase = "outside" if stack.phase == "forward" and not self._models else stack.phase
+            phase = "outside" if stack.phase == "forward" and not stack.model else stack.phase
             for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.samples += count

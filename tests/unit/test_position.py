@@ -69,6 +69,13 @@ def test_functions_of_torch_do_not_show_where_a_model_without_modules_is_called(
     assert position([*functions, LOOP[1]], at(9)) == "before"
 
 
+def test_a_loss_does_not_show_where_a_model_of_modules_is_called():
+    """The call of line 9 is quick, the loss of line 13 slow: what is between is no input of the loss."""
+    calls = [(at(9, CALL, MODEL), 2), (at(13, LOSS), 500), (at(14, BACK), 500)]
+    assert position(calls, at(8)) == "before"
+    assert position(calls, at(11, "user/bank.py:26 against")) == "within"
+
+
 def test_a_model_of_functions_may_be_called_on_the_line_of_its_gradients():
     """`cost(weights, x).backward()`."""
     assert position([(at(14, BACK), 50)], at(14, "user/model.py:8 cost")) == "within"
