@@ -10,13 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
+from launch import Training
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
-@pytest.fixture
-def waiting(training):
-    return training("tutorial_latency", "--width", 128).wait_steps(10)
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory):
+    run = Training("tutorial_latency", "--width", 128, log=tmp_path_factory.mktemp("training") / "log")
+    yield run.wait_steps(10)
+    run.stop()
 
 
 def test_the_command_gets_the_report_of_the_moment(waiting, diagnose, tmp_path):

@@ -1,10 +1,9 @@
-"""`aitop export` beside real programs: training runs, Prometheus and promtool; and that no verb listens unasked."""
+"""`aitop export` beside real programs: training runs, Prometheus and promtool."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -23,7 +22,7 @@ import msgspec
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
-from test_export_metrics import JOB, RECORDINGS, recorded
+from test_export_metrics import JOB, recorded
 
 from aitop import cli
 from aitop.model.fleet import straggler_of
@@ -515,71 +514,3 @@ def with_first_tokens(snapshots):
         return serving and msgspec.structs.replace(serving, requests=tuple(map(halfway, serving.requests)))
 
     return [msgspec.structs.replace(snapshot, serving=changed(snapshot.serving)) for snapshot in snapshots]
-
-
-AUDITED = """
-import sys
-def note(event, arguments):
-    if event == "socket.bind" and isinstance(arguments[1], tuple):
-        with open({log!r}, "a") as file:
-            file.write(f"{{arguments[1]}}\\n")
-sys.addaudithook(note)
-from aitop.__main__ import main
-sys.exit(main())
-"""
-SLOW_LOADER = str(RECORDINGS / "slow-loader.jsonl.gz")
-QUICK = {
-    "": ["--pid", "$PID"],
-    "run": ["run", "--", sys.executable, "-c", "import time; time.sleep(3)"],
-    "demo": ["demo", "--list"],
-    "diagnose": ["diagnose", "--pid", "$PID", "--for", "2s"],
-    "explain": ["explain", "input-bound"],
-    "profile": ["profile", "--pid", "$PID", "-o", "$FOLDER/trace.json"],
-    "record": ["record", "--pid", "$PID", "--for", "2s", "-o", "$FOLDER/r.jsonl"],
-    "replay": ["replay", SLOW_LOADER],
-    "export": ["export", "--pid", "$PID", "--textfile", "$FOLDER/aitop.prom"],
-    "doctor": ["doctor", "--pid", "$PID"],
-    "config": ["config"],
-    "compare": ["compare", SLOW_LOADER, SLOW_LOADER],
-    "fleet": ["fleet", "--prometheus", "http://127.0.0.1:9", "--once"],
-}
-"""Arguments with which a verb does its work for some seconds. "" is the screen."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", ["", *cli.VERBS])
-def test_no_verb_listens_unless_asked(verb, tmp_path):
-    log = tmp_path / "bound"
-    looping = "import time\nwhile True:\n    time.sleep(0.001)"
-    with started(sys.executable, "-c", looping) as target:
-        words = [word.replace("$PID", str(target.pid)).replace("$FOLDER", str(tmp_path)) for word in QUICK[verb]]
-        leader, terminal = pty.openpty()
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-        environment = os.environ | {"TERM": "xterm-256color"}
-        reader = threading.Thread(target=drain, args=(leader,), daemon=True)
-        with started(sys.executable, "-c", AUDITED.format(log=str(log)), *words, env=environment, **streams) as aitop:
-            os.close(terminal)
-            reader.start()
-            try:
-                aitop.wait(6)
-            except subprocess.TimeoutExpired:
-                pass
-        os.close(leader)
-    assert not log.exists(), log.read_text()
-
-
-def test_the_test_notices_who_listens(tmp_path):
-    log = tmp_path / "bound"
-    code = AUDITED.format(log=str(log)).partition("from aitop")[0]
-    code += "import socket; socket.create_server(('127.0.0.1', 0))"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert "127.0.0.1" in log.read_text()
-
-
-def drain(leader: int) -> None:
-    """Read what is drawn, so that nobody waits for the terminal."""
-    try:
-        while os.read(leader, 65536):
-            pass
-    except OSError:
-        return

@@ -40,7 +40,7 @@ WITH_RUN = {
     "record": ["--pid", "{pid}", "-o", "{folder}/kept.jsonl.gz", "--for", "4s"],
     "profile": ["--pid", "{pid}", "-o", "{folder}/trace.json"],
 }
-ON_TERMINAL = {"run": ["--", sys.executable, RUN], "demo": ["slow-loader"]}
+ON_TERMINAL = {"run": ["--", sys.executable, RUN], "demo": ["slow-loader"], "replay": [RECORDING]}
 # Where the system has that service, the C library asks it for the names of users.
 NAMES_OF_USERS = {"socket AF_UNIX", "connect /var/run/nscd/socket"}
 # Of processes of a run that aitop has started.
@@ -183,7 +183,7 @@ def ended_runs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ON_TERMINAL)
-def test_a_run_that_aitop_starts(watch, ended_runs, verb):
+def test_the_screen_of_a_run_that_aitop_starts_or_replays(watch, ended_runs, verb):
     with OnTerminal(watch.command([*AITOP, verb, *ON_TERMINAL[verb]])) as screen:
         assert screen.until("host●.* stacks●.* hook●", 60.0), screen.screen.text()
         screen.press(b"q")

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from serving_cases import CASE_BY_NAME
@@ -18,32 +19,33 @@ PROBE = ("--for", "5s", "--fail-on", "stalled", "--format", "json")
 
 
 @pytest.mark.parametrize("name", ["embeddings", "review_scores"])
-@pytest.mark.parametrize("flags", [(), ("--no-hook",)], ids=["hook", "no hook"])
-def test_idle_serving_stopped_and_going_on(name, flags, aitop):
+def test_idle_serving_stopped_and_going_on(name, aitop):
     case = CASE_BY_NAME[name]
     if missing := case.missing():
         pytest.skip(missing)
 
-    def probe(server):
-        done = aitop("diagnose", "--pid", server.pid, *PROBE, *flags, timeout=90)
-        assert done.returncode in (0, 1), done.stderr
-        return done.returncode, json.loads(done.stdout)
+    def probes(server, code):
+        """The verdicts with the hook and without it, of two probes at a time that must leave with this code."""
+
+        def probe(*flags):
+            done = aitop("diagnose", "--pid", server.pid, *PROBE, *flags, timeout=90)
+            assert done.returncode == code, (flags, done.stdout, done.stderr)
+            return json.loads(done.stdout)["verdicts"]
+
+        with ThreadPoolExecutor() as both:
+            begun = [both.submit(probe, *flags) for flags in ((), ("--no-hook",))]
+            return [one.result() for one in begun]
 
     with running(case) as server:
-        code, idle = probe(server)
-        assert code == 0, idle["verdicts"]
+        probes(server, 0)
         with Clients(server, [*sends_of(case), "--clients", "2", "--seconds", "120"]):
             time.sleep(1.0)
-            code, serving = probe(server)
-            assert code == 0, serving["verdicts"]
+            probes(server, 0)
             # No monitor sees the moment.
             os.kill(server.model_pid, signal.SIGSTOP)
             time.sleep(1.0)
-            code, stopped = probe(server)
-            assert code == 1
-            first = stopped["verdicts"][0]
-            assert (first["id"], first["subtype"]) == ("hang", "stopped")
-            assert first["processes"] == [server.model_pid]
+            for first, *_ in probes(server, 1):
+                assert (first["id"], first["subtype"]) == ("hang", "stopped")
+                assert first["processes"] == [server.model_pid]
             os.kill(server.model_pid, signal.SIGCONT)
-            code, again = probe(server)
-            assert code == 0, again["verdicts"]
+            probes(server, 0)
