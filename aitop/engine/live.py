@@ -382,7 +382,7 @@ class LiveFeed:
                 self.dump()
             ranks = self._snapshot.ranks if self._snapshot else None
             numbers = {view.pid: view.rank for view in ranks.ranks} if ranks else {}
-            self._events.put(exchange_notes(numbers, passive=self._options.passive))
+            self._events.put(exchange_notes(numbers))
 
         self._look = threading.Thread(target=look, name="aitop-look", daemon=True)
         self._look.start()
@@ -434,20 +434,18 @@ class LiveFeed:
             self._take(self.target, publish)
 
 
-def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> ExchangeNotes:
-    """What torch's Flight Recorder and NCCL report of these ranks (rank numbers by pid). Takes some seconds.
+def exchange_notes(ranks: Mapping[int, int | None]) -> ExchangeNotes:
+    """What torch's Flight Recorder reports of these ranks (rank numbers by pid), and where they meet.
 
-    With `passive` no process is asked: only files and /proc are read.
+    Only files and /proc are read. Takes some seconds.
     """
     # Few jobs stand still.
     from aitop.sources.exchange.flight_recorder import flight_record  # noqa: PLC0415
-    from aitop.sources.exchange.nccl_ras import ras_words  # noqa: PLC0415
     from aitop.sources.exchange.tcp_table import meet_on_this_machine  # noqa: PLC0415
 
     records = (flight_record(pid, rank) for pid, rank in ranks.items() if rank is not None)
     flights = tuple(record for record in records if record is not None)
-    ras = () if passive else ras_words(ranks)
-    return ExchangeNotes(time=time.monotonic(), flights=flights, ras=ras, local=meet_on_this_machine(ranks))
+    return ExchangeNotes(time=time.monotonic(), flights=flights, local=meet_on_this_machine(ranks))
 
 
 class CpuMeter:

@@ -116,14 +116,13 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExchangeNotes(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-notes"):
-    """What the libraries that exchange data say of a standstill: Flight Recorder's dumps, and NCCL's RAS in lines.
+    """What is known of the exchange in a standstill, beside the stacks: Flight Recorder's dumps.
 
     `local` tells that the ranks meet at an address of this machine alone: none of them is elsewhere.
     """
 
     time: float
     flights: tuple[FlightRecord, ...] = ()
-    ras: tuple[str, ...] = ()
     local: bool = False
 
 

@@ -24,7 +24,6 @@ from aitop.sources import procfs
 from aitop.sources.code.growth import growth_sites
 from aitop.sources.code.lines import SourceCode
 from aitop.sources.exchange.flight_recorder import last_of
-from aitop.sources.exchange.nccl_ras import troubles
 from aitop.sources.host.command_lines import kind_of, rank_numbers
 from aitop.sources.process_status import parse_status
 from aitop.sources.servers.engines import ENGINES
@@ -100,26 +99,24 @@ def feed_trace(data: bytes) -> None:
 
 
 def notes_seeds() -> list[bytes]:
-    """Dumps of a Flight Recorder in each form of pickles, and an answer of NCCL's RAS."""
+    """Dumps of a Flight Recorder in each form of pickles."""
     frames = [{"name": "all_reduce", "filename": "/x/torch/c10d.py", "line": 3}, {"filename": "/x/train.py", "line": 9}]
     entry = {"frames": frames, "process_group": ("0", "pg"), "collective_seq_id": 7, "profiling_name": "nccl:barrier"}
     entries = [{**entry, "state": state, "retired": state == "completed"} for state in ("completed", "scheduled")]
     dump = {"version": "2.10", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": entries}
-    ras = b"Errors\n======\n  rank 3 has not been heard of\n\nWarnings\n========\nINCOMPLETE\n"
-    return [*(pickle.dumps(dump, protocol=protocol) for protocol in (2, 4, 5)), ras]
+    return [pickle.dumps(dump, protocol=protocol) for protocol in (2, 4, 5)]
 
 
 def feed_notes(data: bytes) -> None:
-    """Through both readers to notes that can be recorded."""
+    """Through the reader to notes that can be recorded."""
     try:
         record = last_of(data, 7, 3)
     except ValueError:
         record = None
-    ras = troubles(data.decode("utf-8", "replace"))
-    notes = ExchangeNotes(time=1.0, flights=(record,) if record is not None else (), ras=ras)
+    notes = ExchangeNotes(time=1.0, flights=(record,) if record is not None else ())
     if msgspec.json.decode(msgspec.json.encode(notes), type=ExchangeNotes) != notes:
         raise Obeyed(f"a recording gives something else back: {notes}"[:500])
-    texts = [*ras, *((record.call, record.state, record.group, record.where or "") if record is not None else ())]
+    texts = (record.call, record.state, record.group, record.where or "") if record is not None else ()
     if not all(text.isprintable() for text in texts):
         raise Obeyed(repr(texts)[:300])
 

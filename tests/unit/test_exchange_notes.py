@@ -1,4 +1,4 @@
-"""What Flight Recorder, NCCL's RAS and numbers of collectives say of a hang."""
+"""What Flight Recorder and numbers of collectives say of a hang."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 import os
 import pickle
 import socket
-import subprocess
-import sys
-import threading
 
 import msgspec
 import pytest
@@ -17,9 +14,8 @@ from snapshot_builder import snapshot
 from aitop.diagnosis.conditions.hang import hang
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
-from aitop.sources.exchange import flight_recorder, nccl_ras, tcp_table
+from aitop.sources.exchange import flight_recorder, tcp_table
 from aitop.sources.exchange.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes, read_plain
-from aitop.sources.exchange.nccl_ras import port_of, ras_words, troubles
 from aitop.sources.stacks.dump import innermost, parse
 
 FRAMES = [
@@ -114,92 +110,6 @@ def test_a_dump_of_this_very_process_is_found_and_an_older_one_is_not(tmp_path, 
     assert prefixes({"HOME": "/home/x"})[0] == "/home/x/.cache/torch/comm_lib_trace_rank_"
 
 
-ANSWER = """\
-NCCL version 2.24.3 compiled with CUDA 12.6
-
-Job summary
-===========
-  Nodes  Processes
-
-Errors
-======
-
-INCOMPLETE
-  Missing communicator data from 1 job process
-  Process 3487984 on node 172.16.64.213 managing GPU 5
-
-Warnings
-========
-
-MISMATCH
-  Communicator ranks have different collective operation counts
-"""
-
-
-def test_the_troubles_that_ras_tells():
-    assert troubles(ANSWER) == (
-        "INCOMPLETE",
-        "Missing communicator data from 1 job process",
-        "Process 3487984 on node 172.16.64.213 managing GPU 5",
-        "MISMATCH",
-        "Communicator ranks have different collective operation counts",
-    )
-    assert troubles("nothing") == troubles("") == ()
-
-
-def test_ras_is_asked_only_where_the_rank_itself_listens(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        asked = []
-
-        def answer():
-            connection, _ = server.accept()
-            with connection:
-                asked.append(connection.recv(100))
-                connection.sendall(ANSWER.encode())
-
-        threading.Thread(target=answer, daemon=True).start()
-        monkeypatch.setattr(nccl_ras, "PORT", port)
-        monkeypatch.setattr("aitop.sources.procfs.environ", lambda pid: {})
-        assert ras_words([1 if os.getpid() != 1 else 2]) == ()
-        assert ras_words([os.getpid()])[0] == "INCOMPLETE"
-        assert asked == [b"verbose status\n"]
-    assert port_of({"NCCL_RAS_ADDR": "localhost:1234"}) == 1234
-    assert port_of({"NCCL_RAS_ADDR": "x"}) == port
-
-
-LISTENS = """
-import socket, sys
-server = socket.socket()
-server.bind(("127.0.0.1", int(sys.argv[1])))
-server.listen()
-print("listening", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_nobody_here_is_asked_for_a_rank_in_a_network_of_its_own(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        monkeypatch.setattr(nccl_ras, "PORT", port)
-        monkeypatch.setattr(nccl_ras, "PATIENCE_SECONDS", 0.1)
-        # A network's own loopback device is down at first, which does not keep anybody from listening there.
-        command = ["unshare", "-rn", sys.executable, "-S", "-c", LISTENS, str(port)]
-        try:
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        except FileNotFoundError:
-            pytest.skip("no unshare here")
-        with child:
-            if not child.stdout.readline():
-                pytest.skip("no networks of one's own here")
-            assert nccl_ras._listens(child.pid, port)
-            ras_words([child.pid])
-            server.settimeout(0.2)
-            with pytest.raises(TimeoutError):
-                server.accept()
-            child.stdin.close()
-
-
 def alike(*sequences, gpu=None, **fields):
     ranks = tuple(
         Standing(pid=100 + rank, rank=rank, role="rank", doing="collective", call="backward", sequence=sequence)
@@ -215,15 +125,14 @@ def test_of_ranks_in_the_same_call_the_one_with_fewer_collectives_is_behind():
     assert alike(812, 812).subtype == alike(812, None).subtype == "exchange"
 
 
-def test_what_flight_recorder_ras_and_the_driver_say_is_evidence():
+def test_what_flight_recorder_and_the_driver_say_is_evidence():
     flights = tuple(FlightRecord(pid=1, rank=rank, call="all_reduce", state="started", sequence=5 - rank, group="pg",
                                  waiting=True, where="train.py:9") for rank in (0, 1))  # fmt: skip
     devices = (GpuDevice(index=0, xid=()), GpuDevice(index=1, xid=(13, 79)))
     gpu = GpuSample(time=1.0, devices=devices)
-    told = alike(None, None, gpu=gpu, notes=ExchangeNotes(time=1.0, flights=flights, ras=("INCOMPLETE",)))
+    told = alike(None, None, gpu=gpu, notes=ExchangeNotes(time=1.0, flights=flights))
     assert told.ranks == (1,)
     assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in told.evidence
-    assert "NCCL RAS: INCOMPLETE" in told.evidence
     assert [words for words in told.evidence if "Xid" in words] == ["GPU 1 reported Xid 13, 79"]
     others = (flights[0], msgspec.structs.replace(flights[1], group="pairs"))
     assert alike(None, None, notes=ExchangeNotes(time=1.0, flights=others)).subtype == "exchange", "counted apart"

@@ -19,7 +19,7 @@ from aitop.model.verdict import Where
 SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
 MOST_GROUPS = 6
 MOST_STOPPED = 8
-MOST_FLIGHTS, MOST_RAS = 4, 6
+MOST_FLIGHTS = 4
 # What a process may wait in that is alone.
 OF_ONE = ("backward", "synchronize")
 # In which all ranks meet at first.
@@ -291,13 +291,12 @@ def _behind_by_number(still: Standstill) -> tuple[int, ...]:
 
 
 def noted(still: Standstill, snapshot: Snapshot) -> list[str]:
-    """What numbers of collectives, Flight Recorder, NCCL's RAS and the driver say of a hang, in lines of evidence."""
+    """What numbers of collectives, Flight Recorder and the driver say of a hang, in lines of evidence."""
     lines = _sequences({rank.rank: rank.sequence for rank in still.ranks if rank.rank is not None and rank.sequence})
     if still.notes is not None:
         # Those that are behind first.
         flights = sorted(still.notes.flights, key=lambda flight: (flight.sequence, flight.rank))
         lines += [_flight(flight) for flight in flights[:MOST_FLIGHTS]]
-        lines += [f"NCCL RAS: {line}" for line in still.notes.ras[:MOST_RAS]]
     for device in snapshot.gpu.devices if snapshot.gpu else ():
         if device.xid:
             lines.append(f"GPU {device.index} reported Xid {', '.join(str(xid) for xid in device.xid[-3:])}")
