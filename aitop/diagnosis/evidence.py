@@ -243,6 +243,11 @@ def _functions(entry: Entry) -> list[tuple[str, str]]:
     return named or stack
 
 
+def function_of(entry: Entry) -> tuple[str, str]:
+    """File and name of the function of the entry's line; a comprehension or lambda counts as its function."""
+    return _functions(entry)[-1]
+
+
 def where_of(pid: int, line: Frame | HotLine | GrowthSite) -> Where:
     """A line of a stack, or of the source code, as a place in the process with this pid."""
     return Where(pid=pid, file=line.file, line=line.line, function=line.function, text=line.text)

@@ -567,6 +567,23 @@ def test_an_evaluation_is_named_by_the_line_that_calls_the_model():
     assert (alone.function, alone.line) == ("net", 17), "a function of its own"
 
 
+def test_python_between_the_phases_goes_with_the_small_operations_that_it_calls():
+    """One fix ends both: it is one cause, with the gain of all of it. A large operation beside it stays another."""
+    parts = [("python", 0.28, 62), ("python", 0.02, 58), ("native", 0.08, 58), ("native", 0.2, 70)]
+    lines = [line("note", share, activity=does, number=number, position="after") for does, share, number in parts]
+    seen = snapshot(
+        steps(seconds=0.1, forward=0.01, backward=0.02),
+        lines=[*lines, line("main", 0.2, phase="backward", activity="native", number=40)],
+    )
+    verdict = python_overhead.judge(seen)
+    assert level(verdict) == pytest.approx(0.7 * 0.38 / 0.58, abs=0.01)
+    assert {(entry.line, entry.activity) for entry in verdict.claims} == {
+        (62, "python"),
+        (58, "python"),
+        (58, "native"),
+    }
+
+
 def test_the_line_named_runs_python_though_a_native_loop_takes_longer():
     """Of an nn.GRU a small part holds the lock; the Python after it takes more in all, on a line with less time."""
     gru = [

@@ -11,9 +11,12 @@ from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
 from aitop.diagnosis.evidence import (
     HOST,
+    MOST_HELD,
     ONCE,
+    RUNNING,
     Lines,
     each_unit,
+    function_of,
     held_by_line,
     lines_of,
     main_lines,
@@ -48,7 +51,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if snapshot.kind == "unknown" and not records(snapshot):
         return "no phase of a step was seen: Python may be all that the program is there for"
     gpu = on_gpu(snapshot)
-    beside = main_lines(snapshot, lambda entry: _of_host(entry) and entry.does == "python" and not _model(entry))
+    beside = _in_python(main_lines(snapshot, lambda entry: _of_host(entry) and not _model(entry)))
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0
@@ -122,6 +125,22 @@ def _calling(lines: Lines, least_held: float) -> float:
         return 0.0
     whole, held = shares_by(lines.entries, lambda entry: entry.at), held_by_line(lines.entries)
     return sum(min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share) for at, share in held.items())
+
+
+def _in_python(host: Lines) -> Lines:
+    """The Python of host code, with the small operations of the same functions: whoever runs these less ends both."""
+    running = lines_of(entry for entry in host.entries if entry.does in RUNNING)
+    python = [entry for entry in running.entries if entry.does == "python"]
+    in_line, of_line = held_by_line(python), shares_by(running.lines, lambda entry: entry.at)
+    in_function, of_function = shares_by(python, function_of), shares_by(running.lines, function_of)
+    small = (
+        entry
+        for entry in running.lines
+        if entry.does != "python"
+        and in_line.get(entry.at, 0.0) >= MOST_HELD * of_line[entry.at]
+        and in_function.get(function_of(entry), 0.0) >= LEAST_HELD_UNCOUNTED * of_function[function_of(entry)]
+    )
+    return lines_of((*python, *small))
 
 
 def _of_host(entry: Entry) -> bool:
