@@ -95,6 +95,13 @@ def test_every_promise_names_tests_that_exist(promise):
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_the_faults_that_are_counted_are_those_of_the_bench():
+    from faults import FAULTS
+
+    (counted,) = re.findall(r"`tests/robustness/faults\.py`: (\d+) faults", TEXTS["SECURITY.md"])
+    assert int(counted) == len(FAULTS)
+
+
 def test_no_promise_is_lost():
     assert len(PROMISES) == 8
 
