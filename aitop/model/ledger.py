@@ -39,7 +39,8 @@ HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-
 # What a thread does that has nothing to do: a server's waits for the network between requests.
 RESTS: frozenset[Activity] = HANDED_WAITS | {"sleep", "wait-network"}
 Basis = Literal["measured", "sampled"]
-Position = Literal["before", "within", "after"]
+# Host code before the model's call, from there to the backward, between that and the optimizer, or after both.
+Position = Literal["before", "within", "gradients", "after"]
 # What calls a line for a request: an event loop, whose thread does nothing else meanwhile; a loop that takes requests
 # and calls one function after the other for them; a thread for each request.
 Handler = Literal["event-loop", "request-loop", "thread"]
@@ -89,7 +90,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def within_step(self) -> bool:
-        """Whether it is host code between the model's call and its update: a loss, or a model that is no module."""
+        """Whether it is host code between the model's call and its backward: a loss, or a model that is no module."""
         return self.phase == "host" and self.position == "within"
 
     @property

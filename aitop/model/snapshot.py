@@ -86,10 +86,10 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     those that could not be read.
 
     `phase` is the phase of a step that the libraries on the stack stand for, "outside" where none does; `position` is
-    where such a line stands in the function that makes steps (before the model's call, within the step, after the
-    update), None where no such function is on the stack. `parts` are shares of the line's time by activity, the largest
-    first, and `activity` is that one. `work` is what the library below it does (see stacks.libraries), None where the
-    line is the user's own code or calls native code directly.
+    where such a line stands in the function that makes steps (before the model's call, within the step, at its
+    gradients, after the update), None where no such function is on the stack. `parts` are shares of the line's time by
+    activity, the largest first, and `activity` is that one. `work` is what the library below it does (see
+    stacks.libraries), None where the line is the user's own code or calls native code directly.
     `via` has the user's frames above it, outermost first; the first `callers` of them (with the line itself counted
     last) stand above the library code of its phase, such as the model's call. `by_window` counts its samples in each
     window of stacks, the oldest first.

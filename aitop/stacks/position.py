@@ -161,12 +161,22 @@ class StepFunctions:
         if line < first:
             return ahead
         if line == first:
+            if inner and self._models and not forwards:
+                # Something else that is called on a line that updates the model, as callbacks are: the caller tells.
+                return None
             # A function called on the same line as the model mostly makes an argument for it.
             return ahead if inner else "within"
         if line <= last:
-            return "within"
+            return "gradients" if self._has_gradients(anchors, line) else "within"
         later = [number for number in anchors.of("data_wait") if number > last]
         return "before" if later and line >= min(later) else "after"
+
+    @staticmethod
+    def _has_gradients(anchors: _Anchors, line: int) -> bool:
+        """Whether a line has a backward right before it and an optimizer to come."""
+        earlier = [number for number in anchors.of("forward") | anchors.updates if number < line]
+        backward = anchors.of("backward") - anchors.of("forward")
+        return max(earlier, default=0) in backward and line <= max(anchors.of("optimizer"), default=0)
 
     def _evaluates(self, stack: Seen) -> int | None:
         """The index in `callers` of the training function that starts this evaluation; None if the pass trains."""

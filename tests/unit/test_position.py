@@ -51,6 +51,25 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
     assert position(LOOP, at(line, *below)) == expected
 
 
+def test_what_stands_between_the_backward_and_the_optimizer_is_about_gradients():
+    later = [*LOOP[:3], (at(18, STEP), 10)]
+    assert [position(later, at(line)) for line in (13, 15, 17, 19)] == ["within", "gradients", "gradients", "after"]
+    adversary = [*later, (at(20, CALL, MODEL), 30), (at(22, BACK), 30), (at(24, STEP), 10)]
+    assert [position(adversary, at(line)) for line in (17, 19, 21, 23)] == [
+        "gradients",
+        "within",
+        "within",
+        "gradients",
+    ]
+
+
+def test_callbacks_that_are_called_where_another_one_updates_make_no_batch():
+    """`for callback in callbacks: callback.on_backward_end(self)`: one of them clips and steps."""
+    fires = "user/train.py:35 Trainer.fire"
+    updates = [*LOOP[:3], (at(16, fires, "user/train.py:23 Update.on_backward_end", STEP), 10)]
+    assert position(updates, at(16, fires, "user/train.py:17 Watch.on_backward_end")) == "gradients"
+
+
 @pytest.mark.parametrize(("below", "expected"), [((), "before"), (("torch/_functorch/apis.py wrapped",), "within")])
 def test_a_function_that_a_library_for_arrays_calls_is_a_part_of_its_call(below, expected):
     """Gradients by torch.func: the loss is called by the same call as its gradients, and makes no argument for it."""

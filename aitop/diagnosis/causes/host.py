@@ -51,8 +51,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         lambda entry: (
             entry.phase in (*HOST, "environment", *(phase.key for phase in TIMED_ALONE.values()))
             and entry.where is not None
-            # Array operations between the model's call and its update are the loss.
-            and not (entry.position == "within" and entry.work == "tensor")
+            # Array operations between the model's call and its update are the loss, or clip gradients.
+            and not (entry.position in ("within", "gradients") and entry.work == "tensor")
             and entry not in work
             and not (serving and (takes_request(entry) or stands_in_line(entry)))
         ),
