@@ -256,11 +256,19 @@ def test_a_front_that_is_not_the_limit(active, idle):
     assert level(gil.judge(seen)) == level(preprocessing.judge(seen)) == 0.0
 
 
-def test_a_handler_that_blocks_the_loop_of_another_process():
-    seen = behind_front(0.1, making=0.05, lines=[of_front("sleep", 0.4, "event-loop")])
+@pytest.mark.parametrize("activity", ["sleep", "python"])
+def test_a_handler_that_blocks_the_loop_of_another_process(activity):
+    seen = behind_front(0.1, making=0.05, lines=[of_front(activity, 0.4, "event-loop")])
     verdict = fired(host.judge(seen))
     assert (verdict.subtype, verdict.where[0].line, verdict.where[0].pid) == ("event-loop", 31, FRONT)
     assert verdict.share == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("activity", ["wait-queue", "python"])
+def test_a_library_that_hands_requests_on_blocks_no_loop(activity):
+    hands = of_front(activity, 0.4, "event-loop")
+    hands = replace(hands, file="/env/lib/python3.11/site-packages/anyio/_backends/_asyncio.py")
+    assert level(host.judge(behind_front(0.1, making=0.05, lines=[hands]))) == 0.0
 
 
 def test_code_of_libraries_without_a_line_works_for_storage_only_while_it_waits():

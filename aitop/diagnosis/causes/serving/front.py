@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.evidence import (
-    RUNNING,
     Lines,
     lead_ledger,
     lines_of,
@@ -23,7 +22,7 @@ from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
-from aitop.stacks.origin import origin_of
+from aitop.stacks.origin import is_user
 
 # A thread that runs for nine tenths of the time is full: requests wait ten times as long as it works on them.
 FULL = 0.9
@@ -75,8 +74,10 @@ def _works(entry: Entry) -> bool:
 
 
 def _blocks(entry: Entry) -> bool:
-    """Whether an event loop's thread stands in a handler: it waits there, or runs code that is no server's own."""
-    return entry.activity not in RUNNING or origin_of(entry.file, user=False) != "library"
+    """Whether an event loop's thread stands in a handler of the user's. What libraries run or wait for there is how a
+    server hands requests on, to threads of its own too.
+    """
+    return is_user(entry.file, script=None)
 
 
 def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
