@@ -1,8 +1,9 @@
 """Attach, detach and killed monitors on servers under load: failed requests, changed answers, what is left behind.
 
 Clients send the same text again and again, so every answer must be the same, to the last token. Each cycle attaches
-with `aitop diagnose`; every third monitor is killed at a random moment. After the last cycle, when the hook's lease has
-run out, no process of the server may have a thread, a file or a child that it had not before. vLLM needs
+with `aitop diagnose`; every third monitor is killed at a random moment of its look. Where all cores are busy one takes
+long to start, so it is counted in how many cycles the hook was in the server. After the last cycle, when the hook's
+lease has run out, no process of the server may have a thread, a file or a child that it had not before. vLLM needs
 AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
 
     python tests/robustness/serving_stress.py -n 50
@@ -12,9 +13,11 @@ AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -32,21 +35,31 @@ from serving_run import Clients, Server
 from serving_verdicts import running, sends_of
 
 DEFAULT = ("embeddings", "vllm")
-LOOK_SECONDS, LEASE_SECONDS = 2.0, 12.0
+# What is recognised by its stacks, as LitServe's workers, has the hook after four seconds.
+LOOK_SECONDS, MOST_SECONDS, LEASE_SECONDS = 6.0, 120.0, 12.0
+# Of the cycles. The others were killed before the hook was in, or could not come to their look in time.
+LEAST_HOOKED = 60.0
 # Servers start and end threads of their own pools while they are at work.
 MARK = "aitop"
 
 
-def cycle(server: Server, killed: bool) -> None:
-    """A monitor comes and goes, or is killed with all that it has started."""
+def cycle(server: Server, killed_after: float | None) -> bool:
+    """A monitor comes and goes, or is killed with all that it has started. Whether the hook was in the server."""
+    file = server.folder / "look.json"
+    file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(server.pid), "--for", f"{LOOK_SECONDS:g}s"]
-    quiet = subprocess.DEVNULL
+    command += ["--format", "json", "-o", str(file)]
+    quiet, hooked = subprocess.DEVNULL, False
     with subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True) as monitor:
-        if killed:
-            time.sleep(random.uniform(0.2, LOOK_SECONDS))
+        try:
+            monitor.wait(MOST_SECONDS if killed_after is None else killed_after)
+            hooked = file.exists() and json.loads(file.read_text())["sources"]["hook"]["state"] == "ok"
+        except subprocess.TimeoutExpired:
+            hooked = any(traces(process) for process in server.tree())
+        finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(monitor.pid, signal.SIGKILL)
-        monitor.wait(60.0)
+    return hooked
 
 
 def traces(process: psutil.Process) -> list[str]:
@@ -63,17 +76,24 @@ def traces(process: psutil.Process) -> list[str]:
     return [f"{process.pid}: {one}" for one in found]
 
 
-def stress(name: str, cycles: int) -> tuple[int, int, int, list[str]]:
-    """Answers, failed requests, answers that differ from the most frequent one, and what was left behind."""
+def stress(name: str, cycles: int) -> tuple[int, int, int, list[str], int]:
+    """Answers, failed requests, answers that differ from the most frequent one, what was left behind, and in how many
+    cycles the hook was in.
+    """
     case = CASE_BY_NAME[name]
+    took, hooked = [LOOK_SECONDS], 0
     with (
         running(case) as server,
-        Clients(server, [*sends_of(case), "--same", "--clients", "2", "--seconds", "900"]) as clients,
+        Clients(server, [*sends_of(case), "--same", "--clients", "2", "--seconds", "1800"]) as clients,
     ):
         time.sleep(3.0)
         before = {process.pid for process in server.tree()}
         for number in range(cycles):
-            cycle(server, killed=number % 3 == 2)
+            began = time.monotonic()
+            whole = number % 3 != 2
+            hooked += cycle(server, None if whole else random.uniform(0.1, 1.0) * took[-1])
+            if whole:
+                took.append(time.monotonic() - began)
             if not server.alive():
                 break
         time.sleep(LEASE_SECONDS)
@@ -84,9 +104,10 @@ def stress(name: str, cycles: int) -> tuple[int, int, int, list[str]]:
     failed = sum(answer.status != 200 for answer in answers) + (not alive)
     kinds = Counter(answer.crc for answer in answers if answer.status == 200)
     changed = sum(kinds.values()) - max(kinds.values(), default=0)
-    print(f"{name}: {len(answers)} answers in {cycles} cycles, {failed} failed, {changed} changed, left: {left or '–'}",
+    print(f"{name}: {len(answers)} answers in {cycles} cycles, the hook in {hooked} of them, {failed} failed, "
+          f"{changed} changed, left: {left or '–'}; a look took {statistics.median(took[1:] or took):.1f} s",
           flush=True)  # fmt: skip
-    return len(answers), failed, changed, left
+    return len(answers), failed, changed, left, hooked
 
 
 def main() -> int:
@@ -102,11 +123,18 @@ def main() -> int:
         if missing:
             print(f"{name} left out: {missing}")
             continue
-        answers, failed, changed, left = stress(name, args.cycles)
+        answers, failed, changed, left, hooked = stress(name, args.cycles)
         found += [
             Figure(f"requests of {name} that failed", failed, most=0, spread=f"of {answers}, {args.cycles} cycles"),
             Figure(f"answers of {name} that changed", changed, most=0, spread=f"of {answers}"),
             Figure(f"left behind in {name}", len(left), most=0, spread=" ".join(left)[:200]),
+            Figure(
+                f"cycles with the hook in {name}",
+                100 * hooked / args.cycles,
+                "%",
+                least=LEAST_HOOKED,
+                spread=f"{hooked} of {args.cycles}",
+            ),
         ]
     return publish(args, found, whole=not args.names)
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 WORDS = [a + b + c + "ion" for a in ("ta", "en", "or", "shi") for b in ("li", "tu", "ra", "de") for c in ("nes", "hat")]
-MOST_UNDER_WAY, MOST_SECONDS, PATIENCE = 256, 900.0, 60.0
+MOST_UNDER_WAY, MOST_SECONDS, PATIENCE = 256, 1800.0, 60.0
 # Servers close connections that nothing was sent on for a while, gunicorn after two seconds.
 LONGEST_IDLE = 1.0
 # Linux: with what is read comes the time (seconds, nanoseconds) at which the kernel got it.
