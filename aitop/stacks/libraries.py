@@ -209,7 +209,11 @@ TABLE: tuple[Row, ...] = (
     _row(r"/multiprocessing/(?:popen_\w+|spawn|forkserver)\.py$", state="spawn"),
     _row(r"/multiprocessing/process\.py$", r"start", state="spawn"),
     _row(r"/multiprocessing/process\.py$", r"join", state="wait-child"),
-    _row(r"/multiprocessing/(?:queues|pool)\.py$", state="wait-queue"),
+    # get, recv and send also pickle, which is no wait
+    _row(r"/multiprocessing/connection\.py$", r"_recv\w*|recv_bytes|_?poll|wait|_send\w*|send_bytes",
+         state="wait-queue"),
+    _row(r"/multiprocessing/queues\.py$", r"put", state="wait-queue"),
+    _row(r"/multiprocessing/pool\.py$", state="wait-queue"),
     _row(r"/multiprocessing/synchronize\.py$", state="wait-lock"),
     _row(r"/concurrent/futures/_base\.py$", state="wait-lock"),
     _row(r"/concurrent/futures/(?:thread|process)\.py$", r"_worker|_process_worker", state="wait-queue", rests=True),

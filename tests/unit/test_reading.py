@@ -136,7 +136,11 @@ def test_a_worker_starts_where_it_was_forked():
 
 
 def test_a_worker_that_waits_for_indices_is_idle():
-    assert read_stack(stack(*WORKER, "std/multiprocessing/queues.py Queue.get")).idle
+    assert read_stack(
+        stack(
+            *WORKER, "std/multiprocessing/queues.py Queue.get", "std/multiprocessing/connection.py _ConnectionBase.poll"
+        )
+    ).idle
     assert not read_stack(stack(*WORKER, FETCH, "user/data.py load", "std/queue.py Queue.get")).idle
 
 
