@@ -154,14 +154,6 @@ def test_the_table_of_an_embedding_is_not_read_for_each_request():
     assert "9.4 M parameters are read for every one of them" in verdict.evidence
 
 
-def test_batches_of_several_sizes_tell_what_does_not_depend_on_them():
-    flat = [step(i, 0.011, kind="infer", forward=0.01 + 0.0001 * (1 + i % 4), samples=1 + i % 4) for i in range(40)]
-    verdict = fired(underbatched.judge(snapshot(flat, kind="inference", facts=DENSE)))
-    assert "from batches of several sizes" in verdict.evidence[1] and verdict.severity == "critical"
-    grows = [step(i, 0.011, kind="infer", forward=0.0025 * (1 + i % 4), samples=1 + i % 4) for i in range(40)]
-    assert level(underbatched.judge(snapshot(grows, kind="inference", facts=DENSE))) < underbatched.judge.band.leave
-
-
 @pytest.mark.parametrize(("under_way", "together"), [(1.2, None), (11.8, 12), (90.0, 32)])
 def test_no_more_requests_can_be_taken_together_than_are_there(under_way, together):
     engine = Serving(basis="hook", pid=RANK, concurrency=under_way)

@@ -97,7 +97,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=gone,
         signals=(cost.measured, waiting < 0.1, cost.samples <= 1),
-        # Where batches of several sizes were not seen, the cost of a sample is an estimate.
+        # Only how long a GPU idles is measured; elsewhere the cost of a sample is an estimate.
         doubtful=not cost.measured,
         title=f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time: "
         f"{percent(share)} of the time could serve {together}",
@@ -154,7 +154,7 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
         return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, True)
     if snapshot.kind == "training":
         return _of_training(steps, samples, facts, running(snapshot))
-    return _of_sizes(steps, samples) or _of_weights(steps, samples, facts, running(snapshot))
+    return _of_weights(steps, samples, facts, running(snapshot))
 
 
 def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
@@ -168,19 +168,6 @@ def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, 
     computes = max(0.05, 1.0 - op_cost.FORWARD / each) * median_high(step.forward + step.backward for step in steps)
     # What is computed on few samples is mostly what vectors of one sample cannot fill.
     return Cost(samples, whole - computes / FEW_SAMPLES, computes / FEW_SAMPLES / samples, False)
-
-
-def _of_sizes(steps: Sequence[StepRecord], samples: float) -> Cost | None:
-    """The cost of a step as a straight line of time over batch size; None without enough batches of different sizes."""
-    sizes: dict[int, list[float]] = {}
-    for step in steps:
-        sizes.setdefault(step.samples or 1, []).append(step.forward)
-    known = sorted((size, median_high(times)) for size, times in sizes.items() if len(times) >= 3)
-    if len(known) < 2 or known[-1][0] < 2 * known[0][0]:
-        return None
-    (small, quick), (large, slow) = known[0], known[-1]
-    each = max(0.0, (slow - quick) / (large - small))
-    return Cost(samples, max(0.0, quick - each * small), each, True)
 
 
 def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
@@ -208,13 +195,12 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
 
 def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, speedup: float) -> list[str]:
     facts, training, gpu = snapshot.facts, snapshot.kind == "training", on_gpu(snapshot)
-    how = "from batches of several sizes" if cost.measured else "by the size of the model"
     each_time = duration(cost.fixed + cost.each * cost.samples)
     evidence = [
         f"{plural(round(cost.samples), 'sample')} a step, {each_time} each time",
         f"GPU idle {percent(idle_share(snapshot))} of the time"
         if gpu
-        else f"about {duration(cost.fixed)} of it is the same for any number of samples ({how})",
+        else f"about {duration(cost.fixed)} of it is the same for any number of samples (by the size of the model)",
     ]
     if facts is not None and facts.parameters:
         evidence.append(
