@@ -289,6 +289,10 @@ def test_source_code_names_the_line_and_decides_nothing(sites):
     assert leak(growing(10e6, count=12), *sites) is None, "too short"
     with_line, without_line = leak(growing(10e6), *sites), leak(growing(10e6))
     assert (fired(with_line).severity, with_line.level) == (fired(without_line).severity, without_line.level)
+    assert (memory.READ in fired(with_line).evidence, memory.READ in fired(without_line).evidence) == (
+        bool(sites),
+        False,
+    )
 
 
 def test_a_little_growth_of_each_worker_is_no_leak():
