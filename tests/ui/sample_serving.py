@@ -20,7 +20,7 @@ SERVER = "/home/ada/serving/server.py"
 def tail_verdict(subtype: str = "collector", share: float = 0.7) -> Verdict:
     return Verdict(
         id="latency-tail", subtype=subtype, severity="warning", share=share, confidence=0.82,
-        title="the slowest requests take 6.2 times the usual 121 ms: 70 % of that is garbage collection",
+        title="slowest requests take 6.2× the usual 121 ms: 70 % of that is garbage collection",
         where=(Where(pid=MAIN, file=SERVER, line=44, function="answer", share=0.4, text="gc.collect()"),),
         evidence=("the 7 slowest of 612 requests take 750 ms on average, the median 121 ms",),
         fixes=(Fix(text="gc.freeze() after the model is loaded"),),

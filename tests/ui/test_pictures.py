@@ -137,7 +137,7 @@ async def test_a_replay_looks_as_it_did(look_same):
         while feed.position().duration is None or feed._outline._thread.is_alive():
             await pilot.pause(0.02)
         feed.seek_to(12.0)
-        while feed.position().seeking is not None or getattr(app.screen.view.snapshot, "tick", None) != 14:
+        while feed.position().seeking is not None or getattr(app.screen.view.snapshot, "tick", None) != 15:
             await pilot.pause(0.02)
         app.screen._follow()
         await pilot.pause()

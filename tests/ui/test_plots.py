@@ -102,10 +102,10 @@ def test_figures_are_there_only_where_they_were_measured():
     assert "347 TFLOP/s" in speed
     assert "35%" in speed
     assert "249K tokens/s" in speed
-    assert "3.00/step" in syncs
+    assert "3.00 calls/step" in syncs
     assert "12 ms" in syncs
     assert "item train.py:105" in syncs
-    assert "4.00/step" in comms
+    assert "4.00 calls/step" in comms
     assert "61 % overlapped" in comms
     assert "3 again" in compiler
     assert "size mismatch" in compiler
@@ -115,7 +115,7 @@ def test_figures_are_there_only_where_they_were_measured():
 def test_few_rows_show_the_figures_side_by_side():
     (line,) = figure_lines(measured_figures(View(samples.measured())), 70, 1)
     assert " ".join(line.text.split(" · ")[0].split()) == "speed 347 TFLOP/s MFU 35%"
-    assert "syncs 3.00/step" in line.text
+    assert "syncs 3.00 calls/step" in line.text
     assert line.width <= 70
     assert figure_lines(measured_figures(View(samples.measured())), 70, 0) == []
 

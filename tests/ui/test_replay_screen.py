@@ -47,20 +47,20 @@ def panes(eyes):
 async def test_played_and_sought_look_the_same(look_at, replay):
     played = replay(200.0)
     async with look_at(feed=played, size=(120, 70)) as eyes:
-        await until(eyes, lambda: played.finished.is_set() and tick(eyes) == 25)
+        await until(eyes, lambda: played.finished.is_set() and tick(eyes) == 28)
         at_the_end = panes(eyes)
         assert "INPUT-BOUND" in at_the_end["verdict"]
     sought = replay(1.0)
     async with look_at(feed=sought, size=(120, 70)) as eyes:
         await until(eyes, lambda: sought.position().duration is not None)
         await eyes.press("ctrl+end")
-        await until(eyes, lambda: tick(eyes) == 25)
+        await until(eyes, lambda: tick(eyes) == 28)
         assert panes(eyes) == at_the_end
         await eyes.press("left_square_bracket")
-        await until(eyes, lambda: tick(eyes) < 25)
+        await until(eyes, lambda: tick(eyes) < 28)
         assert panes(eyes) != at_the_end
         await eyes.press("ctrl+end")
-        await until(eyes, lambda: tick(eyes) == 25)
+        await until(eyes, lambda: tick(eyes) == 28)
         assert panes(eyes) == at_the_end
 
 
@@ -73,10 +73,10 @@ async def test_the_line_says_where_it_stands_and_the_keys_move_it(look_at, repla
         assert "PAUSED" in eyes.pane("header")
         assert "‖" in eyes.pane("replay")
         await eyes.press("g", "0", ":", "1", "2", "enter")
-        await until(eyes, lambda: tick(eyes) == 14)
+        await until(eyes, lambda: tick(eyes) == 15)
         await eyes.until("0:12 / 0:23")
         await eyes.press("full_stop", "full_stop", "comma")
-        await until(eyes, lambda: tick(eyes) == 15)
+        await until(eyes, lambda: tick(eyes) == 16)
         await eyes.press("plus", "plus", "minus")
         await eyes.until("2×")
         await eyes.press("ctrl+home")
@@ -97,7 +97,7 @@ async def test_a_click_on_the_bar_goes_there(look_at, replay):
         line = eyes.pane("replay")
         start, end = line.index("●"), line.rindex("─")
         await eyes.pilot.click("#replay", offset=((start + end) // 2, 0))
-        await until(eyes, lambda: 12 <= tick(eyes) <= 14)
+        await until(eyes, lambda: 13 <= tick(eyes) <= 15)
         await eyes.press("home")
         await until(eyes, lambda: tick(eyes) == 1)
         await eyes.press("right")

@@ -83,6 +83,11 @@ async def test_the_figures_are_those_of_the_snapshot(look_at, size):
         assert "now" in shown.split("\n")[-2] or "1 s" in shown.split("\n")[-2]
 
 
+async def test_the_verdict_names_its_dots_where_there_is_room_behind_a_cut_title(look_at):
+    async with look_at(servers.engine(), size=(100, 30)) as eyes:
+        assert "the usual 121 ms " in eyes.pane("verdict") and "confidence ●" in eyes.pane("verdict")
+
+
 async def test_the_whole_screen_shows_what_small_panes_leave_out(look_at):
     async with look_at(servers.engine(), size=(80, 24)) as eyes:
         await eyes.press("tab", "z")

@@ -53,6 +53,17 @@ async def test_a_mark_shows_the_change_of_every_figure_and_whether_it_helped(loo
         assert "since the mark" not in eyes.text()
 
 
+async def test_a_mark_leaves_the_rate_in_a_small_header(look_at):
+    first = samples.input_bound()
+    target = msgspec.structs.replace(first.target, command="python my_training.py")
+    named = msgspec.structs.replace(first, target=target)
+    async with look_at(named, size=(80, 24)) as eyes:
+        await eyes.press("m")
+        second = later()
+        await eyes.give(msgspec.structs.replace(second, target=target))
+        assert "step/s" in eyes.pane("header") and "▲43%" in eyes.pane("header")
+
+
 async def test_every_figure_of_every_pane_has_its_change(look_at):
     first = samples.measured()
     process = first.host.processes[-1]

@@ -23,8 +23,11 @@ def last(name):
 
 @pytest.mark.parametrize("name", ["slow-loader", "simulated-gpu"])
 def test_a_loader_with_too_few_workers(name):
-    primary = last(name).diagnosis.primary
+    snapshot = last(name)
+    primary = snapshot.diagnosis.primary
     assert (primary.id, primary.subtype) == ("input-bound", "workers")
+    waits = [step.loading for step in snapshot.steps.recent]
+    assert primary.evidence[0].startswith(f"data wait {1e3 * sum(waits) / len(waits):.1f} ms a step, ")
     assert (primary.where[0].function, primary.where[0].line) == ("fetch", 17)
 
 
@@ -43,7 +46,7 @@ def test_a_rank_of_four_that_left_out_a_collective():
     primary = last("hang").diagnosis.primary
     assert (primary.id, primary.subtype, primary.ranks) == ("hang", "skipped-collective", (3,))
     assert [one.text for one in primary.where[:2]] == ["loss.backward()", "dist.barrier()"]
-    assert "last collective called: 457 by rank 3; 458 by rank 0, 1, 2" in primary.evidence
+    assert "last collective called: 907 by rank 3; 908 by rank 0, 1, 2" in primary.evidence
 
 
 def test_a_server_whose_collections_make_a_tail():

@@ -48,7 +48,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     compiling = main_lines(snapshot, lambda entry: entry.activity == "compile").share
     computing = max(0.0, sum(known.values()) - compiling)
     busy = device_busy(snapshot)
-    evidence = [", ".join(f"{name} {percent(share)}" for name, share in known.items())]
+    evidence = [", ".join(f"{name} {percent(share)}" for name, share in known.items() if percent(share) != "0 %")]
     if busy is not None:
         evidence.append(f"GPU busy {percent(busy)} of the time")
         if not timed_on_device(snapshot) and busy > max(computing, BUSY_DEVICE):

@@ -189,10 +189,10 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
     """Evidence of how long the wait is and how that is known."""
     steps = records(snapshot)
     if steps and wait.kind == "loader":
-        waits = sorted(step.loading for step in steps)
-        measured = f"{percent(wait.covered or wait.share)} of {len(steps)} steps (measured in the process)"
+        mean = sum(step.loading for step in steps) / len(steps)
+        measured = f"{percent(wait.covered or wait.share)} of the time of {len(steps)} steps (measured in the process)"
         idle = f"; for {percent(wait.share)} the device had nothing to do" if wait.covered else ""
-        return f"data wait {waits[len(waits) // 2] * 1e3:.1f} ms p50, {measured}{idle}"
+        return f"data wait {mean * 1e3:.1f} ms a step, {measured}{idle}"
     doing = "step the environment" if wait.kind == "environment" else "make or await a batch"
     return f"{percent(wait.share)} of {samples_of(snapshot)} stack samples of the stepping thread {doing}"
 

@@ -38,7 +38,10 @@ def header_line(view: View, width: int) -> Line:
     command = shorten(_command(view), MOST_COMMAND if engine is None else MOST_BESIDE_ENGINE)
     least = BRAND_WIDTH + len(command) + state.width + 2
     for parts, least_parts in ((rates, 2), (who, 1), (rates, 1), (who, 0), (rates, 0)):
-        while len(parts) > least_parts and least + sum(part.width + 3 for part in (*who, *rates)) > width:
+        # How fast it goes says more than the rest of its name.
+        name = MOST_BESIDE_ENGINE if parts is rates and least_parts == 0 else len(command)
+        needed = least - max(0, len(command) - name)
+        while len(parts) > least_parts and needed + sum(part.width + 3 for part in (*who, *rates)) > width:
             parts.pop()
     if least > width:
         state = _state(view).join(_sources(view, short=True))

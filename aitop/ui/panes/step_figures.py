@@ -89,7 +89,7 @@ def speed(view: View, snapshot: Snapshot) -> Figure | None:
         return None
     brief = min(2, len(parts))
     basis = snapshot.facts.flops_basis if snapshot.facts and brief == 2 else None
-    return Figure("speed", parts, brief, words=one_line(basis or ""))
+    return Figure("speed", parts, brief, words=f"from {one_line(basis)}" if basis else "")
 
 
 def waits(view: View, snapshot: Snapshot) -> Figure | None:
@@ -151,7 +151,7 @@ def _calls(view: View, snapshot: Snapshot, name: str, kind: CallKind, calls_of: 
     calls = sum(calls_of(record)[0] or 0 for record in records) / len(records)
     seconds = sum(calls_of(record)[1] or 0.0 for record in records) / len(records)
     parts = [
-        Line(significant(calls), TEXT).add("/step", DIM),
+        Line(significant(calls), TEXT).add(" calls/step", DIM),
         Line(share_text(share), BRIGHT).join(change(view, share_of, points=True)),
         Line(duration(seconds).rjust(7), TEXT),
     ]

@@ -100,10 +100,12 @@ def headline(verdict: Verdict, width: int) -> Line:
     if figure:
         left.add(figure.group(), figure_style(verdict))
         title = title[figure.end() :]
-    right = _gain_and_confidence(verdict, roomy=True)
-    if left.width + cell_len(title) + right.width > width:
-        right = _gain_and_confidence(verdict, roomy=False)
-    return spread(left.add(_clauses(title, width - left.width - right.width), TEXT), right, width)
+    right = _gain_and_confidence(verdict, roomy=False)
+    words = _clauses(title, width - left.width - right.width)
+    roomy = _gain_and_confidence(verdict, roomy=True)
+    if left.width + cell_len(words) + roomy.width <= width:
+        right = roomy
+    return spread(left.add(words, TEXT), right, width)
 
 
 def _clauses(text: str, width: int) -> str:

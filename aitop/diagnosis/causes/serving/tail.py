@@ -29,7 +29,7 @@ from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity, Entry, Ledger
 from aitop.model.serving import RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import duration, percent
+from aitop.model.units import duration, factor, percent
 from aitop.model.verdict import Fix, NamedShare, Where
 
 # The slowest 1 % are at least five requests: fewer may have been slow by chance. Of less than fifty, five are no tail.
@@ -152,7 +152,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         gains=False,
         signals=(measured, bool(lines), part >= 0.5),
         most_sure=MOST_CONFIDENCE if measured else ESTIMATED,
-        title=f"the slowest requests take {tail.slowest / usual:.1f} times the usual {duration(usual)}: "
+        title=f"slowest requests take {factor(tail.slowest / usual)} the usual {duration(usual)}: "
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,
         claims=() if slight else _claims(first, snapshot, bursts, held),
