@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -128,3 +129,30 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...] = ()
     length: float | None = None
     threads: int = 1
+
+    def account(self, lane: Lane) -> tuple[Entry, ...]:
+        """The entries of a lane for people to read, heaviest first: those that read the same are one.
+
+        Such entries differ in what only causes ask for, as in their position. Of one thread they are added up; of
+        several, workers that do the same, the mean is told.
+        """
+        alike: dict[tuple[object, ...], list[Entry]] = {}
+        for entry in self.entries:
+            if entry.lane == lane:
+                reads = entry.phase, entry.activity, entry.at, entry.function, entry.basis
+                alike.setdefault(reads, []).append(entry)
+        return tuple(sorted(map(_as_one, alike.values()), key=lambda entry: -entry.share))
+
+
+def _as_one(entries: Sequence[Entry]) -> Entry:
+    """Entries that read the same as one, of one thread or of the mean of several."""
+    threads = len({(entry.pid, entry.thread) for entry in entries})
+    seconds = [entry.seconds for entry in entries if entry.seconds is not None]
+    return msgspec.structs.replace(
+        entries[0],
+        share=sum(entry.share for entry in entries) / threads,
+        low=sum(entry.low for entry in entries) / threads,
+        high=min(1.0, sum(entry.high for entry in entries) / threads),
+        seconds=sum(seconds) / threads if seconds else None,
+        samples=sum(entry.samples for entry in entries),
+    )

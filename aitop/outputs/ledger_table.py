@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger, Unit
@@ -49,14 +49,10 @@ def tables(snapshot: Snapshot) -> list[Table]:
     if not ledgers:
         return []
     first, *others = ledgers
-    lanes = [(lane, _heaviest(entry for entry in first.entries if entry.lane == lane)) for lane in LANES]
+    lanes = [(lane, first.account(lane)) for lane in LANES]
     trains = snapshot.kind == "training"
     made = [_lane_table(_title(first, lane, trains=trains), lane, entries) for lane, entries in lanes if entries]
     return [*made, _process_table(others)] if others else made
-
-
-def _heaviest(entries: Iterable[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda entry: -entry.share)
 
 
 def _lane_table(title: str, lane: Lane, entries: Sequence[Entry]) -> Table:
@@ -81,8 +77,7 @@ def _title(ledger: Ledger, lane: Lane, *, trains: bool) -> str:
 def _process_table(ledgers: Sequence[Ledger]) -> Table:
     rows = []
     for ledger in ledgers:
-        entries = _heaviest(ledger.entries)
-        entry = next((entry for entry in entries if entry.lane == "main"), entries[0])
+        entry = (ledger.account("main") or ledger.account("producers"))[0]
         rows.append(_row(entry)._replace(place=f"pid {ledger.pid}  {_place(entry.where)}".rstrip()))
     more = len(rows) - PROCESS_ROWS
     rest = f"and {more} more processes" if more > 1 else "and one more process" if more == 1 else ""

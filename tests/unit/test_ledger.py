@@ -155,6 +155,21 @@ def test_threads_and_workers_beside_have_entries_of_their_own_time():
     }
 
 
+def test_people_read_one_entry_where_several_read_the_same():
+    """A line that waits on both sides of a library's call; two workers of which each waits for most of its time."""
+    waits = [
+        line("main", 0.2, phase="data_wait", activity="wait-queue", number=10, work=work) for work in (None, "file")
+    ]
+    makes = [line("__getitem__", share, pid=WORKER + at, phase="data_wait") for at, share in enumerate((0.9, 0.7))]
+    seen = snapshot(steps(**MEASURED), lines=[*waits, *LINES[1:], *makes], workers=2)
+    read = seen.ledgers[0].account("main")
+    assert len(entries(seen)) == len(read) + 1
+    assert sum(entry.share for entry in read) == pytest.approx(1.0)
+    assert [entry.share for entry in read] == sorted((entry.share for entry in read), reverse=True)
+    [loads] = seen.ledgers[0].account("producers")
+    assert loads.share == pytest.approx(0.8) and loads.low < 0.8 < loads.high
+
+
 # --- always ---------------------------------------------------------------------------------------------------------
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "optimizer", "communication", "evaluation", "save", "outside",

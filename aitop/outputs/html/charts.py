@@ -91,7 +91,7 @@ def charts_of(snapshot: Snapshot) -> Charts:
 
 def _account(ledger: Ledger) -> Drawn:
     """The ledger of one working process: its lanes, each with its name and its entries, heaviest first."""
-    lanes = [(name, _shares(entry for entry in ledger.entries if entry.lane == lane)) for lane, name in LANES.items()]
+    lanes = [(name, [_share(entry) for entry in ledger.account(lane)]) for lane, name in LANES.items()]
     return {
         "name": f"pid {ledger.pid} · {ledger.thread}",
         "unit": ledger.unit,
@@ -99,32 +99,20 @@ def _account(ledger: Ledger) -> Drawn:
     }
 
 
-def _shares(entries: Iterable[Entry]) -> list[Drawn]:
-    """The entries of a lane, heaviest first; those that read the same (which differ in position, say) are added up."""
-    alike: dict[tuple[str, ...], list[Entry]] = {}
-    for entry in entries:
-        at = entry.where
-        place = f"{_base(at.file)}:{at.line} {at.function}" if at is not None else ""
-        source = (at.text or "").strip() if at is not None else ""
-        alike.setdefault((entry.phase, entry.activity, place, source, entry.basis), []).append(entry)
-    shares = [_share(members, place, source) for (_, _, place, source, _), members in alike.items()]
-    return sorted(shares, key=lambda share: -share["share"])
-
-
-def _share(members: Sequence[Entry], place: str, source: str) -> Drawn:
-    """Entries as one: `share` (0..1) of their lane, from `low` to `high`; `seconds` per unit, None if unknown."""
-    first, seconds = members[0], [entry.seconds for entry in members if entry.seconds is not None]
+def _share(entry: Entry) -> Drawn:
+    """An entry: `share` (0..1) of its lane, from `low` to `high`; `seconds` per unit, None if unknown."""
+    at = entry.where
     return {
-        "phase": first.phase,
-        "hue": HUES.get(first.phase, OUTSIDE),
-        "activity": ACTIVITIES[first.activity],
-        "place": place,
-        "source": source,
-        "share": sum(entry.share for entry in members),
-        "low": sum(entry.low for entry in members),
-        "high": min(1.0, sum(entry.high for entry in members)),
-        "basis": first.basis,
-        "seconds": sum(seconds) if seconds else None,
+        "phase": entry.phase,
+        "hue": HUES.get(entry.phase, OUTSIDE),
+        "activity": ACTIVITIES[entry.activity],
+        "place": f"{_base(at.file)}:{at.line} {at.function}" if at is not None else "",
+        "source": (at.text or "").strip() if at is not None else "",
+        "share": entry.share,
+        "low": entry.low,
+        "high": entry.high,
+        "basis": entry.basis,
+        "seconds": entry.seconds,
     }
 
 

@@ -31,8 +31,8 @@ class LedgerPane(Pane):
         ledger = next((ledger for ledger in ledgers if pids is None or ledger.pid in pids), None)
         if ledger is None:
             return Drawing([Line(NOT_SUPPORTED, DIM)], "Time")
-        entries = [entry for entry in ledger.entries if entry.share >= LEAST_SHARE and _wanted(entry, view.filter)]
-        entries.sort(key=lambda entry: (list(LANES).index(entry.lane), -entry.share))
+        everything = (entry for lane in LANES for entry in ledger.account(lane))
+        entries = [entry for entry in everything if entry.share >= LEAST_SHARE and _wanted(entry, view.filter)]
         lines: list[Line] = []
         longest = max((len(_place(entry)) for entry in entries), default=0)
         timed = any(entry.seconds is not None for entry in entries)
