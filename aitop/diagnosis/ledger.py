@@ -207,6 +207,13 @@ def _fitted(
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     seen_in = {phase: sum(entry.share for entry in entries) for phase, entries in by_phase.items()}
     measured = dict(measured)
+    over = {phase: seen_in.get(phase, 0.0) - share for phase, share in measured.items()}
+    # Forward passes without gradients that come in every step are a part of it to the clock, as a teacher's are. Stacks
+    # tell those that evaluate by their place.
+    evaluating = max(0.0, min(over.get("evaluation", 0.0), -over.get("forward", 0.0)))
+    if evaluating:
+        measured["evaluation"] += evaluating
+        measured["forward"] -= evaluating
     for phase in (key for key in ("backward", "optimizer", *_AROUND) if key in measured):
         beyond = seen_in.get(phase, 0.0) - measured[phase]
         # The host's time that no sample of the host stands for is what these phases have beside the timed calls.

@@ -480,6 +480,13 @@ def test_evaluation_is_seen_only_in_training():
     assert between_steps.evaluation(snapshot(steps())) is None
 
 
+def test_an_evaluation_of_which_hardly_anything_was_timed_is_told_by_its_samples():
+    records = [step(0, 0.1, evaluation=0.009), *steps(seconds=0.1)]
+    evaluates = line("score", 0.3, phase="evaluation", activity="native", by_window=(5, 6, 5, 6, 5, 6))
+    verdict = fired(between_steps.evaluation(snapshot(records, lines=[evaluates])))
+    assert not any("once" in told or "measured" in told for told in verdict.evidence)
+
+
 def test_what_a_computing_step_achieves_is_told_where_it_is_known():
     seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05))
     assert not any("FLOP" in told for told in fired(computing.compute_bound(seen)).evidence)

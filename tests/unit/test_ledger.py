@@ -66,6 +66,15 @@ def test_measured_phases_keep_their_length_and_samples_divide_them():
     assert [entry.seconds for entry in entries(seen) if entry.phase == "data"] == [pytest.approx(0.05)]
 
 
+def test_forward_passes_that_evaluate_in_every_step_are_no_part_of_its_own():
+    """The clock takes them for the step's, as if of a teacher; their line is below the update."""
+    scores = line("score", 0.3, phase="evaluation", activity="native", number=20)
+    seen = snapshot(steps(seconds=0.1, forward=0.05, backward=0.02), lines=[*LINES[1:3], scores])
+    assert_adds_up(seen)
+    assert share(seen, phase="evaluation") == pytest.approx(0.3)
+    assert share(seen, phase="forward") == pytest.approx(0.3)
+
+
 def test_a_measured_phase_that_was_hardly_sampled_keeps_a_part_without_a_line():
     seen = snapshot(steps(seconds=0.1, backward=0.09), lines=[line("main", 0.1, phase="backward", activity="native")])
     assert_adds_up(seen)

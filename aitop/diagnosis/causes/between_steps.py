@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -51,14 +52,13 @@ def checkpoint(snapshot: Snapshot) -> Explanation | None:
     host = main_lines(snapshot, lambda entry: entry.phase in HOST and (entry.file, entry.function) in functions)
     files = [entry for entry in _storage_lines(host.entries).entries if entry.work != "save"]
     lines = lines_of((*saving.entries, *files))
-    bursts = _bursts(snapshot, lambda step: step.save)
+    timed = _timed(snapshot, lambda step: step.save)
     what = f"saving at {short_place(lines.where[0])}" if lines.where else "saving"
     fixes = (
-        _rarer(snapshot, f"{what}:", lines.share, bursts),
+        _rarer(snapshot, f"{what}:", lines.share, timed.bursts),
         fix(f"{what}: copy the state to host memory and write it in a background thread or process", lines.share),
     )
-    measured = share_of_steps(records(snapshot), lambda step: step.save)
-    return _stall(snapshot, "goes into saving checkpoints", lines, fixes, measured=measured, bursts=bursts)
+    return _stall(snapshot, "goes into saving checkpoints", lines, fixes, timed)
 
 
 @rule("eval-stall", 0.12, 0.08, applies=lambda snapshot: snapshot.kind == "training")
@@ -66,14 +66,14 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
     """Forward passes without gradient between training steps."""
     own = main_lines(snapshot, lambda entry: entry.phase == "evaluation")
     lines = _calling_model(snapshot, own)
-    bursts = _bursts(snapshot, lambda step: step.evaluation)
+    timed = _timed(snapshot, lambda step: step.evaluation)
+    what = f"evaluate ({short_place(lines.where[0])})" if lines.where else "evaluate"
     fixes = (
-        _rarer(snapshot, f"evaluate{f' ({short_place(lines.where[0])})' if lines.where else ''}", lines.share, bursts),
+        _rarer(snapshot, what, lines.share, timed.bursts),
         fix("evaluate on a sample of the validation set: half as much gives back half", lines.share / 2),
         fix("evaluate checkpoints in a process of its own", lines.share),
     )
-    measured = share_of_steps(records(snapshot), lambda step: step.evaluation)
-    stall = _stall(snapshot, "goes into evaluation", lines, fixes, measured=measured, bursts=bursts)
+    stall = _stall(snapshot, "goes into evaluation", lines, fixes, timed)
     return stall and replace(stall, claims=own.entries)
 
 
@@ -123,31 +123,39 @@ def _storage_lines(entries: Iterable[Entry]) -> Lines:
     return lines_of(entry for entry in entries if entry.at in chosen and (entry.where is not None or stored(entry)))
 
 
+class _Timed(NamedTuple):
+    """What the process itself measured of a stall: its share of the time, and the seconds of each step that had it."""
+
+    share: float = 0.0
+    bursts: tuple[float, ...] = ()
+
+
+_NOT_TIMED = _Timed()
+
+
+def _timed(snapshot: Snapshot, seconds: Callable[[StepRecord], float]) -> _Timed:
+    """What was measured; _NOT_TIMED where that is hardly anything: what takes long then are other calls."""
+    share = share_of_steps(records(snapshot), seconds) or 0.0
+    bursts = tuple(spent for step in records(snapshot) if (spent := seconds(step)) > 0.0)
+    return _Timed(share, bursts) if share >= LEAVE else _NOT_TIMED
+
+
 def _stall(
-    snapshot: Snapshot,
-    title: str,
-    lines: Lines,
-    fixes: Sequence[Fix],
-    *,
-    measured: float | None = None,
-    bursts: Sequence[float] = (),
+    snapshot: Snapshot, title: str, lines: Lines, fixes: Sequence[Fix], timed: _Timed = _NOT_TIMED
 ) -> Explanation | None:
-    """The verdict on time lost between steps. `measured` is its share from inside the process, None where it is not
-    timed there, `bursts` the seconds of each step that it fell into.
-    """
+    """The verdict on time lost between steps."""
     share, steps = lines.share, records(snapshot)
     if share < LEAVE:
         return None
-    timed = measured is not None and measured >= LEAVE
     sampled = bool(lines.lines) and lines.samples >= LEAST_SAMPLES
     kernel = lines.part(lambda entry: entry.activity in STORAGE_WAITS) > 0.5
     # One burst tells what it costs, but not how often it comes; on a GPU, times of the host may be waits for it.
-    once = len(bursts) == 1 if timed else seen_once(snapshot, lines)
-    evidence = _often(bursts, len(steps))
-    if measured:
-        around = ", the rest around the calls that are timed" if share - measured >= LEAVE else ""
-        evidence.append(f"{percent(measured)} of {each_unit(snapshot)}, measured in the process{around}")
-    if once and not bursts:
+    once = len(timed.bursts) == 1 if timed.bursts else seen_once(snapshot, lines)
+    evidence = _often(timed.bursts, len(steps))
+    if timed.bursts:
+        around = ", the rest around the calls that are timed" if share - timed.share >= LEAVE else ""
+        evidence.append(f"{percent(timed.share)} of {each_unit(snapshot)}, measured in the process{around}")
+    if once and not timed.bursts:
         evidence.append(ONCE)
     if lines.where:
         at = short_place(lines.where[0])
@@ -156,7 +164,7 @@ def _stall(
         severity="info" if once else None,
         share=share,
         # Where steps are timed, the clock of the hook bounds what lies between their phases, too.
-        signals=(timed or bool(steps), sampled, kernel),
+        signals=(bool(steps), sampled, kernel),
         doubtful=once or host_unproven(snapshot),
         title=f"{percent(share)} of the time {title}",
         lines=lines,
@@ -184,10 +192,6 @@ def _factor(share: float) -> int:
 
 def _saved_rarely(share: float) -> float:
     return share * (1.0 - 1.0 / _factor(share))
-
-
-def _bursts(snapshot: Snapshot, value: Callable[[StepRecord], float]) -> list[float]:
-    return [seconds for step in records(snapshot) if (seconds := value(step)) > 0.0]
 
 
 def _often(bursts: Sequence[float], steps: int) -> list[str]:
