@@ -153,7 +153,8 @@ def test_trimming_keeps_the_verdicts_and_no_path_of_the_machine(slow_loader: Rec
     out.parent.mkdir()
     with gzip.open(SLOW_LOADER, "rb") as file:
         text = file.read().replace(b"/home/ana/train/", b"/root/secret/aitop/workloads/")
-    raw.write_bytes(gzip.compress(text))
+    # As it is recorded, with digits that nothing depends on.
+    raw.write_bytes(gzip.compress(re.sub(rb"(\.\d+)(?=[,}\]])", rb"\g<1>02468", text)))
 
     size = trimmed(raw, out)
 

@@ -149,7 +149,7 @@ def test_a_phase_on_the_hosts_clock_takes_no_more_than_the_devices_clock_leaves(
 def clip_frames(clip, monkeypatch):
     """Frames of a library that stand for that phase."""
     row = libraries._row(r"/torch/nn/utils/clip_grad\.py$", "clip_grad_norm_", phase="clip")  # type: ignore[arg-type]
-    caches = libraries.meaning, libraries._rows
+    caches = libraries._meaning, libraries._rows
     monkeypatch.setattr(libraries, "TABLE", (row, *libraries.TABLE))
     for cache in caches:
         cache.cache_clear()

@@ -370,8 +370,9 @@ def test_what_a_stack_waits_for():
     loader = Frame("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 3)
     worker = Frame("_worker_loop", "/site-packages/torch/utils/data/_utils/worker.py", 3)
     queue = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 3)
+    poll = Frame("Connection._poll", "/lib/python3.11/multiprocessing/connection.py", 3)
     assert waiting_for([user(1), loader, queue]) == ("loading", "DataLoader")
-    assert waiting_for([worker, queue])[0] == "unused"
+    assert waiting_for([worker, queue, poll])[0] == "unused"
     assert waiting_for([worker, user(3)])[0] == "fetching"
     assert waiting_for([user(3), queue]) == ("own", "Queue.get")
 
