@@ -490,6 +490,7 @@ def test_an_evaluation_of_which_hardly_anything_was_timed_is_told_by_its_samples
 def test_what_a_computing_step_achieves_is_told_where_it_is_known():
     seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05))
     assert not any("FLOP" in told for told in fired(computing.compute_bound(seen)).evidence)
+    assert fired(computing.compute_bound(seen)).evidence[0] == "forward 40 %, backward 50 %", "there is no optimizer"
     achieving = msgspec.structs.replace(
         seen,
         steps=msgspec.structs.replace(seen.steps, flops_per_second=41e9, mfu=0.43),

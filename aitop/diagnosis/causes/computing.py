@@ -12,6 +12,8 @@ from aitop.model.units import operations, percent
 MOSTLY = 0.8
 # The device limits the step if it is busy for more than BUSY_DEVICE of the time, and does not below IDLE_DEVICE.
 BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
+# A phase that takes less of the time is not listed: the backward of a server, say.
+LEAST_TOLD = 0.005
 # A server that waits for requests for this share of the time could serve more.
 AT_LEISURE = 0.5
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
@@ -48,7 +50,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     compiling = main_lines(snapshot, lambda entry: entry.activity == "compile").share
     computing = max(0.0, sum(known.values()) - compiling)
     busy = device_busy(snapshot)
-    evidence = [", ".join(f"{name} {percent(share)}" for name, share in known.items() if percent(share) != "0 %")]
+    evidence = [", ".join(f"{name} {percent(share)}" for name, share in known.items() if share >= LEAST_TOLD)]
     if busy is not None:
         evidence.append(f"GPU busy {percent(busy)} of the time")
         if not timed_on_device(snapshot) and busy > max(computing, BUSY_DEVICE):
