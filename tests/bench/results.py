@@ -268,6 +268,8 @@ def outdated_results(records: dict[str, Any]) -> dict[str, str]:
 
 def commit() -> str:
     """The commit of the code that is run, with a + where it was changed since; empty where that is not known."""
+    if shutil.which("git") is None:
+        return ""
     git = ["git", "-C", str(TESTS.parent)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "aitop"], capture_output=True, check=False)
