@@ -15,8 +15,8 @@ FORWARD, BACKWARD, LAYER = 3.4e-6, 5.5e-6, 6.3e-6
 # arithmetic, half of what indexes or calls a layer, and 37 % on average of loops over such. (5 % of an nn.GRU.)
 WHOLE_CALL = 2.7
 # An operation that takes no longer than this is mostly the calling of it (loops over small ones: 5 to 6 microseconds
-# each, layers on small batches: 30 and more), or is a launch on a GPU.
-MOSTLY_CALLING, LAUNCH = 4 * FORWARD, 60e-6
+# each, layers on small batches: 30 and more).
+MOSTLY_CALLING = 4 * FORWARD
 # Seconds a tensor and a parameter of an update: one by one, with foreach, and fused.
 ONE_BY_ONE, FOREACH, FUSED = (24.5e-6, 1.8e-9), (14e-6, 3e-9), (4.5e-6, 0.8e-9)
 # Seconds more for each number of a register with a denormal one, of Adam on an Intel Xeon, 2026-11-26: the same in all

@@ -149,12 +149,19 @@ def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     (tmp_path / "recordings").mkdir()
     paths = (str(gpu_checks.SCENARIO_SCRIPTS), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    for name, less in (("CYCLES", 5), ("ROUNDS", 1), ("RATE_SECONDS", 0.7), ("WATCH_SECONDS", 7.0)):
+    for name, less in (
+        ("CYCLES", 5),
+        ("ROUNDS", 4),
+        ("COST_SECONDS", 0.2),
+        ("RATE_SECONDS", 0.7),
+        ("WATCH_SECONDS", 7.0),
+    ):
         monkeypatch.setattr(gpu_checks, name, less)
     box = Box(tmp_path, arguments=ON_CPU)
     nccl = ("--backend", "gloo")
     rehearsed = {
         "hook-cost": gpu_checks.hook_cost(box),
+        "watch-cost": gpu_checks.watch_cost(box),
         "after-profile": gpu_checks.after_profile(box),
         "nccl": gpu_checks.nccl(Box(tmp_path, arguments=(*ON_CPU, *nccl))),
         "attaches": gpu_checks.attaches(box),

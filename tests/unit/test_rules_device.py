@@ -176,15 +176,20 @@ def test_a_device_starved_by_launches():
     assert any("400 tensors" in fix.text for fix in verdict.fixes)
 
 
+def test_launches_that_take_long_starve_a_device_as_well():
+    # Of an H100: nn.Linear with a bias takes 160 microseconds of the host where the library looks for an algorithm.
+    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.08, facts=cuda(ops=120), lines=[MODEL])))
+    assert verdict.severity == "critical" and "120 operations a step, launched at 150 µs each" in verdict.evidence
+
+
 @pytest.mark.parametrize(
     ("durations", "busy", "ops"),
     [
         (LAUNCHES, 0.96, 1500),
         ({"seconds": 0.05, "data_wait": 0.035, "forward": 0.005, "backward": 0.007, "optimizer": 0.002}, 0.25, None),
         ({"seconds": 0.05, "forward": 0.03, "backward": 0.015, "optimizer": 0.004, "blocking": 0.04}, 0.3, None),
-        (LAUNCHES, 0.3, 120),
     ],
-    ids=["ahead of a busy device", "the device waits for data", "waits inside of the phases", "few expensive calls"],
+    ids=["ahead of a busy device", "the device waits for data", "waits inside of the phases"],
 )
 def test_a_device_that_launches_do_not_starve(durations, busy, ops):
     seen = on_gpu(steps(**durations), busy=busy, facts=cuda(ops=ops))

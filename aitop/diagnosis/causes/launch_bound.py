@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import activity_of_devices, idle_share, idle_words, on_gpu
 from aitop.diagnosis.evidence import main_lines, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, rule
@@ -29,7 +28,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return f"the host launches work in {percent(launching)} of each step; whether the GPU idles is not measured"
     share = min(0.99, launching, idle - _explained(snapshot))
     each = _op_seconds(snapshot)
-    if share < LEAVE or (each is not None and each > op_cost.LAUNCH):
+    if share < LEAVE:
         return None
     small, words, facts = activity_of_devices(snapshot, "sm"), idle_words(snapshot), snapshot.facts
     evidence = [f"launching forward, backward and optimizer keeps the host busy {percent(launching)} of each step"]

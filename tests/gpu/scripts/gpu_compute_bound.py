@@ -41,7 +41,9 @@ def profile(train_once):
         torch.cuda.synchronize()
     rows = taken.key_averages()
     ranges = {row.key.split()[0]: row.device_time_total / 1e6 / PROFILED for row in rows if "of the step" in row.key}
-    kernels = sum(row.self_device_time_total for row in rows if "of the step" not in row.key) / 1e6 / PROFILED
+    # The rows of operations have the times of their kernels, too.
+    on_device = [row for row in rows if row.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = sum(row.self_device_time_total for row in on_device if "of the step" not in row.key) / 1e6 / PROFILED
     # The kernels of a backward are launched by a thread of torch's own, in no range.
     backward = kernels - ranges["forward"] - ranges["optimizer"]
     return {"forward": ranges["forward"], "backward": backward, "optimizer": ranges["optimizer"]}

@@ -1,4 +1,7 @@
-"""A loss of many heads, each read from the device as soon as it is known. Fixed: they stay there."""
+"""A loss of many heads, each read from the device as soon as it is known. Fixed: they stay there.
+
+The device works on a head for about as long as the host launches it.
+"""
 
 import torch
 from runlog import RunLog, arguments
@@ -8,12 +11,12 @@ from gpu_run import layers
 
 
 def main():
-    args = arguments(__doc__, device="cuda", width=1024, heads=32, batch_size=256)
+    args = arguments(__doc__, device="cuda", width=2048, heads=24, batch_size=4096)
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     log = RunLog(args)
     trunk = layers(args.width, 2, args.width).to(args.device)
-    heads = nn.ModuleList(nn.Linear(args.width, 16) for _ in range(args.heads)).to(args.device)
+    heads = nn.ModuleList(layers(args.width, 1, 16) for _ in range(args.heads)).to(args.device)
     optimizer = torch.optim.SGD([*trunk.parameters(), *heads.parameters()], lr=1e-3)
     x = torch.randn(args.batch_size, args.width, device=args.device)
     y = torch.randint(16, (args.batch_size,), device=args.device)
