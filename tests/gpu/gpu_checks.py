@@ -533,7 +533,8 @@ def verdict(scenario: Scenario, box: Box) -> Iterator[Figure]:
     if scenario.fixed:
         plain, fixed = gain(scenario, 2, 2.0)
         foreseen = f"predicted {row.predicted:.2f}" if row.predicted is not None else "none predicted"
-        yield Figure("what its fix gives", fixed / plain, "×", spread=foreseen)
+        words = f"{plain:.3g} → {fixed:.3g} steps/s, {foreseen}"
+        yield Figure("what its fix gives", fixed / plain, "×", spread=words)
 
 
 CHECKS += [
