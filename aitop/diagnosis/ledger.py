@@ -8,6 +8,7 @@ thread states and GIL samples divide a line among activities (see stacks.activit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -17,7 +18,7 @@ from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
 from aitop.model.phases import APART, MEASURED, SERVED, Phase
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
-from aitop.model.steps import StepRecord
+from aitop.model.steps import CallKind, CallSite, StepRecord
 
 # A part of a line below this share of the lane is added to the line's other parts.
 LEAST_PART = 0.004
@@ -67,6 +68,8 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     sampled = _entries("main", lines, samples=process.samples)
     if snapshot.kind != "training":
         sampled += _lineless(process)
+    if records and snapshot.facts is not None:
+        sampled = _at_calls(sampled, snapshot.facts.calls, records)
     acts = sum(entry.share for entry in sampled if entry.phase == "environment") >= LEAST_ENVIRONMENT
     if acts:
         sampled = [_of_rollout(entry) for entry in sampled]
@@ -103,6 +106,38 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     )
 
 
+def _at_calls(sampled: list[Entry], calls: Sequence[CallSite], records: Sequence[StepRecord]) -> list[Entry]:
+    """The entries with what the hook timed, at their lines, of calls that copy to the device or wait for it.
+
+    To a sampler such a call is native code at work: the host copies by itself, or asks again and again.
+    """
+    kinds: tuple[CallKind, ...] = ("transfer", "blocking")
+    for kind in kinds:
+        sites: dict[tuple[str, int], float] = {}
+        for call in calls:
+            if call.kind == kind and call.seconds:
+                sites[call.file, call.line] = sites.get((call.file, call.line), 0.0) + call.seconds
+        # Fields of a step's record have the names of these kinds.
+        measured, whole = share_of_steps(records, attrgetter(kind)), sum(sites.values())
+        if not measured or not whole:
+            continue
+        left = {at: seconds / whole * measured for at, seconds in sites.items()}
+        divided = []
+        for entry in sampled:
+            taken = min(left.get(entry.at, 0.0), entry.share) if entry.activity in ("native", "wait-lock") else 0.0
+            if taken < LEAST_PART:
+                divided.append(entry)
+                continue
+            left[entry.at] -= taken
+            if entry.share - taken >= LEAST_PART:
+                divided.append(_scaled(entry, 1.0 - taken / entry.share))
+            phase: Phase = "transfer" if kind == "transfer" and entry.phase == "host" else entry.phase
+            there = _scaled(entry, taken / entry.share)
+            divided.append(msgspec.structs.replace(there, phase=phase, activity="wait-device"))
+        sampled = divided
+    return sampled
+
+
 def _of_server(entry: Entry, serves: Served) -> Entry:
     """The entry in the phase that the server measured it in: host code before the model's call makes its input."""
     if entry.phase != "host":
@@ -132,8 +167,10 @@ def _measured_only(snapshot: Snapshot) -> Ledger | None:
 def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
     """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps.
 
-    What nobody watches (copies, the exchange) is left out, and so a part of the host's time.
+    What nobody watches (copies, the exchange) is left out, and so a part of the host's time. The hook watches copies
+    from some steps after its first on: where there are such, they alone count.
     """
+    records = [step for step in records if step.transfer is not None] or records
     length = sum(step.seconds for step in records)
     if length <= 0:
         return {}

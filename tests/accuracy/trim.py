@@ -33,7 +33,7 @@ MOMENT_DECIMALS = 6
 
 PROJECT = "/home/user/project"
 _CHECKOUT = re.compile(
-    r"(?P<checkout>/.+)/(?:tests/(?:gpu/scripts|(?:accuracy/)?(?:scenarios|libraries|serving/servers|changes/scripts))"
+    r"(?P<checkout>/.+)/(?:tests/(?:gpu/(?:scripts|programs)|(?:accuracy/)?(?:scenarios|libraries|serving/servers|changes/scripts))"
     r"|aitop/workloads)/[^/]+\.py"
 )
 _FOLDERS = r"(?:/[\w.+-]+)+"

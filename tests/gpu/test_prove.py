@@ -21,7 +21,7 @@ ON_CPU = ("--device", "cpu", "--width", "64")
 SMALL = {
     "gpu_compute_bound": ("--width", 64, "--batch-size", 8),
     "gpu_healthy": ("--width", 64, "--depth", 1, "--batch-size", 4, "--length", 16, "--workers", 0),
-    "gpu_sync_stall": ("--width", 32, "--heads", 3),
+    "gpu_sync_stall": ("--width", 32, "--batch-size", 8, "--remembered", 100),
     "gpu_transfer_bound": ("--side", 32, "--batch-size", 4),
     "gpu_launch_bound": ("--depth", 5),
     "gpu_memory_bandwidth": ("--width", 64, "--batch-size", 8),

@@ -72,7 +72,10 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
 
 
 def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], total: float) -> Phases:
-    """Shares by the device clock. What a step computes hardly varies: the mean of the `timed` steps stands for all."""
+    """Shares by the device clock. What a step computes hardly varies: the mean of the `timed` steps stands for all.
+
+    Where the host launches slowly, it does: the phases share what the wait for data leaves.
+    """
     count = len(records)
     forward, backward, optimizer = (
         sum(getattr(record, f"device_{phase}") or 0.0 for record in timed) / len(timed) * count
@@ -87,12 +90,22 @@ def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], t
         )
         for record in records
     )
-    outside = max(0.0, total - data - busy) / total
+    idle = sum(record.device_idle or 0.0 for record in timed) / len(timed) * count
+    # Of the device's time, which is that of all steps where these are as long as the others.
+    whole = max(total - data, busy + max(0.0, idle - data))
+    left = (total - data) / total / whole if whole > 0 else 0.0
+    outside = (whole - busy) * left
+    # While the host copies, the device mostly idles; what it does at the same time counts as its own.
+    copies = [(record.transfer_apart, record.seconds) for record in records if record.transfer_apart is not None]
+    copied, of = (sum(part) for part in zip(*copies, strict=True)) if copies else (0.0, 0.0)
+    transfer = min(outside, copied / of) if of > 0 else None
+    outside -= transfer or 0.0
     return Phases(
         data_wait=data / total,
-        forward=min(1.0, forward / total),
-        backward=min(1.0, backward / total),
-        optimizer=min(1.0, optimizer / total),
+        transfer=transfer,
+        forward=forward * left,
+        backward=backward * left,
+        optimizer=optimizer * left,
         outside=outside,
         others=_others(records, total, outside),
     )

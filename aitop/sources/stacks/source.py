@@ -192,7 +192,8 @@ class StackSource(Source):
             if spy.threads == "all":
                 raw, threads = _parsed(spy, main_threads(pid))
                 builder.add(pid, raw, threads)
-                names[pid] = {thread.id: thread.name for thread in threads if not thread.main}
+                # A library's thread that called into Python once has an interpreter state, and no frame.
+                names[pid] = {thread.id: thread.name for thread in threads if not thread.main and thread.stacks}
                 mains[pid] = frozenset(thread.id for thread in threads if thread.main)
                 continue
             raw, threads = _parsed(spy, main_threads(pid) | mains.get(pid, frozenset()))

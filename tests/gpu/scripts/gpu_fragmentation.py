@@ -17,6 +17,7 @@ KEPT = 400
 def main():
     args = arguments(__doc__, device="cuda", width=1024, longest=65536, part=0.5)
     torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
     dice = random.Random(args.seed)
     log = RunLog(args)
     if args.device == "cuda":
@@ -34,8 +35,8 @@ def main():
         loss = nn.functional.mse_loss(outputs, torch.zeros_like(outputs))
         loss.backward()
         optimizer.step()
-        # Larger than what the allocator makes small pieces of, and in between of what is freed again.
-        result = x[: dice.randint(1024, 4096)].clone()
+        # From 10 MB on, so that it is cut from a block that the next step would need whole.
+        result = x[: dice.randint(2560, 4096)].clone()
         kept.append(result.cpu() if args.fixed else result)
         if len(kept) > KEPT:
             del kept[dice.randrange(len(kept))]

@@ -10,6 +10,7 @@ from gpu_run import layers
 def main():
     args = arguments(__doc__, device="cuda", width=1024, batch_size=1024, full=0.95, host=1 << 20)
     torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
     log = RunLog(args)
     model = layers(args.width, 4).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
