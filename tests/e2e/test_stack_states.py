@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -69,6 +70,62 @@ SAVES = """
             file.write(bytes(1 << 16))
             file.flush()
             os.fsync(file.fileno())
+"""
+
+# What torch's backward on a GPU does: the main thread waits while a thread of the library's works, which has called
+# into Python once and has no frame there.
+LIBRARY = """
+    #include <pthread.h>
+    #include <time.h>
+    int PyGILState_Ensure(void);
+    void *PyEval_SaveThread(void);
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+    static int asked;
+
+    static void *works(void *nothing)
+    {
+        PyGILState_Ensure();
+        PyEval_SaveThread();
+        for (;;) {
+            pthread_mutex_lock(&lock);
+            while (!asked)
+                pthread_cond_wait(&changed, &lock);
+            pthread_mutex_unlock(&lock);
+            for (clock_t end = clock() + CLOCKS_PER_SEC / 20; clock() < end;)
+                ;
+            pthread_mutex_lock(&lock);
+            asked = 0;
+            pthread_cond_broadcast(&changed);
+            pthread_mutex_unlock(&lock);
+        }
+        return nothing;
+    }
+
+    void begin(void)
+    {
+        pthread_t thread;
+        pthread_create(&thread, 0, works, 0);
+    }
+
+    void backward(void)
+    {
+        pthread_mutex_lock(&lock);
+        asked = 1;
+        pthread_cond_broadcast(&changed);
+        while (asked)
+            pthread_cond_wait(&changed, &lock);
+        pthread_mutex_unlock(&lock);
+    }
+"""
+USES_IT = """
+    import ctypes, sys
+
+    library = ctypes.CDLL(sys.argv[1] + ".so")
+    library.begin()
+    print("ready", flush=True)
+    while True:
+        library.backward()
 """
 
 
@@ -148,6 +205,29 @@ def test_threads_wait_and_run_for_the_parts_of_the_time_that_they_do(script: int
     waiting = {"asks_a_neighbour", "asks_the_network", "waits_for_an_event", "waits_for_a_child"}
     # One that has just been woken may be met once.
     assert not {(kind, thread) for kind in ("gil", "cpu") for thread in waiting if totals.on(kind, thread) > 0.1}
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> None:
+    """The compiled library, where `script` looks for it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "library.c").write_text(LIBRARY)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-pthread", str(tmp_path / "library.c"), "-o", str(tmp_path / "saved.so")],
+        check=True,
+    )
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="py-spy has no ids of the kernel's: which thread ran is not known"
+)
+@pytest.mark.parametrize("script", [USES_IT], indirect=True)
+def test_a_wait_for_a_library_thread_that_once_called_into_python_is_its_work(library: None, script: int) -> None:
+    totals = totals_of(windows_of(script, 3))
+    assert totals.share("MainThread", "native") > 0.8
+    assert totals.share("MainThread", "lock") < 0.1
 
 
 @pytest.mark.parametrize("script", [SAVES], indirect=True)

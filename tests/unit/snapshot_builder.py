@@ -75,7 +75,7 @@ def loaders(workers, **fields):
 
 def on_gpu(records=None, *, busy=None, device=None, **more):
     """A run on one GPU; `busy` and further keywords like `dram` are what NVML says of it."""
-    counters = {name: more.pop(name) for name in ("sm", "tensor", "dram", "pcie_received") if name in more}
+    counters = {name: more.pop(name) for name in ("sm", "tensor", "dram", "fp32", "pcie_received") if name in more}
     counters |= {} if busy is None else {"busy": busy}
     device = device or GpuDevice(index=0, mine=True)
     series = {f"gpu{device.index}.{name}": constant(value) for name, value in counters.items()}

@@ -98,6 +98,18 @@ def test_steps_that_were_timed_on_the_device_stand_for_those_that_were_not():
     assert view.phases.data_wait == pytest.approx(0.091 / 0.5), "the start of the epoch is not missed"
 
 
+def test_phases_share_the_time_where_the_steps_that_were_timed_on_the_device_are_longer():
+    timed = steps(10, 0.005, device_forward=0.002, device_backward=0.002, device_optimizer=0.0, device_idle=0.001)
+    phases = steps_view(RANK, [*timed, *(step(index, 0.003) for index in range(10, 200))], 200).phases
+    assert (phases.forward, phases.backward, phases.outside) == pytest.approx((0.4, 0.4, 0.2))
+
+
+def test_copies_are_a_phase_of_steps_that_are_timed_on_the_device_as_well():
+    records = steps(20, 0.1, device_forward=0.05, device_idle=0.05, transfer=0.04, transfer_apart=0.04)
+    phases = steps_view(RANK, records, 20).phases
+    assert (phases.forward, phases.transfer, phases.outside) == pytest.approx((0.5, 0.4, 0.1))
+
+
 def test_verdicts_come_with_the_snapshot():
     last = play(session(data_wait=0.08, forward=0.01, backward=0.01))[-1]
     assert last.diagnosis.primary is not None and last.diagnosis.primary.id == "input-bound"

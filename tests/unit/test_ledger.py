@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshot_builder import RANK, WORKER, changed, constant, line, snapshot, step, steps
+from snapshot_builder import RANK, WORKER, changed, constant, facts, line, snapshot, step, steps
 
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Stacks
+from aitop.model.steps import CallSite
 
 LINES = [
     line("main", 0.3, phase="data_wait", activity="wait-queue", number=10),
@@ -73,6 +74,30 @@ def test_forward_passes_that_evaluate_in_every_step_are_no_part_of_its_own():
     assert_adds_up(seen)
     assert share(seen, phase="evaluation") == pytest.approx(0.3)
     assert share(seen, phase="forward") == pytest.approx(0.3)
+
+
+def test_calls_that_the_hook_timed_are_at_their_lines():
+    """A sampler sees native code at work in `batch.to(device)` and in `loss.item()`."""
+    places = {"file": "/x/train.py", "function": "main", "calls": 40}
+    told = facts(
+        cuda=True,
+        calls=(
+            CallSite(kind="transfer", name="to", line=19, seconds=3.0, **places),
+            CallSite(kind="blocking", name="item", line=25, seconds=1.0, **places),
+        ),
+    )
+    records = steps(seconds=0.1, forward=0.05, transfer=0.3 * 0.1, transfer_apart=0.3 * 0.1, blocking=0.1 * 0.1)
+    sampled = [
+        line("main", 0.5, phase="forward", activity="native", number=20),
+        line("main", 0.35, activity="native", number=19),
+        line("main", 0.15, activity="native", number=25),
+    ]
+    seen = snapshot(records, lines=sampled, facts=told)
+    assert_adds_up(seen)
+    (copied,) = [entry for entry in entries(seen) if entry.phase == "transfer"]
+    assert (copied.line, copied.activity, copied.share) == (19, "wait-device", pytest.approx(0.3))
+    waits = [entry for entry in entries(seen) if entry.phase == "host" and entry.activity == "wait-device"]
+    assert [(entry.line, entry.share) for entry in waits] == [(25, pytest.approx(0.1))]
 
 
 def test_a_measured_phase_that_was_hardly_sampled_keeps_a_part_without_a_line():

@@ -65,6 +65,24 @@ def test_float32_products_beside_idle_tensor_cores():
     assert verdict.confidence <= 0.6
 
 
+def by_counters(**counters):
+    """A run of which only the device tells something: whatever library it computes with."""
+    device = GpuDevice(index=0, mine=True, name="NVIDIA H100 80GB HBM3")
+    return on_gpu(phases=Phases(forward=0.9), device=device, facts=None, busy=1.0, **counters)
+
+
+def test_without_the_hook_the_units_at_work_tell_it():
+    verdict = fired(precision.judge(by_counters(fp32=0.74, tensor=0.0)))
+    assert verdict.share == pytest.approx(0.69, abs=0.01) and verdict.confidence <= 0.6
+    assert "float32 units at work 74 % of the time" in verdict.evidence
+
+
+def test_float32_of_what_only_moves_memory_is_no_fault():
+    # As normalisations and activations on an H100 had it.
+    assert level(precision.judge(by_counters(fp32=0.094, tensor=0.005))) < precision.judge.band.leave
+    assert "only from inside" in unjudged(precision.judge(by_counters(fp32=0.74, tensor=0.3)))
+
+
 @pytest.mark.parametrize(
     "figures",
     [
