@@ -1,7 +1,7 @@
 """Draws every picture of this folder: `python screenshots/make.py [NAME ...] [-o FOLDER]`. Twice gives the same bytes.
 
-They show the ends of recordings: the GPU of `simulated-gpu` is the fake NVML of the tests, on a run that is real. Only
-the jobs of the picker and of the fleet are made up. SVG comes from the program itself; PNG needs a headless Chromium
+They show the ends of recordings, those of `h100` on a real one: the GPU of `simulated-gpu` is the fake NVML of the
+tests, on a run that is real. Only the jobs of the picker and of the fleet are made up. SVG comes from the program itself; PNG needs a headless Chromium
 and is left out without it.
 """
 
@@ -28,13 +28,17 @@ from aitop.sources.replay import read_recording
 HERE = Path(__file__).parent
 TESTS = HERE.parent / "tests"
 RECORDINGS = TESTS / "recordings"
-SCRIPTS = (HERE.parent / "aitop" / "workloads", TESTS / "e2e" / "ranks")
+SCRIPTS = (HERE.parent / "aitop" / "workloads", TESTS / "e2e" / "ranks", TESTS / "gpu" / "scripts")
 
+H100 = "gpu/recordings/gpu_transfer_bound.t3"
 PANES = ("verdict", "step", "gpu", "data", "memory", "code")
 
 
 class Picture(NamedTuple):
-    """One picture: the recording it shows the end of, its size in columns and rows, and what is done there first."""
+    """One picture: the recording it shows the end of, its size in columns and rows, and what is done there first.
+
+    A recording has a name in tests/recordings, or a path below tests.
+    """
 
     name: str
     recording: str = "slow-loader"
@@ -60,6 +64,9 @@ PICTURES = (
     Picture("serving-120x36", "serve"),
     Picture("serving-200x50", "serve", (200, 50)),
     Picture("zoom-serving", "serve", zoom="serving"),
+    Picture("h100-80x24", H100, (80, 24)),
+    Picture("h100-120x36", H100),
+    Picture("h100-200x50", H100, (200, 50)),
     Picture("simulated-gpu-120x36", "simulated-gpu"),
     Picture("simulated-gpu-200x50", "simulated-gpu", (200, 50)),
     *(Picture(f"zoom-{pane}", "simulated-gpu", zoom=pane) for pane in PANES),
@@ -79,7 +86,8 @@ FLEET: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
 
 def last_snapshot(name: str) -> Snapshot:
     """The recording's last picture."""
-    header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
+    folder = TESTS if "/" in name else RECORDINGS
+    header, events = read_recording(folder / f"{name}.jsonl.gz")
     engine, last = Engine(header.target), None
     for event in events:
         last = engine.handle(event) or last
