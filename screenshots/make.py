@@ -1,8 +1,8 @@
 """Draws every picture of this folder: `python screenshots/make.py [NAME ...] [-o FOLDER]`. Twice gives the same bytes.
 
 They show the ends of recordings, those of `h100` on a real one: the GPU of `simulated-gpu` is the fake NVML of the
-tests, on a run that is real. Only the jobs of the picker and of the fleet are made up. SVG comes from the program itself; PNG needs a headless Chromium
-and is left out without it.
+tests, on a run that is real. Only the jobs of the picker and of the fleet are made up. SVG comes from the program
+itself; PNG needs a headless Chromium and is left out without it.
 """
 
 from __future__ import annotations

@@ -219,6 +219,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entr
                     callers=line.callers,
                     by_window=line.by_window,
                     handler=line.handler,
+                    below=line.below,
                 )
             )
     return entries

@@ -6,15 +6,16 @@ Explanation, with what all verdicts have in common: predicted gain (`what_if`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Union
 
 import msgspec
 
-from aitop.diagnosis.evidence import NO_LINES, Lines, base_of, records, too_little_seen
+from aitop.diagnosis.evidence import NO_LINES, Lines, base_of, records, short_place, too_little_seen
 from aitop.diagnosis.what_if import PART, Length, Scope, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
+from aitop.model.units import percent
 from aitop.model.verdict import Abstention, Base, Fix, NamedShare, Severity, Verdict, Where
 
 # A cause is critical if it takes at least this share of the time and two independent signals support it.
@@ -23,6 +24,8 @@ CRITICAL_SHARE = 0.3
 LEAST_CONFIDENCE, OF_SIGNAL, MOST_CONFIDENCE = 0.5, 0.12, 0.95
 # Highest confidence where the evidence cannot prove the cause: only host times of a run on a GPU, say, or one reading.
 UNPROVEN = 0.45
+# Where a line's time ends in functions of libraries for at least so much of it, they are named.
+MOSTLY = 0.5
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +155,7 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
     sure = (
         _confidence(explanation, len(records(snapshot))) if explanation.confidence is None else explanation.confidence
     )
+    where = tuple(explanation.lines.where if explanation.where is None else explanation.where)
     verdict = Verdict(
         id=name,
         subtype=explanation.subtype,
@@ -162,8 +166,8 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
         speedup_range=None if length is None else length.speedup_range,
         confidence=sure,
         title=explanation.title,
-        where=explanation.lines.where if explanation.where is None else explanation.where,
-        evidence=tuple(explanation.evidence),
+        where=where,
+        evidence=(*explanation.evidence, *(_below(snapshot, where[0]) if where else ())),
         fixes=tuple(explanation.fixes),
         ranks=explanation.ranks,
         processes=explanation.processes,
@@ -172,6 +176,20 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
         full_in=None if explanation.full_in is None else round(explanation.full_in, 1),
     )
     return Finding(verdict, (share or 0.0) if explanation.level is None else explanation.level, claims)
+
+
+def _below(snapshot: Snapshot, place: Where) -> Iterator[str]:
+    """In what the line spends its time, where that is in functions of libraries: what its call comes to."""
+    entries = [
+        entry
+        for ledger in snapshot.ledgers
+        for entry in ledger.entries
+        if entry.pid == place.pid and entry.at == (place.file, place.line) and entry.phase != "backward"
+    ]
+    below = max(entries, key=lambda entry: entry.share).below if entries else ()
+    if sum(share for _, share in below) >= MOSTLY:
+        found = (f"{percent(share)} {frame.function} ({short_place(frame)})" for frame, share in below)
+        yield f"below that line: {', '.join(found)}"
 
 
 def _confidence(explanation: Explanation, steps: int) -> float:

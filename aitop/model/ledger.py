@@ -60,7 +60,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     `thread` and `role` say whose time it is.
     `instead` is what a line that waits for a core would do if it had one.
     `by_window` counts the samples of its line in each window of stacks, the oldest first. `handler` is what calls its
-    line for a request, None where nothing is known to.
+    line for a request, None where nothing is known to. `below` has the functions of libraries in which most samples of
+    its line end, each with its share of them.
     """
 
     lane: Lane
@@ -83,6 +84,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     callers: int = 0
     by_window: tuple[int, ...] = ()
     handler: Handler | None = None
+    below: tuple[tuple[Frame, float], ...] = ()
 
     @property
     def does(self) -> Activity:

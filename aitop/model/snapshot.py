@@ -94,6 +94,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     last) stand above the library code of its phase, such as the model's call. `by_window` counts its samples in each
     window of stacks, the oldest first.
     `handler` is what calls it for a request: an event loop, a loop that takes requests, a thread for each of them.
+    `below` has the functions of libraries in which most of its samples end, each with its share of them.
     """
 
     pid: int
@@ -114,6 +115,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     callers: int = 0
     by_window: tuple[int, ...] = ()
     handler: Handler | None = None
+    below: tuple[tuple[Frame, float], ...] = ()
 
     def part(self, *activities: Activity) -> float:
         """The share (0..1) of the line's time that goes into these activities."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -10,11 +9,9 @@ import msgspec
 from aitop.model.snapshot import CallNode, Stacks
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.stacks.call_tree import OWN_HOOK
-from aitop.stacks.reading import own_start
+from aitop.stacks.reading import own_start, telling
 
 HALF = 0.5
-# Where a wait ends in the standard library, which says less than whoever waits there.
-_PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
 
 
 class StackGroup(msgspec.Struct, frozen=True):
@@ -74,12 +71,12 @@ def below_user(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _what(frames: Sequence[Frame]) -> str:
-    """The innermost function below the user's line that says something: not the plumbing in which a wait ends."""
+    """The innermost function below the user's line that says something."""
     below = below_user(frames)
-    says = next((frame.function for frame in reversed(below) if not _PLUMBING.search(frame.file)), None)
+    says = telling(below)
     # Where there is only plumbing its entrance is what the user called.
     entrance = below[0] if below and len(below) < len(frames) else frames[-1]
-    return says or entrance.function
+    return (says or entrance).function
 
 
 def most_seen(stacks: Stacks, time: float) -> StackDump:

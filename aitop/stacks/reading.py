@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise, takewhile
 
@@ -9,6 +10,7 @@ import msgspec
 
 from aitop.model.ledger import Handler
 from aitop.model.stacks import Frame
+from aitop.stacks.call_tree import OWN_HOOK
 from aitop.stacks.libraries import Phase, State, Work, calls_model, meaning
 
 # A phase may turn out to be another one further in: an optimizer's closure computes the loss, a module may train
@@ -19,6 +21,9 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
     "data_wait": frozenset({"transfer"}),
     "outside": frozenset({"optimizer", "forward", "backward", "save", "environment", "data_wait"}),
 }
+
+# Where a wait ends in the standard library, which says less than whoever waits there.
+_PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
 
 
 class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -32,7 +37,8 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     does below that is native code or plain Python.
     `model`: a model is called on it. `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do.
     `importing`: a library is being imported, which happens once and belongs to no step. `handler` says what called the
-    user's line for a request, None where nothing on the stack is known to.
+    user's line for a request, None where nothing on the stack is known to. `end` is the innermost frame of a library
+    below the user's line, but for the plumbing in which a wait ends.
     """
 
     frames: tuple[Frame, ...]
@@ -48,6 +54,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     idle: bool
     importing: bool
     handler: Handler | None = None
+    end: Frame | None = None
 
     @property
     def callers(self) -> tuple[Frame, ...]:
@@ -92,7 +99,13 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         idle=worker and not users and state in ("wait-queue", "wait-lock"),
         importing=_imports(own),
         handler=_handler(own[: users[-1]]) if users else None,
+        end=telling([frame for frame in below if not frame.file.startswith(OWN_HOOK)]) if users else None,
     )
+
+
+def telling(below: Sequence[Frame]) -> Frame | None:
+    """The innermost of these frames that says something: not the plumbing in which a wait ends."""
+    return next((frame for frame in reversed(below) if not _PLUMBING.search(frame.file)), None)
 
 
 def _users(own: Sequence[Frame]) -> list[int]:

@@ -32,6 +32,8 @@ MOST_LINES = 200
 MOST_TREES = 48
 # So many a history keeps, and so many stay read: what was read of a window holds the window.
 MOST_WINDOWS = 40
+# In so much of a line's samples a function of a library is worth a word.
+LEAST_BELOW = 0.2
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
 # The main thread may be the lead thread if more than this share of its samples are no waits.
@@ -497,4 +499,16 @@ def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, sa
         callers=len(heaviest.callers),
         by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in account.by_window),
         handler=heaviest.handler,
+        below=_below(stacks),
     )
+
+
+def _below(stacks: Mapping[Seen, int]) -> tuple[tuple[Frame, float], ...]:
+    """The functions of libraries in which at least LEAST_BELOW of these stacks end, the heaviest first."""
+    ends: dict[tuple[str, str], Counter[Frame]] = {}
+    for seen, count in stacks.items():
+        if seen.end is not None:
+            ends.setdefault((seen.end.file, seen.end.function), Counter())[seen.end] += count
+    whole = sum(stacks.values())
+    found = [(lines.most_common(1)[0][0], sum(lines.values()) / whole) for lines in ends.values()]
+    return tuple(sorted((one for one in found if one[1] >= LEAST_BELOW), key=lambda one: -one[1]))

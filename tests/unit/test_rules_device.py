@@ -8,6 +8,7 @@ from snapshot_builder import facts, line, on_gpu, snapshot, steps
 from aitop.diagnosis.causes import bandwidth, launch_bound, sync_stall, transfer_bound
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Phases
+from aitop.model.stacks import Frame
 from aitop.model.steps import CallSite, LoaderInfo
 from aitop.model.verdict import Setting
 
@@ -180,6 +181,16 @@ def test_launches_that_take_long_starve_a_device_as_well():
     # Of an H100: nn.Linear with a bias takes 160 microseconds of the host where the library looks for an algorithm.
     verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.08, facts=cuda(ops=120), lines=[MODEL])))
     assert verdict.severity == "critical" and "120 operations a step, launched at 150 µs each" in verdict.evidence
+
+
+def test_a_verdict_says_what_the_call_at_its_line_comes_to():
+    slow = Frame("sdpa_attention_forward", "/lib/site-packages/transformers/sdpa_attention.py", 158)
+    calls = replace(MODEL, below=((slow, 0.75),))
+    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[calls])))
+    assert verdict.evidence[-1] == "below that line: 75 % sdpa_attention_forward (sdpa_attention.py:158)"
+    hardly = replace(MODEL, below=((slow, 0.25),))
+    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[hardly])))
+    assert not any("below" in words for words in verdict.evidence)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,19 @@ def test_a_line_knows_how_often_each_window_saw_it():
     assert stacks.processes[0].by_window == (30, 30)
 
 
+def test_a_line_knows_in_which_functions_of_libraries_it_ends():
+    read = "user/data.py:20 load", "PIL/Image.py Image.open"
+    decodes = stack(*TOP, *read, "PIL/ImageFile.py:412 ImageFile.load")
+    waits = stack(*TOP, *read, "store/client.py:286 Client.fetch", "std/ssl.py:706 SSLSocket.read")
+    elsewhere = [stack(*TOP, "user/data.py:20 load", f"PIL/Image.py Image.other{number}") for number in range(25)]
+    samples = [(decodes, 50), (waits, 25), *((one, 1) for one in elsewhere)]
+    line = view(window(2.0, *main(RANK, *samples))).lines[0]
+    assert [(frame.function, frame.line, share) for frame, share in line.below] == [
+        ("ImageFile.load", 412, 0.5),
+        ("Client.fetch", 286, 0.25),
+    ]
+
+
 def test_one_line_in_two_positions_is_two_lines():
     model = stack(*TOP, "user/train.py:14 main", "torch/nn/modules/module.py Module._call_impl")
     ahead, behind = (stack(*TOP, f"user/train.py:{at} main", "user/log.py:7 note") for at in (13, 16))
