@@ -148,9 +148,10 @@ def no_verdict(snapshot: Snapshot) -> str:
 
 def costs(snapshot: Snapshot) -> str:
     """What watching cost, as far as it was measured, and what sources that work have to say; empty without either."""
+    unit = "forward pass" if snapshot.kind == "inference" else "step"
     measured = _known(
         (snapshot.cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
-        (snapshot.cost.hook_us_per_step, "{:.1f} µs a step in the target".format),
+        (snapshot.cost.hook_us_per_step, f"{{:.1f}} µs a {unit} in the target".format),
         (snapshot.cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
     )
     cost = [f"Watching cost {', '.join(measured)}."] if measured else []

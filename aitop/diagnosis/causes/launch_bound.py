@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import activity_of_devices, idle_share, idle_words, on_gpu
-from aitop.diagnosis.evidence import main_lines, records, share_of_steps
+from aitop.diagnosis.evidence import each_unit, main_lines, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -25,13 +25,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     idle = idle_share(snapshot)
     if idle is None:
-        return f"the host launches work in {percent(launching)} of each step; whether the GPU idles is not measured"
+        of = f"{percent(launching)} of {each_unit(snapshot)}"
+        return f"the host launches work in {of}; whether the GPU idles is not measured"
     share = min(0.99, launching, idle - _explained(snapshot))
     each = _op_seconds(snapshot)
     if share < LEAVE:
         return None
     small, words, facts = activity_of_devices(snapshot, "sm"), idle_words(snapshot), snapshot.facts
-    evidence = [f"launching forward, backward and optimizer keeps the host busy {percent(launching)} of each step"]
+    phases = "the forward pass" if snapshot.kind == "inference" else "forward, backward and optimizer"
+    evidence = [f"launching {phases} keeps the host busy {percent(launching)} of {each_unit(snapshot)}"]
     evidence += words
     if each is not None and facts is not None:
         evidence.append(f"{count(facts.ops)} operations a step, launched at {duration(each)} each")
@@ -40,7 +42,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(each is not None, len(words) > 1 or (small is not None and small < 0.4), launching > 0.7),
-        title=f"{percent(share)} of each step the GPU waits for the host to launch its next operation",
+        title=f"{percent(share)} of {each_unit(snapshot)} the GPU waits for the host to launch its next operation",
         lines=main_lines(snapshot, lambda entry: entry.phase == "forward" and not _waits(entry)),
         claims=(),
         evidence=evidence,

@@ -7,7 +7,7 @@ idles while the host, done waiting, has nothing queued for it.
 from __future__ import annotations
 
 from aitop.diagnosis.device import call_places, calls_of, idle_share, idle_words, on_gpu, per_step
-from aitop.diagnosis.evidence import MIN_STEPS, main_lines, records, share_of_steps, short_place
+from aitop.diagnosis.evidence import MIN_STEPS, each_unit, main_lines, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -56,8 +56,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     idle, words = idle_share(snapshot), idle_words(snapshot)
     if idle is None:
-        reason = f"the host waits for the GPU in {percent(waiting)} of each step; whether that costs is not measured"
-        return f"{reason}: nothing tells how much the GPU idles"
+        reason = f"the host waits for the GPU in {percent(waiting)} of {each_unit(snapshot)}"
+        return f"{reason}; whether that costs is not measured: nothing tells how much the GPU idles"
     share = min(0.99, waiting, idle)
     calls = calls_of(snapshot, "blocking")
     where = call_places(snapshot, calls, lines.lines) or lines.where
@@ -66,10 +66,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         signals=(measured is not None, lines.share >= LEAVE, len(words) > 1),
         doubtful=not where,
-        title=f"{percent(share)} of each step the GPU idles because the host stopped to wait for it",
+        title=f"{percent(share)} of {each_unit(snapshot)} the GPU idles because the host stopped to wait for it",
         where=where,
         evidence=(
-            f"the host waits for the GPU in {percent(waiting)} of each step ({how})",
+            f"the host waits for the GPU in {percent(waiting)} of {each_unit(snapshot)} ({how})",
             *words,
             *(_call_words(snapshot, call) for call in calls[:2] if per_step(snapshot, call) is not None),
         ),

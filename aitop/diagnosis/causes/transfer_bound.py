@@ -15,7 +15,7 @@ from aitop.diagnosis.device import (
     own_devices,
     per_step,
 )
-from aitop.diagnosis.evidence import MIN_STEPS, Lines, main_lines, records, share_of_steps, short_place
+from aitop.diagnosis.evidence import MIN_STEPS, Lines, each_unit, main_lines, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -63,16 +63,17 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     idle = idle_share(snapshot)
     if idle is None:
-        return f"the host copies to the GPU in {percent(costs)} of each step; whether the GPU idles is not measured"
+        of = f"{percent(costs)} of {each_unit(snapshot)}"
+        return f"the host copies to the GPU in {of}; whether the GPU idles is not measured"
     share = min(0.99, costs, idle)
     how = "measured in the process" if copies.measured else "of stack samples"
     return Explanation(
         share=share,
         signals=(copies.measured, copies.lines.share >= LEAVE, (copies.link or 0.0) > 0.2),
-        title=f"{percent(share)} of each step the GPU waits for copies from the host",
+        title=f"{percent(share)} of {each_unit(snapshot)} the GPU waits for copies from the host",
         where=copies.where,
         evidence=(
-            f"copying to the GPU takes {percent(copies.share)} of each step ({how})",
+            f"copying to the GPU takes {percent(copies.share)} of {each_unit(snapshot)} ({how})",
             *idle_words(snapshot),
             *_amounts(snapshot, copies),
         ),

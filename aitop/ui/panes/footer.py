@@ -67,7 +67,8 @@ def cost_line(view: View, width: int) -> Line:
     core = " of a core" if width >= ROOM_FOR_WORDS else " core"
     line = Line("cost ", DIM).add(f"{cost.monitor_cpu * 100:4.1f} %", TEXT).add(core, DIM)
     if cost.hook_us_per_step is not None:
-        line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
+        unit = "forward" if snapshot.kind == "inference" else "step"
+        line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/{unit}", TEXT)
         if cost.target_slowdown is not None and width >= ROOM_FOR_WORDS:
             line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
     if cost.seldom:
