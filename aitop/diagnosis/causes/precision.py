@@ -31,12 +31,10 @@ HALF_ONLY = re.compile(r"\b(?:V100|T4|TITAN V|TITAN RTX|RTX 20\d\d|Quadro RTX)\b
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether a narrower type would make the device faster, where the device is the limit."""
     facts = snapshot.facts
-    if facts is None or not facts.parameter_dtypes:
-        return _by_counters(snapshot) or (
-            "in which types the model computes is known only from inside of the process"
-            if facts is None
-            else "no model with parameters was seen to run yet"
-        )
+    if facts is None:
+        return _by_counters(snapshot) or "in which types the model computes is known only from inside of the process"
+    if not facts.parameter_dtypes:
+        return _by_counters(snapshot) or "no model with parameters was seen to run yet"
     if "float64" in facts.parameter_dtypes and not facts.autocast:
         return _float64(snapshot, facts)
     if on_gpu(snapshot) and facts.parameter_dtypes[0] == "float32":
@@ -137,8 +135,8 @@ def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
         return None
     if facts.matmul_precision is None:
         return "parameters are float32; whether products may use TF32 is not known"
-    tf32, known = _tensor_cores(snapshot)
-    if not tf32 and known:
+    tf32, without = _tensor_cores(snapshot)
+    if without:
         return None
     idle = idle_share(snapshot)
     if idle is None:
