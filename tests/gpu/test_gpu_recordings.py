@@ -12,7 +12,7 @@ import pytest
 from gpu_scenarios import MUST_SAY, RECORDED
 from recorded import read, scenario_and_tier
 
-RECORDINGS = sorted((Path(__file__).resolve().parent / "recordings").glob("*.jsonl.gz"))
+RECORDINGS = sorted((Path(__file__).resolve().parent / "recordings").glob("*.t3.jsonl.gz"))
 WRONG_WITHOUT_HOOK = {"gpu_transfer_bound": "input-bound/transform"}
 NAMES = [scenario_and_tier(path)[0] for path in RECORDINGS]
 
