@@ -16,6 +16,8 @@ from aitop.model.verdict import Where
 # Bytes per second of one PCIe lane, by generation, after the line code; of these about nine tenths are data.
 LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}
 PAYLOAD = 0.9
+# A device that is busy for less of the time idles; for less than the second figure, it is not used.
+IDLE_DEVICE, USED = 0.5, 0.01
 
 
 def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
@@ -52,6 +54,15 @@ def device_busy(snapshot: Snapshot) -> float | None:
         if any(process.sm for process in device.processes or () if not process.mine)
     }
     return activity_of_devices(snapshot, "busy", without=shared)
+
+
+def starved(snapshot: Snapshot) -> bool:
+    """Whether the devices of the run work now and then, but mostly idle: what the host does holds them up.
+
+    Of a program that has a device and never uses it, nothing can be said.
+    """
+    busy = device_busy(snapshot)
+    return busy is not None and USED <= busy < IDLE_DEVICE
 
 
 def activity_of_devices(snapshot: Snapshot, name: str, without: Collection[int] = ()) -> float | None:

@@ -56,7 +56,9 @@ SEEN = (
     Scenario("nccl", SCRIPTS / "gpu_steady.py", "launch-bound", fixed=False),
     Scenario("decode_graphs", SCRIPTS / "gpu_steady.py", HEALTHY, fixed=False),
     _program("chat", "launch-bound", accepted=("underbatched",)),
-    _program("jax_train", HEALTHY),
+    _program(
+        "jax_train", "host-bound", guilty=("rows = rows + 0.1", "return (rows - rows.mean"), beside=("input-bound",)
+    ),
     _program("pets", "input-bound", ("workers", "transform"), guilty=("def __getitem__",)),
 )
 RECORDED = {scenario.name: scenario for scenario in (*SCENARIOS, *SEEN)}

@@ -5,7 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 from judgements import fired, level, shown
-from snapshot_builder import RANK, WORKER, changed, constant, facts, line, process, snapshot, stacks, step, steps
+from snapshot_builder import (
+    RANK,
+    WORKER,
+    changed,
+    constant,
+    facts,
+    line,
+    on_gpu,
+    process,
+    snapshot,
+    stacks,
+    step,
+    steps,
+)
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes import (
@@ -326,6 +339,18 @@ def test_nothing_shows_that_python_or_a_wait_for_ones_own_could_be_left_out(acti
     [verdict] = shown(seen)
     assert (verdict.id, verdict.severity, verdict.speedup) == ("host-bound", "info", None)
     assert verdict.where[0].line == 12 and not any(fix.speedup for fix in verdict.fixes)
+
+
+def arrays(busy):
+    """A program of which no step is seen: it computes arrays on the host, and has a GPU."""
+    made = line("augmented", 0.95, activity="native", work="array", number=23, file="/x/feed.py")
+    return on_gpu(phases=Phases(outside=1.0), kind="unknown", lines=[made], facts=None, busy=busy)
+
+
+@pytest.mark.parametrize(("busy", "severity"), [(0.05, "warning"), (0.0, None), (0.9, None)])
+def test_arrays_of_the_host_are_in_the_way_where_a_device_waits_for_them(busy, severity):
+    finding = host_bound.judge(arrays(busy))
+    assert (fired(finding).severity if level(finding) >= host_bound.judge.band.enter else None) == severity
 
 
 def test_a_model_by_hand_in_small_operations_is_host_code():

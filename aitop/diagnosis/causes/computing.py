@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
-from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_device
+from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_gpu, timed_on_device
 from aitop.diagnosis.evidence import by_hand, each_unit, leisure, main_lines, place_of, serves, short_place, stepping
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import operations, percent
 
 MOSTLY = 0.8
-# The device limits the step if it is busy for more than BUSY_DEVICE of the time, and does not below IDLE_DEVICE.
-BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
+# The device limits the step if it is busy for more than this part of the time.
+BUSY_DEVICE = 0.8
 # A phase that takes less of the time is not listed: the backward of a server, say.
 LEAST_TOLD = 0.005
 # A server that waits for requests for this share of the time could serve more.

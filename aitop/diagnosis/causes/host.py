@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aitop.diagnosis.causes.serving.front import blocked_loop
 from aitop.diagnosis.causes.serving.turns import around_model
-from aitop.diagnosis.device import host_limit, host_unproven
+from aitop.diagnosis.device import host_limit, host_unproven, idle_words, starved
 from aitop.diagnosis.evidence import (
     HOST,
     MIN_SAMPLES,
@@ -45,7 +45,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the host's time that no other cause has claimed."""
     if samples_of(snapshot) * (1.0 - leisure(snapshot)) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples of its work are needed"
-    serving, work = serves(snapshot), by_hand(snapshot).entries
+    serving = serves(snapshot)
+    # Arrays that the host computes are the work of a program without steps, but where a device waits for them.
+    waited_for = starved(snapshot) and not stepping(snapshot)
+    work = () if waited_for else by_hand(snapshot).entries
     lines = main_lines(
         snapshot,
         lambda entry: (
@@ -57,7 +60,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             and not (serving and (takes_request(entry) or stands_in_line(entry)))
         ),
     )
-    told = _told(snapshot, lines) or blocked_loop(snapshot) or around_model(snapshot)
+    told = _told(snapshot, lines, lost=True if waited_for else None) or blocked_loop(snapshot) or around_model(snapshot)
     if told is None and serving and main_lines(snapshot, lambda entry: entry.does in RUNNING).share < ENTER:
         # Nobody works for the requests that stand in line: at least their place is known.
         return _told(snapshot, main_lines(snapshot, stands_in_line), lost=False)
@@ -94,6 +97,8 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if at_leisure:
         evidence.append(at_leisure)
+    if not steps_seen and starved(snapshot):
+        evidence += idle_words(snapshot)
     if not steps_seen:
         evidence.append("no phase of a training step and no model call was seen in its stacks")
     if small:
