@@ -18,6 +18,8 @@ LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 
 PAYLOAD = 0.9
 # A device that is busy for less of the time idles; for less than the second figure, it is not used.
 IDLE_DEVICE, USED = 0.5, 0.01
+# A device that is this full takes no larger batches.
+FULL = 0.8
 
 
 def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
@@ -54,6 +56,21 @@ def device_busy(snapshot: Snapshot) -> float | None:
         if any(process.sm for process in device.processes or () if not process.mine)
     }
     return activity_of_devices(snapshot, "busy", without=shared)
+
+
+def memory_taken(snapshot: Snapshot) -> float:
+    """How full (0..1) the fullest device of the run gets: by tensors at their peak, else by what the driver counts."""
+    tensors = {
+        allocator.device: (allocator.peak_allocated or allocator.allocated) / allocator.capacity
+        for allocator in snapshot.allocators
+        if allocator.capacity
+    }
+    devices = {
+        device.index: (device.memory_used or 0) / device.memory_total
+        for device in own_devices(snapshot)
+        if device.memory_total
+    }
+    return max({**devices, **tensors}.values(), default=0.0)
 
 
 def starved(snapshot: Snapshot) -> bool:

@@ -9,7 +9,7 @@ from aitop.diagnosis.causes import bandwidth, launch_bound, sync_stall, transfer
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Phases
 from aitop.model.stacks import Frame
-from aitop.model.steps import CallSite, LoaderInfo
+from aitop.model.steps import AllocatorSample, CallSite, LoaderInfo
 from aitop.model.verdict import Setting
 
 ALL = (sync_stall.judge, transfer_bound.judge, launch_bound.judge, bandwidth.judge)
@@ -181,6 +181,12 @@ def test_launches_that_take_long_starve_a_device_as_well():
     # Of an H100: nn.Linear with a bias takes 160 microseconds of the host where the library looks for an algorithm.
     verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.08, facts=cuda(ops=120), lines=[MODEL])))
     assert verdict.severity == "critical" and "120 operations a step, launched at 150 µs each" in verdict.evidence
+
+
+def test_no_larger_batch_is_advised_where_memory_is_nearly_full():
+    full = AllocatorSample(device=0, allocated=70 << 30, reserved=72 << 30, peak_allocated=75 << 30, capacity=79 << 30)
+    seen = on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[MODEL], allocators=(full,))
+    assert not any("batch" in fix.text for fix in fired(launch_bound.judge(seen)).fixes)
 
 
 def test_a_verdict_says_what_the_call_at_its_line_comes_to():
