@@ -69,7 +69,8 @@ class RunHistory:
         run = anonymous(run_of(snapshot))
         figures = {name: getattr(run, name) for name in run.__struct_fields__}
         marked = None if mark is None else _figures_of(mark)
-        written = gzip.compress(msgspec.json.encode(KeptRun(**figures, mark=marked)))
+        # No time in its header, which has no room for every clock's.
+        written = gzip.compress(msgspec.json.encode(KeptRun(**figures, mark=marked)), mtime=0)
         if self._folder is None or run.units is None or run.units.count < LEAST_VALUES or len(written) > LARGEST_RUN:
             return
         with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ import gzip
 import math
 import os
 import random
+import time
 from datetime import datetime, timedelta
 
 import msgspec
@@ -144,6 +145,13 @@ def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path, runs):
     history = RunHistory(target(), tmp_path / "file" / "history")
     history.keep(runs["usual"])
     assert history.last() is None
+
+
+@pytest.mark.parametrize("clock", [-3.5e9, 6e9], ids=["before 1970", "after 2106"])
+def test_a_run_is_kept_whatever_the_clock_says(tmp_path, runs, monkeypatch, clock):
+    monkeypatch.setattr(time, "time", lambda: clock)
+    RunHistory(target(), tmp_path / "history").keep(runs["usual"])
+    assert RunHistory(target(pid=2), tmp_path / "history").last() is not None
 
 
 def test_nothing_is_left_in_the_folder_of_another_user(tmp_path, monkeypatch):
