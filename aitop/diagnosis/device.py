@@ -19,7 +19,7 @@ PAYLOAD = 0.9
 # A device that is busy for less of the time idles; for less than the second figure, it is not used.
 IDLE_DEVICE, USED = 0.5, 0.01
 # A device that is this full takes no larger batches.
-FULL = 0.8
+NO_ROOM = 0.8
 
 
 def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:

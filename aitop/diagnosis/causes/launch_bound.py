@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis.device import FULL, activity_of_devices, idle_share, idle_words, memory_taken, on_gpu
+from aitop.diagnosis.device import NO_ROOM, activity_of_devices, idle_share, idle_words, memory_taken, on_gpu
 from aitop.diagnosis.evidence import each_unit, main_lines, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
@@ -99,7 +99,7 @@ def _fixes(snapshot: Snapshot, share: float) -> list[Fix]:
     launches = f" its {count(facts.ops)} launches" if facts is not None and facts.ops else " the launches"
     fixes = [fix(f'torch.compile(mode="reduce-overhead"){root} replays{launches} as CUDA graphs', share)]
     samples = sorted(step.samples for step in records(snapshot) if step.samples)
-    if samples and memory_taken(snapshot) < FULL:
+    if samples and memory_taken(snapshot) < NO_ROOM:
         batch = samples[len(samples) // 2]
         # The power of two, at least 2, that fills the device with so much more work.
         larger = batch * 2 ** max(1, round(1.0 / max(0.05, 1.0 - share)) - 1).bit_length()

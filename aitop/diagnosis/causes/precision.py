@@ -17,7 +17,7 @@ from aitop.model.units import percent
 # less; on a CPU products were measured at 1.9 to 2.3 times, tanh at 1.7 to 1.9, sigmoid at up to 2.8.
 FLOAT64_SAVED, LEAST_SAVED, MOST_SAVED = 0.5, 0.25, 0.65
 # Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
-SAVED = 1.0 - 1.0 / 4.0
+FLOAT32_SAVED = 1.0 - 1.0 / 4.0
 # The share of the data sheet's figure that good matrix products reach.
 REACHED = 0.8
 MOST_IDLE = 0.35
@@ -110,7 +110,7 @@ def _by_counters(snapshot: Snapshot) -> Explanation | None:
     products, tensor = activity_of_devices(snapshot, "fp32"), activity_of_devices(snapshot, "tensor")
     if not tf32 or products is None or tensor is None or tensor >= TENSOR_CORES_IN_USE:
         return None
-    share = min(0.95, products / REACHED) * SAVED
+    share = min(0.95, products / REACHED) * FLOAT32_SAVED
     return Explanation(
         share=share,
         signals=(True, False, tf32),
@@ -148,7 +148,7 @@ def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
     products = mfu / REACHED if mfu is not None else activity_of_devices(snapshot, "fp32")
     if products is None:
         return "parameters are float32 and tensor cores unused; how much of a step is products is not measured"
-    share = min(0.95, products, 1.0 - idle) * SAVED
+    share = min(0.95, products, 1.0 - idle) * FLOAT32_SAVED
     root = facts.root or "the model"
     evidence = [f"parameters of {root} are float32, no autocast, float32_matmul_precision is highest"]
     if mfu is not None:

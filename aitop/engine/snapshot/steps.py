@@ -74,7 +74,8 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
 def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], total: float) -> Phases:
     """Shares by the device clock. What a step computes hardly varies: the mean of the `timed` steps stands for all.
 
-    Where the host launches slowly, it does: the phases share what the wait for data leaves.
+    Where the host launches slowly, a timed step may take longer than the others: then the phases are scaled down, so
+    that with the wait for data they add up to 1.
     """
     count = len(records)
     forward, backward, optimizer = (
@@ -91,7 +92,7 @@ def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], t
         for record in records
     )
     idle = sum(record.device_idle or 0.0 for record in timed) / len(timed) * count
-    # Of the device's time, which is that of all steps where these are as long as the others.
+    # How long all steps would be if they were like the timed ones.
     whole = max(total - data, busy + max(0.0, idle - data))
     left = (total - data) / total / whole if whole > 0 else 0.0
     outside = (whole - busy) * left
