@@ -42,7 +42,10 @@ def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
     if not processes:
         alone = _measured_only(snapshot)
         return (alone,) if alone is not None else ()
-    return tuple(_ledger(snapshot, process, first=index == 0) for index, process in enumerate(processes))
+    return tuple(
+        _ledger(snapshot, process, served(snapshot, process.pid), first=index == 0)
+        for index, process in enumerate(processes)
+    )
 
 
 def _working(snapshot: Snapshot) -> list[ProcessStacks]:
@@ -59,11 +62,12 @@ def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:
     return [line for line in lines if line.pid == process.pid and line.thread == process.thread]
 
 
-def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledger:
-    """The ledger of a process; `first`: the one to show, with its threads and processes beside the main lane."""
+def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *, first: bool) -> Ledger:
+    """The ledger of a process, which `serves` in this way; `first`: the one to show, with its threads and processes
+    beside the main lane.
+    """
     steps = snapshot.steps
     records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
-    serves = served(snapshot, process.pid)
     lines = _lines_of(snapshot, process)
     sampled = _entries("main", lines, samples=process.samples)
     if snapshot.kind != "training":
@@ -155,13 +159,14 @@ def _of_rollout(entry: Entry) -> Entry:
 def _measured_only(snapshot: Snapshot) -> Ledger | None:
     """The ledger of a process whose steps are measured but whose stacks cannot be sampled."""
     steps, serving = snapshot.steps, snapshot.serving
-    if serving is not None and serving.pid is not None and served(snapshot, serving.pid) is not None:
+    serves = served(snapshot, serving.pid) if serving is not None and serving.pid is not None else None
+    if serving is not None and serving.pid is not None and serves is not None:
         process = ProcessStacks(pid=serving.pid, role="rank", samples=0, phases=Phases())
     elif steps is not None and steps.pid is not None and steps.recent:
         process = ProcessStacks(pid=steps.pid, role="rank", samples=0, phases=steps.phases)
     else:
         return None
-    return _ledger(snapshot, process, first=True)
+    return _ledger(snapshot, process, serves, first=True)
 
 
 def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:

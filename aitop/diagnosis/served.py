@@ -77,7 +77,8 @@ def idle_share(serving: Serving) -> float | None:
     # From the newest on: where a request ends before all later ones had come, nothing was under way in between.
     rest, first = 0.0, requests[-1].end
     for one in reversed(requests):
-        rest += max(0.0, first - one.end)
+        if one.end < first:
+            rest += first - one.end
         first = min(first, one.end - one.seconds)
     total = requests[-1].end - first
     return rest / total if total > 0.0 else None

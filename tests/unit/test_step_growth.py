@@ -47,21 +47,24 @@ def test_a_wait_that_gets_longer_is_measured_by_the_rest_of_the_step(wait):
 def test_growth_of_an_update_with_denormal_numbers_is_left_to_the_optimizers_verdict():
     records = [
         msgspec.structs.replace(one, forward=0.004, backward=0.006, optimizer=one.seconds - 0.01)
-        for one in slowing(4e-5)
+        for one in slowing(4e-5, count=800)
     ]
     facts = HookFacts(way="attach", python="3.11", torch="2", denormals=0.1)
     assert "optimizer" in fired(step_growth.judge(snapshot(records))).evidence[1]
     assert step_growth.judge(snapshot(records, facts=facts)) is None
 
 
-def slower_machine():
-    """Every phase takes more and more of a core, as where another guest of the host fills the caches."""
-    parts = {"forward": 0.1, "backward": 0.12, "optimizer": 0.08}
+def slower_machine(forward=1.0):
+    """Phases take more and more of a core, as where another guest of the host fills the caches. `forward`: by which
+    part of what the others take longer the forward pass does.
+    """
     times = [0.02 + 2e-5 * index for index in range(400)]
-    records = [
-        step(index, own, cpu=own, **{name: part * own for name, part in parts.items()})
-        for index, own in enumerate(times)
-    ]
+    records = []
+    for index, rising in enumerate(times):
+        parts = {"forward": 0.02 + forward * (rising - 0.02), "backward": rising, "optimizer": rising}
+        parts = {name: 0.3 * seconds for name, seconds in parts.items()}
+        own = 0.1 * rising + sum(parts.values())
+        records.append(step(index, own, cpu=own, **parts))
     return [msgspec.structs.replace(one, end=900.0 + sum(times[: one.index])) for one in records]
 
 
@@ -70,6 +73,7 @@ def slower_machine():
     [
         slowing(0.0, noise=0.6),
         slower_machine(),
+        slower_machine(forward=0.2),
         slowing(-2e-5),
         slowing(2e-5, cpu=0.02),
         slowing(2e-5, cpu=None),
@@ -77,7 +81,17 @@ def slower_machine():
         [step(index, 0.02 + (0.5 if index % 50 == 0 else 0.0), cpu=0.02) for index in range(400)],
         [step(index, 0.06 if index < 40 else 0.02, cpu=0.02) for index in range(400)],
     ],
-    ids=["noise", "the machine", "faster", "others take the core", "all phases alike", "few", "bursts", "warming up"],
+    ids=[
+        "noise",
+        "the machine",
+        "the machine unevenly",
+        "faster",
+        "others take the core",
+        "all phases alike",
+        "few",
+        "bursts",
+        "warming up",
+    ],
 )
 def test_other_changes_are_no_growth(records):
     assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave

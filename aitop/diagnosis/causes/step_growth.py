@@ -28,15 +28,17 @@ MIN_STEPS, MIN_SECONDS = 16, 4.0
 MOST_STEPS = 512
 # The least growth over the steps seen; IF_CROWDED times as much where other programs take the cores.
 LEAST_GROWTH, IF_CROWDED = 0.12, 2.5
-# Seconds for which it has to last: a large rise is no surer than a small one. A wait for others drifts by itself.
-LASTING, LASTING_WAIT = 8.0, 25.0
+# Seconds for which it has to last: a large rise is no surer than a small one. A wait for others drifts by itself, and
+# so does the update of the parameters with what neighbours leave of the memory's speed.
+LASTING, LASTING_DRIFT = 8.0, 25.0
+DRIFTS: tuple[Phase, ...] = ("data", "optimizer")
 FIT, CALM = 0.7, 0.1
 # From this share of its lines on, what grows explains them.
 EXPLAINS = 0.3
 # A phase is compared with the rest of the step only if each is at least this share of it.
 LEAST_PART = 0.1
-# Where the machine gets slower, each phase rises by at least this part of what the whole step rises by (relatively). If
-# a run grows, one rose by at most 0.43 of it in six recordings: what grows leaves less of the caches to the others.
+# Where the machine gets slower, what is always the same work rises by at least this part of what the whole step rises
+# by (relatively). If a run grows, it rose by at most 0.26 of it in six recordings: what grows takes caches from it.
 SLOWED = 0.5
 # A line grows if its share of the samples rises over SHARE_PARTS parts by at least SURE_ERRORS standard errors, by
 # LEAST_RISE, and by the factor LEAST_RATIO.
@@ -92,7 +94,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if growth.phase == "optimizer" and has_denormals(snapshot.facts):
         # optimizer-bound says why, and how long it would take without them.
         return None
-    if seconds < (LASTING_WAIT if growth.phase == "data" else LASTING):
+    if seconds < (LASTING_DRIFT if growth.phase in DRIFTS else LASTING):
         sampled = _of_stacks(snapshot)
         not_yet = f"steps got slower for {seconds:.0f} s: whether it goes on is not known yet"
         return sampled if isinstance(sampled, Explanation) else not_yet
@@ -215,7 +217,7 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     clock = _medians([step.seconds for step in steps])
     medians = _medians([step.cpu or 0.0 for step in timed]) if on_core else clock
     # Where only the wall clock tells, a machine that gets slower looks the same unless one phase is all there is.
-    if (on_core or device or (calm and not rises)) and _is_steady(medians) and not _everything_rises(steps):
+    if (on_core or device or (calm and not rises)) and _is_steady(medians) and not _is_the_machine(steps):
         rise = _slope(medians) * (PARTS - 1)
     elif rises.get(phase):
         rise, medians = rises[phase], clock
@@ -255,15 +257,17 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[Phase, float]:
     return rises
 
 
-def _everything_rises(steps: Sequence[StepRecord]) -> bool:
-    """Whether every phase that works rises like the whole step: then it is the machine that gets slower.
+def _is_the_machine(steps: Sequence[StepRecord]) -> bool:
+    """Whether it is the machine that gets slower: the update of the parameters, always the same work, rises like the
+    whole step. Where no update is measured, every phase that works does.
 
-    What grows in a run leaves something as it was, the update of its parameters at the least.
+    Neighbours that fill the caches of a shared machine do not slow every phase down alike.
     """
     whole = _medians([_working(step) for step in steps])
-    phases = [_medians(list(map(value, steps))) for name, value in _PHASES.items() if name not in _WAITS]
-    there = [medians for medians in phases if sum(medians) > 0.0]
-    return len(there) > 1 and all(_rise(medians) > SLOWED * _rise(whole) for medians in there)
+    phases = {name: _medians(list(map(value, steps))) for name, value in _PHASES.items() if name not in _WAITS}
+    there = {name: medians for name, medians in phases.items() if sum(medians) > 0.0}
+    same = [there["optimizer"]] if "optimizer" in there else list(there.values())
+    return len(there) > 1 and all(_rise(medians) > SLOWED * _rise(whole) for medians in same)
 
 
 def _rise(medians: Sequence[float]) -> float:

@@ -68,7 +68,13 @@ LOADING = (
         ),
         remedy="cheaper",
     ),
-    _scenario("climate_grid", "input-bound", ("transform",), guilty=("raw = zlib.decompress(",)),
+    _scenario(
+        "climate_grid",
+        "input-bound",
+        ("transform",),
+        guilty=("raw = zlib.decompress(",),
+        left=(left.CLIMATE_GRID,),
+    ),
     _scenario(
         "fingerprints",
         "input-bound",

@@ -83,12 +83,12 @@ def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float)
     decodes = sorted(turn.seconds for turn in iterations if turn.kind == "decode")
     if not decodes:
         return []
-    plain = decodes[len(decodes) // 2]
+    plain, least = decodes[len(decodes) // 2], LEAST_LONGER * usual
     found = []
-    for turn in (turn for turn in iterations if turn.prefill_tokens):
+    for turn in (turn for turn in iterations if turn.prefill_tokens and turn.seconds - plain >= least):
         begin = turn.end - turn.seconds
         longer = turn.seconds - plain - paused.between(begin, turn.end)
-        if longer >= LEAST_LONGER * usual:
+        if longer >= least:
             found.append(HoldUp("prefill", begin, turn.end, longer / turn.seconds, turn.prefill_tokens))
     return found
 
