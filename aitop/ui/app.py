@@ -1,4 +1,4 @@
-"""The programs of the terminal: watching a run, choosing one to watch, and watching the jobs of a cluster."""
+"""The terminal applications: watch or replay a run, choose a run to watch, and watch the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class AitopApp(App[ResultType]):
-    """A terminal application that ends in order, with the terminal restored, whatever ends it."""
+    """Base of the applications: exits cleanly and restores the terminal on quit, error or signal."""
 
     CSS_PATH = "theme/theme.tcss"
     TITLE = "aitop"
@@ -64,7 +64,7 @@ class AitopApp(App[ResultType]):
     ) -> None:
         self._main_screen = main_screen
         self._cells = ChangedCells()
-        # Textual would turn our colours to greys: the monochrome theme is made to be read.
+        # With NO_COLOR Textual would turn our colours to greys; our monochrome theme reads better.
         no_color = os.environ.pop("NO_COLOR", None)
         super().__init__()
         if no_color is not None:
@@ -106,7 +106,7 @@ class AitopApp(App[ResultType]):
             yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.use_theme, theme))
 
     def action_none(self) -> None:
-        """The focused pane obeys these keys itself; a screen only describes them."""
+        """Do nothing: such keys are handled by the focused pane, and a screen binds them only for the help."""
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(our_bindings(self.screen), View(look=self.look)))
@@ -145,15 +145,15 @@ class AitopApp(App[ResultType]):
         self.theme = f"aitop-{look.theme.name}"
 
     def on_resize(self) -> None:
-        # A terminal of another size moves or drops what it shows.
+        # On a resize a terminal moves or drops text, so what we remember of its cells is no longer true.
         self._cells.forget()
 
     def on_mount(self) -> None:
-        # The shell has written over the screen while we were stopped.
+        # While we were stopped (^z), the shell wrote over the screen.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
 
     def on_ready(self) -> None:
-        """From now on a signal ends the program at once; before this the screen was not complete."""
+        """Let signals end the program at once from now on, and exit now if one came while the screen was starting."""
         self._loop_for_signals = asyncio.get_running_loop()
         if self._signals is not None:
             self._loop_for_signals.add_reader(self._signals, os.read, self._signals, 4096)
@@ -169,17 +169,17 @@ class AitopApp(App[ResultType]):
     def _end_by(self, number: int, frame: FrameType | None) -> None:
         self._ending_signal, code = number, 128 + number
         self._last_resort.arm(code)
-        # Before the loop runs, and after it, the exit code is all that is needed.
+        # Without a running loop there is nothing to exit; `code` and `on_ready` read `_ending_signal`.
         if self._loop_for_signals is not None and not self._loop_for_signals.is_closed():
             self._loop_for_signals.call_soon_threadsafe(lambda: self.exit(return_code=code))
 
     @property
     def code(self) -> int:
-        """The exit code: 128 + the signal that ended the screen, else the code it ended with."""
+        """The exit code: 128 + the number of the signal that ended the screen, else the code that it returned."""
         return self.return_code or 0 if self._ending_signal is None else 128 + self._ending_signal
 
     def run_to_end(self) -> ResultType | None:
-        """Run until the end; then signals have their old handlers again. Raises the error that ended it."""
+        """Run the application and return its result. Restores the signal handlers; raises the error that ended it."""
         forget_exported_size()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:
@@ -198,7 +198,7 @@ class AitopApp(App[ResultType]):
         return result
 
     def show(self) -> int:
-        """Run until the user quits or a signal comes; the exit code. Raises the error that ended it."""
+        """Run until the user quits or a signal arrives, and return the exit code. Raises the error that ended it."""
         self.run_to_end()
         return self.code
 
@@ -207,8 +207,8 @@ class MonitorApp(AitopApp[None]):
     """Watches a run: shows the Snapshots of a feed.
 
     `title` replaces the target's command in the header. `source_around` reads the target's own source for the evidence
-    screen; it is called off the UI thread and may fail. `recorder` is where the feed writes its events, None where
-    there is nothing to record. `cluster` knows the ranks of the job on other machines, None where nobody is asked.
+    screen; it is called off the UI thread and may fail. `recorder` writes the feed's events to a file, None if there
+    is nothing to record. `cluster` reads the job's ranks on other machines, None if no Prometheus is configured.
     """
 
     screen_class: type[MonitorScreen] = MonitorScreen
@@ -231,7 +231,7 @@ class MonitorApp(AitopApp[None]):
         self._feed = feed
 
     def show(self) -> int:
-        """The feed is started by the screen, and stopped once the terminal is restored."""
+        """Run as in the base class, then stop the feed, which the screen has started."""
         try:
             return super().show()
         finally:
@@ -245,13 +245,13 @@ class ReplayApp(MonitorApp):
 
 
 class PickerApp(AitopApp[int]):
-    """Lists the jobs that `find` gives, to choose one. `find` is called off the UI thread, again on request."""
+    """Lets the user choose one of the jobs that `find` returns. `find` is called off the UI thread, repeatedly."""
 
     def __init__(self, find: Callable[[], list[Candidate]], settings: Settings | None = None) -> None:
         super().__init__(lambda view: PickerScreen(find, view), settings)
 
     def choose(self) -> int | None:
-        """The pid of the chosen job, None without one. Raises KeyboardInterrupt, and SystemExit on a signal."""
+        """Return the pid of the chosen job, None for none. Raises KeyboardInterrupt on ^c, SystemExit on a signal."""
         chosen = self.run_to_end()
         if self.code == INTERRUPTED:
             raise KeyboardInterrupt
@@ -261,7 +261,7 @@ class PickerApp(AitopApp[int]):
 
 
 class FleetApp(AitopApp[None]):
-    """Shows the jobs of a cluster, asked for again every `every` seconds."""
+    """Shows the jobs of a cluster; asks Prometheus again every `every` seconds."""
 
     def __init__(self, cluster: FleetReader, every: float, settings: Settings | None = None) -> None:
         def main_screen(view: View) -> FleetScreen:

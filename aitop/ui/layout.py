@@ -1,4 +1,4 @@
-"""Where every pane goes at a size, and what folded panes leave to the others. Pure: sizes and facts in, boxes out."""
+"""The layout: the place of every pane for a terminal size, and the room that folded panes give to others. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ ROOM_FOR_REPLAY_BAR = 12
 MANY = 1000
 UNTIMED = 7
 LEAST_RANKS, MOST_RANKS, LEAST_CODE, ENOUGH_CODE = 4, 12, 3, 8
-"""Rows with the frame. Beyond MOST_RANKS the ranks leave the code ENOUGH_CODE; neither gets less than its least."""
+"""Heights in rows, with the frame. The ranks may take MOST_RANKS rows, and more only if the code keeps ENOUGH_CODE;
+neither pane gets less than its LEAST_.
+"""
 LEDGER_ROWS, CODE_BELOW_LEDGER = 8, 12
 LEDGER_WIDTH, CODE_BESIDE_LEDGER = 54, 46
 STEADY = frozenset({"verdict"})
-"""Panes that gain nothing from more rows."""
+"""Panes that have no use for more rows: they keep their height when others are folded."""
 
 
 class Box(NamedTuple):
-    """A pane's place in cells. `framed` panes draw a border around themselves."""
+    """A pane's place in cells, from the top left corner of the screen. `framed` panes draw their own border."""
 
     x: int
     y: int
@@ -49,13 +51,14 @@ def plan(
     replay: bool = False,
     zoom: str | None = None,
 ) -> Plan:
-    """The layout for a terminal of this size.
+    """The layout for a terminal of `width` x `height` cells.
 
-    `gpus` is the number of devices (0: one line says why there is none), `ranks` that of the job's ranks here,
-    `processes` that of its processes. `ledger` says that there is one to show. `timed` is False where steps will have
-    no times, so that less is to be drawn. `serving` puts the serving pane in the step's place, with some more rows,
-    and the ledger in that of the data. `banner` reserves a line below the header, `replay` one above the footer.
-    `zoom` names a pane that gets everything between header and footer.
+    `gpus` is the number of devices (0: one line says why there is none), `ranks` the number of the job's ranks on this
+    machine, `processes` the number of its processes. `ledger` says that there is a ledger to show. `timed` is False if
+    steps have no times: the step pane then needs fewer rows. `serving` puts the serving pane in the place of the step
+    pane (with more rows, except in three columns) and the ledger in the place of the data pane. `banner` reserves a
+    line below the header, `replay` one above the footer. `zoom` names a pane that gets all rows between header and
+    footer.
     """
     bottom, bars = height - 1, {"footer": Box(0, height - 1, width, 1, False)}
     if replay and height >= ROOM_FOR_REPLAY_BAR:
@@ -80,7 +83,7 @@ def plan(
     if serving and "step" in boxes:
         boxes["serving"] = boxes.pop("step")
     if serving and ledger and "data" in boxes:
-        # Requests bring the data: where the time goes says more than a loader that is not there.
+        # A server gets its data with the requests and has no loader, so the ledger says more than the data pane.
         boxes["ledger"] = boxes.pop("data")
         ledger = False
     if ranks > 1 and "ranks" not in boxes:
@@ -89,7 +92,7 @@ def plan(
 
 
 def _ranks_above_code(boxes: Plan, ranks: int) -> Plan:
-    """The ranks in rows that the code had; nothing where these are too few for both."""
+    """Place the ranks in the upper rows of the code pane; empty if its rows are too few for both."""
     code = boxes.get("code")
     if code is None or code.height < LEAST_RANKS + LEAST_CODE:
         return {}
@@ -98,7 +101,7 @@ def _ranks_above_code(boxes: Plan, ranks: int) -> Plan:
 
 
 def _ledger_with_code(boxes: Plan) -> Plan:
-    """The ledger above the code where that has rows to spare, else beside it; nothing where there is no room."""
+    """Place the ledger above the code if that has rows to spare, else beside it; empty if there is no room."""
     code = boxes.get("code")
     if code is None:
         return {}
@@ -115,14 +118,16 @@ def _below(box: Box, rows: int) -> Box:
 
 
 def _tiny(width: int, height: int, zoom: str | None) -> Plan:
-    """Only a few rows: the verdict in words."""
+    """The layout for a tiny terminal: one frameless pane, the verdict unless another is zoomed, and the footer if it
+    fits.
+    """
     if height >= 4:
         return {zoom or "verdict": Box(0, 0, width, height - 1, False), "footer": Box(0, height - 1, width, 1, False)}
     return {zoom or "verdict": Box(0, 0, width, height, False)}
 
 
 def _stack(x: int, y: int, width: int, *panes: tuple[str, int]) -> Plan:
-    """Panes below each other, each as many rows high as it says; those without rows are left out."""
+    """Place panes one below the other, each with its height in rows; those without rows are left out."""
     boxes: Plan = {}
     for name, height in panes:
         if height > 0:
@@ -136,7 +141,10 @@ def _gpu_lines(x: int, y: int, width: int, rows: int) -> Plan:
 
 
 def _one_column(width: int, top: int, rows: int, gpus: int, serving: bool) -> Plan:
-    """Verdict, step, a line for each GPU, code; what does not fit goes from the bottom, the code first."""
+    """Verdict, step, GPU lines and code from the top down; from 120 cells on, step and code stand side by side.
+
+    GPUs get a line each, but at most a quarter of the rows beyond 12. What does not fit is left out, the code first.
+    """
     verdict = 6 if rows >= 16 else 4
     gpu = min(max(1, gpus), max(1, (rows - 12) // 4))
     step = (8 if serving else 6) if rows >= 18 else 4
@@ -159,9 +167,9 @@ def _one_column(width: int, top: int, rows: int, gpus: int, serving: bool) -> Pl
 def _two_columns(  # noqa: PLR0917
     width: int, top: int, rows: int, gpus: int, ranks: int, timed: bool, serving: bool
 ) -> Plan:
-    """Verdict across; step beside GPU; data beside memory; code across.
+    """Rows of panes: verdict; step beside GPU; data beside memory; code.
 
-    Without a GPU its line goes under the code, and ranks, where there are several, take its place beside the step.
+    Without a GPU its one line goes below the code, and the ranks, if there are several, stand beside the step.
     """
     half, verdict = width // 2, 6
     y, rest = top + verdict, rows - verdict
@@ -178,15 +186,16 @@ def _two_columns(  # noqa: PLR0917
 
 
 def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -> Plan:
-    """Verdict across; step above data, GPU above memory, and the code above the processes in a column of its own.
+    """Verdict across the top; below it three columns: step above data, GPU above memory, code above processes.
 
-    Without a GPU its line goes to the bottom, and the step has the width of two columns.
+    Without a GPU its one line goes to the bottom, and the step is two columns wide. The processes are shown only where
+    there are ROOM_FOR_PROCESSES rows below the verdict.
     """
     verdict, column = 6, max(52, min(90, width * 28 // 100))
     y, rest = top + verdict, rows - verdict
     upper = max(8, round(rest * 0.6))
     lower = rest - upper - (0 if gpus else 1)
-    # In steps, so that a process more or less moves nothing.
+    # In steps of four rows, so that one process more or less does not move the border.
     code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4)) if rest >= ROOM_FOR_PROCESSES else rest
     boxes = _stack(0, top, width, ("verdict", verdict))
     boxes |= _stack(0, y, column if gpus else 2 * column, ("step", upper))
@@ -197,10 +206,11 @@ def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -
 
 
 def refit(boxes: Plan, folded: Collection[str]) -> Plan:
-    """The same layout with the folded panes one row high, their room given to the panes of their columns.
+    """The same layout with the folded panes one row high and their rows given to other panes in the same columns.
 
-    Everything moves up as far as it can; then, from the bottom up, what can grow takes the rows left free below it,
-    and what cannot is moved down to its lower neighbour. Panes without a frame are not folded.
+    First, from the top down, every pane moves up as far as it can. Then, from the bottom up, panes that can grow take
+    the free rows below them, and panes that cannot (folded ones and those without a frame) move down to the next pane.
+    STEADY panes stay where they are. Panes without a frame are not folded.
     """
     closed = {name for name in folded if name in boxes and boxes[name].framed}
     if not closed:
@@ -226,5 +236,5 @@ def refit(boxes: Plan, folded: Collection[str]) -> Plan:
 
 
 def _beside(one: Box, other: Box) -> bool:
-    """Whether two boxes share columns."""
+    """Whether two boxes have columns in common, so that one must be above the other."""
     return one.x < other.x + other.width and other.x < one.x + one.width

@@ -1,4 +1,4 @@
-"""What the panes draw from: one Snapshot, how to look at it, and what of it is shown."""
+"""The View that panes draw from: a Snapshot, the look of the terminal, and what the user has narrowed it to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PART_NAMES: dict[Part, str] = {"main": "main", "worker": "workers", "other": "ot
 
 
 class Who(msgspec.Struct, frozen=True):
-    """Whose stacks the code pane shows: a part of the job, a process, a thread of it. None is all."""
+    """Whose stacks the code pane shows: those of a part of the job, a process or a thread. None does not restrict."""
 
     part: Part | None = None
     pid: int | None = None
     thread: str | None = None
 
     def wants(self, pid: int, thread: str, part: Part) -> bool:
-        """Whether a thread of this part is among those asked for."""
+        """Whether this thread, which belongs to `part`, is selected."""
         return self.part in (None, part) and self.pid in (None, pid) and self.thread in (None, thread)
 
     def words(self) -> str:
@@ -40,24 +40,24 @@ class Who(msgspec.Struct, frozen=True):
 
 
 EVERYBODY = Who()
-# A thread that is active for less of its time rests.
+# A thread that is active for a smaller share of its time counts as resting.
 WORKS = 0.1
 
 
 def part_of(role: Role, leads: bool) -> Part:
-    """The part of the job that a thread belongs to. `leads`: it is the one that ProcessStacks names for its process."""
+    """The part of the job that a thread belongs to. `leads`: it is the leading thread (ProcessStacks.thread)."""
     if role == "rank" and leads:
         return "main"
     return "worker" if role == "loader-worker" and leads else "other"
 
 
 def resting_threads(stacks: Stacks) -> frozenset[tuple[int, str]]:
-    """The threads, by pid and name, that wait for nearly all of the time."""
+    """The threads, as (pid, name), that are active for less than WORKS of their time."""
     return frozenset((thread.pid, thread.thread) for thread in stacks.threads if (thread.active or 0.0) < WORKS)
 
 
 def call_trees(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple[Part, ProcessStacks | ThreadTree]]:
-    """Every thread that has a call tree, with the part it plays: those that ProcessStacks name first."""
+    """Every thread that has a call tree, with its part; the leading threads of the processes come first."""
     leads = [(part_of(process.role, True), process) for process in stacks.processes if process.tree is not None]
     trees: list[tuple[Part, ProcessStacks | ThreadTree]] = [*leads]
     trees += [(part_of(tree.role, False), tree) for tree in stacks.trees]
@@ -65,7 +65,7 @@ def call_trees(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple
 
 
 def next_part(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
-    """The next selection: all, then each part of the job that has stacks, then all again."""
+    """The selection after `who`, in the cycle: everything, then each part of the job that has stacks."""
     there = {part for part, _ in call_trees(stacks, pids)}
     row: list[Part | None] = [None, *(part for part in PARTS if part in there)]
     at = row.index(who.part) if who.part in row else 0
@@ -73,7 +73,9 @@ def next_part(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
 
 
 def next_thread(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
-    """The next selection within a part: all of it, then each process, followed by its threads where it has several."""
+    """The selection after `who`, in the cycle: the whole part, then each process, followed by its threads if it has
+    several.
+    """
     threads = sorted(
         (PARTS.index(part), tree.pid, tree.thread != "MainThread", tree.thread)
         for part, tree in call_trees(stacks, pids)
@@ -89,7 +91,7 @@ def next_thread(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
 
 
 def children(processes: Sequence[ProcessSample]) -> dict[int, list[ProcessSample]]:
-    """The children of each pid; under 0 the processes whose parent is not among them."""
+    """Children by the pid of their parent; under 0 the processes whose parent is not in `processes`."""
     pids = {process.pid for process in processes}
     below: dict[int, list[ProcessSample]] = {}
     for process in processes:
@@ -99,7 +101,7 @@ def children(processes: Sequence[ProcessSample]) -> dict[int, list[ProcessSample
 
 
 def descendants(pid: int, below: Mapping[int, Sequence[ProcessSample]]) -> list[int]:
-    """All pids below a process."""
+    """The pids of all descendants of a process, given `below`, the children by pid."""
     pids: list[int] = []
     waiting = [child.pid for child in below.get(pid, ())]
     while waiting:
@@ -111,8 +113,8 @@ def descendants(pid: int, below: Mapping[int, Sequence[ProcessSample]]) -> list[
 
 
 def labels_of(snapshot: Snapshot) -> dict[int, str]:
-    """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), its part in a server
-    (numbered by age where it is one of several), or its name.
+    """A short label for each pid: "launcher", "rank 1", "worker 3" (numbered by age among the workers of one parent),
+    its part in a server (numbered by age if there are several), or else the name of the process.
     """
     processes, lead = snapshot.processes, lead_word(snapshot)
     labels: dict[int, str] = {}
@@ -133,12 +135,12 @@ def labels_of(snapshot: Snapshot) -> dict[int, str]:
 
 
 def family(processes: tuple[ProcessSample, ...], pid: int) -> frozenset[int]:
-    """A process with all below it; itself alone when it is not among them any more."""
+    """The pids of a process and all its descendants; its own pid alone if it has ended."""
     return frozenset({pid, *descendants(pid, children(processes))})
 
 
 def process_words(snapshot: Snapshot | None, pid: int) -> str:
-    """The process in words: rank 1, worker 2 of rank 0, tensorboard; with what is below it."""
+    """A process in words: "rank 1 +4" (with 4 descendants), "worker 2 of rank 0", "tensorboard"."""
     process = next((process for process in snapshot.processes if process.pid == pid), None) if snapshot else None
     if snapshot is None or process is None:
         return f"process {pid}"
@@ -150,19 +152,19 @@ def process_words(snapshot: Snapshot | None, pid: int) -> str:
 
 
 def serves(snapshot: Snapshot | None) -> bool:
-    """Whether this is a server: requests are answered, and nothing is trained beside that."""
+    """Whether the run is a server: it answers requests and does not train."""
     return snapshot is not None and snapshot.serving is not None and snapshot.kind != "training"
 
 
 def lead_word(snapshot: Snapshot) -> str:
-    """What a process with the role `rank` is called: a server has no ranks."""
+    """The word for a process with the role "rank": "server" in a server, which has no ranks, else "rank"."""
     return "server" if serves(snapshot) else "rank"
 
 
 def matches(wanted: str, *texts: str | None) -> bool:
     """Whether every word of the filter `wanted` occurs in one of `texts`; an empty filter matches everything.
 
-    A word in lower case ignores case; a word with a capital does not. A word after `!` must not occur.
+    A word in lower case ignores case; a word with a capital letter is matched exactly. `!word` must not occur.
     """
     known = [text for text in texts if text]
     return all(_holds(word, known) for word in wanted.split())
@@ -182,12 +184,12 @@ CodeView = Literal["lines", "tree", "flame"]
 class View(msgspec.Struct, frozen=True, eq=False):
     """The state of the screen that panes draw from.
 
-    `snapshot` is None before the first. `rank` narrows processes and code to one rank, None for all. `code` says how
-    the code is shown and `who` whose it is. `live` is False for a replay. `notice` is a short line about what was
-    just done. `filter` is the text that rows of lists and trees must hold (see `matches`), empty to show all.
-    `chosen` is the process (pid) that the screen is narrowed to, None for all. `mark` is the moment that figures are
-    held against, None without one; `recording` says in a word or two how far a recording is. `compared` is the run
-    beside an earlier one of the same script, None where there is none.
+    `snapshot` is None until the first arrives. `rank` narrows processes and code to one rank, None for all. `code` is
+    how the code is shown, `who` whose code. `live` is False for a replay. `notice` is a short line about what was
+    just done. `filter` is the text that rows of lists and trees must match (see `matches`), empty to show all.
+    `chosen` is the pid that the screen is narrowed to (with its descendants), None for all. `mark` is the Snapshot
+    that figures are compared with, None without a mark. `recording` is the state of the recording in a word or two,
+    None if there is none. `compared` compares this run with an earlier one of the same script, None without one.
     """
 
     snapshot: Snapshot | None = None
@@ -207,25 +209,25 @@ class View(msgspec.Struct, frozen=True, eq=False):
     compared: RunComparison | None = None
 
     def source(self, name: SourceName) -> SourceStatus | None:
-        """The state of a source, None before it was heard of."""
+        """The status of a source, None until it has reported one."""
         return self.snapshot.sources.get(name) if self.snapshot else None
 
     def stale(self, name: SourceName) -> str | None:
-        """The age of a source's newest data, and why it failed; None unless it is stale or failed."""
+        """The age of a source's newest data, with the reason; None unless the source is stale or failed."""
         status = self.source(name)
         if status is None or status.state not in ("stale", "failed") or status.age is None:
             return None
-        # Its age says already that there is nothing new.
+        # "Nothing new" would only repeat what the age says.
         reason = None if status.code == "nothing-new" else status.reason
         return f"{status.age:.0f} s old" + (f" · {reason}" if reason else "")
 
     @property
     def processes(self) -> tuple[ProcessSample, ...]:
-        """The job's processes, none while they are not known."""
+        """The job's processes; empty while they are not known."""
         return self.snapshot.processes if self.snapshot else ()
 
     def narrowed_to(self, snapshot: Snapshot) -> list[ProcessSample]:
-        """The processes of a Snapshot, this one or the mark, that the screen is narrowed to."""
+        """The processes in `snapshot` (the current one or the mark) that the screen is narrowed to."""
         pids = self.pids()
         return [process for process in snapshot.processes if pids is None or process.pid in pids]
 
@@ -233,14 +235,16 @@ class View(msgspec.Struct, frozen=True, eq=False):
         return tuple(sorted({p.rank for p in self.processes if p.role == "rank" and p.rank is not None}))
 
     def process(self, pid: int) -> ProcessId | None:
-        """The process that the Snapshot means by this pid, which another one may get later; None once it is gone."""
+        """The process that has this pid in the Snapshot, identified so that a reused pid is not mistaken for it; None
+        once it is gone.
+        """
         host = self.snapshot.host if self.snapshot else None
         return host.id_of(pid) if host else None
 
     def pids(self) -> frozenset[int] | None:
-        """The processes that the screen is narrowed to: those of a rank, or a chosen process with all below it.
+        """The pids that the screen is narrowed to: those of a rank, or a chosen process with its descendants.
 
-        None when it shows all.
+        None if it is not narrowed.
         """
         if self.snapshot is None or self.snapshot.host is None or (self.rank is None and self.chosen is None):
             return None

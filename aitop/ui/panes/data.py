@@ -1,4 +1,4 @@
-"""The way of the data: queue, copies to the device, loader workers, disk and network."""
+"""The data pane: loader queue, copies to the device, loader workers, disk and network."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MOST_STRIPS = 16
 ROOM_FOR_LINES = 20
 LEAST_WIDTH = 44
 SCALE = 13
-"""Cells at the left of a chart: a pid and a share stand there."""
+"""Cells left of a chart: room for a pid and a share."""
 
 
 class DataPane(ChartPane):
-    """Whether a batch is ready when the step asks for it, and what the workers are doing."""
+    """Shows whether a batch is ready when a step asks for it, and what the loader workers do."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
@@ -48,7 +48,7 @@ class DataPane(ChartPane):
     def _over_time(
         self, view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int
     ) -> list[Line]:
-        """Queue and workers on one axis of time, the facts above them."""
+        """The facts, and below them charts of the queue and the workers on one time axis."""
         lines = _facts(view, snapshot, workers, width, 4)
         names = [name for name in snapshot.series if name.startswith(("worker", "queue_"))]
         field = self.field(snapshot, names, width, SCALE + (WIDTH if view.mark is not None else 0))
@@ -68,11 +68,11 @@ class DataPane(ChartPane):
 
 
 def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
-    """The facts, and a bar for each worker as it is now, side by side where rows are few."""
+    """The queue, the facts, and a bar per worker with its current use; several bars to a row if rows are few."""
     lane = LANE + (WIDTH if view.mark is not None else 0)
     per_row = 1 if len(workers) <= height - 6 else max(1, (width + 2) // (lane + 2))
     cell = (width - 2 * (per_row - 1)) // per_row
-    # The share of a worker's samples in which it had nothing to do.
+    # By pid, the share of a worker's samples in which it had no work.
     idle = {process.pid: process.idle for process in (snapshot.stacks.processes if snapshot.stacks else ())}
     bars = [(_lane(view, process, idle.get(process.pid), cell), cell) for process in workers]
     lanes = [columns(bars[at : at + per_row]) for at in range(0, len(bars), per_row)]
@@ -82,12 +82,12 @@ def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width
 
 
 def _facts(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, rows: int) -> list[Line]:
-    """How the loader is set up, copies to the device, disk and network: as many of them as there are rows."""
+    """The set-up of the loader, copies to the device, disk and network: as many lines as there are rows."""
     loader = loader_line(snapshot.facts.main_loader if snapshot.facts else None, len(workers), width)
     lines = [loader, copies(view, snapshot, width), _traffic(view, width)]
     known = [line for line in lines if line is not None]
     while len(known) > max(1, rows):
-        # Disk and network last: the loader changes seldom.
+        # Drop the copies first, then the loader, whose set-up seldom changes; keep disk and network.
         known.pop(1 if len(known) > 2 else 0)
     return known
 
@@ -97,26 +97,29 @@ def _known_ready(snapshot: Snapshot) -> list[float]:
 
 
 def _hundredth_ready(snapshot: Snapshot) -> float | None:
-    """The batches that lay ready, in hundreds, because changes are written in hundredths."""
+    """The number of ready batches divided by 100: `change` multiplies by 100, so the change is shown in batches."""
     known = _known_ready(snapshot)
     return known[-1] / 100 if known else None
 
 
 def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
-    """The line on how many batches were ready at the last step, and the chart's full height (None: not known)."""
+    """The line about the batches that were ready at the last step, and the top of the chart's scale in batches.
+
+    The top is None if nothing is known of the queue.
+    """
     line, loader = Line("queue   ", DIM), snapshot.facts.main_loader if snapshot.facts else None
     known = _known_ready(snapshot)
     if not known:
         missing, why = _no_queue(snapshot, loader)
         return line.add(missing, DIM).add("  " + why, FAINT), None
-    # Batches that there is room for in the queue.
+    # How many batches the workers prefetch together; torch prefetches 2 per worker by default.
     capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
     line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _hundredth_ready, points=True))
     return line.add(f" of {capacity} ready" if capacity else " ready", DIM), capacity or max(known) or 1
 
 
 def queue_lines(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Line]:
-    """The queue in `rows` lines: its figures, and beside them its history."""
+    """The queue in `rows` lines: its figures with the history to the right of them."""
     head, top = _queue_head(view, snapshot)
     if top is None:
         return [head]
@@ -134,7 +137,7 @@ def _reading(line: Line, field: Field, workers: list[ProcessSample]) -> Line:
 
 
 def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
-    """How the loader is set up: as many whole facts as fit."""
+    """The set-up of the loader: as many facts as fit, none cut off."""
     if loader is None:
         seen = f"{plural(workers, 'worker')} seen" if workers else NOT_SUPPORTED
         return Line("loader  ", DIM).add(seen, TEXT if workers else DIM)
@@ -150,7 +153,7 @@ def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
 
 
 def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
-    """The mark of a missing figure, and why nothing is known of the queue."""
+    """The sign for the missing figure (NOT_SUPPORTED or NOT_YET), and why nothing is known of the queue."""
     if loader is not None and loader.workers == 0:
         return NOT_SUPPORTED, "no queue: batches are made in the main process"
     if serves(snapshot):
@@ -185,7 +188,10 @@ def _cores(view: View, snapshot: Snapshot) -> float | None:
 
 
 def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
-    """Host-to-device copies: rate, bytes a step, the share from pageable memory, time, and the dearest line."""
+    """Host-to-device copies: rate, bytes per step, share from pageable memory, time, and the costliest call site.
+
+    None if no step has measured copies.
+    """
     steps, seconds, moved, taken = _copied(snapshot)
     if seconds <= 0:
         return None
@@ -201,7 +207,7 @@ def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
 
 
 def _copied(snapshot: Snapshot) -> tuple[int, float, float, float]:
-    """How many steps tell what they copied; their seconds, the bytes that they copied, and the seconds it took."""
+    """Of the recent steps with measured copies: their number, total seconds, bytes copied, and seconds of copying."""
     recent = snapshot.steps.recent if snapshot.steps else ()
     steps = [step for step in recent if step.transfer_bytes is not None]
     moved, taken = sum(step.transfer_bytes or 0 for step in steps), sum(step.transfer or 0.0 for step in steps)
@@ -220,7 +226,10 @@ STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "tr
 
 
 class Use(NamedTuple):
-    """Shares of a worker's time; they add up to 1. `idle` is None where no stacks distinguish it from waiting."""
+    """Shares (0..1) of a worker's time, which add up to 1.
+
+    Without stacks, idle and waiting cannot be told apart: `idle` is then None and `waiting` 0.
+    """
 
     busy: float
     waiting: float
@@ -228,7 +237,10 @@ class Use(NamedTuple):
 
 
 def use_of(cpu: float | None, idle: float | None) -> Use | None:
-    """`cpu` (cores) is busy; of the rest, `idle` (share of its stacks without work) is not waiting."""
+    """How a worker uses its time; None without a `cpu` figure.
+
+    `cpu` (cores, cut to 1) is busy. `idle`, the share of its stack samples without work, is idle. The rest is waiting.
+    """
     if cpu is None:
         return None
     busy = min(1.0, max(0.0, cpu))
@@ -253,12 +265,12 @@ def _lane(view: View, process: ProcessSample, idle: float | None, width: int) ->
 
 
 def _cpu_change(view: View, pid: int) -> Line:
-    """The change of what a process uses of a core since the mark, in percentage points."""
+    """The change of a process's CPU use since the mark, in percentage points of a core."""
     return change(view, lambda one: recent(one, f"worker{pid}.cpu"), points=True)
 
 
 def _strip(view: View, process: ProcessSample, field: Field) -> Line:
-    """A worker over time: the lower part of a cell is busy, what is above waits or idles."""
+    """A worker over time: each cell is filled from below as far as it was busy, over the hue for waiting or idle."""
     by = _cpu_change(view, process.pid)
     line = Line(str(process.pid).ljust(field.scale - 5 - by.width), DIM)
     line.add(share_text(process.cpu), BRIGHT).join(by).add(" ")
@@ -270,7 +282,7 @@ def _strip(view: View, process: ProcessSample, field: Field) -> Line:
 
 
 def _cell(use: Use | None) -> tuple[str, Style]:
-    """Busy as high as it was, on the hue of what the worker did for the rest of the time."""
+    """A cell of a strip: the height is the busy share, the background says whether it mostly waited or idled else."""
     if use is None:
         return " ", FAINT
     waits = use.waiting > (use.idle or 0.0)

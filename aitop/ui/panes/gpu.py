@@ -1,4 +1,4 @@
-"""The devices: a block each where there is room, a line each where there is not, a sentence where there is none."""
+"""The GPU pane: a block per device if there is room, else a line per device; a sentence if there is none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FigureOf = Callable[[GpuDevice], "float | None"]
 
 
 class GpuPane(ChartPane):
-    """All devices of the machine; the ones of the target are marked."""
+    """The devices of the machine, those of the target marked; on a narrowed screen only those that it uses."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
@@ -61,7 +61,7 @@ class GpuPane(ChartPane):
 
 
 def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[GpuDevice, ...], str | None]:
-    """The devices that list one of the processes; where none does, all of them, and that they are the whole job's."""
+    """The devices that list one of the processes, and None; if none does, all devices and WHOLE_JOB."""
     if pids is None:
         return sample.devices, None
     used = tuple(device for device in sample.devices if any(process.pid in pids for process in device.processes or ()))
@@ -69,7 +69,7 @@ def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[G
 
 
 def line_each(view: View, devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:
-    """A line a device; the devices that do not fit are counted in the last line."""
+    """One line per device, the target's first if not all fit; the last line then counts the others."""
     if len(devices) <= height:
         return device_lines(view, devices, width)
     ordered = sorted(devices, key=lambda device: (not device.mine, device.index))
@@ -82,9 +82,9 @@ def line_each(view: View, devices: tuple[GpuDevice, ...], width: int, height: in
 
 
 def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[Line]:
-    """Each device in one line, in the same columns: busy, memory, temperature, power; the least goes first.
+    """Each device in one line, in the same columns: busy, memory, temperature, power, clock.
 
-    Whatever holds a device back is said at the end of its line.
+    If they do not all fit, the last columns are left out. The line ends with the reasons that hold the clocks back.
     """
     reasons = [held_back(device) for device in devices]
     reserved = min(LEAST_REASON, max(map(len, reasons), default=0))
@@ -113,7 +113,7 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
 
 
 def held_back(device: GpuDevice) -> str:
-    """The reasons for which the clocks are held back, empty when they are not."""
+    """Why the clocks of a device are throttled, in words; empty if they are not."""
     return ", ".join(one_line(reason).replace("_", " ") for reason in device.throttle or ())
 
 
@@ -122,7 +122,7 @@ def _name(device: GpuDevice, word: str = "") -> str:
 
 
 def _block(view: View, field: Field, device: GpuDevice, width: int, height: int, *, alone: bool) -> list[Line]:
-    """A device in at least four rows; unless it is alone its first row says which it is."""
+    """A device in at least four rows. Its first row names it unless it is the only one (`alone`)."""
     name = Line("busy", DIM) if alone else Line(_name(device, "gpu "), BRIGHT)
     if device.lost:
         return [name.to(8).add(LOST, LOSS)]
@@ -147,7 +147,7 @@ def _block(view: View, field: Field, device: GpuDevice, width: int, height: int,
 def _busy_rows(  # noqa: PLR0917
     view: View, field: Field, device: GpuDevice, width: int, rows: int, name: Line
 ) -> list[Line]:
-    """How busy, with its history; beside it what its counters say."""
+    """How busy a device is, with its history, and the shares from its performance counters."""
     busy, sm = (f"gpu{device.index}.{of}" for of in ("busy", "sm"))
     line = name.to(8).join(_share(view, device, _busy, "busy")).add(" ")
     counters = []
@@ -179,9 +179,10 @@ def _history(view: View, device: GpuDevice) -> Values:
 
 
 def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = "", *, points: bool = True) -> Line:
-    """The change of a figure of this device since the mark; of a share in percentage points.
+    """The change of a figure of this device since the mark; with `points`, of a share in percentage points.
 
-    `series` is where it has gone by in the last seconds: then their mean is what changes.
+    `series` names the series of the figure, such as "busy": then means of the last seconds are compared, not single
+    values.
     """
 
     def value_of(snapshot: Snapshot) -> float | None:
@@ -222,7 +223,7 @@ def _link_row(view: View, device: GpuDevice, width: int) -> Line:
 
 
 def _traffic(name: str, device: GpuDevice, view: View | None = None) -> Line:
-    """Bytes a second in and out over these links, with a `view` also their changes since the mark."""
+    """Bytes per second in and out over the links `name`; with a `view`, also their changes since the mark."""
     line = Line(name.ljust(8), DIM)
     for word, field in (("in ", f"{name}_received"), ("  out ", f"{name}_sent")):
         line.add(word, DIM).add(rate(getattr(device, field)).rjust(8), TEXT)
@@ -295,7 +296,7 @@ _memory_share, _power_share = _fraction("memory_used", "memory_total"), _fractio
 
 
 def _warmth(device: GpuDevice) -> float | None:
-    """The temperature in hundreds of degrees, because changes are written in hundredths."""
+    """The temperature in units of 100 °C: `change` multiplies by 100, so the change is shown in degrees."""
     return None if device.temperature is None else device.temperature / 100
 
 
@@ -317,5 +318,5 @@ LINE_PARTS: tuple[tuple[Callable[[GpuDevice], str], int, FigureOf], ...] = (
     (_watts, 9, _power_share),
     (_clock, 8, _fraction("sm_clock", "sm_clock_max")),
 )
-"""What stands in a device's line after its bar: the text, its cells, and the value whose change since the mark is
-shown. What matters less comes later."""
+"""The columns of a device's line after its bar, the most important first: the text, its cells, and the value whose
+change since the mark is shown."""

@@ -1,4 +1,4 @@
-"""Memory: the job's own, the machine's and its limit, and the CUDA caching allocator."""
+"""The memory pane: memory of the machine, of the cgroup and of the job, and the CUDA caching allocator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEMORY_VERDICTS = frozenset(dict(FAMILIES)["memory"])
 
 
 class MemoryPane(ChartPane):
-    """Host memory first, then a bar and a history for each device's allocator."""
+    """Host memory, then the bar, figures and history of each device's allocator."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
@@ -63,14 +63,14 @@ class MemoryPane(ChartPane):
                 lines += _allocator_chart(view, field, allocator, rows)
             lines += [field.axis(lambda line: _reading(line, field, allocators)), *listed]
         pids = view.pids()
-        # The chart is of the job; the allocators are those of the process whose steps are timed.
+        # The chart is always of the whole job; the allocators belong to the process whose steps are timed.
         narrowed = not allocators or (snapshot.steps is not None and snapshot.steps.pid in (pids or ()))
         scope = None if pids is None else f"{'chart' if narrowed else 'chart, cuda'}: {WHOLE_JOB}"
         return Drawing(lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"), scope=scope)
 
 
 def _at_once(view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:
-    """Figures and bars; histories of one row where they fit."""
+    """Figures and bars, with histories of one row if they fit."""
     roomy = height >= 1 + 2 * len(snapshot.allocators)
     job = _job_line(view, snapshot, width)
     if height > 1 + (2 if roomy else 1) * len(snapshot.allocators):
@@ -86,7 +86,7 @@ def _at_once(view: View, snapshot: Snapshot, width: int, height: int) -> list[Li
 
 
 def _with_history(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) -> Line:
-    """The line, with a series drawn in the cells that are left of it where these are enough."""
+    """The line with a series drawn as a chart in its free cells, if there are at least LEAST_STRIP."""
     line = line if line.width == SCALE else line.add("  ")
     values, cells = snapshot.series.get(name, Series()).values, width - line.width
     return line.join(area(values, cells, 1, _top(values), ink)[0]) if values and cells >= LEAST_STRIP else line
@@ -97,12 +97,12 @@ def _top(values: Sequence[float | None]) -> float:
 
 
 def _processes(view: View, snapshot: Snapshot) -> list[ProcessSample]:
-    """The processes that the screen shows and of which the memory is known."""
+    """The processes that the screen is narrowed to and whose resident memory is known."""
     return [process for process in view.narrowed_to(snapshot) if process.rss]
 
 
 def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
-    """Resident memory of the job, and the mean of its ranks and loader workers."""
+    """The resident memory of the job, and the mean per rank and per loader worker."""
 
     def resident(one: Snapshot) -> int | None:
         return sum(process.rss or 0 for process in _processes(view, one)) or None
@@ -120,7 +120,7 @@ def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
 
 
 def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line]:
-    """Who has the job's memory: a bar each, the largest first."""
+    """The processes by resident memory, the largest first, each with a bar, in at most `most` rows."""
     largest = sorted(_processes(view, snapshot), key=lambda process: -(process.rss or 0))
     shown = largest[: most - 2] if len(largest) > most - 1 else largest
     if not shown or snapshot.host is None:
@@ -139,7 +139,10 @@ def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line
 
 
 def _allocator_chart(view: View, field: Field, allocator: AllocatorSample, rows: int) -> list[Line]:
-    """Allocated (area) within reserved (line) over time, the peak dashed; up to the capacity where that is near."""
+    """Allocated (area) and reserved (line) memory over time, the peak dashed.
+
+    The scale ends at the capacity if the peak is at least NEAR_CAPACITY of it.
+    """
     peak, capacity = max(allocator.peak_allocated or 0, allocator.reserved), _capacity(view, allocator)
     top = float(capacity) if peak >= NEAR_CAPACITY * capacity else nice_bytes(1.1 * peak)
     layers = [Curve(field.values(f"alloc{allocator.device}.allocated"), DEVICE_CHART, filled=True)]
@@ -161,7 +164,7 @@ def _reading(line: Line, field: Field, allocators: Sequence[AllocatorSample]) ->
 
 
 def _filled(snapshot: Snapshot, name: str) -> tuple[int | None, int | None]:
-    """Bytes used of the machine's memory or of the control group's, and of how many."""
+    """Bytes used and bytes available in all, of the machine or of its "cgroup"; None if not known."""
     host = snapshot.host
     if name == "cgroup":
         return (host.cgroup.memory_used, host.cgroup.memory_limit) if host and host.cgroup else (None, None)
@@ -181,14 +184,14 @@ def _gauge(view: View, snapshot: Snapshot, name: str, width: int) -> Line:
 
 
 def _capacity(view: View, allocator: AllocatorSample) -> int:
-    """Bytes that the allocator can have, at the least what it has."""
+    """Bytes that the allocator can get; what it has reserved if neither the hook nor the driver says more."""
     devices = view.snapshot.gpu.devices if view.snapshot and view.snapshot.gpu else ()
     memory = next((device.memory_total for device in devices if device.index == allocator.device), None)
     return allocator.capacity or memory or max(1, allocator.reserved)
 
 
 def _allocator_bar(view: View, allocator: AllocatorSample, width: int) -> Line:
-    """Allocated within reserved within capacity."""
+    """A bar of the capacity with the allocated and the cached (reserved, not allocated) memory."""
     capacity, cached = _capacity(view, allocator), allocator.reserved - allocator.allocated
     text = f" {size(allocator.allocated)} + {size(cached)} cached".rjust(24)
     line = Line(f"cuda {allocator.device}".ljust(8), DIM).add(share_text(allocator.reserved / capacity), TEXT)
@@ -201,7 +204,7 @@ def _allocator_bar(view: View, allocator: AllocatorSample, width: int) -> Line:
 
 
 def allocator_figures(view: View, allocator: AllocatorSample, width: int) -> Line:
-    """Peak, share split, retries and OOMs: as many of them as fit."""
+    """Peak, inactive split share (fragmentation), retries and OOMs: as many as fit."""
     parts: list[Line] = []
     if allocator.peak_allocated is not None:
         by = _allocator_change(view, allocator.device, lambda one: one.peak_allocated)
@@ -231,7 +234,7 @@ def _allocator_change(
 
 
 def _note(snapshot: Snapshot, host: HostSample) -> Line | None:
-    """The first verdict about memory, and how much lies in swap."""
+    """The first verdict about memory, and the machine's used swap; None if neither is known."""
     swap, verdicts = host.machine.swap_used, snapshot.diagnosis.verdicts
     verdict = next((verdict.id for verdict in verdicts if verdict.id in MEMORY_VERDICTS), "")
     line = Line(verdict, LOSS)

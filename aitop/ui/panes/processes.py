@@ -1,4 +1,4 @@
-"""The processes of the job as a tree, to read and to choose from: its rows, its columns, and the pane."""
+"""The process pane: the processes of the job as a tree to read and to choose from."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from aitop.ui.words import one_line, short_command, state_line, tight_percent
 ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "helper": 3, "other": 4}
 UNNUMBERED = 1 << 30
 BY_ROLE = Order()
-"""The order of the job: launcher, ranks, workers, others."""
+"""The default order: launcher, ranks, workers, others."""
 ADDED = ("cpu", "rss", "read_bytes", "write_bytes", "threads")
 
 
 class ProcessRow(msgspec.Struct, frozen=True):
-    """A row: the process, the lines that lead to it in the tree, its name to people, and its use of all GPUs.
+    """A process in the tree. `guide` are the lines drawn before its `label`, `gpu` is its use of all devices together.
 
-    The figures of a folded one include those of all below it, which `folded` counts. `gpu` is None where no device
-    lists it, `age` is in seconds. `parent` tells whether anything is below it, shown or not. `matches` is False for a
-    row that is shown only because it leads to one that the filter wants.
+    If the row is folded, `folded` counts its hidden descendants, and its figures include theirs. `gpu` is None if no
+    device lists the process; `age` is in seconds, None if not known. `parent` says whether it has children, shown or
+    not. `matches` is False for a row that is shown only because a descendant matches the filter.
     """
 
     process: ProcessSample
@@ -53,9 +53,9 @@ class ProcessRow(msgspec.Struct, frozen=True):
 def process_rows(
     snapshot: Snapshot, *, folded: Collection[int] = (), order: Order = BY_ROLE, wanted: str = ""
 ) -> list[ProcessRow]:
-    """Rows from the top down, children below their parents.
+    """The rows from the top down, children below their parents.
 
-    While something is `wanted`, rows that hold it are shown with those that lead to them, whatever is folded.
+    With a filter `wanted`, the rows that match and their ancestors are shown, even below folded rows.
     """
     processes, use = snapshot.processes, gpu_use(snapshot.gpu)
     below, labels = children(processes), labels_of(snapshot)
@@ -82,7 +82,7 @@ def process_rows(
 
 
 def gpu_use(sample: GpuSample | None) -> dict[int, GpuProcess]:
-    """What each process uses of all devices together, by pid."""
+    """By pid, what a process uses of all devices together."""
     by_pid: dict[int, list[GpuProcess]] = {}
     for device in sample.devices if sample else ():
         for process in device.processes or ():
@@ -91,13 +91,13 @@ def gpu_use(sample: GpuSample | None) -> dict[int, GpuProcess]:
 
 
 def _together(uses: Sequence[GpuProcess]) -> GpuProcess:
-    """One process's use of several devices as one: its largest share of a device's time, and the sum of its memory."""
+    """One process's use of several devices as one: the largest `sm` share, and the sum of the memory."""
     share = max((use.sm for use in uses if use.sm is not None), default=None)
     return replace(uses[0], sm=share, memory=_sum(use.memory for use in uses))
 
 
 def _sum(values: Iterable[Any]) -> Any:
-    """The sum of what was measured, None where nothing was."""
+    """The sum of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -108,7 +108,7 @@ def _wanted(
     labels: Mapping[int, str],
     wanted: str,
 ) -> dict[int, bool]:
-    """The pids to show: True for those that match the filter, False for those above one that does."""
+    """The pids to show: True for those that match the filter, False for their ancestors that do not match."""
     if not wanted:
         return {process.pid: True for process in processes}
     matching = {
@@ -124,7 +124,7 @@ def _wanted(
 
 
 def _sorted(siblings: Iterable[ProcessRow], order: Order) -> list[ProcessRow]:
-    """By role, rank and age, or by a column."""
+    """Sorted by a column or, by default, by role, rank and age, with the parts of a server first."""
 
     def role(row: ProcessRow) -> tuple[bool, int, int, float, int]:
         process = row.process
@@ -135,7 +135,7 @@ def _sorted(siblings: Iterable[ProcessRow], order: Order) -> list[ProcessRow]:
 
 
 def _summed(row: ProcessRow, hidden: Sequence[ProcessRow]) -> ProcessRow:
-    """The row with the figures of those hidden below it."""
+    """The row with the figures of the hidden rows below it added to its own."""
     if not hidden:
         return row
     rows = (row, *hidden)
@@ -174,14 +174,14 @@ FIGURES = (
     Column("age", 5, 9, lambda row: row.age, age_text, lambda _: DIM),
 )  # fmt: skip
 COMMAND = Column("command", 14, 0, lambda row: short_command(row.process.command), style=lambda _: FAINT, right=False)
-"""Gets the cells that the others leave, if they are enough for it."""
+"""Takes the cells that the other columns leave; dropped if they are fewer than its minimum."""
 SHARES = frozenset({"cpu", "gpu"})
 CHANGING = SHARES | {"memory", "gpu mem", "read/s", "write/s"}
 """Figures that show their change since the mark."""
 
 
 def _written(figure: Column, row: ProcessRow) -> tuple[str, Style]:
-    """The text of a figure and its style; empty for GPU figures of a process that uses no GPU."""
+    """The text of a figure and its style; empty text for GPU figures of a process that uses no GPU."""
     value = figure.value(row)
     if value is None:
         if row.gpu is None and figure.heading.startswith("gpu"):
@@ -196,10 +196,10 @@ def _written(figure: Column, row: ProcessRow) -> tuple[str, Style]:
 def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, mark: Mapping[int, ProcessRow] | None = None) -> Fit:
     """The columns for a pane of `width` cells; the least useful ones are dropped first.
 
-    `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes. `mark` has the
-    rows at the mark by pid, None without one.
+    `gpu` says whether there is a device, `longest` how many cells the longest entry of the tree takes. `mark` has the
+    rows at the mark by pid, None without a mark.
     """
-    # In steps, so that a branch more or less moves nothing.
+    # In steps, so that a slightly longer or shorter entry does not move the columns.
     most = min(TREE_MOST, TREE_STEP * math.ceil(longest / TREE_STEP))
     tree = Column("process", TREE_LEAST, -1, lambda row: row, draw=_tree_cell, right=False, most=most)
     figures = [_column(figure, mark) for figure in FIGURES if gpu or not figure.heading.startswith("gpu")]
@@ -211,7 +211,7 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, mark: Mapping[int, 
 
 
 def _column(figure: Column, mark: Mapping[int, ProcessRow] | None) -> Column:
-    """The column of a figure, with its change since the mark."""
+    """The column of a figure, widened for its change since the mark if there is a mark."""
     changing, rows_then = mark is not None and figure.heading in CHANGING, mark or {}
 
     def draw(row: ProcessRow, _cells: int) -> Line:
@@ -227,7 +227,7 @@ def _column(figure: Column, mark: Mapping[int, ProcessRow] | None) -> Column:
 
 
 def heading(shape: Fit, order: Order) -> Line:
-    """The headings; the one sorted by has an arrow, and a click on one sorts by it."""
+    """The headings, with an arrow at the sort column. A click on a heading sorts by it."""
     headings = [(_heading(column.heading, order, cells), cells) for column, cells in shape]
     return Line().to(MARK).join(columns(headings, GAP))
 
@@ -238,7 +238,7 @@ def _heading(name: str, order: Order, cells: int) -> Line:
     by = "" if name == "process" else name
     chosen, up = order.by == by, order.inverted != (by in ("", "pid"))
     style = clickable(BRIGHT if chosen else FAINT, f"sort('{by}')")
-    # Without the cells of the change since the mark.
+    # The heading stands over the figure alone, not over its change since the mark.
     cells = next((figure.cells for figure in FIGURES if figure.heading == name), cells)
     text = f"{name}{'↑' if up else '↓'}" if chosen and order != BY_ROLE and len(name) < cells else name
     return Line(text.rjust(cells) if by else text.ljust(cells), style)
@@ -260,7 +260,7 @@ KEYS = (("⏎", "narrow to it"), ("space", "and stay"), ("← →", "fold"), ("<
 
 
 class ProcessPane(RowPane[ProcessRow]):
-    """A heading, a row a process, the one at the cursor lit up, the chosen one marked."""
+    """A heading and one row per process; the row at the cursor is highlighted, the chosen one marked."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "close", "fold", show=False),
@@ -286,7 +286,7 @@ class ProcessPane(RowPane[ProcessRow]):
         self.take(rows, height - 1)
         foot = self._foot(view, snapshot, width, height)
         mark = {row.process.pid: row for row in process_rows(view.mark, folded=self._folded)} if view.mark else None
-        # With room for the number of what may be folded away.
+        # A row with children needs room for the fold arrow and the count of hidden rows, whether folded or not.
         longest = max(len(row.guide) + len(row.label) + 6 * row.parent for row in rows)
         shape = fit(width, gpu=bool(snapshot.gpu and snapshot.gpu.devices), longest=longest, mark=mark)
         lines = [heading(shape, self.order)]
@@ -298,7 +298,7 @@ class ProcessPane(RowPane[ProcessRow]):
         return Drawing(lines, title, Line(note, DIM), view.stale("host"), foot)
 
     def _foot(self, view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:
-        """While the pane has the focus: what the process at the cursor runs, and the keys."""
+        """Rows below the tree while the pane has the focus: hot lines of the process at the cursor, and the keys."""
         row = self.row()
         if not self.has_focus or height < ROOM_FOR_KEYS or row is None:
             return []

@@ -1,4 +1,4 @@
-"""What a server does: its figures, where its turns and requests spend their time, and its latencies."""
+"""The serving pane: figures of a server, where its turns and requests spend their time, and its latencies."""
 
 from __future__ import annotations
 
@@ -48,18 +48,20 @@ BASES: dict[ServingBasis, tuple[str, SourceName | None]] = {
     "metrics": ("from the server's /metrics", None),
     "stacks": ("estimated from stacks", "stacks"),
 }
-"""Where figures come from in words, and the source that may be stale."""
+"""By basis: where the figures come from, in words, and the source whose staleness the pane shows, None for none."""
 LEAST_CHART = 2
 ROOM_FOR_LEGEND = 10
 ROOM_FOR_MORE = 14
-"""Rows from which on the parts of turns have a legend, and requests and kinds of turns a bar of their own."""
+"""From this height in rows on: a legend for the parts of the first bar and a bar of the kinds of turns; a bar for
+requests beside that for turns.
+"""
 GAP = 2
 BETWEEN = 3
-"""Cells between two things that stand side by side."""
+"""Cells between two columns of figures, or between chart and histogram."""
 
 
 class ServingPane(ChartPane):
-    """Figures on top, the parts of turns and requests, and below them the charts beside the histogram."""
+    """Figures at the top, then bars of the parts of turns and requests, then the charts and the latency histogram."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
@@ -78,7 +80,7 @@ class ServingPane(ChartPane):
         return Drawing(lines, title, note, view.stale(source) if source else None, scope=scope)
 
     def _charts(self, view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
-        """Charts over time and the histogram, beside each other where there is room; else why there are none."""
+        """Charts over time and the histogram, side by side if there is room; a sentence if neither has data."""
         if height < LEAST_CHART:
             return []
         timed = any(snapshot.series.get(name, Series()).times for name in SERIES)
@@ -98,7 +100,7 @@ class ServingPane(ChartPane):
 
 
 def _bars(view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
-    """Bars of what turns and requests consist of: as many as there is room for."""
+    """Bars of the parts of turns and requests, with legends: as many as there is room for."""
     letters = view.look.mono
     turn, request = turn_of(serving.iterations), request_of(serving.requests, held_share(snapshot), done_in(snapshot))
     first = turn or request
@@ -114,7 +116,7 @@ def _bars(view: View, snapshot: Snapshot, serving: Serving, width: int, height: 
 
 
 def _why_no_charts(view: View, snapshot: Snapshot, serving: Serving, width: int) -> list[Line]:
-    """What the charts wait for."""
+    """Why there are no charts yet, in words."""
     if serving.basis != "hook":
         return needs_hook("single requests are seen with the hook only", view.source("hook"), width)
     text = f"{NOT_YET} no request was answered in the last {duration(round(snapshot.window))}"
@@ -127,13 +129,15 @@ AMOUNTS = {
     },
     "engine": {"batch_mean": " a batch", "kv_used": " KV used", "preemptions_per_second": " preempted/s"},
 }  # fmt: skip
-"""Rows of amounts: the fields of Serving that each shows, and their units."""
+"""By name of a row: the fields of Serving that it shows, with their units."""
 PERCENTILES = (("latency", "latency"), ("TTFT", "first_token"), ("ITL", "inter_token"))
 """The name of a row of percentiles, and the field of Serving that it shows."""
 
 
 def figure_lines(view: View, serving: Serving, width: int, most: int) -> list[Line]:
-    """The rows in at most `most` lines: side by side where there is room; what is not measured goes first."""
+    """The figures in at most `most` lines, in two columns if there is room. Rows without a measured value are dropped
+    first.
+    """
     left = [*(_amounts(view, serving, name) for name in AMOUNTS), _now(serving)]
     right = [_percentiles(view, serving, name, field) for name, field in PERCENTILES]
     first, second = (max(row.width for row in rows) for rows in (left, right))
@@ -146,13 +150,13 @@ def figure_lines(view: View, serving: Serving, width: int, most: int) -> list[Li
 
 
 def _most_important(lines: Sequence[tuple[Figure, ...]], most: int) -> list[tuple[Figure, ...]]:
-    """At most so many of the lines, in their order."""
+    """At most `most` of the lines, in their order: those with a measured figure, then the others."""
     ranked = sorted(range(len(lines)), key=lambda at: (not any(row.measured for row in lines[at]), at))
     return [lines[at] for at in sorted(ranked[: max(0, most)])]
 
 
 def _amounts(view: View, serving: Serving, name: str) -> Figure:
-    """A row of AMOUNTS, each with its unit and its change since the mark."""
+    """One row of AMOUNTS: its values, each with its unit and its change since the mark."""
     parts = []
     for field, unit in AMOUNTS[name].items():
         value, points = getattr(serving, field), field == "kv_used"
@@ -172,7 +176,7 @@ def _now(serving: Serving) -> Figure:
 
 
 def _percentiles(view: View, serving: Serving, name: str, field: str) -> Figure:
-    """Seconds below which half, 95 % and 99 % of the values lie."""
+    """The p50, p95 and p99 of a `field` of Serving, in seconds, with their changes since the mark."""
     parts = []
     for percentile in ("p50", "p95", "p99"):
         value = figure(view, field_of(f"serving.{field}.{percentile}"), lambda seconds: duration(seconds).rjust(7))
@@ -184,11 +188,11 @@ NOTHING: Mapping[Activity, float] = {}
 SHARE_AND_TIME = 11
 ROOM_FOR_TOKENS = 24
 LEAST_REST = 0.005
-"""A smaller part (0..1) of the whole is none."""
+"""A part below this share (0..1) of a turn or request counts as zero."""
 
 
 class Composition(NamedTuple):
-    """Mean seconds of each part of one unit, None for a part that was not measured; `shares` of them all."""
+    """What a mean turn or request consists of: the seconds of each part, None for a part that was not measured."""
 
     name: str
     parts: tuple[tuple[Kind, float | None], ...]
@@ -198,12 +202,12 @@ class Composition(NamedTuple):
         return sum(seconds or 0.0 for _, seconds in self.parts)
 
     def bar(self, width: int, *, letters: bool) -> Line:
-        """The parts side by side, each with its name and share where they fit."""
+        """A bar of the parts, each labelled with its name and share if they fit."""
         shares = [(kind, None if part is None else part / self.seconds) for kind, part in self.parts]
         return Line(self.name.ljust(LABEL), DIM).join(phase_bar(shares, width - LABEL, letters=letters))
 
     def legend(self, width: int, most: int, *, letters: bool) -> list[Line]:
-        """Each part with its share and its time, in at most `most` lines; the smallest go first."""
+        """Each part with its share and its time, in at most `most` lines; the smallest parts are dropped first."""
         known = [
             (kind, seconds) for kind, seconds in self.parts if seconds is not None and (seconds or kind is not REST)
         ]
@@ -221,17 +225,18 @@ class Composition(NamedTuple):
 
 
 def turn_of(iterations: Sequence[IterationRecord]) -> Composition | None:
-    """The mean turn with the wait for requests before it; None where no part of it was measured."""
+    """The parts of the mean turn, with the wait for requests before it; None if no part was measured."""
     return _composition("turn", iterations, TURN_PARTS, before="idle")
 
 
 def request_of(
     requests: Sequence[RequestRecord], held: float = 0.0, done: Mapping[Activity, float] = NOTHING
 ) -> Composition | None:
-    """The mean request; None where no part of it was measured.
+    """The parts of the mean request; None if no part was measured.
 
-    Of what is left, the part (0..1) of a request that is `held` is queue: there it waits, though nothing saw it do so.
-    The remainder is divided by what is `done` meanwhile.
+    `held` (see `held_share`) is the share (0..1) of a request that counts as queue although no record measured it. It
+    is taken from the unmeasured rest of the request; what then remains is divided among the activities in `done` (see
+    `done_in`).
     """
     request = _composition("request", requests, REQUEST_PARTS)
     if request is None:
@@ -249,15 +254,17 @@ def request_of(
 
 
 def held_share(snapshot: Snapshot) -> float:
-    """The part (0..1) of the time with requests in which they wait, by the ledger that the time pane shows."""
+    """The share (0..1) of the time with requests under way in which they queue, from the ledger of the process that
+    takes the requests.
+    """
     main = _account(snapshot)
     idle, queue = (sum(entry.share for entry in main if entry.phase == phase) for phase in ("idle", "queue"))
     return queue / (1.0 - idle) if queue else 0.0
 
 
 def done_in(snapshot: Snapshot) -> dict[Activity, float]:
-    """What is done for requests of which no part was measured, by the ledger: activities, the heaviest first, with
-    their parts (0..1) of that; empty where it is not known.
+    """What the server does in the unmeasured part of a request: the share (0..1) of that part by activity, the largest
+    first, from the host code in the ledger. Empty if that is not known.
     """
     entries = [entry for entry in _account(snapshot) or _handlers(snapshot) if entry.phase == "host"]
     shares = _by_activity((entry.activity, entry.share) for entry in entries if not takes_request(entry))
@@ -266,8 +273,10 @@ def done_in(snapshot: Snapshot) -> dict[Activity, float]:
 
 
 def _done_in_loop(snapshot: Snapshot) -> dict[Activity, float]:
-    """The same of an event loop beside the process that runs the model: requests wait while its thread rests for longer
-    than there is none. The parts add up to less than 1, by what no stack shows.
+    """`done_in` for an event loop in front of the process that runs the model.
+
+    While its thread rests although requests are under way, these wait; that time is what it rests beyond the server's
+    idle share. The shares add up to less than 1 if the stacks do not account for all of the time.
     """
     serving, stacks = snapshot.serving, snapshot.stacks
     if serving is None or stacks is None or not snapshot.ledgers:
@@ -289,7 +298,7 @@ def _done_in_loop(snapshot: Snapshot) -> dict[Activity, float]:
 
 
 def _by_activity(shares: Iterable[tuple[Activity, float]]) -> dict[Activity, float]:
-    """The sum of each activity, the heaviest first."""
+    """The sum of the shares of each activity, the largest first."""
     sums: defaultdict[Activity, float] = defaultdict(float)
     for activity, share in shares:
         sums[activity] += share
@@ -297,14 +306,14 @@ def _by_activity(shares: Iterable[tuple[Activity, float]]) -> dict[Activity, flo
 
 
 def _account(snapshot: Snapshot) -> list[Entry]:
-    """What the process does that takes the requests, where it is among those that have a ledger."""
+    """The main lane of the ledger of the process that takes the requests; empty if that process has no ledger."""
     pid = snapshot.serving.pid if snapshot.serving else None
     own = next((ledger for ledger in snapshot.ledgers if ledger.pid == pid), None)
     return [entry for entry in own.entries if entry.lane == "main"] if own else []
 
 
 def _handlers(snapshot: Snapshot) -> list[Entry]:
-    """What its threads do for requests, beside the process that runs the model."""
+    """Entries of request-handling threads of that process, found in the ledger of the process that runs the model."""
     pid = snapshot.serving.pid if snapshot.serving else None
     beside = snapshot.ledgers[0].entries if snapshot.ledgers else ()
     return [entry for entry in beside if entry.pid == pid and entry.handler not in (None, "event-loop")]
@@ -313,9 +322,9 @@ def _handlers(snapshot: Snapshot) -> list[Entry]:
 def _composition(
     name: str, records: Sequence[IterationRecord | RequestRecord], kinds: Sequence[Kind], before: str | None = None
 ) -> Composition | None:
-    """The mean of each part over the records in which it was measured.
+    """The mean of each part over the records in which it was measured; None if no part was.
 
-    REST is what is left of their length. The part `before` comes before that length begins.
+    REST is the remainder of the mean length. The part with the key `before` lies before that length, not within it.
     """
     means: dict[Kind, float | None] = {}
     for kind in kinds:
@@ -331,7 +340,7 @@ def _composition(
 
 
 def kinds_line(iterations: Sequence[IterationRecord], width: int, *, letters: bool) -> Line | None:
-    """Which turns read prompts, decode, or do both, by their time; the tokens of each. None where that is not known."""
+    """A bar of the time in turns that prefill, decode, or do both, and the mean tokens a turn; None if not known."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for one in iterations:
         if one.kind is not None:
@@ -354,15 +363,15 @@ def kinds_line(iterations: Sequence[IterationRecord], width: int, *, letters: bo
 
 
 SCALE = 9
-"""Cells at the left of the charts."""
+"""Cells for the scale at the left of the charts."""
 SERIES = ("request_p50", "request_p99", "request_rate", "request_queue")
 LEAST_WITH_HEAD = 4
 ROOM_FOR_RATE, ROOM_FOR_QUEUE = 6, 11
-"""Rows from which on there is a second and a third chart."""
+"""From this height in rows on there is a second chart (the rate of requests) and a third one (the queue)."""
 
 
 def over_time(field: Field, height: int, mark: float | None) -> list[Line]:
-    """The charts that `height` (two rows at least) has room for, latency first, with one axis below them.
+    """Charts of latency, rate and queue, as many as fit into `height` rows (two at least), over one time axis.
 
     An arrow points to the mark.
     """
@@ -385,7 +394,7 @@ def over_time(field: Field, height: int, mark: float | None) -> list[Line]:
 
 
 def _head(field: Field, mark: float | None, *, rated: bool) -> Line:
-    """What is drawn, or, while a mark is in sight, an arrow at its moment."""
+    """The legend of the latency chart; while the mark is within the chart, an arrow at its moment instead."""
     line, marked = Line("latency".rjust(SCALE - 2), DIM).add("  "), field.span.cell(mark)
     if marked is None:
         line.add("█", HOST_SOFT).add(" p50  ", FAINT).add("─", HOST_CHART).add(" p99  ", FAINT)

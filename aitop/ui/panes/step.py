@@ -1,4 +1,4 @@
-"""Where a step goes: one stacked bar, a legend with figures, the last steps as stacked columns, and step times."""
+"""The step pane: a bar of the phases, a legend with figures, the last steps as stacked columns, and step times."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ROOM_FOR_HISTORY = 12
 ROOM_FOR_TWO = 6
 LEGEND_GAP = 2
 LEGENDS = ((24, True, True), (16, False, True), (10, False, False))
-"""Forms of the legend from full to terse: cells an entry takes, with its time, with its full name."""
+"""Forms of the legend from full to terse: cells of an entry, whether it has its time, whether its full name."""
 
 
 class StepPane(ChartPane):
-    """The shares of a step by phase, its figures and its history; without the hook the shares alone, from stacks."""
+    """Shares of a step by phase, figures and history. Without the hook only the shares, estimated from stacks."""
 
     _captioned = False
 
@@ -58,7 +58,7 @@ class StepPane(ChartPane):
         return Drawing(lines, _title(steps, view), self._note(view, snapshot, steps, width), stale, scope=whose)
 
     def _charts(self, view: View, snapshot: Snapshot, steps: Steps, width: int, height: int) -> list[Line]:
-        """The last steps by phase; below them, where there is room, step times over minutes."""
+        """The last steps by phase and, if there is room, the step times of the last minutes below them."""
         groups = groups_of(steps.recent, width - AXIS)
         timed = height >= ROOM_FOR_HISTORY and snapshot.series.get("step_p50", Series()).times
         field = self.field(snapshot, ["step_p50"], width, AXIS) if timed else None
@@ -73,7 +73,7 @@ class StepPane(ChartPane):
         return lines + (history(field, below, mark) if field is not None else [])
 
     def _note(self, view: View, snapshot: Snapshot, steps: Steps, width: int) -> Line:
-        """What the cursor stands on; without one, where the figures come from."""
+        """The note beside the title: the column at the cursor if no caption shows it, else the basis of the figures."""
         groups = groups_of(steps.recent, width - AXIS) if self.cursor is not None and not self._captioned else []
         at = column_at(groups, self.cursor)
         if at is not None:
@@ -86,10 +86,10 @@ class StepPane(ChartPane):
 
 
 def steps_for(snapshot: Snapshot, pids: frozenset[int] | None) -> tuple[Steps | None, str | None]:
-    """The steps of the processes that the screen is narrowed to; or those of others, with a word on whose they are.
+    """The steps of the processes that the screen is narrowed to, and None; or those of the job, and WHOLE_JOB.
 
-    Step times are known of one rank. For another rank there are shares of phases from its stacks; without those the
-    steps are the job's.
+    Only one rank has step times. For another rank the shares of the phases are taken from its stacks; if these say
+    nothing either, the steps are the job's.
     """
     steps = snapshot.steps
     if pids is None or steps is None or steps.pid in pids:
@@ -101,7 +101,7 @@ def steps_for(snapshot: Snapshot, pids: frozenset[int] | None) -> tuple[Steps | 
 
 
 def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
-    """Every phase with its share; saving and evaluation are taken out of what is outside, where timed."""
+    """Every phase with its share; timed saves and evaluations are counted apart, not as "outside"."""
     shares: dict[Kind, float] = {}
     for key, share in steps.phases.shares().items():
         if share is not None:
@@ -116,14 +116,14 @@ def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
 def _legend(
     shares: Sequence[tuple[Kind, float | None]], mean: float | None, width: int, most: int, view: View
 ) -> list[Line]:
-    """Every phase with its share and, where there is room, its time: the fullest form that takes `most` rows.
+    """Every phase with its share and, if there is room, its `mean` time: the fullest form of at most `most` rows.
 
-    With a mark each share has its change behind it, in percentage points.
+    With a mark, each share is followed by its change in percentage points.
     """
     listed = [(phase, share) for phase, share in shares if share is not None]
     more = WIDTH if view.mark is not None else 0
     if more:
-        # The changes take no rows from the charts.
+        # Use no more rows than without a mark, so that the charts keep theirs.
         full = max(1, (width + LEGEND_GAP) // (LEGENDS[0][0] + LEGEND_GAP))
         most = min(most, -(-len(listed) // full))
     for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
@@ -132,7 +132,7 @@ def _legend(
         rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
         if len(rows) <= most:
             return rows
-    # Too many for the room there is even so: the smallest ones go.
+    # Even the tersest form is too long: leave out the smallest shares.
     largest = sorted(listed, key=lambda entry: -(entry[1] or 0.0))[: per_row * most]
     shown = [cell for entry, cell in zip(listed, cells, strict=True) if entry in largest]
     return [columns(shown[start : start + per_row], LEGEND_GAP) for start in range(0, len(shown), per_row)]
@@ -158,7 +158,7 @@ def _title(steps: Steps, view: View) -> str:
 
 
 PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Steps that one column may stand for: few values, so that the chart does not change its scale with every step."""
+"""How many steps a column may stand for. Few values, so that the grouping does not change with every step."""
 LEAST_HISTORY = 5
 CAPTIONED = 4
 ROOM_FOR_NUMBER = 44
@@ -166,13 +166,13 @@ EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
 
 
 Group = list[StepRecord]
-"""Neighbouring steps that one column stands for. The last one says when it ended."""
+"""Consecutive steps that are drawn as one column; the end of the last one is the moment of the column."""
 
 
 def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
-    """The steps for at most `cells` columns; groups start at fixed step numbers, so that columns keep their place.
+    """The newest steps in at most `cells` groups that start at fixed step numbers, so that columns stay the same.
 
-    One that has only just begun is left out: the mean of a few steps would stick out of the others.
+    The newest group is left out while it has less than half of its steps: a mean of so few would stick out.
     """
     cells = max(1, cells)
     needed = -(-len(recent) // cells)
@@ -196,10 +196,10 @@ def timeline(
     cursor: float | None = None,
     mark: float | None = None,
 ) -> list[Line]:
-    """The last steps as columns stacked by phase, a scale at the left; from four rows on with a caption.
+    """The last steps as columns stacked by phase, with a scale at the left; from four rows on with a caption.
 
-    The caption tells what is shown or, with a `cursor` on one of the columns, what that column has. It also points to
-    the first column since the `mark`.
+    The caption says what is shown or, with the `cursor` on a column, what that column contains. It also points to the
+    first column after the `mark`.
     """
     if height < 1 or not groups:
         return []
@@ -218,7 +218,7 @@ def timeline(
 
 
 def _caption(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
-    """What the columns show, with an arrow below the first one that ends after the mark."""
+    """How many steps the columns show, with an arrow below the first column that ends after the mark."""
     records = [record for group in groups for record in group]
     length, most = records[-1].end - records[0].end + records[0].seconds, max(map(len, groups))
     each = "" if most == 1 else f", {most:2} a column"
@@ -235,14 +235,17 @@ def _caption(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
 
 
 def column_at(groups: Sequence[Group], cursor: float | None) -> int | None:
-    """The column that a moment belongs to, None for one before the first."""
+    """The index of the column that a moment belongs to, None for a moment before the first column."""
     if cursor is None or not groups or cursor < groups[0][-1].end - groups[0][-1].seconds:
         return None
     return nearest([group[-1].end for group in groups], cursor)
 
 
 def readout(group: Group, now: float, width: int) -> Line:
-    """When the column was, its steps, and what they took in each phase: the largest phases where not all fit."""
+    """A column in words: how long ago, its last step, the mean length of a step and the seconds in each phase.
+
+    If not all phases fit, the largest are shown.
+    """
     column = _column(group)
     line = Line(f"{ago(now, group[-1].end).strip()}  ", TEXT)
     if width >= ROOM_FOR_NUMBER:
@@ -260,9 +263,10 @@ def readout(group: Group, now: float, width: int) -> Line:
 
 
 def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
-    """Full height of the chart: a few times the median at most, so that one long step does not flatten the others.
+    """The value at full height: the maximum, but at most 3 medians or just above the 90th percentile, if that is more.
 
-    A `low` chart has no room to spare: it cuts off whatever is above most steps.
+    So one long step does not flatten the others. A `low` chart has no room to spare: it stops just above the 90th
+    percentile.
     """
     if not totals:
         return 1.0
@@ -274,7 +278,10 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
 
 
 def _column(group: Group) -> Parts:
-    """The mean step of the group by phase. Fast steps are timed on the device only now and then."""
+    """The mean step of the group by phase.
+
+    Only some of the steps may have device times: those count by these, the others by host times.
+    """
     on_device = [record for record in group if record.device_forward is not None]
     by_host = [record for record in group if record.device_forward is None]
     sums = [_phases(records, on_device=records is on_device) for records in (on_device, by_host) if records]
@@ -283,18 +290,19 @@ def _column(group: Group) -> Parts:
 
 
 def _phases(records: Sequence[StepRecord], *, on_device: bool) -> dict[Kind, float]:
-    """Seconds of these steps together in each kind of phase, by the clock of the device or that of the host."""
+    """Total seconds of these steps in each kind of phase, by the clock of the device or by that of the host."""
     parts = {phase_of(phase.key): phase.total(records) or 0.0 for phase in MEASURED if phase not in APART}
     if on_device:
         parts |= {phase_of(key): total(records, f"device_{key}") or 0.0 for key in ("forward", "backward", "optimizer")}
         data, idle = phase_of("data"), total(records, "device_idle")
+        # While the device still computes, waiting for data costs nothing.
         parts[data] = parts[data] if idle is None else min(parts[data], idle)
     parts[OUTSIDE] = max(0.0, (total(records, "seconds") or 0.0) - sum(parts.values()))
     return with_apart(parts, {phase.key: phase.total(records) or 0.0 for phase in APART})
 
 
 def with_apart(parts: Mapping[Kind, float], apart: Mapping[str, float]) -> dict[Kind, float]:
-    """The parts of a step, with the phases in `apart` (by key) no longer counted as outside of the others."""
+    """The parts of a step with the phases in `apart` (key to length) moved out of OUTSIDE, which includes them."""
     divided = dict(parts)
     for key, length in apart.items():
         taken = min(divided[OUTSIDE], length)
@@ -304,9 +312,9 @@ def with_apart(parts: Mapping[Kind, float], apart: Mapping[str, float]) -> dict[
 
 
 def history(field: Field, height: int, mark: float | None = None) -> list[Line]:
-    """Median (area) and 95th percentile (line) of step times second by second.
+    """A chart of the p50 (area) and p95 (line) of step times, second by second.
 
-    Above them are letters for saves and evaluations, and an arrow at the moment that was marked.
+    The row above it has letters for saves and evaluations, and an arrow at the mark.
     """
     known = [value / 1e3 for value in field.values("step_p95") if value is not None]
     layers = (Curve(field.values("step_p50"), HOST_SOFT, filled=True), Curve(field.values("step_p95"), HOST_CHART))
@@ -322,13 +330,13 @@ def history(field: Field, height: int, mark: float | None = None) -> list[Line]:
 
 
 def _marks(field: Field, mark: float | None) -> Line:
-    """A letter where checkpoints were saved or the model evaluated; an arrow where the user set the mark."""
+    """A row with a letter where checkpoints were saved or the model evaluated, and an arrow at the mark."""
     ink = phase_of("save").ink
     cells: list[tuple[str, Style]] = [(" ", ink)] * field.span.cells
     for name, letter in EVENTS:
         events = field.series.get(name, Series())
         for moment, seconds in zip(events.times, events.values, strict=True):
-            # The second's own time is its end: what happened in it came before.
+            # The time of a value is the end of its second, so its middle is half a second earlier.
             cell = field.span.cell(moment - 0.5)
             if seconds and cell is not None:
                 cells[cell] = letter, ink

@@ -1,4 +1,4 @@
-"""The verdict: what costs most, where, and what to do about it. The first thing the eye meets."""
+"""The verdict pane: what costs most time, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aitop.ui.words import confidence_dots, label, one_line, place, state_line
 
 
 def unjudged_lines(diagnosis: Diagnosis, width: int) -> list[Line]:
-    """Which verdicts could not be judged, and what was missing for that: a line or two for each reason."""
+    """The verdicts that could not be judged, grouped by what was missing."""
     lines: list[Line] = []
     for reason, ids in by_reason(diagnosis.abstained):
         lines += hanging(Line("  ? ", FAINT), f"{one_line(reason)}: {', '.join(ids)}", width, DIM)
@@ -35,7 +35,7 @@ CLAUSE_END = re.compile(r"[:;,] ")
 
 
 class VerdictPane(Pane):
-    """The primary verdict in four lines; the others after 'also'; while there is none, what is being waited for."""
+    """The primary verdict in a few lines, the others after 'also'. Without a verdict, what the rules wait for."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         if not self.framed:
@@ -52,7 +52,7 @@ class VerdictPane(Pane):
 
 
 def shown_verdicts(view: View) -> tuple[Verdict, ...]:
-    """The verdicts of the rank that the screen is narrowed to; those that name no rank concern all."""
+    """The verdicts, without those about other ranks if the screen is narrowed to a rank."""
     if view.snapshot is None:
         return ()
     verdicts = view.snapshot.diagnosis.verdicts
@@ -62,7 +62,7 @@ def shown_verdicts(view: View) -> tuple[Verdict, ...]:
 
 
 def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> list[Line]:
-    """Headline, the line to look at, the best fix, the others; more evidence where there is room."""
+    """The first verdict: headline, line of code, best fix, and evidence if there is room; then the other verdicts."""
     primary = verdicts[0]
     lines = [headline(primary, width)]
     if primary.where:
@@ -78,7 +78,7 @@ def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> lis
 
 
 def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int) -> list[Line]:
-    """Every verdict with its evidence, one below the other; what could not be judged."""
+    """Every verdict with its evidence, one below the other, then what could not be judged."""
     lines: list[Line] = []
     for verdict in verdicts:
         lines += [*verdict_lines((verdict,), width, MOST_OF_ONE), Line()]
@@ -87,7 +87,7 @@ def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int) -
 
 
 def headline(verdict: Verdict, width: int) -> Line:
-    """Left: id, subtype, share of the time, title. Right: the predicted gain and the confidence."""
+    """A verdict in one line: id, subtype, share of the time and title; at the right predicted gain and confidence."""
     text, style = label(verdict)
     left = Line(text, style)
     if verdict.subtype:
@@ -109,7 +109,7 @@ def headline(verdict: Verdict, width: int) -> Line:
 
 
 def _clauses(text: str, width: int) -> str:
-    """The text cut after the last clause that fits; uncut if not even the first fits."""
+    """The text, cut after the last clause that fits into `width`; uncut if not even the first clause fits."""
     ends = [match.start() for match in CLAUSE_END.finditer(text) if cell_len(text[: match.start()]) <= width]
     return text if cell_len(text) <= width or not ends else text[: ends[-1]]
 
@@ -123,12 +123,12 @@ def _gain_and_confidence(verdict: Verdict, *, roomy: bool) -> Line:
 
 
 def figure_style(verdict: Verdict) -> Style:
-    """Red for what is lost; a share that is well spent is not."""
+    """The style of a verdict's share: red for lost time, but not for time well spent (severity "info")."""
     return BRIGHT if verdict.severity == "info" else LOSS
 
 
 def where_line(where: Where, width: int) -> Line:
-    """The user's line: function, place, its own text, and how much of the time is there."""
+    """A line of user code: function, place, source text, and its share of the samples."""
     share = f"{percent(where.share)} of samples" if where.share is not None and width >= ROOM_FOR_SHARE else ""
     right = Line(share, DIM)
     room = width - 4 - len(place(where)) - (right.width + 2 if right.width else 0)
@@ -140,7 +140,7 @@ def where_line(where: Where, width: int) -> Line:
 
 
 def fix_line(verdict: Verdict, width: int) -> list[Line]:
-    """The fix that promises most, with what it is predicted to give. Empty when none is known."""
+    """The fix with the largest predicted speedup, in one line with that speedup; empty if no fix is known."""
     if not verdict.fixes:
         return []
     best = max(verdict.fixes, key=lambda fix: fix.speedup or 0.0)
@@ -152,7 +152,7 @@ def fix_line(verdict: Verdict, width: int) -> list[Line]:
 
 
 def also_line(others: tuple[Verdict, ...], width: int) -> Line | None:
-    """The other verdicts in a row; how many are left out when they do not fit."""
+    """The other verdicts in one line, with the number of those that do not fit; None if there are none."""
     if not others:
         return None
     line = Line("also ", DIM)
@@ -170,7 +170,7 @@ def also_line(others: tuple[Verdict, ...], width: int) -> Line | None:
 
 
 def looking_lines(view: View, width: int, height: int) -> list[Line]:
-    """Shown while there is no verdict: how much was sampled, and what the rules are missing."""
+    """What is shown while there is no verdict: how much was sampled, and what the rules still need."""
     snapshot = view.snapshot
     if snapshot is None:
         return [Line("looking…", BRIGHT).add("  nothing has come in yet", DIM)]
@@ -190,7 +190,7 @@ def looking_lines(view: View, width: int, height: int) -> list[Line]:
 
 
 def seen_so_far(snapshot: Snapshot) -> str:
-    """How long and at how much we have looked."""
+    """How much was seen so far: seconds, stack samples, requests or steps."""
     parts = [f"{snapshot.window:.0f} s"]
     parts.append(plural(snapshot.stacks.samples if snapshot.stacks else 0, "stack sample"))
     if snapshot.serving is not None and serves(snapshot):
@@ -201,7 +201,7 @@ def seen_so_far(snapshot: Snapshot) -> str:
 
 
 def tiny_lines(view: View, width: int) -> list[Line]:
-    """The verdict for a terminal in which nothing else fits: a few words a line."""
+    """The verdict for a tiny terminal in which nothing else fits: a few words per line."""
     snapshot = view.snapshot
     lines: list[Line] = []
     if snapshot is not None and snapshot.target.ended:

@@ -1,4 +1,4 @@
-"""The main screen: takes Snapshots from the feed, hands them to the panes as a View, and handles the keys."""
+"""The main screen: takes Snapshots from the feed, passes them to the panes as a View, and handles the keys."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ PANES: dict[str, tuple[type[Pane], str]] = {
     "code": (CodePane, "the code"),
     "processes": (ProcessPane, "the processes"),
 }
-"""The panes that tab goes through, in order, by name; and what each is about."""
+"""Pane name to its class and its description in the command palette, in the order in which tab visits the panes."""
 CATCH_UP_SECONDS = 0.5
 NOTICE_TICKS = 6
-"""Snapshots for which a notice stays."""
+"""A notice disappears after this many Snapshots."""
 COMPARE_SECONDS = 5.0
-"""Between two comparisons with the last run: what is said of it stays readable."""
+"""The comparison with the last run is renewed only this often, so that there is time to read it."""
 
 
 class MonitorScreen(Screen[int]):
-    """Every pane of a run. One that does not fit beside the others gets the whole screen when tab comes to it."""
+    """Shows all panes of a run. A pane without room beside the others gets the whole screen when tab reaches it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark,f1", "app.help", "this help"),
@@ -122,7 +122,7 @@ class MonitorScreen(Screen[int]):
         super().__init__()
         self._cluster = cluster
         self._feed = feed
-        # A live run can be asked for more than Snapshots.
+        # None for a replay: only a live run can be profiled, detached from, or remember its mark.
         self._run = feed if isinstance(feed, LazyFeed) else None
         self._source_around = source_around
         self.recorder = recorder
@@ -154,7 +154,7 @@ class MonitorScreen(Screen[int]):
             if not LENT.is_set():
                 deliver(self.post_message, SnapshotArrived(snapshot))
 
-        # Starting the feed imports much: the first frame comes before that.
+        # Starting the feed imports a lot, so draw the first frame before that.
         start = partial(self._feed.start, publish)
         self.call_after_refresh(lambda: in_background(self, "start", start, self._started))
 
@@ -167,9 +167,9 @@ class MonitorScreen(Screen[int]):
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._newest = message.snapshot
         if output_is_blocked():
-            # The terminal has not taken the last picture yet. A later one, drawn when it has, costs the link less.
+            # The terminal has not taken the last frame yet. Skipping this one saves bytes on a slow link.
             self.set_timer(CATCH_UP_SECONDS, self._catch_up)
-        # A replay that is paused still shows the moment that the user went to.
+        # A paused replay must still show the moment that the user seeks to.
         elif not self.view.paused or not self.view.live:
             try:
                 self._take(message.snapshot)
@@ -188,7 +188,7 @@ class MonitorScreen(Screen[int]):
         self._change(snapshot=snapshot, recording=recording, notice=notice, compared=compared_now)
         chosen, known = self.view.chosen, self.view.pids() is not None
         if chosen is not None and known and all(process.pid != chosen for process in self.view.processes):
-            # Nothing is left to narrow to.
+            # The chosen process is gone, so stop narrowing to it.
             self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
 
     def _catch_up(self) -> None:
@@ -197,7 +197,9 @@ class MonitorScreen(Screen[int]):
             self.post_message(SnapshotArrived(self._newest))
 
     def _notice(self) -> str | None:
-        """The notice for the next Snapshot: that a recording has failed, or else the last notice for some ticks."""
+        """The notice to show with the next Snapshot: a new failure of the recording, else the current notice until it
+        has been shown for NOTICE_TICKS. None when there is nothing to say.
+        """
         notice = self.view.notice
         recording = self.recorder.recording if self.recorder else None
         if recording is not None and recording.failed and recording_state(self.recorder) != self.view.recording:
@@ -225,7 +227,7 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(HangScreen(self._feed, self.view))
 
     def action_everywhere(self) -> None:
-        """Ask Prometheus which job this is; its ranks get a screen of their own."""
+        """Ask Prometheus which job this run belongs to, then open a screen with that job's ranks on all machines."""
         if self._cluster is None:
             self._change(notice="no Prometheus server is named: `prometheus` in the settings (aitop config) does that")
             return
@@ -263,7 +265,9 @@ class MonitorScreen(Screen[int]):
             self._change(notice="only a live run can be profiled")
 
     def action_edit(self) -> None:
-        """Open the selected line where the code has the focus, else the line that the verdict points to."""
+        """Open a line in the editor: the selected one if the code pane has the focus, else the one that the first
+        verdict with a line points to, else again the selected one.
+        """
         code = self.query_one(CodePane)
         named = (where for verdict in shown_verdicts(self.view) for where in verdict.where)
         at = code.place() if code.has_focus else next(named, None) or code.place()
@@ -283,7 +287,7 @@ class MonitorScreen(Screen[int]):
         self._mark(None, "the mark is forgotten" if self.view.mark else "there is no mark")
 
     def _mark(self, snapshot: Snapshot | None, notice: str) -> None:
-        """Hold figures against this moment from now on, and in the next run of the script."""
+        """Set the mark, in this run and for the next run of the script; None removes it."""
         if self._run is not None:
             self._run.made().mark(snapshot)
         self._change(mark=snapshot, notice=notice)
@@ -315,7 +319,7 @@ class MonitorScreen(Screen[int]):
     # What the view is limited to: pause, rank, process, filter, kind of code view
 
     def action_pause(self) -> None:
-        """Hold the picture; the run goes on unseen."""
+        """Freeze the screen, or go on with the newest Snapshot. The run itself is not paused."""
         paused = not self.view.paused
         self._change(paused=paused, snapshot=self.view.snapshot if paused else self._newest)
 
@@ -330,7 +334,7 @@ class MonitorScreen(Screen[int]):
         self._change(rank=None if self.view.rank == rank else rank, chosen=None)
 
     def action_processes(self) -> None:
-        """The process tree on the whole screen, and back to what was there."""
+        """Show the process tree on the whole screen, or go back to the panes."""
         if self._zoomed == "processes":
             self._leave_zoom()
         else:
@@ -338,7 +342,7 @@ class MonitorScreen(Screen[int]):
             self._zoom("processes")
 
     def on_row_chosen(self, message: RowChosen) -> None:
-        """Narrow to a rank or a process; chosen for a second time, show all again."""
+        """Narrow the screen to the chosen rank or process; choosing it again shows everything."""
         row = message.row
         if isinstance(row, RankRow):
             if row.rank.rank is not None:
@@ -379,14 +383,14 @@ class MonitorScreen(Screen[int]):
             self.show_pane("code")
 
     def action_next_who(self, by_thread: bool) -> None:
-        """Show the code of the next part of the job, or of the next process or thread of this part."""
+        """Narrow the code pane to the next part of the job or, `by_thread`, to the next process or thread in it."""
         stacks = self.view.snapshot.stacks if self.view.snapshot else None
         if stacks is not None:
             following = next_thread if by_thread else next_part
             self._change(who=following(stacks, self.view.pids(), self.view.who))
 
     def action_back(self) -> None:
-        """Undo the innermost narrowing of what is shown."""
+        """Undo one restriction of the view: filter, zoom, process, rank, pause, in this order."""
         if self.view.filter:
             self._change(filter="")
         elif self._zoomed is not None:
@@ -401,7 +405,7 @@ class MonitorScreen(Screen[int]):
     # Focus, zoom and fold
 
     def panes(self) -> list[str]:
-        """The panes that tab goes through: all but those of which this run has nothing."""
+        """Names of the panes that tab visits: all except those that this run has no data for."""
         snapshot = self.view.snapshot
         there = {
             "step": not serves(snapshot),
@@ -412,7 +416,7 @@ class MonitorScreen(Screen[int]):
         return [name for name in PANES if there.get(name, True)]
 
     def action_next_pane(self, by: int) -> None:
-        """Go to the next pane. While one is zoomed by the user, the next one is zoomed in its place."""
+        """Go to the next pane (`by` 1) or the previous one (-1); if the user has zoomed a pane, zoom that one next."""
         panes, focused = self.panes(), self.focused.id if self.focused is not None else None
         at = panes.index(focused) if focused in panes else -1 if by > 0 else 0
         wanted = panes[(at + by) % len(panes)]
@@ -422,7 +426,7 @@ class MonitorScreen(Screen[int]):
             self.show_pane(wanted)
 
     def show_pane(self, name: str) -> None:
-        """Give a pane the focus, and where it has no place beside the others the whole screen."""
+        """Focus a pane; if the layout has no room for it, give it the whole screen."""
         if name in self._plan_for(None):
             self._zoomed = None
             self._change()
@@ -438,7 +442,7 @@ class MonitorScreen(Screen[int]):
             self._leave_zoom()
 
     def action_zoom_pane(self, name: str) -> None:
-        """Give a pane the whole screen, and back; a folded one opens."""
+        """Zoom a pane to the whole screen, or leave the zoom. A folded pane is unfolded instead."""
         if self._zoomed is not None:
             self._leave_zoom()
         elif name in self._folded:
@@ -458,7 +462,7 @@ class MonitorScreen(Screen[int]):
             self._change()
 
     def _zoom(self, name: str, *, for_room: bool = False) -> None:
-        """Give a pane the whole screen; `for_room`: only because it has no place beside the others."""
+        """Give a pane the whole screen. `for_room`: not because the user zoomed it, but because it has no room."""
         self._zoomed, self._zoomed_for_room = name, for_room
         self._change()
         self.set_focus(self._pane(name))
@@ -474,19 +478,19 @@ class MonitorScreen(Screen[int]):
             self.set_focus(self._pane(before))
 
     def on_descendant_focus(self) -> None:
-        """Some keys mean something else in another pane."""
+        """Redraw the footer: what some keys do depends on the focused pane."""
         self.query_one(Footer).redraw()
 
     # Arranging and drawing the panes
 
     def _change(self, **changes: object) -> None:
-        """Replace these fields of the view, and draw every pane anew."""
+        """Replace these fields of the view, lay out again, and redraw every pane."""
         self.view = replace(self.view, **changes)
         self._lay_out()
         self._show()
 
     def _show(self) -> None:
-        """Hand the view down; while the evidence covers this screen, only the evidence is kept up to date."""
+        """Pass the view to the panes. While the evidence screen covers this one, only that screen is updated."""
         evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
         if evidence is not None:
             evidence.view = self.view
@@ -497,7 +501,7 @@ class MonitorScreen(Screen[int]):
             self._pane(name).show(self.view)
 
     def _lay_out(self) -> None:
-        """Put every pane where the plan for this size and these facts has it."""
+        """Move and size the panes according to the plan for this terminal size and Snapshot."""
         wanted = self._plan_for(self._zoomed)
         if self._typing and "footer" in wanted:
             wanted = {("filter" if name == "footer" else name): box for name, box in wanted.items()}
@@ -520,9 +524,9 @@ class MonitorScreen(Screen[int]):
             self.set_focus(self._pane(self._zoomed or "verdict"))
 
     def _plan_for(self, zoomed: str | None) -> Plan:
-        """Where every pane goes, with the pane `zoomed` on the whole screen or none."""
+        """The layout for the current size and Snapshot, with `zoomed` on the whole screen; None for no zoom."""
         snapshot, hook = self.view.snapshot, self.view.source("hook")
-        # The most so far: workers that come and go move no pane.
+        # The largest number seen, so that the layout does not change when workers come and go.
         self._most_processes = max(self._most_processes, len(self.view.processes))
         boxes = plan(
             self.size.width,

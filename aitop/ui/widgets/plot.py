@@ -1,6 +1,7 @@
 """Charts over time with scale, axis and cursor: series in, lines of exact width out. And a pane for them.
 
-Time is cut into slots, two to a cell, that begin at round moments: what was drawn once keeps its shape as it moves.
+Time is divided into slots, two per cell. Slots begin at multiples of their length, so that a curve keeps its shape
+while it moves to the left.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ AXIS = 8
 SPANS = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 # Masks of the lowest 0 to 4 dots of a braille cell's two columns.
 _LEFT, _RIGHT = (0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8)
-# A blank of braille takes three bytes, and some fonts draw it.
+# A space in place of the blank braille character, which takes three bytes and is not blank in some fonts.
 _BRAILLE = [" ", *(chr(0x2800 | mask) for mask in range(1, 256))]
 Values = Sequence["float | None"]
 
 
 class TimeSpan(NamedTuple):
-    """The time that a chart shows: it ends at `end`, has `cells` cells of two slots of `slot` seconds each."""
+    """The time that a chart shows: it ends at `end` and has `cells` cells of two slots, each `slot` seconds long."""
 
     end: float
     slot: float
@@ -46,14 +47,14 @@ class TimeSpan(NamedTuple):
         return [self.start + (2 * cell + 1) * self.slot for cell in range(self.cells)]
 
     def cell(self, moment: float | None) -> int | None:
-        """The cell that holds a moment, None when none does."""
+        """The cell that a moment falls into; None if it is None or outside of the span."""
         if moment is None or not self.start <= moment <= self.end:
             return None
         return min(self.cells - 1, int((moment - self.start) / (2 * self.slot)))
 
 
 class Curve(NamedTuple):
-    """A curve: one value a slot. Drawn as an area if `filled`, as every other dot if `dashed`, else as a line."""
+    """A curve with one value per slot, drawn as an area if `filled`, as every other dot if `dashed`, else as a line."""
 
     values: Values
     ink: Style
@@ -62,7 +63,7 @@ class Curve(NamedTuple):
 
 
 def span_of(series: Iterable[Series], now: float, cells: int) -> TimeSpan:
-    """The shortest of a few round spans that holds everything that is known up to `now`."""
+    """The shortest of SPANS that covers all values up to `now`, or the longest one."""
     oldest = min((curve.times[0] for curve in series if curve.times), default=now)
     length = next((length for length in SPANS if length >= now - oldest), SPANS[-1])
     slot = length / (2 * max(1, cells))
@@ -70,14 +71,14 @@ def span_of(series: Iterable[Series], now: float, cells: int) -> TimeSpan:
 
 
 def slots(series: Series, span: TimeSpan, hold: float = 0.0, *, mean: bool = False) -> list[float | None]:
-    """The largest value (or the mean) in each slot; where there is none, the one before, for at most `hold` seconds."""
+    """The largest value (or the mean) in each slot. Empty slots repeat the last value, for at most `hold` seconds."""
     count = 2 * span.cells
     start, slot = span.start, span.slot
     values: list[float | None] = [None] * count
     seen = [0] * count
     for at in range(bisect_right(series.times, start), len(series.times)):
         value = series.values[at]
-        # In a damaged recording a clock may run backwards.
+        # Times may be out of order in a damaged recording.
         if value is None or series.times[at] < start:
             continue
         place = min(count - 1, int((series.times[at] - start) / slot))
@@ -100,13 +101,19 @@ def slots(series: Series, span: TimeSpan, hold: float = 0.0, *, mean: bool = Fal
 
 
 def typical_gap(series: Series) -> float:
-    """The usual distance of the values in seconds, so that a chart with more slots than values has no holes."""
+    """For how long a value is drawn on, in seconds, so that a chart with more slots than values has no holes.
+
+    This is 1.5 times the 90th percentile of the distances between values.
+    """
     gaps = sorted(later - earlier for earlier, later in zip(series.times, series.times[1:], strict=False))
     return 1.5 * gaps[int(len(gaps) * 0.9)] if gaps else 0.0
 
 
 def curves(layers: Sequence[Curve], cells: int, height: int, top: float, cursor: int | None = None) -> list[Line]:
-    """The curves as `height` lines of `cells` cells, later curves over earlier ones, on a scale from 0 to `top`."""
+    """The curves as `height` lines of `cells` cells on a scale from 0 to `top`; later curves hide earlier ones.
+
+    `cursor` is the cell to highlight, None for none.
+    """
     masks = [bytearray(cells) for _ in range(height)]
     owners = [bytearray(cells) for _ in range(height)]
     for number, layer in enumerate(layers, 1):
@@ -121,13 +128,13 @@ def curves(layers: Sequence[Curve], cells: int, height: int, top: float, cursor:
 
 
 def area(values: Values, cells: int, height: int, top: float, ink: Style) -> list[Line]:
-    """The last values as an area, two a cell, the newest at the right edge."""
+    """The last values as an area, two values per cell, the newest at the right edge."""
     shown = list(values[-2 * cells :])
     return curves([Curve([None] * (2 * cells - len(shown)) + shown, ink, filled=True)], cells, height, top)
 
 
 def _row(masks: bytearray, owners: bytearray, inks: Sequence[Style], cursor: int | None) -> Line:
-    """A line of the chart. Neighbouring cells of a curve become one span; the cursor's cell is a span of its own."""
+    """A line of the chart. Adjacent cells of one curve are one span; the cell of the cursor is a span of its own."""
     line, start, count = Line(), 0, len(masks)
     for cell in range(1, count + 1):
         if cell < count and owners[cell] == owners[start] and cursor not in (cell, start):
@@ -142,7 +149,7 @@ def _row(masks: bytearray, owners: bytearray, inks: Sequence[Style], cursor: int
 
 
 def _dots(layer: Curve, count: int, height: int, top: float) -> list[tuple[int, int]]:
-    """For each slot the first dot that is drawn and the one after the last, counted from the bottom."""
+    """For each slot the range of dots to draw, from the bottom: the first one, and the one after the last."""
     drawn: list[tuple[int, int]] = []
     before: int | None = None
     for slot in range(count):
@@ -163,7 +170,7 @@ def _dots(layer: Curve, count: int, height: int, top: float) -> list[tuple[int, 
 
 
 def scaled(chart: Sequence[Line], labels: Mapping[int, str], axis: int = AXIS) -> list[Line]:
-    """The chart with its scale at the left: `labels` by row."""
+    """The chart with its scale at the left; `labels` are the texts of the scale by row, from the top."""
     return [
         Line(labels.get(row, "").rjust(axis - 2), DIM).add("▕" if len(chart) > 1 else " ", FAINT).add(" ").join(line)
         for row, line in enumerate(chart)
@@ -171,12 +178,15 @@ def scaled(chart: Sequence[Line], labels: Mapping[int, str], axis: int = AXIS) -
 
 
 def scale_labels(height: int, top: float, text_of: Callable[[float], str]) -> dict[int, str]:
-    """The top and the zero; on a chart of one row the top alone."""
+    """Labels for `scaled`: `top` in the top row and 0 in the bottom row; in a chart of one row only `top`."""
     return {height - 1: "0", 0: text_of(top)} if height > 1 else {0: text_of(top)}
 
 
 class Field(msgspec.Struct, frozen=True):
-    """Charts of some series on one axis of time; `cursor` is the moment pointed at, `scale` the cells at their left."""
+    """What charts of several series on one time axis share: the series, the span, and the cursor.
+
+    `cursor` is the moment pointed at (monotonic seconds), None for none; `scale` is the cells left of the charts.
+    """
 
     series: Mapping[str, Series]
     now: float
@@ -186,11 +196,11 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def cell(self) -> int | None:
-        """The cell under the cursor."""
+        """The cell at the cursor, None without a cursor or if it is outside of the span."""
         return self.span.cell(self.cursor)
 
     def values(self, name: str, *, mean: bool = False) -> list[float | None]:
-        """The value of a series in each slot; where it has none for a moment, the one before."""
+        """The value of a series in each slot; a short gap repeats the value before it."""
         series = self.series.get(name, Series())
         return slots(series, self.span, typical_gap(series), mean=mean)
 
@@ -200,20 +210,20 @@ class Field(msgspec.Struct, frozen=True):
     def chart(
         self, layers: Sequence[Curve], rows: int, top: float, text_of: Callable[[float], str], word: str = ""
     ) -> list[Line]:
-        """The curves with their scale, with room for a word below its top."""
+        """The curves with their scale; `word` stands in the scale, in the row below the top."""
         drawn = curves(layers, self.span.cells, rows, top, self.cell)
         labels = scale_labels(rows, top, text_of) | ({1: word} if rows > 2 else {})
         return scaled(drawn, labels, self.scale)
 
     def axis(self, reading: Callable[[Line], Line], legend: Line | None = None) -> Line:
-        """The axis of time; with a cursor how long ago that is, followed by the `reading` there."""
+        """The time axis; with a cursor, how long ago that moment is, followed by what `reading` adds to the line."""
         if self.cursor is None or self.cell is None:
             return time_axis(self.span, self.scale, legend)
         return reading(Line(ago(self.now, self.cursor), TEXT).add("  "))
 
 
 def time_axis(span: TimeSpan, axis: int = AXIS, legend: Line | None = None) -> Line:
-    """How long ago the left edge and the middle (or, in its place, a `legend`) are; the right edge is now."""
+    """The time axis: how long ago the left edge and the middle are, and "now". A `legend` replaces the middle."""
     length = span.end - span.start
     line = Line().to(axis).add(_before(length), FAINT)
     middle = Line(_before(length / 2), FAINT) if legend is None else legend
@@ -228,14 +238,14 @@ def _before(seconds: float) -> str:
 
 
 def ago(now: float, moment: float) -> str:
-    """How long ago, whole seconds, in a width that does not change."""
+    """How long ago a moment is, in whole seconds and in a fixed width."""
     seconds = round(now - moment)
     text = f"{seconds // 60} m {seconds % 60:02d} s" if seconds >= 60 else f"{max(0, seconds)} s"
     return f"{text} ago".rjust(13)
 
 
 def value_at(values: Values, span: TimeSpan, moment: float) -> float | None:
-    """The value drawn at a moment: the larger one of the two slots of its cell."""
+    """The value drawn at a moment: the larger of the two slots of its cell, None if both are empty."""
     cell = span.cell(moment)
     if cell is None:
         return None
@@ -243,10 +253,10 @@ def value_at(values: Values, span: TimeSpan, moment: float) -> float | None:
 
 
 class ChartPane(Pane):
-    """A pane with charts over which a cursor can be moved, to read off what was when.
+    """A pane with charts that are read with a cursor.
 
-    `cursor` is a moment (monotonic seconds), None when nothing is pointed at: it stays with what it points at.
-    `draw` of a subclass calls `field`, or sets `moments` to those that its columns stand for, oldest first.
+    `cursor` is a moment (monotonic seconds), so that it moves along with the chart; None without a cursor.
+    `draw` of a subclass calls `field`, or sets `moments` to the moments that its columns stand for, oldest first.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -261,19 +271,19 @@ class ChartPane(Pane):
     moments: Sequence[float] = ()
 
     def field(self, snapshot: Snapshot, names: Iterable[str], width: int, scale: int) -> Field:
-        """One axis of time for charts of these series, at which the cursor points."""
+        """A Field for charts of these series, `width` cells wide with the `scale`. Sets `moments`."""
         known = [snapshot.series[name] for name in names if name in snapshot.series]
         span = span_of(known, snapshot.time, width - scale)
         self.moments = span.moments() if known else ()
         return Field(snapshot.series, snapshot.time, span, scale, self.cursor)
 
     def redraw(self) -> None:
-        """As any pane; without charts in the new drawing there is nothing to point at."""
+        """Draw as any pane does. `moments` stays empty if the new drawing has no charts."""
         self.moments = ()
         super().redraw()
 
     def action_move_cursor(self, columns: int) -> None:
-        """To an earlier or a later column; past the newest one the cursor goes away."""
+        """Move the cursor to an earlier (negative) or later column; beyond the newest one it disappears."""
         if not self.moments:
             return
         at = len(self.moments) if self.cursor is None else nearest(self.moments, self.cursor)
@@ -282,14 +292,14 @@ class ChartPane(Pane):
         self.redraw()
 
     def action_drop_cursor(self) -> None:
-        """Remove the cursor; without one the key does what it does elsewhere."""
+        """Remove the cursor; without a cursor, leave the key to the screen."""
         if self.cursor is None:
             raise SkipAction
         self.cursor = None
         self.redraw()
 
     def show(self, view: View) -> None:
-        """Take a new view. A cursor on a moment that has left the chart goes away."""
+        """Take a new view, and remove the cursor if its moment has left the chart."""
         super().show(view)
         if self.cursor is not None and self.moments and self.cursor < self.moments[0]:
             self.cursor = None
@@ -297,5 +307,5 @@ class ChartPane(Pane):
 
 
 def nearest(moments: Sequence[float], moment: float) -> int:
-    """The index of the moment that is closest, the earlier one of two; `moments` is not empty and in order."""
+    """The index of the closest moment, the earlier one of a tie. `moments` is in order and not empty."""
     return min(range(len(moments)), key=lambda at: abs(moments[at] - moment))
