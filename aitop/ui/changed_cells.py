@@ -1,4 +1,4 @@
-"""What is written to the terminal: only the cells that change, and only the colours that differ from those before.
+"""Reduces what Textual writes to the terminal to the cells that change and the colour codes that differ.
 
 Textual writes a changed row from the left edge of its widget on, and each piece of it with all its colours. In a replay
 of the first demo at 120x36 in true colours that is 16.5 kB a tick; the changes are 1.9 kB, for 2 ms of CPU.
@@ -17,11 +17,11 @@ _MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
 _PIECE = re.compile(_MOVE.pattern + r"|\x1b\[([0-9;]*)m|([^\x1b\n]+)|\n")
 _STYLE_CODE = re.compile(r"[34]8;(?:2;\d+;\d+;\d+|5;\d+)|\d+")
 _SEEN_ON_BLANKS = frozenset({"4", "7", "9", "21", "53"})
-"""Underlined, reverse, struck out, underlined twice, overlined."""
+"""SGR codes that are visible even on a space: underline, reverse, strike-through, double underline, overline."""
 
 
 class Pen(NamedTuple):
-    """How a terminal draws: both colours as its own codes, and attributes such as bold."""
+    """How a terminal draws text: both colours as SGR codes, and the SGR codes of attributes such as bold."""
 
     ink: str = "39"
     ground: str = "49"
@@ -32,7 +32,7 @@ PLAIN = Pen()
 
 
 class Run(NamedTuple):
-    """Text to write from a place on."""
+    """Text to write with a pen, from a row and column (both from 1) on."""
 
     pen: Pen
     row: int
@@ -41,21 +41,21 @@ class Run(NamedTuple):
 
 
 class ChangedCells:
-    """Knows what every cell of the terminal shows, and reduces an update to what it changes.
+    """Remembers what every cell of the terminal shows, and reduces an update to the cells that it changes.
 
-    The terminal's pen is plain before and after each update. Text with characters that are not one cell wide is always
-    written.
+    The terminal's pen must be plain before an update, and is plain after it. Text with characters that are not one
+    cell wide is always written.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[int, tuple[str, Pen]]] = {}
 
     def forget(self) -> None:
-        """The terminal may show something else now: the next update is written in full."""
+        """Forget what the terminal shows, so that the next update is written in full."""
         self._rows.clear()
 
     def changes(self, update: str) -> str:
-        """The output that draws this update over the earlier ones. What does not begin with a move passes unchanged."""
+        """The output that draws `update` over the earlier ones; unchanged if it does not begin with a cursor move."""
         if not _MOVE.match(update):
             return update
         out: list[str] = []
@@ -68,7 +68,7 @@ class ChangedCells:
             to_row, to_column, codes, text = piece.groups()
             if to_row:
                 if (int(to_row), int(to_column)) < (row, column):
-                    # It may draw over what it has drawn.
+                    # The update goes back and may overwrite its own text, so keep the order: flush what came before.
                     out.append(_written(runs))
                     runs = []
                 row, column = int(to_row), int(to_column)
@@ -78,21 +78,21 @@ class ChangedCells:
                 runs += [Run(pen, row, at, changed) for at, changed in self._changed(row, column, text, pen)]
                 column += cell_len(text)
         if end != len(update):
-            # There is something in it that cannot be kept track of.
+            # It contains output that this class does not understand.
             self.forget()
             return update
         written = "".join([*out, _written(runs)])
         return written + _move((0, 0), (row, column)) if written else ""
 
     def _changed(self, row: int, column: int, text: str, pen: Pen) -> Iterator[tuple[int, str]]:
-        """The parts of a text that the terminal does not show yet, with their columns. Remembers them as shown."""
+        """The parts of a text that the terminal does not show yet, with their columns. Records them as shown."""
         cells = self._rows.setdefault(row, {})
         if not text.isascii() and any(cell_len(character) != 1 for character in text):
             for at in range(column, column + cell_len(text)):
                 cells.pop(at, None)
             yield column, text
             return
-        # A blank looks the same in any ink.
+        # A space looks the same in any foreground colour.
         blank = pen if pen.attributes & _SEEN_ON_BLANKS else Pen(ground=pen.ground)
         changed = []
         for at, character in enumerate(text):
@@ -108,9 +108,10 @@ class ChangedCells:
 
 
 def _written(runs: list[Run]) -> str:
-    """The output that draws these runs, by pen: changing it takes more bytes than moving. Ends with a plain one.
+    """The output that draws these runs and ends with a plain pen.
 
-    In the order of the screen it would be 1.4 to 1.8 times as much (replays of three recordings at 120x36).
+    Runs are sorted by pen, because changing the pen takes more bytes than moving the cursor: in screen order the output
+    would be 1.4 to 1.8 times as long (replays of three recordings at 120x36).
     """
     out: list[str] = []
     has, cursor = PLAIN, (0, 0)
@@ -136,7 +137,7 @@ def _move(cursor: tuple[int, int], place: tuple[int, int]) -> str:
 
 @lru_cache(maxsize=4096)
 def _after(pen: Pen, codes: str) -> Pen:
-    """The pen after a terminal has read these codes."""
+    """The pen after the terminal has read these SGR codes."""
     for code in _STYLE_CODE.findall(codes) or ["0"]:
         kind = int(code.partition(";")[0])
         if kind == 0:

@@ -1,4 +1,4 @@
-"""Open a line of code in the user's own editor, and take the terminal back whatever the editor does to it."""
+"""Opens a line of code in the user's own editor, and takes the terminal back whatever the editor does to it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("subl", "sublime_text", "zed", "zeditor", "hx", "helix"), ("{path}:{line}",)),
     **dict.fromkeys(("pycharm", "charm", "idea", "kate"), ("--line", "{line}", "{path}")),
 }
-"""How editors take a line, where not as `+LINE FILE`."""
-# Those with a window of their own leave the terminal to us.
+"""The arguments of editors that do not take a line as `+LINE FILE`."""
+# Editors with a window of their own, which do not need the terminal.
 _WINDOWED = ({*ARGUMENTS} | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
 LENT = threading.Event()
-"""Set while an editor has the terminal: nothing can be shown, and nobody looks."""
+"""Set while an editor has the terminal: Snapshots are then dropped, because they cannot be shown."""
 
 
 def editor_command(environment: Mapping[str, str]) -> list[str] | None:
-    """The command of the user's editor: $VISUAL, else $EDITOR, else an installed editor; None without any.
+    """The words of the user's editor command: $VISUAL, else $EDITOR, else one of FALLBACKS; None without an editor.
 
-    Raises ValueError where the setting cannot be split into words.
+    Raises ValueError if the variable cannot be split into words.
     """
     chosen = environment.get("VISUAL", "").strip() or environment.get("EDITOR", "").strip()
     if chosen:
@@ -47,7 +47,7 @@ def editor_command(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def arguments(command: list[str], path: str, line: int) -> list[str]:
-    """The command with the file and the line, as this editor wants them."""
+    """The command with the arguments that open the file at the line in this editor."""
     wanted = ARGUMENTS.get(os.path.basename(command[0]), ("+{line}", "{path}"))
     return [*command, *(word.format(path=path, line=max(1, line)) for word in wanted)]
 
@@ -58,9 +58,9 @@ def has_window(command: list[str]) -> bool:
 
 
 def edit(app: App[Any], where: CodeLine, process: ProcessId | None) -> str:
-    """Open a line of code of a process, and return a line for the user. Waits for an editor in the terminal to end.
+    """Open a line of a process's code, and return a notice. Waits for the end of an editor that runs in the terminal.
 
-    `process` is None where it has ended.
+    `process` is None if it has ended.
     """
     if process is not None and lends_rights(process):
         return f"process {process.pid} is another user's: an editor of yours is not opened on that user's files"
@@ -91,7 +91,7 @@ def _lend_terminal(app: App[Any], words: list[str]) -> str:
             try:
                 code = subprocess.run(words, check=False).returncode
             except OSError as error:
-                # Not out of here: the toolkit takes the terminal back only after an orderly end.
+                # Do not raise within `suspend`: Textual takes the terminal back only if the block ends normally.
                 code = error
     except SuspendNotSupported:
         return "this terminal cannot be lent to an editor"
@@ -106,8 +106,8 @@ def _as_it_was() -> Iterator[None]:
     """Restore the terminal's settings, its foreground group and our signals at the end."""
     terminal = keyboard()
     before = settings_of(terminal)
-    # A key that interrupts the editor is not meant for us; one that stops it stops us with it. Unlike SIG_IGN, a
-    # handler is not inherited by the editor.
+    # ^c and ^\ are meant for the editor, so ignore them here: with a handler, because the editor would inherit SIG_IGN.
+    # ^z must stop us together with the editor.
     wanted: dict[int, Any] = dict.fromkeys((signal.SIGINT, signal.SIGQUIT), lambda *_: None)
     wanted[signal.SIGTSTP] = signal.SIG_DFL
     handlers = {number: signal.signal(number, handler) for number, handler in wanted.items()}
@@ -123,14 +123,14 @@ def _as_it_was() -> Iterator[None]:
 
 
 def _take_back(terminal: int, settings: list[Any]) -> None:
-    """An editor that was killed leaves its group in the foreground, its screen up and its keys on."""
+    """Make us the foreground group again, and restore settings and screen, which a killed editor leaves as its own."""
     others = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:
         os.tcsetpgrp(terminal, os.getpgrp())
         termios.tcsetattr(terminal, termios.TCSANOW, settings)
         os.write(terminal, LEAVE)
     except (OSError, termios.error):
-        # The terminal is gone: the toolkit will find out.
+        # The terminal is gone; Textual will notice.
         pass
     finally:
         signal.signal(signal.SIGTTOU, others)

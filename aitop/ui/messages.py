@@ -1,4 +1,4 @@
-"""How threads reach the screen: by messages and nothing else; and calls that may be slow or hang, off the UI thread."""
+"""Messages, the only way for threads to reach the screen, and a way to make slow calls off the UI thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class SnapshotArrived(Message):
-    """A new Snapshot. It replaces one that was not handled yet, so a slow screen never lags."""
+    """A new Snapshot. It replaces one that is still in the queue, so that a slow screen does not fall behind."""
 
     snapshot: Snapshot
 
@@ -27,7 +27,7 @@ class SnapshotArrived(Message):
 
 @dataclass
 class Failed(Message):
-    """The feed could not start, or aitop itself has a fault: the program ends with this error."""
+    """The feed could not start, or aitop has a bug: the program ends with this error."""
 
     error: BaseException
 
@@ -35,9 +35,9 @@ class Failed(Message):
 def in_background(
     target: MessagePump, name: str, work: Callable[[], Answer], done: Callable[[Answer | Exception], None]
 ) -> None:
-    """Call `work` in a daemon thread, then `done` in a message of `target`, with what it returned or raised.
+    """Call `work` in a daemon thread, then call `done` on the UI thread, via `target`, with its result or exception.
 
-    A thread that hangs does not keep the program alive.
+    As a daemon, a thread that hangs does not keep the program alive.
     """
 
     def run() -> None:
@@ -52,7 +52,7 @@ def in_background(
 
 
 def deliver(post: Callable[..., object], *arguments: object) -> None:
-    """Post something from any thread; nothing happens if the event loop has ended in the meantime."""
+    """Call `post` from any thread, and ignore that the event loop may have ended in the meantime."""
     try:
         post(*arguments)
     except RuntimeError:

@@ -1,6 +1,6 @@
-"""Files that the user asks for, in the working directory: they replace no other file, and only the user can read them.
+"""Writes screenshots, traces and recordings to the working directory. No file is replaced; only the user can read them.
 
-The functions for the screen return what to say in the notice, an error in words included.
+`save_screen` and `start_or_end_recording` return the text of a notice, which may be an error in words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECORDING_SUFFIX = ".jsonl.gz"
 
 
 def free_stem(folder: Path, stem: str, suffixes: tuple[str, ...]) -> str:
-    """`stem` with the lowest number under which none of the suffixes is taken."""
+    """`stem-N` with the lowest number N for which no file with any of the suffixes exists."""
     taken = set(os.listdir(folder))
     for number in range(1, MOST_FILES):
         if not any(f"{stem}-{number}{suffix}" in taken for suffix in suffixes):
@@ -32,7 +32,7 @@ def free_stem(folder: Path, stem: str, suffixes: tuple[str, ...]) -> str:
 
 
 def write_new(folder: Path, stem: str, contents: Mapping[str, str | bytes]) -> list[Path]:
-    """Write a file for each suffix, all under one new number. Raises OSError; then none of them is left."""
+    """Write one file per suffix, all with the same new number. On an OSError none of the files is left."""
     name = free_stem(folder, stem, tuple(contents))
     written: list[Path] = []
     try:
@@ -60,7 +60,7 @@ def save_screen(screen: Screen[Any], pid: int) -> str:
 
 
 def text_of(screen: Screen[Any]) -> str:
-    """The screen as plain text: each row from the panes that lie on it, left to right."""
+    """The screen as plain text: each row joins the lines of the panes there, from left to right."""
     rows: dict[int, list[tuple[int, str]]] = {}
     for pane in screen.query(Pane):
         if pane.display:
@@ -70,7 +70,7 @@ def text_of(screen: Screen[Any]) -> str:
 
 
 def start_or_end_recording(recorder: Recorder | None, pid: int) -> str:
-    """End the recording that runs, else begin one. Returns a sentence for the screen."""
+    """End the current recording, or begin one if there is none. Returns a sentence for the screen."""
     if recorder is None:
         return "only a live run can be recorded"
     ended = recorder.end()
@@ -86,7 +86,7 @@ def start_or_end_recording(recorder: Recorder | None, pid: int) -> str:
 
 
 def recording_state(recorder: Recorder | None) -> str | None:
-    """How large the recording is, or that it has stopped; None while there is none."""
+    """The size of the recording, or that it has stopped by an error; None without a recording."""
     recording = recorder.recording if recorder else None
     if recording is None:
         return None
@@ -94,5 +94,5 @@ def recording_state(recorder: Recorder | None) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """An error in words, without the number of an OSError."""
+    """An error in words; of an OSError only the text, without its number and path."""
     return printable((error.strerror if isinstance(error, OSError) else None) or str(error))

@@ -1,4 +1,4 @@
-"""The terminal: its size, whether it takes more output, how it is taken once, and given back whatever happens."""
+"""The terminal: its size, whether it accepts output, and taking it exactly once and always giving it back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ GRACE_SECONDS = 3.0
 LEAVE = (
     b"\x1b[<u\x1b[?2004l\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?7h\x1b[?1049l\x1b[?25h"
 )
-"""Keyboard protocol, paste, resize and mouse reports off; wrapping on; alternate screen off; cursor on."""
+"""Turns keyboard protocol, paste, resize, mouse and focus reports off, wrapping on, alternate screen off, cursor on."""
 
 
 def forget_exported_size() -> None:
-    """Forget COLUMNS and LINES where the terminal knows its size: a shell may have exported old ones."""
+    """Remove COLUMNS and LINES from the environment if the terminal knows its size: a shell may export old values."""
     try:
         size = os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ else None
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def forget_exported_size() -> None:
 
 
 def output_is_blocked() -> bool:
-    """Whether the terminal takes no more output now: a slow link, or somebody who has stopped it."""
+    """Whether the terminal accepts no output now, because of a slow link or because somebody has stopped it."""
     try:
         out = sys.__stderr__.fileno() if sys.__stderr__ is not None else -1
         return os.isatty(out) and not select.select([], [out], [], 0)[1]
@@ -45,9 +45,9 @@ def output_is_blocked() -> bool:
 
 @contextlib.contextmanager
 def signals_as_input() -> Iterator[int]:
-    """A descriptor with something to read after each signal: an event loop that watches it handles signals at once.
+    """A file descriptor that becomes readable after each signal, so that an event loop that watches it wakes up.
 
-    The kernel may give a signal to any thread. Python handles it in the main thread, which would otherwise sleep on.
+    The kernel may deliver a signal to any thread, but Python runs handlers in the main thread, which would sleep on.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -60,9 +60,9 @@ def signals_as_input() -> Iterator[int]:
 
 
 class LastResort:
-    """Ends the process if it has not ended some seconds after it was asked to, as when its terminal is gone.
+    """Ends the process if it is still there GRACE_SECONDS after it was asked to end, for instance on a lost terminal.
 
-    `clean_up` is called first; it must be bounded in time. `disarm` when the screen has ended by itself.
+    `clean_up` is called first; it must return in bounded time. Call `disarm` when the screen has ended by itself.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:
@@ -71,14 +71,14 @@ class LastResort:
         self._settings = settings_of(keyboard())
 
     def arm(self, exit_code: int) -> None:
-        """From now on there are `GRACE_SECONDS` to end in order."""
+        """Start the countdown of GRACE_SECONDS; a second call changes nothing."""
         if self._timer is None:
             self._timer = threading.Timer(GRACE_SECONDS, self._end, (exit_code,))
             self._timer.daemon = True
             self._timer.start()
 
     def disarm(self) -> None:
-        """The screen has ended: nothing more to enforce."""
+        """Stop the countdown: the screen has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -90,7 +90,7 @@ class LastResort:
             os._exit(exit_code)
 
     def _restore(self) -> None:
-        """Give the terminal back, as far as it still takes anything."""
+        """Restore the terminal, as far as it still accepts anything."""
         try:
             if self._settings is not None:
                 termios.tcsetattr(keyboard(), termios.TCSANOW, self._settings)
@@ -104,7 +104,7 @@ class LastResort:
 
 
 def keyboard() -> int:
-    """The file descriptor of standard input, -1 where there is none."""
+    """The file descriptor of standard input, -1 if there is none."""
     try:
         return sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
     except ValueError:
@@ -112,7 +112,7 @@ def keyboard() -> int:
 
 
 def settings_of(terminal: int) -> list[Any] | None:
-    """The settings of a terminal, None where it is none."""
+    """The termios settings of a file descriptor, None if it is not a terminal."""
     try:
         return termios.tcgetattr(terminal)
     except (OSError, ValueError, termios.error):
@@ -120,7 +120,7 @@ def settings_of(terminal: int) -> list[Any] | None:
 
 
 def _in_background(terminal: int) -> bool:
-    """Whether another job of the shell has the terminal: changing its settings would stop us."""
+    """Whether we are a background job of the shell: changing the terminal's settings would then stop us."""
     try:
         return os.tcgetpgrp(terminal) != os.getpgrp()
     except OSError:
@@ -128,10 +128,10 @@ def _in_background(terminal: int) -> bool:
 
 
 def writing_changes_only(driver: type[Driver], cells: ChangedCells) -> type[Driver]:
-    """The same driver, taking the terminal only once and writing only cells that change."""
+    """A subclass of `driver` that takes the terminal only once and writes only the cells that change."""
 
     class ChangesOnly(driver):  # type: ignore[misc, valid-type]
-        """Takes the terminal only once, writes only cells that change, and leaves no picture behind."""
+        """Takes the terminal only once, writes only cells that change, and clears the screen at the end."""
 
         _drawing = False
 
@@ -141,8 +141,10 @@ def writing_changes_only(driver: type[Driver], cells: ChangedCells) -> type[Driv
                 super().write(changes)
 
         def start_application_mode(self) -> None:
-            """Take the terminal. Textual calls this on every SIGCONT, also on one that follows no suspension of ours:
-            taking the terminal twice would read keys twice, and restore the wrong settings at the end.
+            """Take the terminal, unless we have it already.
+
+            Textual calls this on every SIGCONT, even if we were not suspended by ^z. Taking the terminal twice would
+            read keys twice and restore the wrong settings at the end.
             """
             cells.forget()
             if self._drawing:
@@ -154,16 +156,16 @@ def writing_changes_only(driver: type[Driver], cells: ChangedCells) -> type[Driv
 
         def stop_application_mode(self) -> None:
             if self._drawing:
-                # A terminal without a second screen (GNU screen by default) would keep our picture.
+                # A terminal without an alternate screen (GNU screen by default) would keep our last frame.
                 super().write("\x1b[H\x1b[2J")
             self._drawing = False
             super().stop_application_mode()
 
         def _draw_again(self) -> None:
-            """Restore settings and picture: somebody may have used the terminal while we were stopped from outside."""
+            """Restore settings and redraw: another program may have used the terminal while we were stopped."""
             if self._as_drawn is not None and not _in_background(self.fileno):
                 with contextlib.suppress(OSError, termios.error):
-                    # If the terminal is gone, the next write says so.
+                    # If the terminal is gone, the next write reports it.
                     termios.tcsetattr(self.fileno, termios.TCSANOW, self._as_drawn)
             self.send_message(self.SignalResume())
 

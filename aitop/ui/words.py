@@ -1,4 +1,4 @@
-"""Words and figures that several panes share. Pure."""
+"""Texts and number formats that several panes share. Pure."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SOURCE_STATES: dict[SourceState, tuple[str, Style, str]] = {
 
 
 def waits_for_target(status: SourceStatus | None) -> bool:
-    """Whether the hook has been asked for and enters as soon as the target runs Python code again."""
+    """Whether the hook has been requested but can enter only when the target runs Python code again."""
     return status is not None and status.code == "waiting-for-target"
 
 
 def state_mark(status: SourceStatus | None) -> tuple[str, Style]:
-    """Glyph and colour of a source's state; `…` before the first state and while the hook waits to enter."""
+    """The glyph and style of a source's state; `…` before its first state and while the hook waits to enter."""
     if status is None:
         return NOT_YET, FAINT
     return (NOT_YET, STATE_STALE) if waits_for_target(status) else SOURCE_STATES[status.state][:2]
 
 
 def state_line(name: str, status: SourceStatus | None) -> Line:
-    """A source in words: its state, why, and what would mend it."""
+    """A source in words: its state, the reason, and the remedy."""
     glyph, style = state_mark(status)
     line = Line(f"{glyph} ", style).add(name, TEXT)
     if status is None:
@@ -51,13 +51,13 @@ def state_line(name: str, status: SourceStatus | None) -> Line:
 
 
 def needs_hook(text: str, status: SourceStatus | None, width: int) -> list[Line]:
-    """What needs the hook, and the state of the hook where that is not ok."""
+    """`text`, which says what needs the hook, and the state of the hook unless that is ok; wrapped to `width`."""
     texts = [text] if status is None or status.state == "ok" else [text, state_line("hook", status).text]
     return [Line(line, DIM) for text in texts for line in wrap(text, width)]
 
 
 def label(verdict: Verdict) -> tuple[str, Style]:
-    """The verdict's id as a label, coloured by how bad it is."""
+    """The verdict's id as a label, and its style by severity."""
     return f" {verdict.id.upper()} ", SEVERITY_LABELS[verdict.severity]
 
 
@@ -68,13 +68,13 @@ def confidence_dots(confidence: float) -> Line:
 
 
 def confidence_words(confidence: float) -> str:
-    """A confidence (0..1) in words, with the figure."""
+    """A confidence (0..1) in words and in percent."""
     words = ((0.85, "very sure"), (0.65, "fairly sure"), (0.4, "likely"), (0.0, "a first guess"))
     return f"{next(word for least, word in words if confidence >= least)} ({percent(confidence)})"
 
 
 class CodeLine(Protocol):
-    """Anything with a file and a line: a frame, a hot line, a place of a verdict."""
+    """Anything with a file and a line: a frame, a hot line, a line that a verdict names."""
 
     @property
     def file(self) -> str:
@@ -96,18 +96,18 @@ def base_name(path: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text that may have line breaks, on one line."""
+    """Text on one line: runs of white space, line breaks included, become one space."""
     return " ".join(printable(text).split())
 
 
 def short_command(command: str) -> str:
-    """A command line without the directories of its program and its script."""
+    """A command line without the directories of its program and its scripts (*.py)."""
     program, *words = one_line(command).split(" ")
     return " ".join([base_name(program), *(base_name(word) if word.endswith(".py") else word for word in words)])
 
 
 def significant(value: float | None, width: int = 4) -> str:
-    """Three significant digits, right-aligned: 4.20, 42.0, 420, 12.3K."""
+    """A number with three significant digits, right-aligned: 4.20, 42.0, 420, 12.3K."""
     if value is None:
         return NOT_SUPPORTED.rjust(width)
     for unit in ("", "K", "M", "G"):
@@ -119,10 +119,10 @@ def significant(value: float | None, width: int = 4) -> str:
 
 
 def tight_percent(share: float) -> str:
-    """A share as short as it can be written: 64%."""
+    """A share (0..1) in its shortest form: 64%."""
     return f"{share * 100:.0f}%"
 
 
 def share_text(share: float | None) -> str:
-    """A share in four cells: ' 64%' or the dash."""
+    """A share (0..1) in four cells: " 64%", or a dash for None."""
     return NOT_SUPPORTED.rjust(4) if share is None else f"{share * 100:3.0f}%"

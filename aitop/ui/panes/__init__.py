@@ -1,1 +1,1 @@
-"""Panes: one subject of a Snapshot each."""
+"""The panes: each shows one aspect of a Snapshot."""

@@ -1,4 +1,4 @@
-"""The last line: the keys that matter here and what watching costs; or the filter while it is typed."""
+"""The footer line: keys and what watching costs, or the filter while the user types it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOM_FOR_COST = 50
 ROOM_FOR_WORDS = 140
 ROOM_FOR_REASON = 100
 LEAST_COUNTED = 3.0
-"""Seconds before the cost is shown: starting costs more than watching."""
+"""The cost is shown only after this many seconds, because starting costs more than watching."""
 KEYS = (
     ("?", "help", "app.help"),
     ("q", "quit", "app.quit"),
@@ -41,11 +41,11 @@ MEAN_ELSE = {
     "code": {"why": "line"},
     "ranks": {"why": "enter"},
 }
-"""What keys do instead while a pane has the focus."""
+"""By focused pane: the words for keys that do something else there."""
 
 
 class Footer(Pane, can_focus=False):
-    """Keys at the left, cost or the newest notice at the right."""
+    """Keys at the left; at the right the newest notice or, without one, the cost."""
 
     framed = False
 
@@ -59,7 +59,7 @@ class Footer(Pane, can_focus=False):
 
 
 def cost_line(view: View, width: int) -> Line:
-    """What watching costs: CPU of aitop over half a minute, the hook's time in a step."""
+    """What watching costs: aitop's CPU (mean of half a minute), and the hook's time per step."""
     snapshot = view.snapshot
     cost = snapshot.cost if snapshot else None
     if snapshot is None or cost is None or cost.monitor_cpu is None or snapshot.window < LEAST_COUNTED:
@@ -106,14 +106,16 @@ WITHOUT_MEANING = ("up", "down", "left", "right", "home", "end", "pageup", "page
 
 @dataclass
 class Filtered(Message):
-    """What is typed so far; `done` when the user is through with it."""
+    """The filter text so far; `done` when the user has finished typing."""
 
     text: str
     done: bool = False
 
 
 class FilterLine(Pane):
-    """Takes every key while it has the focus: text narrows at once, enter keeps it, escape drops it."""
+    """Takes every key while it has the focus. Each typed character filters at once; enter keeps the filter, escape
+    clears it.
+    """
 
     framed = False
     typed = ""
@@ -143,7 +145,7 @@ class FilterLine(Pane):
         self._change(self.typed + " ".join(event.text.split()))
 
     def on_blur(self) -> None:
-        """The focus went elsewhere: keep what was typed."""
+        """Keep the filter as typed when the focus moves elsewhere."""
         self.post_message(Filtered(self.typed, done=True))
 
     def _change(self, text: str) -> None:

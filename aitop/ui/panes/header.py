@@ -1,4 +1,4 @@
-"""The first line: whose run this is, how fast it goes, and what we can see of it."""
+"""The header line: which run this is, how fast it goes, and the state of each source."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MOST_FILTER = 16
 
 
 def banner_line(view: View, width: int) -> Line:
-    """Says that the target has ended, while the last picture stays."""
+    """Says that the target has ended, above its last Snapshot; empty while it lives."""
     ended = view.snapshot.target.ended if view.snapshot else None
     words = f" target ended: {ended} · this is the last picture"
     return Line(shorten(words, width), NOTICE).to(width, style=NOTICE) if ended else Line()
 
 
 def header_line(view: View, width: int) -> Line:
-    """Command, pid, ranks and workers, or the engine of a server; the rate; the state of each source.
+    """The header: command, pid, ranks and workers (or a server's engine), rates, and the state of each source.
 
-    Less important parts are left out where there is no room.
+    The less important parts are left out if there is no room.
     """
     who, rates = _who(view), _rates(view)
     state = _state(view).join(_sources(view, short=False))
@@ -38,7 +38,7 @@ def header_line(view: View, width: int) -> Line:
     command = shorten(_command(view), MOST_COMMAND if engine is None else MOST_BESIDE_ENGINE)
     least = BRAND_WIDTH + len(command) + state.width + 2
     for parts, least_parts in ((rates, 2), (who, 1), (rates, 1), (who, 0), (rates, 0)):
-        # How fast it goes says more than the rest of its name.
+        # Before the first rate is dropped, shorten the command: how fast the run goes matters more.
         name = MOST_BESIDE_ENGINE if parts is rates and least_parts == 0 else len(command)
         needed = least - max(0, len(command) - name)
         while len(parts) > least_parts and needed + sum(part.width + 3 for part in (*who, *rates)) > width:
@@ -121,7 +121,7 @@ def _served(view: View, serving: Serving) -> list[Line]:
 
 
 def _beside_last_run(view: View) -> list[Line]:
-    """How fast the run is beside the last one of its script, once that can be told."""
+    """How fast the run is compared with the last one of the same script; empty until that can be told."""
     words = in_a_sentence(view.compared) if view.compared is not None else None
     return [Line(words, OUTCOMES[view.compared.change.verdict])] if view.compared and words else []
 

@@ -1,4 +1,4 @@
-"""The latencies of the requests as a histogram with logarithmic buckets, its tail by cause. Pure."""
+"""A histogram of request latencies with logarithmic buckets; its tail is coloured by cause. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from aitop.ui.words import one_line, share_text
 
 SCALE = 7
 PER_DECADE = (48, 24, 12, 6, 3)
-"""Buckets in a factor of ten, from fine to coarse. The ends of the axis stand at thirds of a decade."""
+"""Possible numbers of buckets per factor of ten: multiples of 3, because the axis ends at thirds of a decade."""
 MOST_CELLS = 3
 ROUND = (1.0, 2.0, 5.0)
 LEAST_ROWS, LEAST_WIDTH = 4, 30
 LEAST_PART = 0.05
-"""Causes that explain less of the tail are not named."""
+"""Other causes that explain a smaller share (0..1) of the tail are not named."""
 
 
 class Cause(NamedTuple):
-    """What makes the slowest requests slow, and the share (0..1) of their extra time that it explains."""
+    """A cause of the slowest requests' latency, and the share (0..1) of their extra time that it explains."""
 
     words: str
     share: float
@@ -35,7 +35,7 @@ class Cause(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Buckets from number `first` on, `per_decade` of them in a factor of ten, each `cells` cells wide."""
+    """A logarithmic axis: bucket i, from `first` on, starts at 10 ** (i / per_decade) s and is `cells` cells wide."""
 
     first: int
     buckets: int
@@ -43,7 +43,7 @@ class Axis(NamedTuple):
     cells: int
 
     def bucket(self, seconds: float) -> int:
-        """The bucket that a latency belongs to; one beyond the ends of the axis belongs to the first or the last."""
+        """The index of a latency's bucket, from 0; beyond the ends of the axis, the first or the last bucket."""
         place = math.floor(math.log10(max(seconds, 1e-9)) * self.per_decade) - self.first
         return max(0, min(self.buckets - 1, place))
 
@@ -52,7 +52,7 @@ class Axis(NamedTuple):
 
 
 def axis_for(shortest: float, longest: float, cells: int) -> Axis:
-    """The finest buckets with which all latencies from the shortest to the longest have room."""
+    """An axis in `cells` cells from the shortest to the longest latency (seconds), with the finest buckets that fit."""
     first = math.floor(math.log10(max(shortest, 1e-9)) * 3)
     last = max(first + 1, math.ceil(math.log10(max(longest, 1e-9)) * 3 + 1e-9))
     per_decade = next((one for one in PER_DECADE if (last - first) * one // 3 <= cells), PER_DECADE[-1])
@@ -61,7 +61,7 @@ def axis_for(shortest: float, longest: float, cells: int) -> Axis:
 
 
 def tail_causes(diagnosis: Diagnosis) -> list[Cause]:
-    """The causes of the tail that the diagnosis names: the verdict's own first, and the largest other one."""
+    """The causes of the tail by the verdict latency-tail: its subtype, then at most one other of its parts."""
     verdict = next((one for one in diagnosis.verdicts if one.id == "latency-tail" and one.subtype), None)
     if verdict is None or verdict.share is None:
         return []
@@ -77,9 +77,9 @@ def tail_causes(diagnosis: Diagnosis) -> list[Cause]:
 def histogram(
     latencies: Sequence[float], causes: Sequence[Cause], width: int, height: int, *, letters: bool = False
 ) -> list[Line]:
-    """How many requests took how long (seconds), counts on a logarithmic scale; the causes within the tail.
+    """The histogram of `latencies` (seconds), with counts on a logarithmic scale and the tail divided by cause.
 
-    Empty where there are no requests or too few cells.
+    Empty if there are no requests or too few cells.
     """
     if not latencies or height < LEAST_ROWS or width < LEAST_WIDTH:
         return []
@@ -97,7 +97,7 @@ def histogram(
 
 
 def _column(number: int, slow: int, causes: Sequence[Cause]) -> Parts:
-    """A bucket of so many requests, of which the `slow` ones belong to the tail."""
+    """A column for a bucket of `number` requests, `slow` of which are in the tail. Its height is log2(1 + number)."""
     if not number:
         return [(LATENCIES, 0.0)]
     height = math.log2(1 + number)
@@ -111,7 +111,7 @@ def _column(number: int, slow: int, causes: Sequence[Cause]) -> Parts:
 
 
 def _caption(number: int, slowest: int, causes: Sequence[Cause], width: int, letters: bool) -> Line:
-    """How many requests these are, and what explains which part of the slowest."""
+    """The number of requests and of the slowest ones, with the causes of the tail and their shares."""
     slow = count(slowest)
     if not causes:
         mark = Line("  ").add(TAIL.letter if letters else "█", TAIL.ink).add(f" slowest {slow}", FAINT)
@@ -126,13 +126,13 @@ def _caption(number: int, slowest: int, causes: Sequence[Cause], width: int, let
 
 
 def _labels(axis: Axis, cells: int) -> Line:
-    """Round latencies below their places: powers of ten first, then what fits between them."""
+    """Labels of the axis: powers of ten, then 2 and 5 times these where they fit between."""
     exponents = range(axis.first // axis.per_decade, (axis.first + axis.buckets) // axis.per_decade + 1)
     taken: dict[int, str] = {}
     for digit in ROUND:
         for exponent in exponents:
             seconds = digit * 10.0**exponent
-            # Without needless digits: 5 ms, 200 ms, 1 s.
+            # Drop needless digits: 5 ms, 200 ms, 1 s.
             text, at = duration(seconds).replace(".00 s", " s").replace(".0 ms", " ms"), axis.cell(seconds)
             if at < 0 or at + len(text) > min(cells, axis.buckets * axis.cells + len(text)):
                 continue

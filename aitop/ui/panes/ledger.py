@@ -1,4 +1,4 @@
-"""Where the time goes: the heaviest entries of the ledger, each with its phase, what the code does, and its line."""
+"""The time pane: the largest entries of the ledger, each with its phase, activity and line of code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_SHARE = 0.005
 
 
 class LedgerPane(Pane):
-    """The entries of the main thread, heaviest first; below them those of the other lanes."""
+    """The entries of the main lane, the largest first, and below them those of the loader workers."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         ledgers, pids = view.snapshot.ledgers if view.snapshot else (), view.pids()
@@ -45,7 +45,7 @@ class LedgerPane(Pane):
 
 
 def _unit(ledger: Ledger) -> str:
-    """What the time is divided by. Requests overlap: of these it is the time from one to the next."""
+    """The unit of the ledger in words. Requests overlap, so theirs is the time from one request to the next."""
     if ledger.unit == "second":
         return "wall time"
     unit = f"{'an' if ledger.unit == 'iteration' else 'a'} {ledger.unit}"
@@ -56,9 +56,9 @@ def _unit(ledger: Ledger) -> str:
 
 
 def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
-    """Share, a bar in the hue of the phase, phase, activity, seconds a unit where there is room, and the line.
+    """An entry: share, a bar in the hue of the phase, phase, activity, seconds per unit if there is room, and line.
 
-    `longest` is the length of the longest place in the list, `timed` says whether any of its entries has seconds.
+    `longest` is the length of the longest place (file:line) in the list. `timed` says whether any entry has seconds.
     """
     phase, name = phase_of(entry.phase), "host code" if entry.phase == "host" else entry.phase
     spare = width - (5 + PHASE_CELLS + 1 + ACTIVITY_CELLS + 1) - max(LEAST_PLACE, min(longest, width // 3))
@@ -67,7 +67,7 @@ def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
     line = Line(share_text(entry.share), BRIGHT).add(" ")
     if cells >= LEAST_BAR:
         line.join(bar(entry.share, cells, phase.ink)).add(" ")
-    # Without a bar the phase still has its hue.
+    # This block shows the hue of the phase even if there is no room for the bar.
     line.join(Line("▌", phase.ink).add(name, TEXT).fit(PHASE_CELLS)).add(" ")
     line.join(Line(ACTIVITIES[entry.activity], TEXT).fit(ACTIVITY_CELLS)).add(" ")
     if timed:

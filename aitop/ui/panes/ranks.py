@@ -1,4 +1,4 @@
-"""The ranks of the job beside each other, the latest first, to read and to enter."""
+"""The rank pane: the ranks of the job on this machine, the latest (the stragglers) first."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from aitop.ui.widgets.table import Column, RowPane, fit, heading, row_line
 from aitop.ui.words import tight_percent
 
 LATE_SHARE = 0.1
-# Ranks change places only when one is later than another by this part of a step.
+# Lateness is sorted in steps of this share of a step, so that ranks do not keep changing places.
 SORTED_BY = 0.05
 ODD_RATIO, ODD_SHARE = 1.2, 0.03
 GAP = 1
 
 
 class RankRow(NamedTuple):
-    """A rank among those that it is compared with."""
+    """A rank, with all the ranks that it is compared with."""
 
     rank: RankView
     among: Ranks
 
     @property
     def late_by(self) -> float:
-        """Its lateness as a share of a step, 0 where it is not known."""
+        """Its lateness as a share (0..1) of a step, 0 if not known."""
         return self.rank.lateness / self.among.step if self.rank.lateness is not None and self.among.step else 0.0
 
     @property
@@ -47,9 +47,10 @@ class RankRow(NamedTuple):
 
 
 def _phase(heading: str, keep: int, field: str, phase: str = "") -> Column:
-    """The mean time of a phase, the cell filled as far as its share of a step goes; red where a late rank differs.
+    """A column with the mean time of a phase. The cell is filled as far as the phase's share of a step.
 
-    `field` of a rank's phases has it; `phase` is its key, where that is another word.
+    The time is red where a late rank takes clearly longer than the mean of the others (ODD_RATIO and ODD_SHARE).
+    `field` is the field of RankPhases; `phase` is the palette's key of the phase if that is another word.
     """
 
     def seconds_of(row: RankRow) -> float | None:
@@ -70,7 +71,10 @@ def _phase(heading: str, keep: int, field: str, phase: str = "") -> Column:
 
 
 def _skew(row: RankRow, cells: int) -> Line:
-    """How late a rank was, over the steps compared: a full cell is a whole step; several steps a cell as their mean."""
+    """A chart of a rank's lateness over the compared steps; a full cell is lateness by a whole step.
+
+    With more steps than cells, a cell is the mean of several steps.
+    """
     skew, step = row.rank.skew, row.among.step
     if not skew or not step:
         return Line()
@@ -102,7 +106,7 @@ COLUMNS = (
 
 
 def sorted_ranks(ranks: Ranks) -> list[RankView]:
-    """The latest first; ranks that are about as late as each other by their numbers."""
+    """The ranks, the latest first; those with about the same lateness by rank number."""
     unit = SORTED_BY * (ranks.step or 0.0)
 
     def order(one: RankView) -> tuple[bool, float, int, int]:
@@ -116,7 +120,7 @@ BESIDE_NOTE = 7
 
 
 class RankPane(RowPane[RankRow]):
-    """A heading, a row a rank, the one at the cursor lit up, the chosen one marked."""
+    """A heading and one row per rank; the row at the cursor is highlighted, the chosen one marked."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,right", "choose", "enter the rank", show=False),
@@ -141,7 +145,7 @@ class RankPane(RowPane[RankRow]):
         return Drawing(lines, title, note, view.stale("hook"))
 
     def _notes(self, ranks: Ranks) -> list[Line]:
-        """What may stand beside the title, the longest first."""
+        """Notes that may stand beside the title, from the longest to the shortest; the first that fits is shown."""
         part = self.in_sight()
         order = Line(f"{part}, the latest first" if part else "the latest first", DIM)
         compared = Line(f"{plural(ranks.steps, 'step')} compared · " if ranks.steps else "", DIM)
@@ -158,7 +162,7 @@ class RankPane(RowPane[RankRow]):
 
 
 def _measured(ranks: Ranks) -> list[Line]:
-    """What the exchange costs and how well ranks are made use of, the longest first."""
+    """Notes on the share of the exchange in a step and the scaling efficiency, the longest first."""
     if not ranks.step or ranks.exchange is None:
         return [Line("no steps seen yet · ", DIM)] if all(rank.phases is None for rank in ranks.ranks) else []
     share = percent(ranks.exchange / ranks.step)

@@ -1,4 +1,4 @@
-"""How figures have changed since the mark that the user set. Pure: a view in, pieces of lines of fixed width out."""
+"""How figures have changed since the mark that the user set. Pure: a view in, parts of lines of fixed width out."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MOST = 9.99
 SETTLING_SECONDS = 10.0
 MINUTE = 59.5
 ValueOf = Callable[[Snapshot], "float | None"]
-"""Reads a figure of a Snapshot; None where it was not measured."""
+"""Reads a figure from a Snapshot; None if it was not measured."""
 OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM, "cannot-tell": DIM}
 
 
 def change(view: View, value_of: ValueOf, *, is_speed: bool = False, points: bool = False) -> Line:
     """The change of a figure since the mark; empty without a mark.
 
-    Coloured only if the figure `is_speed` and the steps got faster or slower by more than noise: a single figure is no
-    evidence.
+    It is coloured only if the figure `is_speed` and steps became faster or slower by more than noise, because a single
+    figure proves nothing. `points`: the figure is a share, and its change is in percentage points.
     """
     if view.mark is None:
         return Line()
@@ -43,9 +43,10 @@ def change(view: View, value_of: ValueOf, *, is_speed: bool = False, points: boo
 
 
 def difference(now: float | None, then: float | None, *, is_speed: bool = False, points: bool = False) -> Line:
-    """How a figure has changed, in WIDTH cells: in percent of the old value, or for shares in percentage `points`.
+    """The change from `then` to `now` in WIDTH cells: in percent of `then` or, with `points`, times 100 (for shares:
+    percentage points). A dash if one of them is None.
 
-    That of a speed is coloured as gain or loss.
+    The change of a speed is coloured as gain or loss.
     """
     if now is None or then is None or then < 0:
         return Line("–".rjust(WIDTH), FAINT)
@@ -62,13 +63,13 @@ def difference(now: float | None, then: float | None, *, is_speed: bool = False,
 def figure(
     view: View, value_of: ValueOf, text_of: Callable[[float | None], str], style: Style = TEXT, *, points: bool = False
 ) -> Line:
-    """A figure of the Snapshot, with its change since the mark behind it."""
+    """A figure of the Snapshot, followed by its change since the mark."""
     value = value_of(view.snapshot) if view.snapshot else None
     return Line(text_of(value), style).join(change(view, value_of, points=points))
 
 
 def field_of(path: str) -> ValueOf:
-    """Reads the figure at a path of fields of a Snapshot, such as steps.mfu; None where one of the fields is."""
+    """A reader of the figure at a path of fields such as "steps.mfu"; it returns None if a field there is None."""
 
     def value_of(snapshot: Snapshot) -> float | None:
         value: Any = snapshot
@@ -80,7 +81,10 @@ def field_of(path: str) -> ValueOf:
 
 
 def recent(snapshot: Snapshot, name: str) -> float | None:
-    """The mean of a series over its last seconds, so that ordinary ups and downs do not look like a change."""
+    """The mean of a series over the last SETTLING_SECONDS, so that normal fluctuation does not look like a change.
+
+    None if it has no value in that time.
+    """
     series = snapshot.series.get(name)
     if series is None:
         return None
@@ -91,14 +95,14 @@ def recent(snapshot: Snapshot, name: str) -> float | None:
 
 @lru_cache(maxsize=1)
 def judged(mark: Snapshot, snapshot: Snapshot | None) -> Comparison:
-    """The steps since the mark against those before it."""
+    """Compares the steps since the mark with those before it."""
     before = mark.steps.recent if mark.steps else ()
     recent = snapshot.steps.recent if snapshot and snapshot.steps else ()
     return compare(before, [record for record in recent if record.end - record.seconds >= mark.time])
 
 
 def since_mark(view: View, width: int) -> Line | None:
-    """The line that says whether steps, or requests, became faster since the mark; None without a mark."""
+    """A line that says how the speed of steps or requests has changed since the mark; None without a mark."""
     if view.mark is None or view.snapshot is None:
         return None
     line = Line(f"since the mark{_when(view.mark, view.snapshot)}: ", DIM)
@@ -119,7 +123,7 @@ def since_mark(view: View, width: int) -> Line | None:
 
 
 def _when(mark: Snapshot, now: Snapshot) -> str:
-    """How long ago that is; for one in an earlier run, when it was."""
+    """How long ago the mark was set; for a mark from an earlier run, when that was."""
     if mark.time == -math.inf:
         return f" of the run at {moment(mark.wall, now.wall)}"
     seconds = max(0.0, now.time - mark.time)
@@ -127,7 +131,7 @@ def _when(mark: Snapshot, now: Snapshot) -> str:
 
 
 def _served(before: Serving, after: Serving, width: int) -> Line:
-    """How rate and latency of a server were and are, as many of them as fit."""
+    """Request rate, p50 and p99 of a server at the mark and now, as many as fit."""
     rates = (f"{significant(serving.requests_per_second).strip()}" for serving in (before, after))
     line = Line(" → ".join(rates), BRIGHT).add(" req/s", DIM)
     for percentile in ("p50", "p99"):

@@ -1,6 +1,6 @@
-"""Figures of a step beside its phases: how much it computes, waits for the device, talks to others, and compiles. Pure.
+"""Figures of a step beside its phases: speed, device synchronisation, collectives, compilation and AMP scaling. Pure.
 
-Each is there only where it was measured, in an order and in widths that do not change.
+A figure is shown only if it was measured. Order and widths are fixed, so that nothing moves when values change.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LEAST_WORDS = 20
 
 
 class Figure(NamedTuple):
-    """A figure in parts, the most important first. The first `brief` parts are its short form.
+    """A named row of parts, the most important first. Its short form is the first `brief` parts.
 
-    `words` behind the parts may be cut. `measured`: at least one part is known.
+    `words` follow the parts and may be cut off. `measured` says whether the value of at least one part is known.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Figure(NamedTuple):
         return LABEL + sum(part.width for part in self.parts) + len(GAP) * (len(self.parts) - 1)
 
     def line(self, width: int) -> Line:
-        """The name, as many parts as fit, and as much of the words."""
+        """The full form: the name, as many parts as fit, and as much of the words as fits."""
         line = Line(self.name.ljust(LABEL), DIM).join_fitting(self.parts, width, GAP)
         room = width - line.width - len(GAP)
         fits = self.words and room >= min(LEAST_WORDS, cell_len(self.words))
         return line.add(GAP).add(shorten(self.words, room), FAINT) if fits else line
 
     def short(self) -> Line:
-        """A piece of a line shared with others."""
+        """The short form, for a line that is shared with other figures."""
         line = Line(self.name, COMMUNICATION.ink if self.name == "comms" else DIM)
         for part in self.parts[: self.brief]:
             line.add(" ").join(part)
@@ -56,13 +56,16 @@ class Figure(NamedTuple):
 
 
 def measured_figures(view: View) -> list[Figure]:
-    """Every figure that was measured, in its order, with its change since the mark."""
+    """The figures that were measured, in fixed order, with their changes since the mark."""
     made = [make(view, view.snapshot) for make in FIGURES] if view.snapshot is not None else []
     return [figure for figure in made if figure is not None]
 
 
 def figure_lines(figures: Sequence[Figure], width: int, rows: int) -> list[Line]:
-    """The figures in at most `rows` lines: one each where there is room, else side by side, the rest left out."""
+    """The figures in at most `rows` lines: one line each if there is room, else in short form side by side.
+
+    Those that still do not fit are left out.
+    """
     if len(figures) <= rows:
         return [figure.line(width).fit(width) for figure in figures]
     lines: list[Line] = []
@@ -75,7 +78,7 @@ def figure_lines(figures: Sequence[Figure], width: int, rows: int) -> list[Line]
 
 
 def speed(view: View, snapshot: Snapshot) -> Figure | None:
-    """Achieved operations per second, which part of the device's peak that is, and tokens per second."""
+    """Achieved FLOP/s, MFU (the share of the device's peak) and tokens per second."""
     steps, parts = snapshot.steps, list[Line]()
     if steps is not None and steps.flops_per_second is not None:
         flops = change(view, field_of("steps.flops_per_second"))
@@ -93,12 +96,12 @@ def speed(view: View, snapshot: Snapshot) -> Figure | None:
 
 
 def waits(view: View, snapshot: Snapshot) -> Figure | None:
-    """Calls that block until the device is done."""
+    """Device synchronisations: calls that block the host until the device is done."""
     return _calls(view, snapshot, "syncs", "blocking", lambda step: (step.blockings, step.blocking))
 
 
 def collectives(view: View, snapshot: Snapshot) -> Figure | None:
-    """Collectives and waits for them, whichever phase they lie in; what DDP says of its own overlap."""
+    """Collectives and waits for them, in all phases, and the communication that DDP reports as overlapped."""
     figure = _calls(view, snapshot, "comms", "collective", lambda step: (step.collectives, step.communication))
     ddp = snapshot.facts.ddp if snapshot.facts else None
     if figure is not None and ddp is not None and ddp.communication and ddp.overlap is not None:
@@ -108,7 +111,7 @@ def collectives(view: View, snapshot: Snapshot) -> Figure | None:
 
 
 def compiler(_view: View, snapshot: Snapshot) -> Figure | None:
-    """torch.compile's counters, with the newest reason for compiling again."""
+    """torch.compile's counters of recompilations, graph breaks and graphs, with the newest reason to recompile."""
     facts = snapshot.facts
     if facts is None or facts.compiles is None:
         return None
@@ -122,7 +125,7 @@ def compiler(_view: View, snapshot: Snapshot) -> Figure | None:
 
 
 def scaler(_view: View, snapshot: Snapshot) -> Figure | None:
-    """Steps whose update a GradScaler left out."""
+    """The number of steps whose update a GradScaler skipped (because of inf or nan gradients)."""
     skips = snapshot.facts.scaler_skips if snapshot.facts else None
     if skips is None:
         return None
@@ -131,11 +134,13 @@ def scaler(_view: View, snapshot: Snapshot) -> Figure | None:
 
 FIGURES: tuple[Callable[[View, Snapshot], Figure | None], ...] = (speed, waits, collectives, compiler, scaler)
 PerStep = Callable[[StepRecord], "tuple[int | None, float | None]"]
-"""How many calls of a kind a step made, and the seconds that they took."""
+"""Reads from a step how many calls of one kind it made and how many seconds they took; None if not measured."""
 
 
 def _calls(view: View, snapshot: Snapshot, name: str, kind: CallKind, calls_of: PerStep) -> Figure | None:
-    """Calls of one kind: how many a step makes, the share and the seconds they take of it, the dearest line."""
+    """Calls of one kind: the number per step, their share of a step, their seconds per step, and the costliest call
+    site. None if no step has measured them.
+    """
 
     def timed(snapshot: Snapshot) -> list[StepRecord]:
         recent = snapshot.steps.recent if snapshot.steps else ()
@@ -159,7 +164,7 @@ def _calls(view: View, snapshot: Snapshot, name: str, kind: CallKind, calls_of: 
 
 
 def dearest(facts: HookFacts | None, kind: CallKind) -> list[Line]:
-    """The call site of this kind that takes most time; where none was timed, the one called most."""
+    """The call site of this kind with the most time, or the most calls if none was timed; empty without one."""
     calls = [call for call in facts.calls if call.kind == kind] if facts else []
     call = max(calls, key=lambda call: (call.seconds or 0.0, call.calls), default=None)
     if call is None:

@@ -1,1 +1,1 @@
-"""Screens."""
+"""The full-screen views, made of panes."""

@@ -1,4 +1,4 @@
-"""All there is to know about one line of code, and the target's own source around a line."""
+"""The screen about one line of code, and reading the target's own source around a line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aitop.ui.words import CodeLine, base_name, label, one_line, place, share_te
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """The user's coloured lines around a place; None when they could not be read, `reading` while that goes on."""
+    """Source `lines` around a place: (number, coloured line). None if not readable or, while `reading`, not yet read."""
 
     lines: list[tuple[int, Line]] | None
     reading: bool = False
@@ -34,9 +34,10 @@ class Excerpt(msgspec.Struct, frozen=True):
 def read_excerpt(
     screen: HeadedScreen, source_around: SourceAround, pid: int, at: CodeLine, done: Callable[[Excerpt], None]
 ) -> None:
-    """Hand `done` the lines around a place of a process, and until they are read an empty excerpt.
+    """Read the lines around a place in a process's source: call `done` at once with an empty excerpt that says
+    `reading`, and again with the result.
 
-    They are read off the UI thread: the file may be slow, gone or huge.
+    The file is read off the UI thread, because it may be slow, gone or huge.
     """
     process = screen.view.process(pid)
 
@@ -52,15 +53,15 @@ def read_excerpt(
 
 
 def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
-    """A numbered line of source, the guilty one marked."""
+    """A source line with its number; `guilty` marks the line that the screen is about."""
     line = Line("  ▌" if guilty else "   ", LOSS).add(str(number).rjust(5), BRIGHT if guilty else FAINT).add("  ")
     line = line.join(code).fit(width)
     return lit(line) if guilty else line
 
 
 def coloured(lines: list[tuple[int, str]]) -> list[tuple[int, Line]]:
-    """Numbered lines of Python with syntax colours. Code that begins or ends in the middle is coloured too."""
-    # The lexer takes long to load, and is needed only for source. This is not the UI thread.
+    """Numbered lines of Python with syntax colours; the code may begin or end in the middle of a statement."""
+    # Imported here because it is slow to load and needed only for source. This does not run in the UI thread.
     from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]  # noqa: PLC0415
 
     text = "\n".join(line.rstrip("\n") for _, line in lines)
@@ -80,7 +81,10 @@ def _style(token: str) -> Style:
 
 
 class LinePane(Pane):
-    """`excerpt` is the source around it, None where nobody reads it; `notice` is about what was just done."""
+    """What is known about a line of code: share, verdicts, callers and source.
+
+    `excerpt` is the source, None if it is never read (as in a replay); `notice` says what was just done.
+    """
 
     excerpt: Excerpt | None = None
     notice = ""
@@ -144,7 +148,7 @@ class LinePane(Pane):
 
 
 class LineScreen(HeadedScreen):
-    """Opens over the main screen for one place."""
+    """Shows one line of code, over the main screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "edit", "open the line in your editor"),

@@ -1,4 +1,4 @@
-"""This run beside the last one of the same script: the change, what makes it, and stacks coloured by it."""
+"""The comparison of this run with the last one of the same script: the change, its causes, and a flame of stacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 GREW = Kind("grew", "takes longer", "+", "loss")
 SHRANK = Kind("shrank", "takes less", "-", "gain")
 EVEN = Kind("even", "within chance", "=", "trough")
-# Cells of height in which both panes are worth showing.
+# From this height in rows on, both panes are shown.
 BOTH = 44
 
 
@@ -38,7 +38,7 @@ class ComparisonPane(Pane):
 
 
 class ChangesPane(CodePane):
-    """The stacks of both runs in one flame, coloured by change. A cell is as wide as both runs together."""
+    """The stacks of both runs in one flame, coloured by change. The width of a cell is the sum of its times in both."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         trees = view.compared.stacks if view.compared is not None else {}
@@ -49,7 +49,7 @@ class ChangesPane(CodePane):
 
 
 def changed_node(tree: ChangedNode, above: TreePath, name: str = "") -> Node:
-    """The node as the flame draws it; a straight run of library functions becomes one."""
+    """The node for the flame view; a chain of library functions that each call only one other becomes one node."""
     last, frames = tree, 1
     while last.whose not in ("", "user") and len(last.children) == 1 and last.children[0].whose != "user":
         last, frames = last.children[0], frames + 1
@@ -65,7 +65,7 @@ def changed_node(tree: ChangedNode, above: TreePath, name: str = "") -> Node:
 
 
 class ComparisonScreen(HeadedScreen):
-    """Opens over the main screen, and shows the comparison as it is then: words and stacks, or one of them."""
+    """Shows the comparison, as it is when the screen opens: text and stacks or, in a low terminal, one of them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,q,b,backspace", "dismiss", "back"),
@@ -87,5 +87,5 @@ class ComparisonScreen(HeadedScreen):
         self.words.display, self.stacks.display = both or not self._stacks_chosen, both or self._stacks_chosen
         self.stacks.styles.height = "40%" if both else "1fr"
         (self.stacks if self._stacks_chosen else self.words).focus()
-        # They have their size after the next layout, and draw themselves then.
+        # The panes get their size, and draw themselves, in the next layout.
         super().show()

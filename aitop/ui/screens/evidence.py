@@ -1,4 +1,4 @@
-"""Why: every verdict with its evidence, the user's own lines, the fixes, and how sure all that is."""
+"""The evidence screen: every verdict with its evidence, the lines of user code, the fixes, and the confidence."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from aitop.ui.words import base_name, confidence_dots, confidence_words, label, 
 
 MARGIN = 2
 WIDEST_GAIN = 120
-"""Beyond this width a figure at the right edge is too far from its line to be read with it."""
+"""Figures at the right stand at most this far out: further away they are hard to read together with their line."""
 
 
 class VerdictList(Pane, can_focus=False):
-    """One line a verdict, the selected one marked. `notice` is about what was just done."""
+    """One line per verdict, the selected one marked. `notice` says what was just done."""
 
     selected = 0
     notice = ""
@@ -42,7 +42,11 @@ class VerdictList(Pane, can_focus=False):
 
 
 class EvidencePane(Pane, can_focus=False):
-    """Evidence, place with source, fixes and how sure; below them what could not be judged, and the verdict's page."""
+    """A verdict with its confidence, places with source, evidence and fixes; then what could not be judged, and the
+    verdict's page of the catalogue.
+
+    `excerpts` are by file and line, `edits` by the text of their fix, None for a fix without a known edit.
+    """
 
     verdict: Verdict | None = None
 
@@ -112,7 +116,7 @@ def _list_line(verdict: Verdict, width: int, selected: bool) -> Line:
 
 
 def _what(verdict: Verdict, width: int) -> list[Line]:
-    """The finding in a sentence, its figures, and how sure we are."""
+    """The head of a verdict: its title, share, predicted speedup, confidence and ranks."""
     lines = [Line(text, BRIGHT) for text in wrap(one_line(verdict.title), width)]
     figures = Line()
     if verdict.share is not None:
@@ -129,14 +133,14 @@ def _what(verdict: Verdict, width: int) -> list[Line]:
 
 
 def _bullet(mark: str, text: str, width: int, gain: str = "") -> list[Line]:
-    """A sentence with a hanging indent; a predicted gain at the right of its first line."""
+    """A sentence with a hanging indent, and a predicted gain at the right of its first line."""
     head = Line(" " * MARGIN).add(f"{mark} ", GAIN if mark == "→" else DIM)
     lines = hanging(head, text, width - (len(gain) + 2 if gain else 0))
     return [spread(lines[0], Line(gain, GAIN), width), *lines[1:]] if gain else lines
 
 
 def edit_lines(change: Edit, width: int) -> list[Line]:
-    """The line that a fix changes, without its indentation, before and after; where it stands."""
+    """A fix as a two-line diff: file and line, and the source line before and after, without indentation."""
     name = f"{base_name(change.file)}:{change.number}" if change.file else f"line {change.number}"
     head = Line(" " * (MARGIN + 2)).add(shorten_left(name, width // 3), TEXT).add("  ")
     below = Line().to(head.width)
@@ -147,13 +151,13 @@ def edit_lines(change: Edit, width: int) -> list[Line]:
     ]
 
 
-# Longer lines of prose are hard to follow.
+# The most cells of a line of prose: longer lines are hard to read.
 WIDEST = 100
 
 
 @lru_cache(maxsize=8)
 def page_lines(verdict: str, width: int) -> tuple[Line, ...]:
-    """The page of a verdict id, wrapped to `width` or what reads well; empty where the catalogue has none."""
+    """The catalogue's page on a verdict id, wrapped to `width` or WIDEST; empty if there is none."""
     shown = page(verdict)
     if shown is None:
         return ()
@@ -176,7 +180,7 @@ LIST_ROWS, LEAST_FOR_LIST = 8, 16
 
 
 class EvidenceScreen(HeadedScreen):
-    """Verdicts at the top, one of them selected; all there is to know about it below."""
+    """A list of the verdicts at the top, and everything about the selected one below."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "select(-1)", "previous verdict"),
@@ -194,7 +198,7 @@ class EvidenceScreen(HeadedScreen):
         self._selected: tuple[str, str | None] | None = None
 
     def show(self) -> None:
-        """Draw everything again; the selected verdict stays selected while it is there."""
+        """Redraw everything. The selected verdict stays selected as long as it exists."""
         verdicts = shown_verdicts(self.view)
         at = self._position(verdicts)
         self.listing.display = self.header.display = self.size.height >= LEAST_FOR_LIST
@@ -232,7 +236,7 @@ class EvidenceScreen(HeadedScreen):
         return keys.index(self._selected) if self._selected in keys else 0
 
     def _read_source(self, verdict: Verdict) -> None:
-        """Ask for the lines around each place once."""
+        """Read the source lines around each place of a verdict, once."""
         for where in verdict.where:
             if self._source_around is not None and where.at not in self.evidence.excerpts:
                 read_excerpt(self, self._source_around, where.pid, where, partial(self._show_source, where))
@@ -242,7 +246,7 @@ class EvidenceScreen(HeadedScreen):
         self.evidence.redraw()
 
     def _read_edits(self, verdict: Verdict) -> None:
-        """Look once for the lines that the fixes change, in the script and in the files that the verdict names."""
+        """Find the source lines that the fixes change, once: in the script and in the files that the verdict names."""
         read, target = self._source_around, self.view.snapshot.target if self.view.snapshot else None
         fixes = tuple(fix for fix in verdict.fixes if fix.text not in self.evidence.edits and editable(fix))
         if read is None or target is None or not fixes:

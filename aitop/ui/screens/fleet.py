@@ -1,4 +1,4 @@
-"""The jobs of a cluster by what they waste, and the ranks of one of them: tables that are asked for again and again."""
+"""The jobs of a cluster by wasted device-hours, and the ranks of one job: tables polled from Prometheus."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader
 
 ASK_SECONDS = 15.0
-"""The usual time between two questions."""
+"""Default seconds between two queries for the ranks of a job."""
 ROOM_FOR_FOOT = 8
 KEYS = (("c", "ssh command"), ("/", "filter"), ("< >", "sort"), ("r", "ask again"), ("?", "help"))
-"""Those that both screens have."""
+"""The keys of both screens, for the last line."""
 Row = TypeVar("Row")
 
 
 class TablePane(RowPane[Row]):
-    """A heading, and a row for each entry that the filter lets through, in the order that was asked for.
+    """A heading, and one row for each entry that matches the filter, in the chosen order.
 
-    `entries` is None before the first answer. `problem` says why the newest one is missing, `age` how old in seconds
-    what is shown was then.
+    `entries` is None before the first answer. If the last query failed, `problem` says why, and `age` is how old the
+    shown entries were then, in seconds.
     """
 
     name_of_rows = "rows"
@@ -61,11 +61,11 @@ class TablePane(RowPane[Row]):
     age = 0.0
 
     def texts(self, row: Row) -> Sequence[str | None]:
-        """What the filter looks at."""
+        """The texts of a row that the filter is matched with."""
         raise NotImplementedError
 
     def foot(self, row: Row, width: int) -> list[Line]:
-        """More about the row at the cursor."""
+        """Lines about the row at the cursor, below the table."""
         return []
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
@@ -93,9 +93,10 @@ class TablePane(RowPane[Row]):
 
 
 class TableScreen(Screen[None]):
-    """Asks again every `every` seconds. What it shows stays when an answer is missing, with its age.
+    """The base of both screens: queries Prometheus every `every` seconds. After a failed query the old rows stay, with
+    their age.
 
-    `job` is the one whose ranks are shown, None for all jobs.
+    `job` is the job whose ranks are shown, None to show all jobs.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -139,16 +140,16 @@ class TableScreen(Screen[None]):
         self.change()
 
     def summary(self, width: int) -> Line:
-        """The first line."""
+        """The first line of the screen."""
         raise NotImplementedError
 
     def _hint(self, view: View, _width: int) -> Line:
-        """The newest notice, else the keys."""
+        """The last line: the newest notice, else the keys."""
         line = Line(" ")
         return line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys))
 
     def took(self, answer: Fleet | JobRanks) -> None:
-        """Hand a new answer to the panes."""
+        """Take a new answer into the listing."""
         raise NotImplementedError
 
     def action_ask(self) -> None:
@@ -170,13 +171,13 @@ class TableScreen(Screen[None]):
         self.change()
 
     def change(self, **changes: object) -> None:
-        """Show the view with these changes."""
+        """Replace these fields of the view and redraw the panes."""
         self.view = replace(self.view, **changes)
         for pane in self.query(Pane):
             pane.show(self.view)
 
     def show_command(self, rank: FleetRank | None) -> None:
-        """Show the command for a rank, and copy it as far as the terminal lets us."""
+        """Show the command for a rank, and copy it to the clipboard if the terminal allows that."""
         command = command_for(rank) if rank is not None else None
         if command is None:
             self.change(notice="there is no rank with a node and a pid that a command could name")
@@ -212,24 +213,24 @@ SEVERITIES: dict[str, Style] = {"critical": LOSS, "warning": TEXT, "info": DIM}
 
 
 def hours(device_hours: float) -> str:
-    """Device-hours: 0.42, 4.2, 420, 1,234."""
+    """Device-hours as text: 0.42, 4.2, 420, 1,234."""
     return f"{device_hours:,.{2 if device_hours < 1 else 1 if device_hours < 100 else 0}f}"
 
 
 def finding_style(row: FleetJob | FleetRank) -> Style:
-    """Red for what stands still and for critical verdicts."""
+    """The style of a verdict: by its severity, but red for a stalled job or rank."""
     if row.stalled:
         return LOSS
     return SEVERITIES[row.finding.severity] if row.finding is not None else FAINT
 
 
 def place_text(row: FleetJob | FleetRank) -> str | None:
-    """The line of the user's that the first verdict points to, None where it points to none."""
+    """The file:line of user code that the first verdict names, None if it names none."""
     return one_line(row.finding.place) or None if row.finding is not None else None
 
 
 def gain_of(row: FleetJob | FleetRank) -> float | None:
-    """The factor in units per second without the cause of the first verdict."""
+    """The predicted speedup (a factor) without the cause of the first verdict; None if not known."""
     return row.finding.speedup if row.finding is not None else None
 
 
@@ -238,7 +239,7 @@ FINDING = (
     Column("line", 14, 3, place_text, right=False, most=32),
     Column("gain", 5, 4, gain_of, factor, lambda row: GAIN if (gain_of(row) or 0.0) > 1.0 else FAINT),
 )
-"""What the first verdict says, of a job as of a rank."""
+"""Columns about the first verdict, in both tables."""
 JOBS = (
     Column("job", 12, 1, lambda job: one_line(job.job), style=lambda _: BRIGHT, right=False, most=40),
     Column("user", 8, 8, lambda job: one_line(job.user or "") or None, style=lambda _: DIM, right=False, most=16),
@@ -251,7 +252,7 @@ JOBS = (
 
 
 class JobsPane(TablePane[FleetJob]):
-    """A row a job: stalled ones first, then those that wasted most."""
+    """One row per job: stalled jobs first, then those that wasted most."""
 
     name_of_rows = "Jobs"
     table = JOBS
@@ -265,7 +266,7 @@ class JobsPane(TablePane[FleetJob]):
 
 
 class FleetScreen(TableScreen):
-    """All jobs that Prometheus knows of."""
+    """Shows all jobs that Prometheus knows of."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "choose", "the job's ranks over all its nodes, with the straggler"),
@@ -307,7 +308,7 @@ class FleetScreen(TableScreen):
         self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every, job.finding_text))
 
     def action_command(self) -> None:
-        """The command for the job's worst rank: its ranks are asked for first."""
+        """Query the ranks of the job at the cursor, then show the command for the worst one."""
         job = self.listing.row()
         if job is not None:
             self.change(notice=f"asking for the ranks of {one_line(job.job)}…")
@@ -337,7 +338,7 @@ RANKS = (
 
 
 def waited_for(ranks: Sequence[FleetRank]) -> Line:
-    """Who keeps the others waiting, in a sentence."""
+    """Which rank keeps the others waiting, in a sentence; stalled ranks come first."""
     stalled, late = [rank for rank in ranks if rank.stalled], straggler_of(ranks)
     if stalled:
         return Line(f"{plural(len(stalled), 'rank')} of {len(ranks)} stalled", LOSS)
@@ -352,7 +353,7 @@ def waited_for(ranks: Sequence[FleetRank]) -> Line:
 
 
 class RanksPane(TablePane[FleetRank]):
-    """A row a rank: stalled ones first, then the one that waits least for the others."""
+    """One row per rank: stalled ranks first, then the one that waits least, because the others wait for it."""
 
     name_of_rows = "Ranks"
     none = "Prometheus knows of no rank of this job any more"
@@ -373,7 +374,7 @@ class RanksPane(TablePane[FleetRank]):
 
 
 class RanksScreen(TableScreen):
-    """One job: its verdict, who its ranks wait for, and a row a rank."""
+    """Shows one job: its verdict, the rank that the others wait for, and one row per rank."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "command", "the command that opens aitop on this job or rank; it is copied as well"),

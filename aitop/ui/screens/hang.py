@@ -1,4 +1,4 @@
-"""Where every rank stands at this moment, and which of them keeps the others waiting."""
+"""The hang screen: the line on which every rank is now, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DOINGS = {
 
 
 class StandingPlace(msgspec.Struct, frozen=True):
-    """Ranks, or workers of one role, that stand on the same line in the same call."""
+    """Ranks, or workers, that are on the same line in the same call. `odd`: the others wait for them."""
 
     members: tuple[Standing, ...]
     odd: bool
@@ -51,10 +51,13 @@ class StandingPlace(msgspec.Struct, frozen=True):
 
 
 def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
-    """The places where processes stand: those of the odd one first, then the largest. Idle workers are left out."""
+    """The places where processes stand: first those that the others wait for, then ranks, the largest groups first.
+
+    Workers without work, or with an unknown stack, are left out.
+    """
     groups: dict[tuple[object, ...], list[Standing]] = {}
     busy = [worker for worker in still.workers if worker.doing not in ("unused", None)]
-    # `odd.standing` also has ranks that only show what the odd ones left out.
+    # `odd.standing` may also have other ranks, which are only there to show which call the odd ones have skipped.
     odd_pids = {standing.pid for standing in odd.standing if not odd.ranks or standing.rank in odd.ranks}
     for rank in (*still.ranks, *busy):
         line = rank.where and (rank.where.file, rank.where.line)
@@ -65,7 +68,7 @@ def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
 
 
 class StandingPane(StackList[StandingPlace]):
-    """A pane with the odd one in words, then one line per place."""
+    """Says in words who keeps the others waiting, then lists the places, one per line."""
 
     heading = "Where the ranks stand"
     still: Standstill | None = None
@@ -149,7 +152,7 @@ MOST_NATIVE = 4
 
 
 class HangScreen(StackScreen[StandingPlace]):
-    """Where every rank stands, those that stand together in one line."""
+    """Shows where every rank stands, with ranks in the same place as one entry."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("h,H,r", "again", "look again"),
@@ -172,7 +175,7 @@ class HangScreen(StackScreen[StandingPlace]):
         return grouped(entry.first.frames, members) if entry.first.frames else None
 
     def action_native(self) -> None:
-        """Look below Python at one rank of each place."""
+        """Read the native stack of one process of each of the first MOST_NATIVE places."""
         feed = self._feed
         if not isinstance(feed, LazyFeed) or not self.listing.entries:
             return

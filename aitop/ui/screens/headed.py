@@ -1,4 +1,4 @@
-"""A screen that covers the main one, under the same header."""
+"""The base of screens that cover the main screen, with the same header."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aitop.ui.widgets.pane import OneLine, Pane
 
 
 class HeadedScreen(Screen[None]):
-    """The header, and the panes of a subclass below it."""
+    """A header with the panes of a subclass below it."""
 
     def __init__(self, view: View, *panes: Pane) -> None:
         super().__init__()
@@ -30,6 +30,6 @@ class HeadedScreen(Screen[None]):
         self.show()
 
     def show(self) -> None:
-        """Hand the view to every pane. A subclass may first decide which of them there is room for."""
+        """Pass the view to every pane. A subclass may first decide which panes there is room for."""
         for pane in self.query(Pane):
             pane.show(self.view)

@@ -1,4 +1,4 @@
-"""Help, made from the bindings themselves, so that it cannot be wrong about a key."""
+"""The help screen, made from the key bindings themselves, so that it cannot be wrong about a key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 76
 
 
 class HelpPane(Pane):
-    """Keys, then what the marks and hues mean."""
+    """Lists the keys, then explains signs and colours."""
 
     ground = RAISED
 
@@ -48,7 +48,7 @@ class HelpPane(Pane):
 
 
 class HelpScreen(ModalScreen[None]):
-    """The keys that work here, over the screen they work on."""
+    """Shows the keys of a screen on top of that screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space,f1,f10", "dismiss", "close")]
 
@@ -66,9 +66,9 @@ class HelpScreen(ModalScreen[None]):
 
 
 def our_bindings(screen: Screen[Any]) -> list[Binding]:
-    """The keys of a screen, then those of the app, without Textual's own.
+    """The bindings of a screen, then those of the app, without Textual's own.
 
-    A key that a screen redefines is not listed for its base class.
+    A key that a subclass binds again is not listed for its base class.
     """
     kinds = [kind for kind in (*type(screen).__mro__, *type(screen.app).__mro__) if kind.__module__.startswith("aitop")]
     listed: list[Binding] = []
@@ -81,14 +81,14 @@ def our_bindings(screen: Screen[Any]) -> list[Binding]:
 
 
 def key_name(key: str) -> str:
-    """A key as people write it."""
+    """A key in the usual notation: "^p" for ctrl+p, "F1" for f1."""
     *modifiers, name = key.split("+")
     shown = name.upper() if FUNCTION_KEY.fullmatch(name) else format_key(name)
     return "".join("^" if modifier == "ctrl" else f"{modifier}+" for modifier in modifiers) + shown
 
 
 def described(bindings: Iterable[Binding]) -> list[tuple[str, Binding]]:
-    """The keys of each description as people write them, and the first of its bindings."""
+    """For each description, all its keys in the usual notation ("1-9" for digits), and its first binding."""
     same: dict[str, list[Binding]] = {}
     for binding in bindings:
         same.setdefault(binding.description, []).append(binding)
@@ -101,7 +101,7 @@ def described(bindings: Iterable[Binding]) -> list[tuple[str, Binding]]:
 
 
 def _wrapped(line: Line, width: int) -> list[Line]:
-    """A long line, broken between its pieces, or at spaces where it has only one."""
+    """A line broken to `width`: between its pieces, or at spaces if it is only a head and a text."""
     if line.width <= width:
         return [line]
     if len(line.spans) == 2:

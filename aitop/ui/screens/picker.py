@@ -1,4 +1,4 @@
-"""Choose one of the AI jobs on this machine."""
+"""The picker: the user chooses one of the AI jobs on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = (
 
 
 class CandidatesPane(RowPane[Candidate]):
-    """Heading, a row a job, the selected one marked; words where there is none."""
+    """A heading and one row per job; a sentence if there is none."""
 
     candidates: Sequence[Candidate] = ()
     searched = False
@@ -60,9 +60,9 @@ def _gpus(candidate: Candidate) -> str:
 def _column(
     heading: str, cells: int, text_of: Callable[[Candidate], str], *, right: bool = True, most: int = 0
 ) -> Column:
-    """A column that takes the whole Candidate for its value.
+    """A column whose value is the whole Candidate.
 
-    So the table takes no cell for an unmeasured one, which it would dim: a row has the same colour throughout.
+    As the value is never None, the table does not draw missing figures faint: a row has one colour throughout.
     """
     return Column(heading, cells, 0, lambda job: job, text_of, lambda job: TEXT if job.mine else DIM, right, most)
 
@@ -80,12 +80,12 @@ COLUMNS = (
     _column("command", 8, lambda job: short_command(job.command), right=False, most=1000),
 )
 SPARED = frozenset({"age", "user", "cpu", "memory"})
-"""Left out where there is little room."""
+"""Columns that are left out in a narrow terminal."""
 FEW_COLUMNS = tuple(column for column in COLUMNS if column.heading not in SPARED)
 
 
 class PickerScreen(Screen[int]):
-    """A row a job; launcher, ranks and workers are one job."""
+    """Lists the jobs; launcher, ranks and workers of a run are one job. Returns the pid of the chosen one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "app.none", "previous job"),

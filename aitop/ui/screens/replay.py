@@ -1,4 +1,4 @@
-"""The main screen on a recording: the same panes, and a bar to play, hold, step, seek and change the speed with."""
+"""The main screen for a recording: the same panes, and a bar to play, pause, step, seek and change the speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 if TYPE_CHECKING:
     from aitop.engine.replay import ReplayFeed
 
-# What a replay can be set to, times as fast as it was.
+# The speeds that a replay can be set to; 1.0 is as fast as the recorded run.
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 LEAST_BAR = 8
 LONGEST_TIME = 9
@@ -27,7 +27,7 @@ FOLLOW_SECONDS = 0.2
 
 
 class ReplayBar(Pane):
-    """Draws a ReplayPosition. A click on the bar goes there; after `g` it takes a time, typed."""
+    """Shows a ReplayPosition. A click on the bar seeks there; after `g` the user can type a time."""
 
     framed = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -101,7 +101,7 @@ class ReplayBar(Pane):
         return line.add("   max" if now.speed is None else f"{now.speed:g}×".rjust(6), TEXT).add("  ")
 
     def _track(self, width: int) -> Line:
-        """The bar: what was played, a knob, what is to come, and a mark wherever something changed."""
+        """The bar: the part played, a knob, the part to come, and a mark wherever something changed."""
         now = self.position
         if now.duration is None:
             return Line("─" * width, FAINT)
@@ -136,7 +136,7 @@ def clock(seconds: float) -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """Seconds from m:ss, h:mm:ss or plain seconds; None if it is no time."""
+    """Seconds from "m:ss", "h:mm:ss" or plain seconds; None if the text is not a time."""
     seconds = 0.0
     try:
         for part in text.split(":"):
@@ -147,7 +147,7 @@ def seconds_of(text: str) -> float | None:
 
 
 class ReplayScreen(MonitorScreen):
-    """The main screen with a bar for the replay above the footer, where there is room for one."""
+    """The main screen with a replay bar above the footer, if there is room for it."""
 
     has_replay_bar = True
     _feed: ReplayFeed

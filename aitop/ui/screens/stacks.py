@@ -1,4 +1,4 @@
-"""All stacks of one moment, threads that stand in the same place together."""
+"""The stacks screen: the stacks of all threads at one moment, with equal stacks grouped."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Entry = TypeVar("Entry")
 
 
 class StackList(Pane, Generic[Entry], can_focus=False):
-    """Threads or ranks that stand in the same place, a line for each place, below some lines in words.
+    """The base of lists of threads or ranks, grouped by where they stand: one line per group, below lines of text.
 
-    `doing` is said while a look is taken, `problem` why there is none, `when` how old it is.
+    `doing` is what to say while stacks are being read, `problem` why there are none, `when` how old they are.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -43,7 +43,7 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         raise NotImplementedError
 
     def row(self, entry: Entry, view: View, width: int) -> Line:
-        """An entry in a line, without the mark of the selected one."""
+        """An entry as a line, without the marker of the selected entry."""
         raise NotImplementedError
 
     def note(self) -> str:
@@ -93,7 +93,7 @@ class GroupList(StackList[StackGroup]):
 
 
 class GroupPane(Pane, can_focus=False):
-    """Who is in the group, and the stack that they all have, the innermost frame first."""
+    """The threads of a group, and the stack that they share, with the innermost frame first."""
 
     group: StackGroup | None = None
 
@@ -113,7 +113,7 @@ class GroupPane(Pane, can_focus=False):
 
 
 def _roles(view: View) -> dict[int, str]:
-    """What each process is, in a word or two."""
+    """By pid, the role of a process in a word or two, with the number of its rank if there are several."""
     several = len(view.ranks()) > 1
     return {
         process.pid: ROLE_NAMES.get(process.role, process.role)
@@ -129,7 +129,7 @@ def _who(members: tuple[ThreadStack, ...], roles: dict[int, str]) -> str:
 
 
 def _state(members: tuple[ThreadStack, ...]) -> Line:
-    """What the group does as a whole; that one of them holds the GIL says most."""
+    """What the threads of a group do: "has GIL" if one of them holds it, else whether they are at work or idle."""
     if any(member.gil for member in members):
         return Line("has GIL", GAIN)
     active = sum(bool(member.active) for member in members)
@@ -151,9 +151,9 @@ def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:
 
 
 class StackScreen(HeadedScreen, Generic[Entry]):
-    """A list of what stands together, and the stack of the selected entry below it.
+    """The base of screens with a list of groups and, below it, the stack of the selected group.
 
-    Reads the stacks when it opens, and again when asked to. A replay shows what was recorded.
+    Reads all stacks when it opens, and again when the user asks. A replay shows the recorded stacks.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -176,7 +176,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
         raise NotImplementedError
 
     def group_of(self, entry: Entry) -> StackGroup | None:
-        """The stack of an entry, None where it is not known."""
+        """The stack of an entry, None if it is not known."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
@@ -192,7 +192,9 @@ class StackScreen(HeadedScreen, Generic[Entry]):
             self._show_answer(None)
 
     def _show_answer(self, answer: StackDump | Exception | None) -> None:
-        """Show the stacks just read; without an answer, or after an error, the newest ones in the Snapshot."""
+        """Show the stacks just read. Without an answer, or after an error, show the newest ones in the Snapshot: its
+        dump, or else the stacks seen most often in the samples.
+        """
         listing, snapshot, dump = self.listing, self.view.snapshot, None
         listing.doing = listing.when = listing.problem = ""
         if isinstance(answer, StackDump):
@@ -230,7 +232,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
             self.dismiss()
 
     def show(self) -> None:
-        """Draw everything again, each part as high as it needs to be."""
+        """Redraw everything; the list is as high as it needs to be, within limits."""
         small = self.size.height < SMALL_ROWS
         self.header.display = not small
         self.listing.display = not self._full
@@ -242,7 +244,7 @@ class StackScreen(HeadedScreen, Generic[Entry]):
 
 
 class StacksScreen(StackScreen[StackGroup]):
-    """Every thread, equal stacks together."""
+    """Shows every thread, with equal stacks grouped."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("S,r", "again", "look again"),

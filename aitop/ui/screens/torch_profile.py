@@ -1,4 +1,4 @@
-"""A short run of torch.profiler in the process that is watched, asked for with `p`."""
+"""The profile screen (key `p`): runs torch.profiler for a few steps in the watched process and shows the result."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LEAST_NAME = 16
 
 
 class ProfilePane(Pane):
-    """`profile` is None while the burst is under way, `doing` says what happens, `problem` why there is none.
+    """Shows a profile. `profile` is None until it is there: `doing` then says what happens, `problem` why it failed.
 
-    `written` is where the trace has been put, or why not.
+    `written` says where the trace was written, or why it was not; None before that.
     """
 
     profile: Profile | None = None
@@ -121,7 +121,7 @@ STEPS = 5
 
 
 class ProfileScreen(HeadedScreen):
-    """Profiles a few steps when it opens, and shows the result."""
+    """Profiles STEPS steps when it opens, and shows the result."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("w", "write", "write the Chrome trace to a file here"),

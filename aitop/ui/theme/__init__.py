@@ -1,1 +1,1 @@
-"""Colours by meaning, and the themes that give each meaning its colour."""
+"""Colours by role, and the themes that give each role its colour."""

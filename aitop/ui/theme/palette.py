@@ -1,7 +1,7 @@
 """A style for each meaning: one hue a phase, red only for loss, green only for gain.
 
-The colours in these styles are roles. The theme (see themes) gives each role its colour when a line is put on the
-screen; until then a role has the colour of the dark theme.
+The colours in these styles are names of roles. `themes.themed` replaces them by the colours of the theme when a line
+is put on the screen; until then a role has the colour of the dark theme.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aitop.ui.theme.themes import DARK, FADED, LIFTED, colour_of
 
 @lru_cache(maxsize=512)
 def role(name: str) -> Color:
-    """The colour with this meaning; `name` is a role of themes, maybe with FADED or LIFTED behind it."""
+    """A colour that stands for a role; `name` is a role of `themes`, perhaps followed by FADED or LIFTED."""
     return Color(name, ColorType.TRUECOLOR, None, colour_of(DARK, name).get_truecolor())
 
 
@@ -67,11 +67,11 @@ SYNTAX = {
     **dict.fromkeys(("Keyword", "Operator.Word"), _style("syntax-keyword")),
     **dict.fromkeys(("Name.Builtin", "Name.Function", "Name.Class"), _style("syntax-builtin")),
 }
-"""Styles by kind of Pygments token; a kind includes those below it."""
+"""Styles by Pygments token type; a type includes its subtypes."""
 
 
 class Kind(NamedTuple):
-    """Something with a hue of its own: key, name, the letter where there are no colours, role, and a shorter name."""
+    """Something with its own hue, such as a phase: key, name, letter for themes without colours, role, short name."""
 
     key: str
     name: str
@@ -81,12 +81,12 @@ class Kind(NamedTuple):
 
     @property
     def ink(self) -> Style:
-        """The hue as foreground: names, block characters, markers."""
+        """A style with the hue as foreground, for names, block characters and markers."""
         return _style(self.hue)
 
     @property
     def fill(self) -> Style:
-        """The hue as background with its label on it: a box."""
+        """A style with the hue as background and a readable foreground, for labelled fields."""
         return _style("dim", self.hue) if self.hue == "trough" else _style("on-phase", self.hue, bold=True)
 
 
@@ -108,7 +108,7 @@ _OTHER_PROCESS = Kind("other", "other", "o", "phase-outside")
 
 
 def process_kind(role: str) -> Kind:
-    """The kind of process that has this role."""
+    """The Kind of processes with this role; one common Kind for helpers and others."""
     return _PROCESSES.get(role, _OTHER_PROCESS)
 
 
@@ -124,20 +124,20 @@ _HUES = {phase.key: phase for phase in (DATA, TRANSFER, FORWARD, BACKWARD, OPTIM
 
 
 def in_hue_of_another(phase: MeasuredPhase) -> Kind:
-    """The kind of a phase that has no hue of its own: with its name, in the hue that its row gives it."""
+    """The Kind of a phase without a hue of its own: it has its own name, and the hue of the phase named in `hue`."""
     return _HUES[phase.hue]._replace(key=phase.key, name=phase.key, letter=phase.key[0].upper(), short=phase.key[:4])
 
 
 _ALONE = tuple(in_hue_of_another(phase) for phase in TIMED_ALONE.values() if phase.key not in _HUES)
 PHASES = (*(phase for phase in _HUES.values() if phase is not OUTSIDE), *_ALONE, OUTSIDE)
-"""In the order in which they are stacked and listed."""
-# As the ledger names them.
+"""The phases of a step, in the order in which they are stacked and listed."""
+# By the keys of the ledger and those of the palette, which differ for some phases.
 _BY_KEY: dict[str, Kind] = {phase.key: _HUES[phase.hue] for phase in (*MEASURED, *SERVED)}
 _BY_KEY |= {phase.key: phase for phase in PHASES} | {"loader_start": DATA, "environment": DATA}
 
 
 def phase_of(key: str) -> Kind:
-    """The phase with this key; anything unknown is outside the step."""
+    """The Kind of the phase with this key; OUTSIDE for an unknown key."""
     return _BY_KEY.get(key, OUTSIDE)
 
 
@@ -153,56 +153,56 @@ REST = Kind("rest", "else", "-", "phase-outside", "else")
 IDLE = Kind("idle", "idle", ".", "trough", "idle")
 TURN_PARTS = (SCHEDULE, PREPARE, MODEL, SAMPLE, OUTPUT, REST, IDLE)
 REQUEST_PARTS = (QUEUE, PREPROCESS, MODEL, POSTPROCESS, REST)
-"""What a turn of an engine and a request consist of, by field of their records, in the order of drawing."""
+"""The parts of an engine's turn and of a request, in the order of drawing; all but REST are fields of their records."""
 PREFILL = Kind("prefill", "prefill", "F", "phase-data", "pre")
 MIXED = Kind("mixed", "mixed", "X", "phase-transfer", "mix")
 DECODE = Kind("decode", "decode", "D", "phase-forward", "dec")
 TURNS = (PREFILL, MIXED, DECODE)
-"""The kinds of turns."""
+"""The kinds of an engine's turns."""
 LATENCIES = Kind("latencies", "requests", "o", "host-soft", "requests")
 TAIL = Kind("tail", "slowest", "O", "host-chart", "slowest")
 TAIL_CAUSE = Kind("cause", "cause", "X", "loss", "cause")
 OTHER_CAUSE = Kind("other", "other cause", "Z", "state-denied", "other")
-"""How the columns of a histogram of latencies are drawn: all requests, the slowest, and what explains these."""
+"""The parts of a column of the latency histogram: all requests, the slowest ones, and the causes of their slowness."""
 
 
 def doing(activity: Activity) -> Kind:
-    """What is done in the time of REST, in the words of the ledger."""
+    """The Kind of an activity in the time of REST, named in the words of the ledger."""
     words = ACTIVITIES[activity]
     return Kind(activity, words, words[0].upper(), REST.hue, words.partition(" ")[0])
 
 
 @lru_cache(maxsize=512)
 def dimmed(style: Style) -> Style:
-    """The style with faded colours: for stale values."""
+    """The style with faded colours, for stale values."""
     return Style(color=_changed(style.color, FADED), bgcolor=_changed(style.bgcolor, FADED), bold=style.bold)
 
 
 @lru_cache(maxsize=512)
 def lifted(style: Style) -> Style:
-    """The style further from the background: for what is under the cursor."""
+    """The style with brighter foreground and background, for what is at the cursor."""
     ground = _changed(style.bgcolor, LIFTED) or role(SELECTED)
     return Style(color=_changed(style.color, LIFTED), bgcolor=ground, bold=style.bold)
 
 
 def _changed(color: Color | None, how: str) -> Color | None:
-    """The role, faded or lifted unless it already is."""
+    """The role with FADED or LIFTED added, unchanged if it has one of them already."""
     return color if color is None or color.name.endswith((FADED, LIFTED)) else role(color.name + how)
 
 
 @lru_cache(maxsize=64)
 def over(ink: Style, under: Style) -> Style:
-    """The foreground of `ink` on a background in the foreground of `under`: two hues in one cell."""
+    """Two hues in one cell: the foreground colour of `ink` on the foreground colour of `under`."""
     return Style(color=ink.color, bgcolor=under.color)
 
 
 @lru_cache(maxsize=512)
 def clickable(style: Style, action: str) -> Style:
-    """The style, with a click on it running this action of the screen."""
+    """The style with a click action: Textual runs `action` when the text is clicked."""
     return style + Style(meta={"@click": action})
 
 
 @lru_cache(maxsize=1024)
 def on(style: Style, background: str) -> Style:
-    """The style on this background (a role), unless it has its own."""
+    """The style on this background (the name of a role), unless it already has a background."""
     return style if style.bgcolor else style + Style(bgcolor=role(background))

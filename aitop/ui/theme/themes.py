@@ -1,4 +1,4 @@
-"""Themes: the colour of each role, the theme that suits a terminal, and the same for what Textual draws itself."""
+"""Themes: the colour of each role, the choice of a theme for a terminal, and the themes for Textual's own widgets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LIFTED = "/lifted"
 FADE = 0.62
 LIFT = 0.45
 
-# The hues for colour blindness were moved until every two phases differ for normal sight and for each of the three
-# kinds of colour blindness; loss and gain are orange and blue.
+# In the colour-blind theme all phases can be told apart with normal sight and with each of the three kinds of colour
+# blindness; loss and gain are orange and blue.
 _TABLE = {
     # role: dark, light, colour-blind, 16-colour
     "ground": ("#10141a", "#fbfcfd", "#10141a", "black"),
@@ -74,10 +74,10 @@ _TABLE = {
 
 
 class Theme(msgspec.Struct, frozen=True, eq=False):
-    """A colour for each role, as #rrggbb or as the name of one of a terminal's sixteen; `words` describe the theme.
+    """A colour for each role, as #rrggbb or as the name of one of the 16 ANSI colours; `words` describe the theme.
 
-    `ansi` themes use the terminal's own colours. `mono` themes have none: letters, bold and reverse instead.
-    Panes draw Rich styles, so roles are resolved to Rich colours here; Textual's own themes are made of the same table.
+    `ansi` themes use the terminal's own colours. `mono` themes have none, and use letters, bold and reverse instead.
+    Panes draw Rich styles, so roles are resolved to Rich colours here; `textual_theme` uses the same table.
     """
 
     name: str
@@ -100,16 +100,16 @@ MONO = Theme(
     "monochrome", "no colours: letters, bold and reverse", dict.fromkeys(_TABLE, "default"), ansi=True, mono=True
 )
 THEMES = {theme.name: theme for theme in (DARK, LIGHT, COLOUR_BLIND, SIXTEEN, MONO)}
-"""In the order in which the key goes through them."""
+"""By name, in the order in which the key for the next theme goes through them."""
 _UNDERLAID = frozenset({"ground", "raised", "trough"})
 _SOFT = frozenset({"faint", "frame", "dim"})
 
 
 @lru_cache(maxsize=4096)
 def colour_of(theme: Theme, name: str) -> Color:
-    """The colour that a theme has for a role; FADED is most of the way to the ground, LIFTED away from it.
+    """The colour of a role in a theme; with FADED after the name it is closer to "ground", with LIFTED to "bright".
 
-    What is no role stands for itself: #rrggbb, or a colour's own name.
+    A name that is not a role is taken as a colour: #rrggbb, or a colour's name.
     """
     base, _, how = name.partition("/")
     colour = Color.parse(theme.colours.get(base, base))
@@ -123,10 +123,10 @@ def colour_of(theme: Theme, name: str) -> Color:
 
 @lru_cache(maxsize=4096)
 def themed(style: Style, theme: Theme) -> Style:
-    """A style of the palette with the colours that its roles have in a theme."""
+    """A style of the palette with its roles replaced by the colours of a theme."""
     ink, ground = style.color, style.bgcolor
     if theme.mono:
-        # Reverse video in place of a coloured ground, dim for what is less important.
+        # Without colours: reverse video for coloured backgrounds, dim for less important text.
         name, under = ink.name if ink else "", ground.name if ground else "ground"
         reverse = under.partition("/")[0] not in _UNDERLAID and (name.startswith("on-") or under.startswith("selected"))
         return style + Style(color="default", bgcolor="default", reverse=reverse or None, dim=name in _SOFT or None)
@@ -136,14 +136,14 @@ def themed(style: Style, theme: Theme) -> Style:
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What the terminal can show. `ascii`: no other glyphs."""
+    """How to draw for this terminal: the theme, and whether to use only `ascii` characters."""
 
     theme: Theme = DARK
     ascii: bool = False
 
     @property
     def mono(self) -> bool:
-        """Whether there are no colours: phases then have letters."""
+        """Whether the theme has no colours; letters then tell the phases apart."""
         return self.theme.mono
 
 
@@ -153,7 +153,7 @@ LIGHT_GROUNDS = frozenset({"7", "15"})
 
 
 def look_for(settings: Settings, environment: Mapping[str, str], encoding: str | None) -> Look:
-    """The look that the settings ask for; the rest follows from the terminal and the locale's `encoding`."""
+    """The look from the settings; what they leave open follows from the environment and the output's `encoding`."""
     theme = THEMES[settings.theme] if settings.theme else theme_for(environment)
     plain = settings.ascii
     if plain is None:
@@ -162,7 +162,7 @@ def look_for(settings: Settings, environment: Mapping[str, str], encoding: str |
 
 
 def theme_for(environment: Mapping[str, str]) -> Theme:
-    """The theme that suits NO_COLOR, TERM, COLORTERM and COLORFGBG (in which some terminals name their background)."""
+    """The theme for a terminal by NO_COLOR, TERM, COLORTERM and COLORFGBG (which may tell the background colour)."""
     terminal = environment.get("TERM", "")
     if environment.get("NO_COLOR") or terminal in NO_COLOURS:
         return MONO
@@ -173,7 +173,7 @@ def theme_for(environment: Mapping[str, str]) -> Theme:
 
 
 def textual_theme(theme: Theme) -> TextualTheme:
-    """The theme for what Textual draws itself: the command palette, and the ground under the panes."""
+    """The Textual theme for what Textual draws itself: the command palette, and the background behind the panes."""
     colours = {name: f"ansi_{colour}" if theme.ansi else colour for name, colour in theme.colours.items()}
     return TextualTheme(
         name=f"aitop-{theme.name}",

@@ -1,1 +1,1 @@
-"""What several panes are drawn with: lines, bars, charts, and the panes that others build on."""
+"""What panes are made of: lines, bars, charts, and base classes of panes."""

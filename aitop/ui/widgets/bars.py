@@ -15,7 +15,7 @@ _NICE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 
 
 def nice_ceiling(value: float) -> float:
-    """The next round number at or above `value`, so that a scale stays while its data moves a little."""
+    """The next round number at or above `value`, so that small changes of the data do not change the scale."""
     if value <= 0:
         return 1.0
     scale = 1.0
@@ -27,7 +27,7 @@ def nice_ceiling(value: float) -> float:
 
 
 def nice_bytes(count: float) -> float:
-    """The next round number of bytes at or above `count`: round in KiB, MiB, …, as it is written."""
+    """The next number of bytes at or above `count` that is round in the unit it is written in: KiB, MiB, …"""
     unit = 1.0
     while count >= 1024 * unit:
         unit *= 1024
@@ -35,7 +35,7 @@ def nice_bytes(count: float) -> float:
 
 
 Parts = Sequence[tuple[Kind, float]]
-"""One column of a stacked chart: phases and their values from the bottom up."""
+"""One column of a stacked chart: kinds (phases) and their values, from the bottom up."""
 
 
 def height_of(column: Parts) -> float:
@@ -46,10 +46,10 @@ def height_of(column: Parts) -> float:
 def stacked(
     columns: Sequence[Parts], width: int, height: int, top: float, *, letters: bool = False, cursor: int | None = None
 ) -> list[Line]:
-    """Columns stacked by phase, one cell wide, the newest at the right edge; `top` is the value of full height.
+    """A chart of stacked columns, each one cell wide, the last at the right edge; `top` is the value at full height.
 
-    A column above `top` ends in an arrow. `letters` draws each cell as the letter of its largest phase, for terminals
-    without colours. `cursor` is the column to be lit up.
+    A column above `top` ends in an arrow. `letters` draws each cell as the letter of its largest phase, for themes
+    without colours. `cursor` is the index of the column to highlight.
     """
     shown = [_column_cells(column, height, top, letters) for column in columns[-width:]]
     at = None if cursor is None else cursor - max(0, len(columns) - width)
@@ -73,7 +73,10 @@ def _column_cells(column: Parts, height: int, top: float, letters: bool) -> list
 
 
 def _cell(eighths: Sequence[Kind | None], letters: bool) -> Span:
-    """One cell of eight eighths, from the bottom up; None is empty. Draws the two phases that fill most of it."""
+    """One cell, given the phase in each eighth of it from the bottom up; None is empty.
+
+    A cell can show two phases: those with the smallest parts are dropped.
+    """
     shown = list(dict.fromkeys(eighths))
     if len(shown) > 2:
         least = min(shown, key=eighths.count)
@@ -108,12 +111,12 @@ def bar(share: float | None, width: int, ink: Style) -> Line:
 
 
 def gauge(head: Line, share: float | None, amounts: Line, width: int, ink: Style) -> Line:
-    """A bar in the room between what stands before it and the amounts behind it."""
+    """A bar that fills the room between `head` and `amounts`. Changes `head`."""
     return head.join(bar(share, max(4, width - head.width - amounts.width), ink)).join(amounts)
 
 
 def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int) -> Line:
-    """Shares (0..1) side by side in whole cells, each with its style and glyph; even a small one gets a cell."""
+    """A bar of shares (0..1) in whole cells, each with its style and glyph; even a small share gets a cell."""
     line = Line()
     reached = 0.0
     for share, ink, glyph in parts:
@@ -126,7 +129,7 @@ def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int) -> Line:
 
 
 def phase_bar(shares: Sequence[tuple[Kind, float | None]], width: int, *, letters: bool = False) -> Line:
-    """One bar of `width` cells: a field a phase, with its name and share in it where they fit."""
+    """A bar of `width` cells with one field per phase, labelled with its name and share if they fit."""
     line = Line()
     present = [(phase, share) for phase, share in shares if share and share > 0.002]
     total = sum(share for _, share in present)

@@ -1,4 +1,4 @@
-"""One line of the screen: pieces of styled text whose width in cells is known. All text enters through `Line.add`."""
+"""A line of the screen: pieces of styled text with a known width in cells. All text enters through `Line.add`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELLIPSIS = "…"
 
 
 def cut(text: str, width: int) -> str:
-    """The longest start of `text` that takes at most `width` cells; a wide character is never halved."""
+    """The longest prefix of `text` that takes at most `width` cells; a wide character is never split."""
     if text.isascii():
         return text[: max(0, width)]
     end, taken = 0, 0
@@ -34,7 +34,7 @@ def cut(text: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` cut at the end to `width` cells, the cut marked."""
+    """`text` cut at its end to `width` cells, with an ellipsis if anything was cut."""
     text = printable(text)
     if width <= 0:
         return ""
@@ -44,7 +44,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def shorten_left(text: str, width: int) -> str:
-    """`text` cut at the start to `width` cells: the end of a path says more than its start."""
+    """`text` cut at its start to `width` cells, with an ellipsis: the end of a path says more than its start."""
     text = printable(text)
     if width <= 0:
         return ""
@@ -56,7 +56,7 @@ def shorten_left(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """`text` broken at spaces into lines of at most `width` cells; words that are longer are cut."""
+    """`text` broken at spaces into lines of at most `width` cells; longer words are broken too."""
     lines: list[str] = []
     current = ""
     for word in printable(text).split():
@@ -75,7 +75,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 class Line:
-    """Pieces of text side by side. Built by chaining; equal when text and styles are."""
+    """Pieces of text side by side, built by chained calls that change the line. Equal if text and styles are equal."""
 
     __slots__ = ("spans", "width")
 
@@ -111,7 +111,7 @@ class Line:
         return self
 
     def join_fitting(self, parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-        """Append each of the parts that still fits, with `gap` between them."""
+        """Append those parts that fit into `width`, with `gap` between them; a part that does not fit is skipped."""
         between = ""
         for part in parts:
             if self.width + len(between) + part.width <= width:
@@ -120,17 +120,17 @@ class Line:
         return self
 
     def to(self, column: int, fill: str = " ", style: Style = TEXT) -> Line:
-        """Fill up to `column`; nothing if the line is longer."""
+        """Fill the line up to `column`; no change if it is already longer."""
         return self.add(fill * (column - self.width), style) if column > self.width else self
 
     def extend(self, spans: Iterable[Span]) -> Line:
-        """Append pieces, neighbours of one style as one."""
+        """Append pieces, merging adjacent ones of the same style."""
         for style, group in groupby(spans, key=itemgetter(1)):
             self.add("".join(text for text, _ in group), style)
         return self
 
     def fit(self, width: int) -> Line:
-        """A line of exactly `width` cells: filled up with spaces, or cut with the cut marked."""
+        """The line with exactly `width` cells: padded with spaces, or cut with an ellipsis."""
         if self.width == width:
             return self
         fitted = Line()
@@ -145,27 +145,27 @@ class Line:
         return fitted.add(ELLIPSIS, DIM).fit(width) if width > 0 else Line()
 
     def restyled(self, style_of: Callable[[Style], Style]) -> Line:
-        """The same text, each piece in what `style_of` makes of its style."""
+        """A copy with `style_of` applied to the style of each piece."""
         line = Line()
         line.spans = [(text, style_of(style)) for text, style in self.spans]
         line.width = self.width
         return line
 
     def to_strip(self, background: str, look: Look) -> Strip:
-        """What Textual draws: pieces without a background of their own stand on `background`, which is a role."""
+        """The Strip that Textual draws. Pieces without a background get `background`, the name of a colour role."""
         text_of = to_ascii if look.ascii else str
         segments = [Segment(text_of(text), themed(on(style, background), look.theme)) for text, style in self.spans]
         return Strip(segments, self.width)
 
 
 def hanging(head: Line, text: str, width: int, style: Style = TEXT) -> list[Line]:
-    """`text` broken into lines of `width` cells: the first begins with `head`, the others stand under its text."""
+    """`text` broken into lines of `width` cells with a hanging indent: the first line begins with `head`."""
     parts = wrap(text, max(8, width - head.width)) or [""]
     return [Line().join(Line() if row else head).to(head.width).add(part, style) for row, part in enumerate(parts)]
 
 
 def spread(left: Line, right: Line, width: int) -> Line:
-    """`left` at the left edge and `right` at the right one; where both do not fit, the left gives way."""
+    """`left` at the left edge and `right` at the right edge; if both do not fit, `left` is cut."""
     if right.width >= width:
         return right.fit(width)
     room = width - right.width
@@ -173,7 +173,7 @@ def spread(left: Line, right: Line, width: int) -> Line:
 
 
 def rule(title: str, width: int, key: str = "") -> Line:
-    """A horizontal rule with a title for what is below it, and the key that shows that in the whole pane."""
+    """A horizontal rule with a title for what is below it and, if given, the key that shows it in the whole pane."""
     line = Line("── ", FRAME).add(key, KEY).add(" " if key else "").add(title, DIM)
     return line.add(" ").to(width, "─", FRAME)
 
@@ -187,7 +187,7 @@ def key_hints(hints: Iterable[tuple[str, str]]) -> Line:
 
 
 def columns(cells: Iterable[tuple[Line, int]], gap: int = 2) -> Line:
-    """Lines side by side, each fitted to its width, so that nothing moves when a value gets longer."""
+    """Lines side by side, each padded or cut to its width, so that nothing moves when a value gets longer."""
     row = Line()
     for cell, width in cells:
         if row.width:
@@ -216,7 +216,7 @@ _DOTS = " .:-=+*#@"
 
 @lru_cache(maxsize=2048)
 def to_ascii(text: str) -> str:
-    """`text` of the same width in ASCII: braille by how many dots are set, other characters by likeness."""
+    """`text` in ASCII with the same width: braille by the number of its dots, other characters by likeness."""
     text = text.translate(_ASCII)
     if text.isascii():
         return text

@@ -1,4 +1,4 @@
-"""Tables: which columns fit and how wide, in which order rows stand, and a pane of rows with a cursor."""
+"""Tables: which columns fit and how wide they are, the order of rows, and a pane of rows with a cursor."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ Row = TypeVar("Row")
 
 
 class Column(NamedTuple):
-    """A heading, its cells, the `value` of a row that it shows and sorts by (None: not measured), and its words.
+    """A column of a table. `value` reads from a row what it shows and is sorted by (None: not measured).
 
-    It may grow to `most` cells, and then has a `long` heading. `keep`: the lower the longer it stays as the table
-    narrows. `draw` draws a measured value, where words do not. `rising`: whether the smallest value comes first when
-    rows are sorted by it; None: only if it is a text.
+    `text_of` turns a value into text; `draw`, if set, draws the row's cell instead. `cells` is its least width; it may
+    grow to `most` cells, and shows the `long` heading if that fits. In a narrow table the columns with the largest
+    `keep` are dropped first. `right` aligns it to the right. `rising` says whether sorting by it starts with the
+    smallest value; None: only if values are texts.
     """
 
     heading: str
@@ -42,18 +43,18 @@ class Column(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The column that rows are sorted by, empty for the table's own order; `inverted`: the other way round."""
+    """The heading of the column to sort by, "" for the table's own order; `inverted` reverses the order."""
 
     by: str = ""
     inverted: bool = False
 
 
 Fit = Sequence[tuple[Column, int]]
-"""The columns that there is room for, each with its cells."""
+"""The columns that fit, each with its width in cells."""
 
 
 def fit(table: Sequence[Column], width: int, gap: int = GAP) -> Fit:
-    """The columns for a table of `width` cells; the least useful ones are dropped, the others share what is left."""
+    """The columns for a table of `width` cells: those with the largest `keep` are dropped, the others grow evenly."""
     room = width - MARK + gap
     shown: list[Column] = []
     for column in sorted(table, key=lambda column: column.keep):
@@ -62,7 +63,7 @@ def fit(table: Sequence[Column], width: int, gap: int = GAP) -> Fit:
         room -= column.cells + gap
         shown.append(column)
     cells = {column.heading: column.cells for column in shown}
-    # Cell by cell, so that all of them grow together.
+    # One cell each per round, so that they grow evenly.
     growing = shown
     while room > 0 and growing:
         growing = [column for column in growing if cells[column.heading] < column.most]
@@ -73,10 +74,7 @@ def fit(table: Sequence[Column], width: int, gap: int = GAP) -> Fit:
 
 
 def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list[Row]:
-    """The rows sorted by a column, what is not measured last.
-
-    Rows that are equal there stay in the order in which they came.
-    """
+    """The rows sorted by a column, with unmeasured values last. The sort is stable."""
     column = next((column for column in table if column.heading == order.by), None)
     if column is None:
         return list(reversed(rows)) if order.inverted else list(rows)
@@ -88,14 +86,14 @@ def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list
 
 
 def next_order(headings: Sequence[str], order: Order, steps: int) -> Order:
-    """The order by the column `steps` to the right (left, if negative) of the one that rows are sorted by."""
+    """The order by the column `steps` to the right of the present sort column (to the left if negative)."""
     row = ["", *headings]
     at = row.index(order.by) if order.by in row else 0
     return Order(row[max(0, min(len(row) - 1, at + steps))])
 
 
 def heading(shape: Fit, order: Order, gap: int = GAP) -> Line:
-    """The headings; an arrow marks the one that rows are sorted by."""
+    """The line of headings, with an arrow at the sort column."""
     cells = []
     for column, width in shape:
         chosen = column.heading == order.by
@@ -106,7 +104,7 @@ def heading(shape: Fit, order: Order, gap: int = GAP) -> Line:
 
 
 def row_line(row: Any, shape: Fit, width: int, *, cursor: bool, chosen: bool = False, gap: int = GAP) -> Line:
-    """One row; `cursor` lights it up, `chosen` marks the one that the screen is narrowed to."""
+    """One row as a line; `cursor` highlights it, `chosen` marks it as the one that the screen is narrowed to."""
     cells = []
     for column, room in shape:
         value = column.value(row)
@@ -126,17 +124,17 @@ def _cell(text: str, width: int, style: Style, right: bool) -> tuple[Line, int]:
 
 @dataclass
 class RowChosen(Message):
-    """The user has chosen this row; with `stay` the pane is to stay as it is."""
+    """The user has chosen this row; with `stay` a zoomed pane stays zoomed."""
 
     row: Any
     stay: bool
 
 
 class RowPane(Pane, Generic[Row]):
-    """A pane of rows under a heading, with a cursor that stays on its row when rows come, go and change places.
+    """A pane of rows below a heading, with a cursor that stays on its row when rows come, go and change places.
 
-    A subclass says what a row is about; its `draw` calls `take` first. `table` has the columns that rows can be sorted
-    by, `order` the one that they are.
+    A subclass identifies a row in `key_of`, and its `draw` calls `take` first. `table` has the columns that rows can be
+    sorted by, `order` is the present order.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -153,11 +151,11 @@ class RowPane(Pane, Generic[Row]):
     _key: Hashable = None
 
     def key_of(self, row: Row) -> Hashable:
-        """What tells this row from the others: the process or the job that it is about."""
+        """The identity of a row, such as a pid or the name of a job, by which the cursor follows it."""
         raise NotImplementedError
 
     def take(self, rows: Sequence[Row], page: int) -> list[tuple[Row, bool]]:
-        """Take new rows. Returns the `page` of them that are in sight, each with whether the cursor lights it up."""
+        """Take new rows. Returns the visible ones, at most `page`, each with whether the cursor highlights it."""
         self.rows, self.page = rows, max(1, page)
         at = next((number for number, row in enumerate(rows) if self.key_of(row) == self._key), self.cursor)
         self.cursor = max(0, min(at, len(rows) - 1))
@@ -166,7 +164,7 @@ class RowPane(Pane, Generic[Row]):
         return [(row, self.has_focus and number == self.cursor) for number, row in shown]
 
     def in_sight(self) -> str:
-        """Which rows are in sight, in words; empty where all are."""
+        """Which rows are visible, such as "1–20 of 64"; empty if all are."""
         if len(self.rows) <= self.page:
             return ""
         return f"{self.first + 1}–{min(len(self.rows), self.first + self.page)} of {len(self.rows)}"
@@ -198,11 +196,11 @@ class RowPane(Pane, Generic[Row]):
         self.redraw()
 
     def action_scroll_by(self, lines: int) -> None:
-        """Arrows and the wheel move the cursor, which is always in sight."""
+        """Move the cursor by so many rows; the pane scrolls to keep it in sight."""
         self.action_move(lines)
 
     async def on_click(self, event: events.Click) -> None:
-        """A click puts the cursor on a row, a second one chooses it; a double click on the title zooms."""
+        """Put the cursor on a clicked row; on a double click, choose it. A double click on the title zooms."""
         await super().on_click(event)
         row = event.y - (2 if self.framed else 1)
         if 0 <= row < min(len(self.rows) - self.first, self.page):

@@ -1,1 +1,1 @@
-"""The code pane: hot lines, call tree and flame."""
+"""The code pane: hot lines, call tree and flame view."""

@@ -1,4 +1,4 @@
-"""The call tree: who runs what, which rows are open, and how a row is drawn. Pure but for the remembered order."""
+"""The call tree: its nodes, which rows are open, and how a row is drawn. Pure except for `Settled`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.words import one_line, place, share_text
 
 TreePath = tuple[tuple[str, str], ...]
-"""Where a node is in its tree: function and file of each node from the top to it."""
+"""The (function, file) of each node from the top of a tree down to this one."""
 
 
 class Node(msgspec.Struct, frozen=True, eq=False):
-    """A function below its caller; without a `file`, the heading for the processes or threads that run what is below.
+    """A function below its caller; or, without a `file`, the heading of a tree: the processes or threads that run it.
 
-    A straight run of library functions is one node: `function`, `file` and `line` are of its first, `last` is the name
-    of its last one. `share` is of the samples of those who run it. `own` says that user code is in it or below.
-    A node of two compared runs has in `times` its milliseconds per unit before and after, and in `change` whether that
-    is more or less. A heading has the `part` that its threads play, the `pid` of one of them and, if it is a single
-    thread, its share of the GIL.
+    A chain of library functions that each call only one other is one node of `frames` functions: `function`, `file` and
+    `line` are those of the first, `last` is the name of the last. `share` (0..1) is of the samples of the whole tree.
+    `own` says whether this or a node below is user code.
+    A node of two compared runs has in `times` its milliseconds per unit before and after, and in `change` the colour
+    for more, less or no difference. A heading has the `part` of its threads, the `pid` of one of them and, if it is a
+    single thread, that thread's share of time with the GIL in `gil`.
     """
 
     path: TreePath
@@ -51,14 +52,14 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def name(self) -> str:
-        """The function's name, or the first and the last name of a run."""
+        """The function's name; for a chain of library functions, the first and the last name."""
         return f"{self.function} › {self.last}" if self.last and self.last != self.function else self.function
 
 
 def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[Node]:
-    """One tree for each role or thread that runs code, main threads first; `pids` and `who` narrow the selection.
+    """One tree per role or thread name, main threads first; `pids` and `who` narrow the selection.
 
-    Threads beside those that step show only where they work or where they are asked for.
+    Other threads than the leading ones appear only if they are active (see `resting_threads`) or `who` selects them.
     """
     gil = {(thread.pid, thread.thread): thread.gil for thread in stacks.threads}
     resting = resting_threads(stacks) if who == EVERYBODY else frozenset()
@@ -79,13 +80,13 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
 
 
 def way_to(nodes: Sequence[Node], path: TreePath) -> list[Node]:
-    """The nodes from the top to `path`, or as far as it is there."""
+    """The nodes from the root to `path`, as far as they exist."""
     below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
     return [] if below is None else [below, *way_to(below.children, path)]
 
 
 def _headed(part: Part, heading: str, runners: list[tuple[int, CallNode, float | None]]) -> Node:
-    """The node for a heading, with the merged call trees of all threads under it."""
+    """The node of a heading, with the merged call trees of its threads (`runners`: pid, tree, GIL share) below it."""
     trees = [tree for _, tree, _ in runners]
     samples = sum(tree.samples for tree in trees)
     roots = [root for tree in trees for root in ((tree,) if tree.file else tree.children)]
@@ -100,7 +101,7 @@ def _headed(part: Part, heading: str, runners: list[tuple[int, CallNode, float |
 
 
 def _node(first: CallNode, above: TreePath, total: int) -> Node:
-    """The node with all below it; a straight run of library frames becomes one node."""
+    """The node for `first` with all below it; a chain of library frames becomes one node."""
     last, frames, origin = first, 1, origin_of(first.file, first.user)
     while not last.user and len(last.children) == 1 and not last.children[0].user and frames < MOST_DEPTH:
         last, frames = last.children[0], frames + 1
@@ -119,7 +120,7 @@ MOST_LISTS = 2000
 
 
 class Settled:
-    """Remembers the order of lists. One item moves before another only when it weighs OVERTAKES times as much."""
+    """Keeps lists in a stable order: an item overtakes another only when it is OVERTAKES times as heavy."""
 
     def __init__(self) -> None:
         self._before: dict[Hashable, dict[Hashable, int]] = {}
@@ -127,7 +128,7 @@ class Settled:
     def order(
         self, name: Hashable, items: Sequence[Item], key: Callable[[Item], Hashable], weight: Callable[[Item], float]
     ) -> list[Item]:
-        """The items of the list `name`, heaviest first, except that small differences do not reorder them."""
+        """The items of the list `name`, the heaviest first, except that small differences do not reorder them."""
         before = self._before.get(name, {})
         ordered = sorted((item for item in items if key(item) in before), key=lambda item: before[key(item)])
         for index in range(1, len(ordered)):
@@ -149,7 +150,7 @@ State = Literal["open", "closed", "leaf"]
 
 
 class TreeRow(msgspec.Struct, frozen=True, eq=False):
-    """A node, its depth, and whether its children are shown."""
+    """A visible node of the tree, its depth, and whether its children are shown."""
 
     node: Node
     depth: int
@@ -159,9 +160,10 @@ class TreeRow(msgspec.Struct, frozen=True, eq=False):
 def tree_rows(
     nodes: Sequence[Node], folds: Mapping[TreePath, bool], settled: Settled, wanted: str = ""
 ) -> list[TreeRow]:
-    """The visible rows. `folds` has nodes that the user opened (True) or closed; other library code is closed.
+    """The visible rows. `folds` has the nodes that the user opened (True) or closed (False).
 
-    `wanted` keeps only what it matches with what leads there, all of it open.
+    By default, headings and nodes with user code in or below them are open. A filter `wanted` keeps only the nodes that
+    match and their ancestors, all open. Nodes below LEAST_SHARE are left out.
     """
     rows: list[TreeRow] = []
 
@@ -183,12 +185,12 @@ def tree_rows(
 
 
 def holds(node: Node, wanted: str) -> bool:
-    """Whether the node, or one below it, matches."""
+    """Whether the node or one of its descendants matches the filter."""
     return matches(wanted, node.name, node.file) or any(holds(child, wanted) for child in node.children)
 
 
 def node_change(view: View, node: Node) -> Line:
-    """The change of the share of a node of the call tree since the mark; empty without a mark."""
+    """The change of a node's share since the mark; empty without a mark."""
     if view.mark is None:
         return Line()
     then = _nodes_at(view.mark, view.pids(), view.who)
@@ -212,7 +214,7 @@ _PARTS = {"main": process_kind("rank"), "worker": process_kind("loader-worker"),
 
 
 def kind_of(node: Node) -> Kind:
-    """How a node is coloured: by its change, by whose code it is, or by what runs it."""
+    """The colour of a node: by its change between two runs, by what runs it (headings), or by whose code it is."""
     if node.change is not None:
         return node.change
     return _PARTS[node.part] if node.part is not None else CODE_KIND[node.origin]
@@ -222,14 +224,14 @@ _STATES = {"open": "▾ ", "closed": "▸ ", "leaf": "  "}
 
 
 def tree_line(row: TreeRow, width: int, by: Line = NO_CHANGE) -> Line:
-    """Share, function and place, indented by depth; or the heading of a tree."""
+    """A row as a line: share, function and place, indented by depth; or the heading of a tree."""
     node = row.node
     kind = kind_of(node)
     if not node.file:
         line = Line(_STATES[row.state], FAINT).add("■ ", kind.ink).add(one_line(node.name), BRIGHT)
         line.add(f"  {node.samples} samples", DIM)
         return line if node.gil is None else line.add(f"  GIL {percent(node.gil)}", DIM)
-    # A deep tree does not run out of the pane: from some depth on it goes down straight.
+    # Limit the indent to a third of the pane, so that a deep tree stays within it.
     indent = min(2 * row.depth, max(2, width // 3))
     line = Line(share_text(node.share), TEXT if node.own else DIM).join(by).add(" ").to(5 + by.width + indent)
     line.add(_STATES[row.state], FAINT).add("▌", kind.ink)

@@ -1,4 +1,4 @@
-"""The flame view, growing downwards: which cells each function has, and how they are drawn. Pure."""
+"""The flame view, with callers above callees: the cells of each function, and how they are drawn. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aitop.ui.words import one_line, place, tight_percent
 
 
 class Cell(msgspec.Struct, frozen=True, eq=False):
-    """A node's place: `width` cells from column `x` of the row of its depth. `share` is of the row's whole width."""
+    """A node's place in the row of its depth: `width` cells from column `x`. `share` (0..1) is of all samples drawn."""
 
     node: Node
     x: int
@@ -31,16 +31,16 @@ Rows = list[list[Cell]]
 
 
 def icicle(nodes: Sequence[Node], width: int) -> Rows:
-    """Rows from the top down; each node stands under its parent, widths go by samples.
+    """The rows of cells from the top down: each node stands below its parent, as wide as its share of the samples.
 
-    Siblings are in the order of their names, so that they stay where they are when the numbers change. What would be
-    narrower than half a cell is left out.
+    Siblings are in the order of their names, so that they stay in place when the numbers change. A node that rounds to
+    a width of zero cells is left out, with all below it.
     """
     total = sum(node.samples for node in nodes)
     rows: Rows = []
 
     def lay_out(nodes: Sequence[Node], start: int, end: int, depth: int) -> None:
-        """Cells between two counts of samples. Both ends are rounded from the left edge, so that no cells overlap."""
+        """Place `nodes` between two counts of samples. Rounding both ends from the left edge avoids overlaps."""
         for node in in_order(nodes):
             beyond = min(end, start + node.samples)
             x, right = ((2 * samples * width + total) // (2 * total) for samples in (start, beyond))
@@ -56,28 +56,28 @@ def icicle(nodes: Sequence[Node], width: int) -> Rows:
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Siblings from left to right: by name, at the top in their given order."""
+    """Siblings from left to right: sorted by name; headings, at the top, in the order given."""
     return sorted(nodes, key=lambda node: (node.function, node.file)) if nodes and nodes[0].file else list(nodes)
 
 
 def zoomed(nodes: Sequence[Node], path: TreePath) -> tuple[list[Node], list[Node]]:
-    """The nodes from the root down to `path`, as far as they exist; and those to draw across the full width.
+    """The nodes from the root to `path`, as far as they exist, and the nodes to draw across the full width.
 
-    These are the last node on that path, or all roots where the path is empty.
+    The latter are the last node on that path, or all roots if the path is empty.
     """
     way = way_to(nodes, path)
     return way, way[-1:] or list(nodes)
 
 
 def at(rows: Rows, x: int, row: int) -> Cell | None:
-    """The cell under a place."""
+    """The cell at column `x` of a row, None if there is none."""
     if not 0 <= row < len(rows):
         return None
     return next((cell for cell in rows[row] if cell.x <= x < cell.x + cell.width), None)
 
 
 def neighbour(rows: Rows, path: TreePath, across: int, down: int) -> TreePath | None:
-    """Where an arrow leads from the cell at `path`: to its parent, its widest child, or the next cell of its row."""
+    """The path that an arrow key leads to from `path`: its parent, its widest child, or the next cell in its row."""
     row, index = _index(rows, path)
     if row < 0:
         return rows[0][0].node.path if rows else None
@@ -95,7 +95,7 @@ def neighbour(rows: Rows, path: TreePath, across: int, down: int) -> TreePath | 
 
 
 def row_of(rows: Rows, path: TreePath) -> int:
-    """The row in which the cell of `path` is, -1 where it has none."""
+    """The row of the cell of `path`, -1 if it has no cell."""
     return _index(rows, path)[0]
 
 
@@ -110,7 +110,7 @@ def _index(rows: Rows, path: TreePath) -> tuple[int, int]:
 LEAST_NAME = 3
 # Separates two cells of the same hue.
 _EDGE = "▕"
-# No text reads well on a brighter shade of a hue: the cells that the user means are dark instead.
+# Text is hard to read on a brighter shade of a hue, so the selected and the pointed-at cell are dark instead.
 _CHOSEN = on(BRIGHT, SELECTED) + Style(underline=True)
 _POINTED = on(BRIGHT, SELECTED)
 
@@ -118,7 +118,7 @@ _POINTED = on(BRIGHT, SELECTED)
 def flame_lines(
     rows: Rows, selected: TreePath | None, pointed: TreePath | None, *, letters: bool, wanted: str
 ) -> list[Line]:
-    """A line a row. `letters` stand for hues where there are none; what `wanted` does not match is faded."""
+    """One line per row. `letters` replace hues in themes without colours; what does not match `wanted` is faded."""
     lines = []
     for row in rows:
         line = Line()
@@ -140,7 +140,10 @@ def flame_lines(
 
 
 def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
-    """All that a cell has no room for: name, place, share, samples, whose code it is."""
+    """A node in full, which its cell has no room for: name, place, share, samples, whose code it is.
+
+    For a node of two compared runs: its times before and after instead of share and samples.
+    """
     kind = kind_of(node)
     if node.times is not None:
         before, after = (duration(each / 1e3) if each else "0" for each in node.times)
@@ -157,7 +160,7 @@ def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
 
 
 def legend(kinds: Sequence[Kind] = CODE_KINDS) -> Line:
-    """A line that explains the colours: whose code it is, unless other `kinds` are drawn."""
+    """A legend of the colours; by default, whose code it is."""
     line = Line()
     for number, kind in enumerate(kinds):
         line.add("  " if number else "").add("■ ", kind.ink).add(kind.name, DIM)
@@ -165,7 +168,7 @@ def legend(kinds: Sequence[Kind] = CODE_KINDS) -> Line:
 
 
 def _label(cell: Cell, letters: bool) -> str:
-    """As much of the name as fits, with the share; with the difference in time where runs are compared."""
+    """The text in a cell: as much of the name as fits and the share, or the difference in time of two runs."""
     room, node = cell.width - 1, cell.node
     if room < LEAST_NAME:
         return (kind_of(node).letter if letters else "")[: max(0, room)]
@@ -183,6 +186,6 @@ def _label(cell: Cell, letters: bool) -> str:
 
 
 def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> list[Line]:
-    """The flame in `room` rows, with the key that gives it the whole pane."""
+    """The flame in `room` rows below another list, under a rule with the key that gives it the whole pane."""
     drawn = flame_lines(icicle(nodes, width), None, None, letters=view.look.mono, wanted=view.filter) if room else []
     return filled_below(rule("flame", width, "f"), drawn, room)

@@ -1,4 +1,4 @@
-"""Hot lines: equal ones of several processes or threads as one row, how it is drawn, and lists in spare rows. Pure."""
+"""Hot lines: one row for the same line in several processes or threads, and lists of them in spare rows. Pure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from aitop.ui.widgets.line import Line, columns, rule, shorten, shorten_left
 from aitop.ui.words import one_line, place, share_text
 
 HotKey = tuple[str, int, str, str, str]
-# The numbers in the names of threads that do the same: "Thread-3 (answer)", "ThreadPoolExecutor-0_1".
+# What differs in the names of threads that do the same work: "Thread-3 (answer)", "ThreadPoolExecutor-0_1".
 _NUMBERED = re.compile(r"^Thread-\d+ \((.*)\)$|[-_]?\d+")
 
 
 class HotRow(msgspec.Struct, frozen=True):
-    """A line with its share (0..1) of the samples of all threads that have its `runner`.
+    """A hot line in all processes or threads with the same `runner`, with its share (0..1) of their samples.
 
-    `runner` is the role of processes, or a name that `threads` threads share; `pid` is one of their processes.
+    `runner` is a role of processes, or a thread name without its number. `threads` is how many processes or threads
+    have the line, None for a single named thread or rank; `pid` is one of the processes.
     """
 
     file: str
@@ -43,7 +44,7 @@ class HotRow(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """Who runs it, and in how many processes or threads where that is known."""
+        """The runner, followed by the number of processes or threads if that is known."""
         return self.runner + self.times
 
     @property
@@ -56,9 +57,9 @@ class HotRow(msgspec.Struct, frozen=True):
 
 
 def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[HotRow]:
-    """Rows, heaviest first; `pids` and `who` narrow them.
+    """The rows, the heaviest first; `pids` and `who` narrow the selection.
 
-    As in the call tree, threads beside those that step show only where they work or where they are asked for.
+    As in the call tree, other threads than the leading ones appear only if they are active or `who` selects them.
     """
     leads = {process.pid: process.thread for process in stacks.processes}
     roles = {process.pid: process.role for process in stacks.processes}
@@ -75,7 +76,7 @@ def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVER
     of_pools = {(pid, thread) for (pid, _), pool in pools.items() for thread in pool.threads}
     alone = [thread for thread in stacks.threads if (thread.pid, thread.thread) not in of_pools]
     samples = {(thread.pid, thread.thread): thread.samples for thread in alone}
-    # A lead thread's samples are counted without imports, those of a pool as one worker's.
+    # ProcessStacks counts the leading thread's samples without imports, and those of a pool as of one worker.
     samples |= {(process.pid, process.thread): process.samples for process in stacks.processes}
     sampled = Counter[tuple[Role | None, str]]()
     for (pid, thread), count in samples.items():
@@ -106,7 +107,7 @@ def _row(
 
 
 def _name(thread: str) -> str:
-    """The name that a thread shares with others like it, its function's or without numbers; empty for a main thread."""
+    """The name that similar threads share: that of their function, or theirs without numbers; "" for a main thread."""
     return "" if thread == "MainThread" else _NUMBERED.sub(r"\1", thread)
 
 
@@ -116,8 +117,9 @@ LEAST_TEXT = 7
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A line of code in a process: what can be looked at and opened. `above` leads to it, the outermost
-    first: function, file and whose code it is.
+    """A line of code in a process, which can be shown and opened in an editor.
+
+    `share` (0..1) is of the samples of `who`. `above` has its callers, the outermost first: function, file and origin.
     """
 
     pid: int
@@ -130,9 +132,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
-    """Share, function and place, the line's own text, the phase it belongs to and who runs it.
+    """A row in one line: share, function and place, source text, phase, and who runs it.
 
-    `by` is the change of the share since the mark, without width where there is none.
+    `by` is the change of the share since the mark, an empty line without a mark.
     """
     phase = phase_of(row.phase)
     left = Line(share_text(row.share), BRIGHT).join(by).add(" ").join(bar(row.share, BAR, phase.ink)).add("  ")
@@ -145,7 +147,7 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     cells, at = max(30, min(44, room // 2)) if wide else room, place(row)
     name = Line(shorten(one_line(row.function), max(6, cells - len(at) - 2)), TEXT).add("  ")
     name.add(shorten_left(at, max(8, cells - name.width)), BRIGHT)
-    # Where there is little room, the text follows the name at once.
+    # In a narrow pane the source text directly follows the name, without a column of its own.
     cells = cells if wide else min(name.width, room)
     named = [(name, room)]
     if row.text and room - cells - 2 >= LEAST_TEXT:
@@ -154,7 +156,7 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
 
 
 def row_lines(row: HotRow, width: int, by: Line, rows: int) -> list[Line]:
-    """The row in one line; or in two, of which the second has the source text, as much as fits."""
+    """The row in one line or, if `rows` is 2, in two lines, the second with the source text, cut to fit."""
     if rows == 1:
         return [hot_line(row, width, by)]
     bare = replace(row, text=None)
@@ -172,7 +174,7 @@ def line_change(view: View, row: HotRow, pids: frozenset[int] | None, who: Who) 
 
 @lru_cache(maxsize=4)
 def _lines_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[HotKey, float] | None:
-    """Shares at the mark by line; what was not seen then had none. None where no stacks were known."""
+    """The shares at the mark by line; a line that is missing was not seen. None if there were no stacks."""
     if mark.stacks is None or not mark.stacks.samples:
         return None
     return {row.key: row.share for row in hot_rows(mark.stacks, pids, who)}
@@ -180,11 +182,11 @@ def _lines_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[
 
 LEAST_BELOW = 5
 BORDER_STEP = 3
-"""Rows by which the border moves: a row more or less above it does not move it."""
+"""The border moves in steps of so many rows, so that one row more or less above it does not move it."""
 
 
 def room_below(used: int, height: int) -> int:
-    """Rows that are free below `used` ones, 0 where they are too few for anything."""
+    """The number of free rows below the `used` ones; 0 if they are fewer than LEAST_BELOW."""
     room = height - -(-(used + 1) // BORDER_STEP) * BORDER_STEP
     return room if room >= LEAST_BELOW else 0
 
@@ -192,7 +194,7 @@ def room_below(used: int, height: int) -> int:
 def lines_below(
     view: View, title: str, width: int, room: int, *, pids: frozenset[int] | None, who: Who = EVERYBODY
 ) -> list[Line]:
-    """The hot lines of some processes and threads under a title, in `room` rows."""
+    """The hot lines of some processes and threads below a rule with a title, in `room` rows."""
     stacks = view.snapshot.stacks if view.snapshot else None
     rows = matching_rows(stacks, view.filter, pids, who) if stacks is not None and room else []
     lines = [hot_line(row, width, line_change(view, row, pids, who)) for row in rows]
@@ -200,6 +202,6 @@ def lines_below(
 
 
 def filled_below(border: Line, lines: Sequence[Line], room: int) -> list[Line]:
-    """A border and the lines below it, cut or filled up to `room` rows; nothing where there are no lines."""
+    """A border and the lines below it, cut or filled up to `room` rows; empty if there are no lines or no room."""
     shown = lines[: room - 1] if room else []
     return [border, *shown, *(Line() for _ in range(room - 1 - len(shown)))] if shown else []

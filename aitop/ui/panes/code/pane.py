@@ -1,4 +1,4 @@
-"""The code pane: the user's lines on which the time is spent, the call tree, or the flame view."""
+"""The code pane: hot lines of user code, the call tree, or the flame view."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aitop.ui.words import one_line, share_text, state_line
 
 @dataclass
 class LineWanted(Message):
-    """The user wants to see a line of code."""
+    """Asks the screen to show a line of code."""
 
     place: Place
 
@@ -35,7 +35,7 @@ NAME, LONG_NAME = 14, 26
 
 
 def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | None:
-    """The share of time that each thread holds the GIL, in the ranks; None where it was not sampled."""
+    """The share of time for which each thread of the ranks holds the GIL; None if that was not sampled."""
     ranks = {process.pid for process in stacks.processes if process.role == "rank"}
     shown = [thread for thread in stacks.threads if thread.pid in ranks and (pids is None or thread.pid in pids)]
     asked = sorted((thread for thread in shown if thread.gil is not None), key=lambda thread: -(thread.gil or 0.0))
@@ -61,7 +61,7 @@ NAMES = {"lines": "hot lines", "tree": "call tree", "flame": "flame"}
 
 
 class CodePane(Pane):
-    """Hot lines, heaviest first, or what calls what as a tree or as a flame. One row or cell of it is selected."""
+    """Hot lines (the heaviest first), the call tree, or the flame view. One row or cell is selected."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "go(-1, 0)", "fold, or go left", show=False),
@@ -164,7 +164,7 @@ class CodePane(Pane):
         return [*head, *lines], [flame.node_line(shown, width, by)][:foot]
 
     def _trees(self, stacks: Stacks, view: View) -> list[Node]:
-        """The call trees of the selection; computed once for each Stacks."""
+        """The call trees of the selection, cached until the Stacks or the selection change."""
         asked = view.pids(), view.who
         if self._forest is None or self._forest[0] is not stacks or self._forest[1] != asked:
             self._forest = stacks, asked, call_tree.forest(stacks, *asked)
@@ -177,7 +177,7 @@ class CodePane(Pane):
     # What is selected
 
     def place(self) -> Place | None:
-        """The selected line of code; None if the selected row is not one."""
+        """The selected line of code; None if the selected row or cell is not a line of code."""
         if self._hot:
             row = self._hot[self._hot_index()]
             return Place(row.pid, row.file, row.line, row.function, row.share, row.who)
@@ -200,7 +200,7 @@ class CodePane(Pane):
         return keys.index(self._hot_at) if self._hot_at in keys else 0
 
     def _row_index(self) -> int:
-        """The selected row; where it is folded away, the row it is folded into."""
+        """The index of the selected row; if it is folded away, that of its nearest visible ancestor."""
         path = self._path or ()
         for length in range(len(path), 0, -1):
             for number, row in enumerate(self._rows):
@@ -211,7 +211,7 @@ class CodePane(Pane):
     # What the user does
 
     def action_scroll_by(self, lines: int) -> None:
-        """Arrows and the wheel move the selection, which is always in sight."""
+        """Move the selection by so many rows; the pane scrolls to keep it in sight."""
         self.action_go(0, lines)
 
     def action_go(self, across: int, down: int) -> None:
@@ -242,7 +242,7 @@ class CodePane(Pane):
             self._path = row.node.path[:-1]
 
     def action_open(self) -> None:
-        """Zoom into the selected cell of the flame; of a tree or a list, look at the selected line."""
+        """Zoom into the selected cell of the flame; fold or unfold a heading of the tree; else show the line."""
         node = self._selected_node()
         if self._cells and node is not None and node.path != self._zoom and node.children:
             self._zoom = node.path
@@ -261,7 +261,7 @@ class CodePane(Pane):
         self.post_message(LineWanted(place))
 
     def action_out(self) -> None:
-        """Zoom out of the flame; if it is not zoomed, the key does what it does elsewhere."""
+        """Zoom out of the flame by one level; if it is not zoomed, leave the key to the screen."""
         if not (self._zoom and self._cells):
             raise SkipAction
         self._path, self._zoom = self._zoom, self._zoom[:-1]
@@ -302,7 +302,7 @@ class CodePane(Pane):
                 self.action_look()
 
     def _click_cell(self, cell: flame.Cell, clicks: int) -> None:
-        """Zoom into this cell, or out if it is the one that fills the view. A double click on a leaf shows its line."""
+        """Zoom into the cell, or zoom out if it already fills the view. A double click on a leaf shows its line."""
         self._path = cell.node.path
         if cell.node.path == self._zoom:
             self.action_out()
