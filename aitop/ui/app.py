@@ -83,7 +83,7 @@ class AitopApp(App[ResultType]):
 
     def get_default_screen(self) -> Screen[Any]:
         if self.is_headless:
-            # Without a terminal, only the settings decide the look.
+            # Without a terminal there is no environment to derive the look from: use the settings alone.
             self.look = look_for(self.settings, {}, "utf-8")
             self._apply(self.look)
         return self._main_screen(View(look=self.look))
@@ -126,7 +126,7 @@ class AitopApp(App[ResultType]):
                 pane.show(replace(pane.view, look=self.look, notice=f"theme: {theme.name}"))
 
     async def run_action(self, *args: Any, **kwargs: Any) -> bool:
-        """Run an action. An error in it ends the program, with the terminal restored."""
+        """Run an action. An error in it ends the program and restores the terminal; in tests it is raised."""
         try:
             return await super().run_action(*args, **kwargs)
         except Exception as error:
@@ -183,8 +183,8 @@ class AitopApp(App[ResultType]):
         forget_exported_size()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:
-            # Not the event loop's own handlers: those lose an interrupt that comes while the screen starts, and wait
-            # for a loop that may be stuck writing to a dead terminal.
+            # Not asyncio's signal handlers: they lose an interrupt that comes while the screen starts, and they need a
+            # running loop, which may be stuck writing to a dead terminal.
             for number in ENDING_SIGNALS:
                 signal.signal(number, self._end_by)
             with signals_as_input() as self._signals:
@@ -239,7 +239,7 @@ class MonitorApp(AitopApp[None]):
 
 
 class ReplayApp(MonitorApp):
-    """Shows a recording: its feed is a ReplayFeed."""
+    """Shows a recording: its `feed` must be a ReplayFeed."""
 
     screen_class = ReplayScreen
 

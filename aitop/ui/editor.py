@@ -103,7 +103,7 @@ def _lend_terminal(app: App[Any], words: list[str]) -> str:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Restore the terminal's settings, its foreground group and our signals at the end."""
+    """A context for an editor in the terminal: restores terminal settings, foreground group and signal handlers."""
     terminal = keyboard()
     before = settings_of(terminal)
     # ^c and ^\ are meant for the editor, so ignore them here: with a handler, because the editor would inherit SIG_IGN.

@@ -34,7 +34,7 @@ class Box(NamedTuple):
 
 
 Plan = dict[str, Box]
-"""Pane name to place; a pane that is missing is not shown."""
+"""The place of each pane by name; a pane that is missing is not shown."""
 
 
 def plan(

@@ -253,7 +253,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
         return frozenset(process.pid for process in self.processes if process.rank == self.rank)
 
     def narrowed(self) -> str | None:
-        """What the screen is narrowed to, in words; None when it shows everything."""
+        """What the screen is narrowed to, in words; None if it shows everything."""
         if self.chosen is not None:
             return process_words(self.snapshot, self.chosen)
         return None if self.rank is None else f"rank {self.rank}"

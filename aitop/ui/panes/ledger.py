@@ -20,7 +20,7 @@ LANES: dict[Lane, str] = {
 PHASE_CELLS, ACTIVITY_CELLS, SECONDS_CELLS = 12, 17, 8
 MOST_BAR, LEAST_BAR, LEAST_PLACE = 16, 3, 14
 LEAST_SHARE = 0.005
-"""Entries below this share are left out."""
+"""Entries with a smaller share (0..1) are left out."""
 
 
 class LedgerPane(Pane):

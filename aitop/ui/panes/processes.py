@@ -177,7 +177,7 @@ COMMAND = Column("command", 14, 0, lambda row: short_command(row.process.command
 """Takes the cells that the other columns leave; dropped if they are fewer than its minimum."""
 SHARES = frozenset({"cpu", "gpu"})
 CHANGING = SHARES | {"memory", "gpu mem", "read/s", "write/s"}
-"""Figures that show their change since the mark."""
+"""Columns that show their change since the mark."""
 
 
 def _written(figure: Column, row: ProcessRow) -> tuple[str, Style]:
@@ -186,7 +186,7 @@ def _written(figure: Column, row: ProcessRow) -> tuple[str, Style]:
     if value is None:
         if row.gpu is None and figure.heading.startswith("gpu"):
             return "", FAINT
-        # A rate needs two samples: a new process has none yet.
+        # A rate needs two samples, so a new process has no rate yet.
         new = figure.heading in CHANGING and row.age is not None and row.age < NEW_SECONDS
         return NOT_YET if new else NOT_SUPPORTED, FAINT
     nothing = not isinstance(value, str) and value < 1 and figure.heading not in SHARES

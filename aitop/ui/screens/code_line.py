@@ -25,7 +25,7 @@ from aitop.ui.words import CodeLine, base_name, label, one_line, place, share_te
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """Source `lines` around a place: (number, coloured line). None if not readable or, while `reading`, not yet read."""
+    """Source `lines` around a place: (number, coloured line). None if unreadable or, while `reading`, not yet read."""
 
     lines: list[tuple[int, Line]] | None
     reading: bool = False

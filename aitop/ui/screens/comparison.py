@@ -78,7 +78,7 @@ class ComparisonScreen(HeadedScreen):
         self._stacks_chosen = False
 
     def action_switch(self) -> None:
-        """Go to the other pane."""
+        """Switch between the text and the stacks."""
         self._stacks_chosen = not self._stacks_chosen
         self.show()
 

@@ -373,7 +373,7 @@ class MonitorScreen(Screen[int]):
             self._restore_focus()
 
     def action_show_code(self, how: CodeView) -> None:
-        """Show the code as tree or flame, or as hot lines again."""
+        """Show the code as a tree or a flame; if it is shown so already, go back to hot lines."""
         code = self.query_one(CodePane)
         code.top = 0
         self._change(code="lines" if self.view.code == how else how)

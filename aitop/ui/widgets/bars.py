@@ -39,7 +39,7 @@ Parts = Sequence[tuple[Kind, float]]
 
 
 def height_of(column: Parts) -> float:
-    """The sum of its values."""
+    """The sum of the values in a column."""
     return sum(value for _, value in column)
 
 

@@ -179,7 +179,7 @@ def rule(title: str, width: int, key: str = "") -> Line:
 
 
 def key_hints(hints: Iterable[tuple[str, str]]) -> Line:
-    """Keys, each with what it does in a word or two."""
+    """A line of keys, each with what it does in a word or two."""
     line = Line()
     for key, word in hints:
         line.add(key, KEY).add(f" {word}  ", DIM)
@@ -197,7 +197,7 @@ def columns(cells: Iterable[tuple[Line, int]], gap: int = 2) -> Line:
 
 
 def lit(line: Line) -> Line:
-    """The line on the background of a selected row."""
+    """The line highlighted as a selected row, by its background."""
     return line.restyled(lambda style: on(style, SELECTED))
 
 

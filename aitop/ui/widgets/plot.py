@@ -25,7 +25,7 @@ from aitop.ui.widgets.pane import Pane
 
 AXIS = 8
 SPANS = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-# Masks of the lowest 0 to 4 dots of a braille cell's two columns.
+# The braille masks of the lowest 0 to 4 dots in the left and in the right column of a cell.
 _LEFT, _RIGHT = (0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8)
 # A space in place of the blank braille character, which takes three bytes and is not blank in some fonts.
 _BRAILLE = [" ", *(chr(0x2800 | mask) for mask in range(1, 256))]
