@@ -32,7 +32,7 @@ def free_stem(folder: Path, stem: str, suffixes: tuple[str, ...]) -> str:
 
 
 def write_new(folder: Path, stem: str, contents: Mapping[str, str | bytes]) -> list[Path]:
-    """Write one file per suffix, all with the same new number. On an OSError none of the files is left."""
+    """Write one file per suffix, all with the same new number. Raises OSError; none of the files is left then."""
     name = free_stem(folder, stem, tuple(contents))
     written: list[Path] = []
     try:

@@ -24,7 +24,7 @@ LEAST_SHARE = 0.005
 
 
 class LedgerPane(Pane):
-    """The entries of the main lane, the largest first, and below them those of the loader workers."""
+    """The entries of the main lane, the largest first, and below them those of loader workers and other producers."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         ledgers, pids = view.snapshot.ledgers if view.snapshot else (), view.pids()

@@ -44,7 +44,7 @@ def change(view: View, value_of: ValueOf, *, is_speed: bool = False, points: boo
 
 def difference(now: float | None, then: float | None, *, is_speed: bool = False, points: bool = False) -> Line:
     """The change from `then` to `now` in WIDTH cells: in percent of `then` or, with `points`, times 100 (for shares:
-    percentage points). A dash if one of them is None.
+    percentage points). A dash if one of them is None or `then` is negative.
 
     The change of a speed is coloured as gain or loss.
     """

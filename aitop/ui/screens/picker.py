@@ -85,7 +85,7 @@ FEW_COLUMNS = tuple(column for column in COLUMNS if column.heading not in SPARED
 
 
 class PickerScreen(Screen[int]):
-    """Lists the jobs; launcher, ranks and workers of a run are one job. Returns the pid of the chosen one."""
+    """Lists the jobs; launcher, ranks and workers of a run are one job. The app exits with the chosen pid."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "app.none", "previous job"),

@@ -162,8 +162,8 @@ def tree_rows(
 ) -> list[TreeRow]:
     """The visible rows. `folds` has the nodes that the user opened (True) or closed (False).
 
-    By default, headings and nodes with user code in or below them are open. A filter `wanted` keeps only the nodes that
-    match and their ancestors, all open. Nodes below LEAST_SHARE are left out.
+    By default, headings and nodes with user code in or below them are open, and other library code is closed. A filter
+    `wanted` keeps only the nodes that match and their ancestors, all open. Nodes below LEAST_SHARE are left out.
     """
     rows: list[TreeRow] = []
 
