@@ -14,7 +14,7 @@ from aitop.model.stacks import Frame
 MOST_DEPTH = 60
 MOST_CHILDREN = 12
 LEAST_SHARE = 0.005
-# The file of our hook's wrappers: they are on the stacks of the calls that they time, but no part of the user's program.
+# The file of our hook's wrappers: they are on the stacks of the calls that they time, but not in the user's program.
 OWN_HOOK = "<aitop hook>"
 
 

@@ -268,7 +268,7 @@ def _rows() -> list[tuple[str, str, str | None, Meaning]]:
 
 
 def _beginning(path: str) -> str:
-    """The literal text that all matches of the pattern begin with. It must have no choice (`a|b`) outside of brackets."""
+    """The literal text that all matches of a pattern begin with. It must have no choice (`a|b`) outside of brackets."""
     # A letter before *, ? or { is optional, so the text ends before it.
     letters = re.match(r"[\w/-]*(?![*?{])", path, re.ASCII)
     return letters[0] if letters is not None else ""

@@ -28,7 +28,7 @@ STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "
 # A function only evaluates if it has fewer samples of training than this share of its samples of evaluation.
 _LEAST_OF_PHASE = 0.1
 # A stack that changes while it is read may combine the line of one moment with the calls of another, in up to this
-# share of a function's samples. Fewer samples do not prove that a phase runs below a line, unless no other line has more.
+# share of a function's samples. Fewer do not prove that a phase runs below a line, unless no other line has more of it.
 _TORN = 0.01
 
 

@@ -92,7 +92,7 @@ class StackView:
     def over_time(
         self, windows: Iterable[StackWindow], of: Callable[[ThreadKey], bool], wanted: Callable[[Seen], bool]
     ) -> dict[int, Series]:
-        """By pid, the share (0..1) of samples that are `wanted`, in each window; only threads for which `of` is true."""
+        """By pid, the share (0..1) of `wanted` samples in each window, among the threads for which `of` is true."""
         points: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for window in windows:
             for key, stacks in self._digest(window).items():
@@ -291,8 +291,8 @@ def lead_thread(threads: Digest) -> ThreadKey | None:
     most = max(others, key=lambda key: (others[key], _at_work(threads[key])), default=None)
     if most is None or others[most]:
         return most or main
-    # No thread was seen in a step: it may be too long for a sample to show the model yet, or there are none. Threads that
-    # were started with the same function count together: each of many connections has little to do.
+    # No thread was seen in a step: it may be too long for a sample to show the model yet, or there are none. Threads
+    # that were started with the same function count together: each of many connections has little to do.
     work = sum(_at_work(threads[key]) for key in alike(threads, most))
     return most if main is not None and work > least else main
 

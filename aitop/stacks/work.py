@@ -14,7 +14,7 @@ from aitop.model.snapshot import HotLine, ProcessStacks, Stacks
 from aitop.model.steps import StepKind
 from aitop.stacks.pool import OWN_WAITS, RUNS
 
-# How a process takes part in steps: 0 not at all; 1 it runs a model, or is a rank that waits for data; 2 it updates one.
+# What part a process has in steps: 0 none; 1 it runs a model, or is a rank that waits for data; 2 it updates a model.
 Level = Literal[0, 1, 2]
 # Fewer samples of a part of a step, or a smaller share of all samples, are no evidence that a process makes steps.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02

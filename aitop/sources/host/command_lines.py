@@ -82,10 +82,10 @@ def invocation(arguments: Sequence[str]) -> Invocation:
 
 
 def kind_of(arguments: Sequence[str], python: bool) -> Command:
-    """What the command line makes of a process; `python` where its executable is an interpreter."""
+    """The kind of a process by its command line; `python`: its executable is an interpreter."""
     if not arguments:
         return "python" if python else "foreign"
-    # Some put what they do behind their name: "slurmstepd: [12.0]".
+    # Some write what they do after their name: "slurmstepd: [12.0]".
     program = os.path.basename(arguments[0]).partition(":")[0]
     if not python and not named_python(program):
         return _by_program(program, "foreign")

@@ -21,7 +21,7 @@ RAY_WORKER = "ray::"
 RAY_IDLE = "ray::IDLE"
 RAYLET = "raylet"
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "env", "numactl", "taskset"})
-# Where the ranks of a job meet: one run has one of these.
+# Environment variables that tell where the ranks of a job meet. All ranks of one run have the same values.
 MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 
@@ -62,7 +62,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def may_still_run(pid: int, start: int | None) -> bool:
-    """Whether the process that started then under this pid lives, or there is one that cannot be read."""
+    """Whether the process with this pid and start lives; also True where the pid exists but cannot be read."""
     stat = procfs.stat(pid)
     if stat is None:
         return not procfs.gone(pid)
@@ -121,7 +121,7 @@ def _started(parent: JobFacts, child: JobFacts) -> bool:
 
 
 def _beside(known: JobFacts, top: JobFacts) -> set[int]:
-    """Processes that are no children of the top and yet of its job."""
+    """The tops of other trees that belong to the same job as `top`."""
     if known.argv and known.argv[0].startswith(RAY_WORKER):
         return _ray_peers(known)
     meeting = meeting_of(known.environment or {})

@@ -101,7 +101,7 @@ def _held(pid: int) -> bool:
 
 
 def _refuse_forbidden(pid: int) -> None:
-    """Another user's process, unless a capability lets us look inside all the same."""
+    """Raise NotPermittedError for another user's process, unless a capability lets us look inside all the same."""
     owner = procfs.user_id(pid)
     if owner in (None, os.geteuid()) or procfs.environ(pid) is not None or procfs.stat(pid) is None:
         return
@@ -110,7 +110,7 @@ def _refuse_forbidden(pid: int) -> None:
 
 
 def _main_python(pid: int) -> Member | None:
-    """The Python to speak of: the first rank of the tree, else any Python that is no helper."""
+    """The Python process that stands for the tree: its first rank, else any Python that is no helper."""
     members = ProcessTree([(pid, None)]).update()
     by_pid = {member.stat.pid: member for member in members}
     places = places_of(members)

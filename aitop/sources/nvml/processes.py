@@ -1,4 +1,4 @@
-"""Who is on a device: while a tree is watched, and in one look at all devices for choosing a process."""
+"""Which processes use a device: read while a tree is watched, or once for all devices, to choose a process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ProcessMeter:
     def _shares(self, busy: float | None, anybody: bool) -> Callable[[int], float | None]:
         """A function from pid to its share of the SMs.
 
-        NVML names only processes that used the device since we last asked.
+        NVML lists only processes that have used the device since we last asked.
         """
         samples = (
             self._gate.ask(self._handle, "nvmlDeviceGetProcessUtilization", self._seen_until, variant="shares")

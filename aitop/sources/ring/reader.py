@@ -23,7 +23,7 @@ from aitop.sources.ring.step_maker import StepMaker
 from aitop.sources.ring.steps import Event
 from aitop.sources.source import SourceError
 
-# Events of the past that a reader begins with.
+# How many past events a reader begins with.
 FIRST_EVENTS = 2048
 LEASE_SECONDS = 5.0
 MOST_LOST = 10**9
@@ -41,9 +41,10 @@ _EVENT = struct.Struct(f"={ring.EVENT_WORDS}q")
 class Header(NamedTuple):
     """The header of a ring. Times are monotonic nanoseconds.
 
-    `written` counts the events written so far, `writing` those being written too. There were `steps` so far, roughly;
-    the run counts as training until `trains_until`. `sequence` is the number of the collective called last, 0 before
-    the first. `alive` is one more than the number of requests under way, 0 where they are not watched.
+    `written` counts the events written so far, `writing` includes those being written. `facts_seq` is odd while facts
+    are being written. `steps` is roughly the number of steps so far; the run counts as training until `trains_until`.
+    `sequence` is the number of the collective called last, 0 before the first. `alive` is one more than the number of
+    requests under way, 0 where they are not watched.
     """
 
     pid: int
@@ -184,7 +185,7 @@ class HookRing:
         return None if header is None else header.way
 
     def read(self, now: float) -> HookSample:
-        """Return what was finished since the last read, the first time some before, and facts that have changed."""
+        """Return what has finished since the last read (at the first one: lately), and facts that have changed."""
         header = self._header()
         if header is None:
             return HookSample(time=now, pid=self.pid)
@@ -245,7 +246,7 @@ class HookRing:
             self._fd = -1
 
     def _read_events(self, header: Header, now_ns: int) -> tuple[list[Event], int]:
-        """Return the events since the last read, and how many were overwritten before or while they were read."""
+        """Return the events since the last read, and how many were lost: overwritten too early, or without sense."""
         first, written = self._read_up_to, header.written
         self._read_up_to = written
         self._quiet = first in (None, written)

@@ -1,4 +1,4 @@
-"""What py-spy writes (`--format speedscope`), read into samples of threads."""
+"""Reads what py-spy writes (`--format speedscope`) into samples of threads."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _main(
 
 
 def _whole(stacks: Counter[tuple[int, ...]], frames: list[RawFrame]) -> Counter[tuple[int, ...]]:
-    """The samples that reach down to the thread's usual root; a main thread never changes its root."""
+    """The samples that reach the thread's usual outermost frame, which never changes in a main thread."""
     roots: Counter[tuple[str, str | None]] = Counter()
     for stack, count in stacks.items():
         roots[_place(frames[stack[0]])] += count

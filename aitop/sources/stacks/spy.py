@@ -22,11 +22,11 @@ from aitop.sources.stacks.speedscope import MOST_BYTES
 TERM_SECONDS = 0.5
 POLL_SECONDS = 0.005
 MOST_COMPLAINT = 4000
-# Of which threads it takes stacks: all; those that the kernel says are on a core or wait for one, less some whose
-# innermost frame is a wait of the standard library; the one that holds the interpreter's lock.
+# Which threads it takes stacks of: "all"; "cpu", those that the kernel reports on a core or waiting for one, less some
+# whose innermost frame is a wait of the standard library; "gil", the one that holds the interpreter's lock.
 Threads = Literal["all", "cpu", "gil"]
 _OPTIONS: dict[Threads, tuple[str, ...]] = {"all": ("--idle",), "cpu": (), "gil": ("--gil",)}
-# It needs some 30 MB. A process may have laid out libraries of terabytes for it to read.
+# It needs some 30 MB. A hostile process may have mapped libraries of terabytes for it to read.
 MOST_MEMORY = 2 << 30
 # To name native frames it maps every library of the process, and a torch for CUDA has some 5 GB of them. What it writes
 # of its own memory stays within the bound above.
