@@ -72,7 +72,7 @@ class RecordedEvents(Iterator[Event]):
                 return
 
     def ticks(self) -> Iterator[Tick]:
-        """The ticks that are left; nothing else is looked at, nor counted where it is damaged."""
+        """The remaining ticks. Other lines are not decoded, and damaged ones are not counted."""
         skipped = self.skipped
         while (line := self._line()) != b"":
             if line is not None and line.startswith(_TICK):
@@ -87,7 +87,7 @@ class RecordedEvents(Iterator[Event]):
         return _next_line(self._stream)
 
     def _event(self, line: bytes) -> Event | None:
-        """The event of a line; None for a line that holds none, which is counted."""
+        """The event of a line; None for a damaged one, which is counted unless its end is missing."""
         try:
             event = cast("Event", self._decoder.decode(line))
         except _NOT_READABLE:

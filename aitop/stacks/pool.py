@@ -126,8 +126,8 @@ def _started_with(stacks: Counter[Seen]) -> tuple[str, str] | None:
 def threads_at_once(keys: Sequence[ThreadKey], threads: Digest) -> float | None:
     """How many of these threads are alive at a time, on average; None for a single one, or if that is not known.
 
-    A key may stand for several: threads of one name, and those that end soon. The main thread is in every sample of the
-    process, so its samples are their number.
+    A key may stand for several: threads of one name, and those that end soon. The main thread is in every look at the
+    process, so its samples are the number of looks.
     """
     looks = sum(stacks.total() for key, stacks in threads.items() if key.main)
     if not looks or not keys or keys[0].main:
@@ -141,7 +141,7 @@ def pooled(
 ) -> tuple[ThreadPool, dict[Key, float]]:
     """Return the pool of these threads, and how many samples of each place count for it as one worker.
 
-    `moments` is the number of samples of the process. Places of rank 0 fill these first, then those of rank 1 and 2.
+    `moments` is how often the process was sampled. Places of rank 0 fill these first, then those of rank 1 and 2.
     """
     counts: dict[Key, float] = {}
     room = moments

@@ -224,7 +224,7 @@ class Reading:
             self._collects.add(node.lineno)
 
     def _target(self, target: ast.expr, names: set[str], uses: _Uses) -> None:
-        """Add the variable that an assignment replaces to `names`; one that `a[i] = …` or `a.b.c = …` changes to `uses`."""
+        """Add what an assignment replaces to `names`, and what `a[i] = …` or `a.b.c = …` changes to `uses`."""
         if isinstance(target, (ast.Tuple, ast.List)):
             for each in target.elts:
                 self._target(each, names, uses)

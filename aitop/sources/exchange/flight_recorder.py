@@ -1,6 +1,6 @@
-"""What torch's Flight Recorder has written of a rank's collectives: a file that the process itself dumps on a time-out.
+"""Reads a rank's collectives from the file that torch's Flight Recorder, in the process itself, dumps on a time-out.
 
-Source: the pickles described in torch's documentation of the Flight Recorder (`TORCH_FR_DUMP_TEMP_FILE`, before
+Source: the pickles described in torch's documentation of the Flight Recorder (`TORCH_FR_DUMP_TEMP_FILE`, formerly
 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`: a path to which the rank's number is added).
 """
 
@@ -35,7 +35,7 @@ _VALUES = frozenset(
 )
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _NO_EFFECT = frozenset({"PROTO", "FRAME"})
-# A mark, and one of torch's builders, on the stack.
+# Stand-ins on the stack for a mark and for one of torch's builders.
 _MARK, _BUILDER = object(), object()
 
 _Number = Annotated[int, msgspec.Meta(ge=-1, le=10**15)]

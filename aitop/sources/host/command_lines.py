@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from aitop.sources.procfs import named_python
 
-# Programs that start one process a device; what they run below them are ranks.
+# Programs that start the ranks of a job: one process a device, or (conda, poetry, ...) just the command given to them.
 LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "composer", "colossalai"}
     | {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "hydra_pmi_proxy", "prted", "orted"}

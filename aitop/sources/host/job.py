@@ -1,8 +1,8 @@
 """Which processes a job consists of, told from any one of them: a launcher, a rank, a loader worker.
 
 A job is what one launcher started (torchrun, accelerate, deepspeed, mpirun, a script with `multiprocessing.spawn`), and
-beside it the processes that meet at the same address, however they were started: Slurm tasks, ranks in windows
-of their own. Ray's training workers find each other below their raylet.
+beside it the processes that meet at the same address, however they were started: Slurm tasks, ranks in separate
+terminals. Ray's training workers find each other below their raylet.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def look_at(pid: int) -> JobFacts | None:
 def lineage(pid: int) -> list[JobFacts]:
     """The process and its ancestors, the nearest first; empty where it is gone.
 
-    A parent younger than its child only has a reused pid. The monitor itself is nobody's ancestor.
+    A parent that is younger than its child is another process with a reused pid. The monitor is nobody's ancestor.
     """
     chain: list[JobFacts] = []
     while len(chain) <= MOST_ABOVE and pid > 0 and (known := look_at(pid)) is not None:

@@ -36,10 +36,10 @@ def no_server(members: Sequence[Member]) -> Server | None:
 class LivingProcesses(NamedTuple):
     """The living processes of one read, by what they do.
 
-    `ranks` are in the order of their numbers; `launchers` only started them. `parents` started Python processes which
-    may do their work. `server` is None where none was recognised; `engines` run the loop of its engine, in the order of
-    their pids. Those `around` them only hand requests in or compute what an engine tells them: what they do is measured
-    in the engine. `fronts` take requests from the network for processes that answer them.
+    `ranks` are in the order of their numbers; `launchers` only started them. `parents` have Python processes below them
+    which may do their work. `server` is None where none was recognised; `engines` run the loop of its engine, in the
+    order of their pids. Processes `around` these only hand requests to an engine or compute for it: what they do is
+    measured in the engine. `fronts` take requests from the network for processes that answer them.
     """
 
     pids: frozenset[int] = frozenset()

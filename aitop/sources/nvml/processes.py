@@ -53,6 +53,8 @@ class ProcessMeter:
         self._names = {pid: self._names[pid] if pid in self._names else self._name(pid) for pid in listed}
         share_of = self._shares(busy, bool(listed))
         mine = tree.intersection(listed)
+        # Pids that do not exist here: to a container NVML may list those of the host. If the tree has the device open,
+        # a single such process is taken to be the tree's.
         strangers = {pid for pid in listed if pid not in mine and procfs.gone(pid)} if not mine else set()
         held = bool(strangers) and self._held_by(tree)
         if held and len(strangers) == 1:

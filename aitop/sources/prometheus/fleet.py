@@ -1,4 +1,4 @@
-"""Reads the jobs of a cluster from what `aitop export` has written to Prometheus, by a few aggregated queries.
+"""Reads the jobs of a cluster from the metrics of `aitop export` in Prometheus, by a few aggregated queries.
 
 Labels are foreign: an element without a job, or with a value that cannot be, is left out.
 """

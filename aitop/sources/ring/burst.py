@@ -1,6 +1,6 @@
 """Asks the hook in a process for a burst of torch.profiler, and reads what comes out of it.
 
-The layout is in aitop/protocol/burst.py. All of it is the target's to write: sizes are bounded and nothing is mapped.
+The layout is in aitop/protocol/burst.py. The target may write anything there: sizes are bounded and nothing is mapped.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ _TIMES = ("prepare", *(name for name in _SUMS if name not in (*COUNTS, "forwards
 class Parts:
     """Nanoseconds, bytes and counts of a step or of a part of one.
 
-    `transfer_apart` and `communication_apart` are what of them is outside of the phases. `prepare` is the time from the
-    start of a training step to its first forward that is in no phase. `calls` has the lengths of its collectives, in
-    order; a wait counts as a part of the call before it. `others` are phases with an event of their own, by their key
-    (see model.phases).
+    `transfer_apart` and `communication_apart` are the parts of `transfer` and `communication` outside of the phases.
+    `prepare` is the time from the start of a training step to its first forward that is in no phase. `calls` has the
+    lengths of its collectives, in order; a wait counts as a part of the call before it. `others` are phases with an
+    event of their own, by their key (see model.phases).
     """
 
     data_wait: int = 0
@@ -79,7 +79,7 @@ class Parts:
 
 
 class Closed(NamedTuple):
-    """A step of several optimizers, up to the end of the last of their steps so far."""
+    """A training step up to the end of its last optimizer step so far; with several optimizers, more may follow."""
 
     end: int
     parts: Parts

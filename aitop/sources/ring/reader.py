@@ -1,7 +1,7 @@
 """Reads the ring of one process's hook, and keeps the hook there by a lease.
 
 A ring is read with plain `pread` through /proc/PID/fd and never mapped, so a target cannot hurt its reader with it.
-Whatever the target writes is only ever a value here: what makes no sense is dropped or clamped, and nothing raises.
+What the target writes is only data here: what makes no sense is dropped or clamped, and nothing raises.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class HookRing:
         return None if header is None else header.way
 
     def read(self, now: float) -> HookSample:
-        """Return what has finished since the last read (at the first one: lately), and facts that have changed."""
+        """Return what has finished since the last read, or shortly before the first, and facts that have changed."""
         header = self._header()
         if header is None:
             return HookSample(time=now, pid=self.pid)
@@ -246,7 +246,7 @@ class HookRing:
             self._fd = -1
 
     def _read_events(self, header: Header, now_ns: int) -> tuple[list[Event], int]:
-        """Return the events since the last read, and how many were lost: overwritten too early, or without sense."""
+        """Return the events since the last read, and how many are lost: overwritten before being read, or invalid."""
         first, written = self._read_up_to, header.written
         self._read_up_to = written
         self._quiet = first in (None, written)

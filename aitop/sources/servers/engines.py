@@ -41,8 +41,8 @@ class Metrics(NamedTuple):
     """What an engine's `/metrics` calls our figures (see ServerSample), and how its port is found.
 
     `port_option` is the option of the command line that sets the port, `port` the default. `absent` says how to
-    switch them on where they are off by default. A histogram's name is that of the family. `sums` are pairs of
-    counters that stand for a histogram without buckets: the sum of all values and their number.
+    switch them on where they are off by default. A histogram is named without `_bucket`, `_sum` and `_count`. `sums`
+    are pairs of counters that stand for a histogram without buckets: the sum of all values and their number.
     """
 
     port_option: str

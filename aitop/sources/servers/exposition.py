@@ -22,7 +22,7 @@ _BOUND = re.compile(r'(?:^|[,{ ])le="(?P<bound>[^"\\]*)"')
 
 
 class Values(NamedTuple):
-    """The values of the metrics that were asked for, by name: all their label sets, and buckets by upper bound."""
+    """Values of metrics by name: `plain` has one for each set of labels, `buckets` sums over these by upper bound."""
 
     plain: dict[str, list[float]]
     buckets: dict[str, dict[float, float]]
