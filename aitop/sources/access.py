@@ -190,7 +190,7 @@ def remedy_of(here: Confinement, cause: Cause, capability: str = "SYS_PTRACE") -
         return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"
     if cause == "security module":
         return f"run it outside of the profile {here.profile} (docker run --security-opt apparmor=unconfined)"
-    # What is added to a container is given to its root alone; Podman gives it to other users as well.
+    # A capability added to a container is given only to its root; Podman gives it to other users as well.
     if boxed == "kubernetes":
         root = "runAsUser: 0, " if here.uid else ""
         return f"in the container's spec: securityContext: {{{root}capabilities: {{add: [{capability}]}}}}"

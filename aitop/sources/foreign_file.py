@@ -118,7 +118,7 @@ def _must_allow(handle: int, user: User | None, rights: int) -> None:
 
 
 def lends_rights(process: ProcessId | None) -> bool:
-    """Whether the process is another user's: what the names of its files lead to may change at any moment."""
+    """Whether the process is another user's: to open its paths, which may change any moment, lends it our rights."""
     user = user_of(process)
     return user is not None and user.user != os.geteuid()
 

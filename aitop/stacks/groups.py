@@ -80,7 +80,7 @@ def _what(frames: Sequence[Frame]) -> str:
 
 
 def most_seen(stacks: Stacks, time: float) -> StackDump:
-    """Stand in for a dump that cannot be taken: each thread on its most sampled stack, as if at `time`.
+    """Make a stand-in for a dump where none was taken: each thread on its most sampled stack, as if at `time`.
 
     `active` is True for threads that worked in half of their samples or more, None where that is not known.
     """

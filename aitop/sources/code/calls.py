@@ -148,7 +148,7 @@ def _mentions(statement: ast.stmt) -> Mentions:
     nodes = [node for part in parts for node in ast.walk(part)]
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
-        # A comprehension asks for values.
+        # A comprehension iterates, which calls what it does not name.
         mentions.implicit |= isinstance(node, (ast.comprehension, ast.Await))
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
         if name is not None:

@@ -17,7 +17,7 @@ LARGEST_FILE = 2 << 20
 LONGEST_LINE = 500
 LINES_ABOVE = 1000
 FILES_KEPT = 64
-# A folder with more entries than this is one of data.
+# So many entries of a folder are searched for metadata of packages: one with more holds data.
 MOST_ENTRIES = 20_000
 _FUNCTION = re.compile(r"(?:(?:async\s+)?def|class)\b")
 _IF, _ELSE = re.compile(r"(?:el)?if\b"), re.compile(r"else\s*:")

@@ -24,7 +24,7 @@ WORKER_NAME = "pt_data_worker"
 
 
 class Facts(NamedTuple):
-    """The facts about one process as seen from outside. `forked`: its parent's image, no exec in between."""
+    """The facts about one process as seen from outside. `forked`: it runs its parent's program, no exec since."""
 
     pid: int
     ppid: int

@@ -23,7 +23,7 @@ CHOOSE = "run aitop without arguments to choose from the AI processes on this ma
 def look(pid: int, *, even_stopped: bool = False) -> Target:
     """The process as a target. Raises NoTargetError or NotPermittedError with one sentence on what to do.
 
-    One that a signal has stopped is refused, unless that is an answer, too (`even_stopped`).
+    A process that a signal has stopped is refused, unless `even_stopped`: to some callers that is an answer.
     """
     stat = _existing(pid)
     _refuse_unwatchable(pid, stat)
@@ -49,7 +49,7 @@ def still_there(target: Target) -> str | None:
     """None while the same process lives, else a sentence on how it ended."""
     stat = procfs.stat(target.pid)
     if stat is None and not procfs.gone(target.pid):
-        # Out of descriptors, say: the next look will tell.
+        # It cannot be read just now (we are out of descriptors, say): the next look will tell.
         return None
     if stat is None or stat.ended:
         return f"process {target.pid} has ended"

@@ -77,7 +77,7 @@ def decode_header(data: bytes) -> Header | None:
 
 
 def slot_offset(slot: int) -> int:
-    """Return where lease slot `slot` is: the monitor's pid, then its deadline."""
+    """Return the offset in bytes of a lease slot, which holds a monitor's pid and its deadline."""
     return ring.WORD * (ring.W_SLOTS + 2 * slot)
 
 

@@ -125,11 +125,11 @@ def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
 def _look(program: str, pid: int, *, native: bool = False) -> list[Thread]:
     """The threads of one process; empty where it has ended. Raises SourceError."""
     complaint = ""
-    # To be stopped once is enough.
+    # Native frames only once, as each try stops the process.
     for _ in range(1 if native else TRIES):
         spy = _native_dump(program, pid) if native else _dump(program, pid)
         complaint = spy.complaint
-        # It reads without stopping the process, and may meet a stack in the middle of a change: it is asked again.
+        # py-spy may meet a stack in the middle of a change, as it does not stop the process: it is asked again.
         if spy.code == 0:
             try:
                 return parse(spy.output)

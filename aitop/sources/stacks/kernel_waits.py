@@ -219,7 +219,7 @@ def wait_in_call(call: Call, rules: Mapping[int, _Rule], descriptors: Descriptor
 
 
 def _in_poll(descriptors: Descriptors) -> WaitKind:
-    """What a poll waits for: known only if all open descriptors are alike, as its own are in the target's memory."""
+    """What a poll waits for. Its list is in the target's memory: known only if all open descriptors are alike."""
     likely = descriptors.waited_for(descriptors.everything) & set(_POLLED)
     return likely.pop() if len(likely) == 1 else "other"
 

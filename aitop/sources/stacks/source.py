@@ -222,7 +222,7 @@ class StackSource(Source):
         )
 
     def _account_for_nothing(self, spies: Sequence[Spy]) -> None:
-        """Raise SourceError when a window without a sample is more than bad luck."""
+        """Raise SourceError if an empty window is no accident: py-spy was refused, or several were empty in a row."""
         alive = [spy for spy in spies if spy.threads == "all" and lives(spy.pid)]
         refused = [spy for spy in alive if spy.code != 0]
         if refused:

@@ -69,8 +69,8 @@ def parse(
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
-    # A frame without a name, or with a line that no file has, was read while the process changed it, and with it its
-    # whole sample.
+    # A frame without a name, or with a line that no file has, was read while the process changed it, so its whole
+    # sample is left out.
     sound = [bool(frame.name) and 0 <= (frame.line or 0) <= MOST_LINES for frame in frames]
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
