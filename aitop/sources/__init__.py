@@ -1,1 +1,1 @@
-"""Places facts come from, one each."""
+"""Where facts come from: a folder or module for each source."""

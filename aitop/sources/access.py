@@ -96,7 +96,7 @@ def _container_kind(root: str, environment: Mapping[str, str]) -> ContainerKind 
 
 
 def _profile(text: str | None) -> str | None:
-    """AppArmor says `docker-default (enforce)` or `unconfined`, SELinux a label."""
+    """The profile in the text of attr/current: `docker-default (enforce)` (AppArmor), a label (SELinux), or None."""
     words = (text or "").rstrip("\0").strip()
     return None if not words or words.startswith("unconfined") or ":unconfined_t:" in words else words
 
@@ -111,7 +111,7 @@ def readable(pid: int) -> bool:
 
 
 def why_denied(pid: int) -> SourceError:
-    """Which of the kernel's conditions for looking into process `pid` failed."""
+    """The error that says which of the kernel's conditions for looking into process `pid` failed."""
     theirs = read_status(pid)
     # The files of a process that is closed to all but root belong to root.
     closed = theirs is not None and _owner_of_files(pid) not in (None, *theirs.uids[:3])
@@ -163,7 +163,8 @@ def _owner_of_files(pid: int) -> int | None:
 def cause_of(here: Confinement, *, opens: bool = False, unknown: bool = False) -> Cause:
     """Which condition keeps aitop from looking into other processes of its user, as far as the system tells.
 
-    `opens`: their memory can be opened, and only ptrace is refused. `unknown`: as if the kernel had no such call.
+    `opens`: their memory can be opened, and only ptrace is refused. `unknown`: ptrace was refused with
+    ENOSYS, as if the kernel had no such call; a seccomp filter may do that.
     """
     if here.yama == "3" or (here.yama in ("1", "2") and not here.capable and not opens):
         return "yama"
@@ -189,7 +190,7 @@ def remedy_of(here: Confinement, cause: Cause, capability: str = "SYS_PTRACE") -
         return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"
     if cause == "security module":
         return f"run it outside of the profile {here.profile} (docker run --security-opt apparmor=unconfined)"
-    # What is added to a container is given to its root alone; Podman gives it to other users as well.
+    # A capability added to a container is given only to its root; Podman gives it to other users as well.
     if boxed == "kubernetes":
         root = "runAsUser: 0, " if here.uid else ""
         return f"in the container's spec: securityContext: {{{root}capabilities: {{add: [{capability}]}}}}"

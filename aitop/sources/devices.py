@@ -1,7 +1,7 @@
-"""The seam for vendors of devices: which of them gives the source "gpu", and who uses the devices now.
+"""Chooses the vendor of devices: which Source is "gpu", and which processes use the devices now.
 
-Another vendor is a folder beside `nvml/` with a Source that gives GpuSample, and its turn in the functions here. By the
-`processes` of a device `export --all` decides which of many jobs it belongs to.
+To add a vendor, add a folder beside `nvml/` with a Source that reads GpuSample, and its branch in the functions here.
+`export --all` assigns a device to one of many jobs by the device's `processes`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SharedDevices:
         """The newest sample. Raises SourceError."""
         with self._lock:
             now = time.monotonic()
-            # Half an interval is new enough: every job asks once in one.
+            # Every job asks once in an interval, so a sample of half that age is new enough.
             if self._sample is None or now - self._sample.time > self.interval / 2:
                 if not self._open:
                     self._source.open()
@@ -90,7 +90,7 @@ class _JobDevices(Source):
 
 
 def _seen_by(tree: frozenset[int], device: GpuDevice) -> GpuDevice:
-    """The device with what is `mine` decided by the processes of a tree."""
+    """The device, with `mine` set where processes of `tree` use it."""
     if device.processes is None:
         return device
     processes = tuple(msgspec.structs.replace(each, mine=each.pid in tree) for each in device.processes)

@@ -33,7 +33,7 @@ def open_as(process: ProcessId, path: str, *, folder: bool = False) -> int:
     """
     root = os.open(f"{procfs.PROC}/{process.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Asked for once the root is open: it is of this process then, or the process is gone.
+        # Read after the root was opened: either that root is of this process, or the process is gone now.
         user = user_of(process)
         if user is None:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
@@ -118,7 +118,7 @@ def _must_allow(handle: int, user: User | None, rights: int) -> None:
 
 
 def lends_rights(process: ProcessId | None) -> bool:
-    """Whether the process is another user's: what the names of its files lead to may change at any moment."""
+    """Whether the process is another user's: to open its paths, which may change any moment, lends it our rights."""
     user = user_of(process)
     return user is not None and user.user != os.geteuid()
 
@@ -149,7 +149,7 @@ def readable_path(process: ProcessId | None, file: str) -> str | None:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether we may read the file; for root only one of root's, by no link: nobody knows whose process named it."""
+    """Whether we may read the file. As root only root's own and by no link: any user's process may have named it."""
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
         return False
     return os.geteuid() != 0 or (os.path.realpath(path) == os.path.normpath(path) and os.stat(path).st_uid == 0)

@@ -1,4 +1,4 @@
-"""Drivers hand out garbage at times (all bits set, negative numbers as unsigned ones): out of bounds means None."""
+"""Checks values of drivers, which are garbage at times (all bits set, negative numbers as unsigned): None for those."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def whole(value: float | None, lowest: int, highest: int) -> int | None:
 
 
 def share(percent: float | None) -> float | None:
-    """A percentage as a share (0..1); what is a rounding error above 100 is 1."""
+    """A percentage as a share (0..1); up to 101 % is taken as rounded and counts as 1."""
     checked = within(percent, 0.0, 101.0)
     return None if checked is None else min(1.0, checked / 100.0)
 

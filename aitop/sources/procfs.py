@@ -141,7 +141,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def main_stack(pid: int) -> int | None:
-    """The address of the main stack, which an exec draws anew; None where it is not to be had."""
+    """The address of the main stack, which an exec draws anew; None where it cannot be read."""
     line = stat(pid)
     return (line.stack or None) if line is not None else None
 
@@ -208,7 +208,7 @@ def parse_fields(content: str) -> dict[str, str]:
 
 
 def numbers(path: str) -> dict[str, int]:
-    """The `name number` and `name: number` lines of a file; what it has in kB comes in bytes."""
+    """The `name number` and `name: number` lines of a file; values in kB are converted to bytes."""
     fields = {}
     for line in (read(path) or b"").splitlines():
         words = line.split()
@@ -243,7 +243,7 @@ def maps(pid: int) -> bytes | None:
 
 
 def interpreter_data(memory_map: bytes) -> tuple[range, ...]:
-    """The addresses of the Python interpreter's static variables: writable pages of its file, and those after them."""
+    """The interpreter's static variables: addresses of its file's writable pages and the anonymous pages after them."""
     ranges: list[range] = []
     for line in memory_map.splitlines():
         addresses, rights, _, _, _, *path = line.split(None, 5)
@@ -306,7 +306,7 @@ def named_python(path: str | None) -> bool:
 
 
 class CoreTicks(NamedTuple):
-    """Clock ticks of one core since boot: all of them, those without work, and those without work but for a disk."""
+    """Clock ticks of one core since boot: all of them, idle ones, and idle ones with a task that waits for a disk."""
 
     total: int
     idle: int
@@ -321,7 +321,7 @@ def core_ticks() -> dict[int, CoreTicks]:
         if not name.startswith("cpu"):
             break
         if name[3:].isdigit():
-            # The kernel counts what comes behind these, the time of guests, as user time already.
+            # The columns after these are the time of guests, which user time already includes.
             ticks = [int(number) for number in times.split()[:8]]
             cores[int(name[3:])] = CoreTicks(sum(ticks), ticks[3], ticks[4])
     return cores

@@ -26,11 +26,11 @@ LONGEST_LINE = 16 * 1024 * 1024
 # Seconds of uptime, beyond that of any machine.
 LATEST = 1e10
 LARGEST = 1e22
-# aitop never writes longer source lines and names, and rules search them in ways that take the square of their length.
+# aitop writes no longer source lines and names. Rules search them in time that grows with the square of their length.
 LONGEST_TEXT = 4096
-# A quick test for numbers above LARGEST: once every digit is written as 0, a line with such a number contains one of
-# these. A line that does may have it inside a text, so it is looked at more closely.
-# Shorter runs of digits occur in many fractions.
+# A quick test for numbers above LARGEST: with every digit replaced by 0, a line with such a number contains one of
+# these. As texts may contain them as well, such a line is then checked value by value. Shorter runs of digits would not
+# do: they occur in many fractions.
 _DIGITS_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_NUMBERS = (b"0" * 22, b"0e0")
 _TICK = b'{"type":"tick"'
@@ -40,10 +40,10 @@ _STREAM_ENDS = (OSError, EOFError, zlib.error)
 
 
 class RecordedEvents(Iterator[Event]):
-    """The events of a recording, in the order written. `skipped` counts the lines that were none, `lines` all that
-    were read after the first.
+    """The events of a recording, in the order written. `skipped` counts damaged lines, `lines` all lines read after
+    the header.
 
-    A last line without its end is the mark of a writer that was killed: it is left out and not counted.
+    A last line without its end shows that the writer was killed: it is left out and not counted as damaged.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -72,7 +72,7 @@ class RecordedEvents(Iterator[Event]):
                 return
 
     def ticks(self) -> Iterator[Tick]:
-        """The ticks that are left; nothing else is looked at, nor counted where it is damaged."""
+        """The remaining ticks. Other lines are not decoded, and damaged ones are not counted."""
         skipped = self.skipped
         while (line := self._line()) != b"":
             if line is not None and line.startswith(_TICK):
@@ -87,7 +87,7 @@ class RecordedEvents(Iterator[Event]):
         return _next_line(self._stream)
 
     def _event(self, line: bytes) -> Event | None:
-        """The event of a line; None for a line that holds none, which is counted."""
+        """The event of a line; None for a damaged one, which is counted unless its end is missing."""
         try:
             event = cast("Event", self._decoder.decode(line))
         except _NOT_READABLE:
@@ -120,7 +120,7 @@ class Recording:
 
     @property
     def skipped(self) -> int:
-        """Damaged lines, as many as one pass through the file came across."""
+        """The number of damaged lines: the most that one pass through the file has met."""
         return max(self._skipped, self._newest.skipped)
 
 

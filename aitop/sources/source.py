@@ -11,7 +11,7 @@ from aitop.model.source import SourceName, SourceState, StatusCode
 class SourceError(Exception):
     """A source cannot give anything now. The engine shows the state and the words, and goes on with the others.
 
-    `transient`: it is only a matter of time, and asking again soon costs nothing. `code` as in SourceStatus.
+    `transient`: the cause will pass, and asking again soon costs nothing. `code` as in SourceStatus.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Source:
         """Give back what is held."""
 
     def finish(self) -> None:
-        """End a read that is under way early, which still returns what it has by then. Any thread may call."""
+        """End a read early that is under way; it still returns what it has so far. Any thread may call."""
 
     def interrupt(self) -> None:
         """Give up a read that is under way: nobody wants its samples any more. Any thread may call."""

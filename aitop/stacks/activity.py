@@ -47,7 +47,7 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     "wait-device": ("device", "lock", "native", "other"),
     "sleep": ("sleep", "other"),
 }
-# Kinds of waiting that can happen on any line; the others need a call.
+# Kinds of waiting that can happen on any line, array operations included.
 _ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "native", "device", "other"})
 # The likely wait of a line, by what the library below it works with.
 _WAIT_OF: dict[str | None, Activity] = {
@@ -56,18 +56,18 @@ _WAIT_OF: dict[str | None, Activity] = {
     "file": "wait-disk",
     "save": "wait-disk",
 }
-# The weight of the mean over similar lines, in looks, beside the looks at one line.
+# How many looks at a line the mean over similar lines counts as.
 _PRIOR = 2.0
-# Fewer looks at a thread are not used.
+# With fewer looks at a thread, they are ignored.
 _LEAST_LOOKS = 10
 
 
 class ThreadLooks(msgspec.Struct, frozen=True):
     """All looks at one thread, or at several together, and their states in the kernel, over all windows.
 
-    `cpu` and `gil` count by stack how often it was on a core or held the GIL, in `cpu_asked` and `gil_asked` looks.
-    From the kernel: `waits` are shares of its time (0..1) by kind; `running` is the share on or for a core, None if it
-    was not read, and `asked` the number of moments at which it was looked at.
+    `cpu` and `gil` count by stack the looks that found the thread on a core or holding the GIL, of `cpu_asked` and
+    `gil_asked` looks. From the kernel: `running` is the share of time (0..1) on a core or waiting for one, None if it
+    was not read; `waits` are shares of time by kind; `asked` is the number of moments at which the state was read.
     """
 
     cpu: Mapping[Seen, int]
@@ -82,9 +82,9 @@ class ThreadLooks(msgspec.Struct, frozen=True):
 def looks_of(
     looks: Iterable[tuple[Look, Mapping[Seen, int]]], states: Sequence[ThreadState], at_once: float = 1.0
 ) -> ThreadLooks:
-    """The looks at a thread, or at several together, of which `at_once` are seen in a look on average.
+    """Sum up the looks at one thread, or at several of which a look sees `at_once` on average.
 
-    Looks come with the stacks of those threads only, and `states` are theirs.
+    The stacks in `looks` and the `states` must be of these threads only.
     """
     counts: dict[str, Counter[Seen]] = {"cpu": Counter(), "gil": Counter()}
     asked: Counter[str] = Counter()
@@ -96,7 +96,7 @@ def looks_of(
     met: Counter[WaitKind] = Counter()
     for state in states:
         met.update(state.waits)
-    # The kernel counts how long it waits; the looks that met it waiting say in what.
+    # How long a thread waits is from the kernel's counts; in what it waits, from the moments that found it waiting.
     waiting = 1.0 - (running if running is not None else 1.0)
     waits: dict[WaitKind, float] = {kind: waiting * count / met.total() for kind, count in met.items()}
     return ThreadLooks(
@@ -111,9 +111,9 @@ def looks_of(
 
 
 def parts_of_groups(groups: Groups[Key], looks: ThreadLooks, states: Mapping[Key, State | None]) -> dict[Key, Parts]:
-    """The activities of each group of stacks (those of one line and phase), as shares of the group's time.
+    """Return the activities of each group of stacks (those of one line and phase), as shares of the group's time.
 
-    `states` has what libraries do to the time of each group, None where the looks have to tell.
+    `states` has the activity that a library on the stack implies for each group, None where looks must decide.
     """
     samples = sum(sum(stacks.values()) for stacks in groups.values())
     if not samples:
@@ -145,7 +145,7 @@ def parts_of_groups(groups: Groups[Key], looks: ThreadLooks, states: Mapping[Key
 
 
 def _holding(open_groups: Mapping[Key, float], groups: Groups[Key], looks: ThreadLooks) -> dict[_Kind, float]:
-    """By kind of lines, the share of their time in which the thread holds the GIL there; empty without looks."""
+    """By kind of line, the share of its time in which the thread holds the GIL; empty with too few looks."""
     if looks.gil_asked < _LEAST_LOOKS:
         return {}
     in_all = min(1.0, sum(looks.gil.values()) / looks.gil_asked)
@@ -159,7 +159,7 @@ def _holding(open_groups: Mapping[Key, float], groups: Groups[Key], looks: Threa
 
 
 def _kind(stacks: Mapping[Seen, int]) -> _Kind:
-    """The phase and work of the stacks: looks at one line count for other lines of its kind that have few."""
+    """The kind of a line: its phase and work. Lines with few looks borrow from the other lines of their kind."""
     seen = next(iter(stacks))
     return seen.phase, seen.work
 
@@ -169,8 +169,8 @@ def _waits_of_groups(
 ) -> dict[Key, Parts]:
     """The waits of each group, as shares of its time: looks tell on which lines, the kernel how long and for what.
 
-    `known` are the waits of other groups, which libraries tell. Array operations may wait for locks and cores, but not
-    for files, services or processes: other groups get those.
+    `known` are the waits that libraries imply for other groups, as shares of all time. Array operations may wait for
+    locks and cores, but not for files, services or processes, so those waits go to the other groups.
     """
     waits: dict[Key, Parts] = {key: {} for key in open_groups}
     waiting = [seen for key, stacks in groups.items() if key not in open_groups for seen in stacks]
@@ -189,15 +189,16 @@ def _waits_of_groups(
     left = _left(looks.waits, known)
     room = dict(open_groups)
     no_arrays = [key for key in open_groups if works[key] not in COMPUTES]
-    # The largest wait is placed first, where the looks found the thread off a core most often.
+    # Waits that only some lines can have are placed first, of these the largest, where the looks found the thread off a
+    # core most often.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):
         chosen = list(open_groups) if kind in _ANYWHERE or not no_arrays else no_arrays
         activity, whole = _OF_KIND[kind], left[kind]
-        # What a library below a line works with says first who waits for it: who reads a socket waits for the network.
+        # Lines whose library matches the wait come first: a line that reads a socket waits for the network.
         likely = [key for key in chosen if _WAIT_OF.get(works[key], "wait") == activity]
         for keys, most in ((likely, dict(off_core)), (chosen, room)):
             if keys is chosen and likely and whole <= _error(left[kind], looks.asked):
-                # So little may be left by chance: nothing says that the other lines wait for the same.
+                # The rest is within the error of sampling: no evidence that other lines have this kind of wait.
                 activity = "wait"
             for key, mass in _spread(whole, keys, off_core, most).items():
                 waits[key][activity] = waits[key].get(activity, 0.0) + mass / open_groups[key]
@@ -208,9 +209,9 @@ def _waits_of_groups(
 
 
 def _error(share: float, moments: int) -> float:
-    """Twice the standard error of the difference of a share by the kernel and by samples, of so many moments.
+    """Twice the standard error of the difference between a share from the kernel and one from samples.
 
-    Threads that are looked at together do not tell more: what one of them does depends on the others.
+    Each is of `moments` readings. Several threads read at one moment count once: what one does depends on the others.
     """
     return 2.0 * math.sqrt(2.0 * share * (1.0 - share) / moments) if moments else 0.0
 
@@ -218,7 +219,7 @@ def _error(share: float, moments: int) -> float:
 def _spread(
     mass: float, keys: Sequence[Key], off_core: Mapping[Key, float], room: Mapping[Key, float]
 ) -> dict[Key, float]:
-    """Divide the time of one kind of waiting among groups by their time off a core, up to the room that each has."""
+    """Divide the time of one kind of waiting among groups in proportion to their time off a core, up to `room`."""
     weights = off_core if any(off_core[key] > 0.0 for key in keys) else room
     whole = sum(weights[key] for key in keys)
     if whole <= 0.0:
@@ -228,10 +229,10 @@ def _spread(
 
 
 def _looked_up(stacks: Mapping[Seen, int], hits: Mapping[Seen, int], asked: int, samples: int) -> float | None:
-    """The share of a group's time in which the looks saw the thread there; None if there were too few looks.
+    """The share of a group's time in which looks found the thread in that state; None with too few looks.
 
-    A thread is seen in a place for at most as long as it is there. Every innermost frame at which it is for one look or
-    more is such a place, and all others together are one. So a long native call is not taken for the Python around it.
+    Hits are counted by innermost frame and capped at the time that the stacks spend there, so that hits on the Python
+    code around a long native call do not count for the call. Frames with less than one expected look count together.
     """
     if asked < _LEAST_LOOKS:
         return None
@@ -260,7 +261,7 @@ def _running_of_open(
 ) -> float:
     """The mean share on a core over the groups without a known wait; 1 if neither kernel nor looks tell.
 
-    `waiting` are the stacks with one. They may run as well: a wait that spins, or an event loop between two of them.
+    `waiting` are the stacks with a known wait. They may run, too: a wait may spin, and an event loop runs between two.
     """
     mass, looked = sum(groups.values()), looks.cpu_asked >= _LEAST_LOOKS
     if not mass:
@@ -276,7 +277,8 @@ def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> d
     left = dict(waits)
     for state, whole in by_library.items():
         share = whole
-        # A wait known from the library is one whatever kind the kernel reports: take the likely kinds first, then any.
+        # The library knows that this is a wait, whatever kind the kernel reports: subtract it from the likely kinds
+        # first, then from any.
         for kind in (*_KINDS_OF[state], *left):
             taken = min(share, left.get(kind, 0.0))
             if taken > 0.0:

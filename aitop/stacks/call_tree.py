@@ -1,4 +1,4 @@
-"""Stacks to one call tree, bounded in depth and width. Pure."""
+"""Makes one call tree of stacks, bounded in depth and width. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aitop.model.stacks import Frame
 MOST_DEPTH = 60
 MOST_CHILDREN = 12
 LEAST_SHARE = 0.005
-# Our wrappers stand on the stacks of what they time; they are no part of the user's program.
+# The file of our hook's wrappers: they are on the stacks of the calls that they time, but not in the user's program.
 OWN_HOOK = "<aitop hook>"
 
 
@@ -67,7 +67,7 @@ def _frozen(node: _Node, least: float) -> CallNode:
 
 
 def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
-    """Nodes merged by function, children too, heaviest first; the line is that of the heaviest."""
+    """Merge nodes of the same function, and their children; heaviest first. The line is that of the heaviest."""
     groups: dict[tuple[str, str], list[CallNode]] = {}
     for node in nodes:
         groups.setdefault((node.function, node.file), []).append(node)

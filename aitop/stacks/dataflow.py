@@ -9,7 +9,7 @@ from aitop.model.stacks import Flow
 
 
 class _Lines(Protocol):
-    """Something that goes from a first to a last line."""
+    """Anything with a first and a last line."""
 
     @property
     def first(self) -> int: ...
@@ -48,7 +48,7 @@ class ModelCalls:
                 users.setdefault(line, []).append(user)
         following = reached(self._calls, lambda line: users.get(line, ()))
         self._inputs = reached(self._calls, lambda line: uses.get(line, ())) - following - self._calls
-        # Of one call: what lies between two different ones is a part of a larger model, or of its loss.
+        # Only from a call back to itself: code between two different calls is a part of a larger model, or of its loss.
         circles = (
             reached([call], lambda line: uses.get(line, ())) & reached([call], lambda line: users.get(line, ()))
             for call in acting
@@ -77,7 +77,7 @@ class ModelCalls:
         return len(inside) > 1 and any(self._loop(call) == loop for call in inside)
 
     def carries(self, line: int) -> bool:
-        """Whether a line uses what it made or changed in an earlier round of a loop, as a step of an environment does.
+        """Whether a line uses a value that it made or changed in an earlier round of a loop, as environments do.
 
         Sampling an action from the model's output, or making a tensor of an observation, does not.
         """
@@ -101,7 +101,7 @@ def _holds(loop: tuple[int, int], line: int) -> bool:
 
 
 def reached(start: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
-    """The lines that `following` leads to from these; these themselves only if it leads back to them."""
+    """All lines that can be reached from `start` by `following`; a line of `start` only if a path leads back to it."""
     lines: set[int] = set()
     ahead = list(start)
     while ahead:

@@ -1,4 +1,4 @@
-"""Threads that stand in the same place, put together. Pure."""
+"""Groups threads with equal stacks. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StackGroup(msgspec.Struct, frozen=True):
     """Threads with one stack. `frames` are those that their process entered itself, the outermost first.
 
     `what` names the call that they are in, such as Queue.get; `where` is the user's innermost line on the stack, None
-    where no user code is on it: then the innermost frame is all there is to say where.
+    without user code on it: then only the innermost frame says where they are.
     """
 
     frames: tuple[Frame, ...]
@@ -35,7 +35,7 @@ class StackGroup(msgspec.Struct, frozen=True):
 def stack_groups(dump: StackDump) -> tuple[StackGroup, ...]:
     """The threads of a dump by equal stacks (function, file and line of every frame), the largest group first.
 
-    What a forked process inherited from its parent is no part of its stack, nor is our hook. A thread without a frame
+    Frames that a forked process inherited from its parent are left out, and so is our hook. A thread without a frame
     is in no group. Among groups of one size those with a thread at work come first, then those in the user's code.
     """
     groups: dict[tuple[Frame, ...], list[ThreadStack]] = {}
@@ -53,7 +53,7 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def grouped(frames: tuple[Frame, ...], members: Iterable[ThreadStack]) -> StackGroup:
-    """One group; `frames` is not empty. The main threads of the lowest pids come first in it."""
+    """Make one group; `frames` must not be empty. Main threads come first in it, then the lowest pids."""
     ordered = sorted(members, key=lambda member: (not member.main, member.pid, member.thread))
     where = next((frame for frame in reversed(frames) if frame.user), None)
     return StackGroup(frames, _what(frames), where, tuple(ordered))
@@ -71,16 +71,16 @@ def below_user(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _what(frames: Sequence[Frame]) -> str:
-    """The innermost function below the user's line that says something."""
+    """The innermost function below the user's line that is no plumbing."""
     below = below_user(frames)
     says = telling(below)
-    # Where there is only plumbing its entrance is what the user called.
+    # If all of it is plumbing, its outermost function is what the user called.
     entrance = below[0] if below and len(below) < len(frames) else frames[-1]
     return (says or entrance).function
 
 
 def most_seen(stacks: Stacks, time: float) -> StackDump:
-    """The stack on which each thread was seen most, as if it stood there at `time`: where no look was taken.
+    """Make a stand-in for a dump where none was taken: each thread on its most sampled stack, as if at `time`.
 
     `active` is True for threads that worked in half of their samples or more, None where that is not known.
     """
@@ -98,7 +98,7 @@ def most_seen(stacks: Stacks, time: float) -> StackDump:
 
 
 def _heaviest(tree: CallNode) -> list[Frame]:
-    """The way down a tree along the most samples."""
+    """The path down a tree that takes the child with the most samples at each node."""
     way: list[Frame] = []
     node: CallNode | None = tree
     while node is not None:

@@ -14,11 +14,13 @@ from aitop.model.ledger import Handler
 from aitop.model.stacks import Frame
 from aitop.stacks.origin import library_path
 
-# As the ledger names them, apart from these.
+# The phases of the ledger, of which three have other names here: `data` is data_wait, `exchange` is communication, and
+# `host` is outside.
 Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
-# What a library does to its caller's time whatever the kernel says: it waits, starts processes, or compiles.
+# What a library does with its caller's time, whatever the kernel reports: it waits, starts processes, compiles or
+# collects garbage.
 State = Literal["wait-queue", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"]
-# What the work below a line is about. "tensor" computes with arrays that gradients may flow through, "array" with
+# What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
 # others; "trace" is a compiler that calls the user's function to see what it does.
 Work = Literal[
     "tensor", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
@@ -28,10 +30,10 @@ COMPUTES: tuple[Work, ...] = ("tensor", "array")
 
 
 class Meaning(NamedTuple):
-    """What a library's frame says; None for what it leaves open.
+    """What a library's frame means; None where it does not say.
 
-    `rests`: state and work are of the function itself, and nothing is said of what it calls; its phase is also of what
-    it calls, but not of the user's functions among that.
+    `rests`: state and work hold only while the function itself is innermost, not while it calls others. Its phase also
+    holds for the library code that it calls, but not for the user's functions.
     """
 
     phase: Phase | None = None
@@ -41,7 +43,7 @@ class Meaning(NamedTuple):
     rests: bool = False
 
 
-# The path of files (`library_path`), the name of functions in them (None: any), and what their frames say.
+# The pattern of a file's path (see `library_path`) and of a function's name (None: any), and what such frames mean.
 Row = tuple[str, "str | None", Meaning]
 
 
@@ -59,7 +61,7 @@ def _row(
     return path, named, Meaning(phase, state, work, handler, rests)
 
 
-# The first row that fits a frame says what it means; rows of one library stand together, special ones first.
+# The first row that matches a frame gives its meaning. Rows of one library stand together, special ones first.
 TABLE: tuple[Row, ...] = (
     # phases with an event of their own
     *(_row(*frames, phase=phase.key, work="tensor" if phase.computes else None)
@@ -153,7 +155,7 @@ TABLE: tuple[Row, ...] = (
          work="tokenize"),
     _row(r"/sglang/srt/managers/detokenizer_manager\w*\.py$", r"handle_batch\w*|_decode\w*|_batch_decode\w*",
          phase="postprocess", work="tokenize"),
-    # transformers: what `generate` does around the model for each token, apart from what its caller gave it to call
+    # transformers: what `generate` does around the model for each token, without the functions that its caller passed
     _row(r"/transformers/generation/(?:utils|logits_process|stopping_criteria)\.py$", phase="forward", work="tensor",
          rests=True),
     # transformers: continuous batching, and the thread of its server that generates
@@ -234,14 +236,14 @@ TABLE: tuple[Row, ...] = (
 )  # fmt: skip
 
 
-# Functions of C that collect garbage: on a stack there is only the line that calls them.
+# C functions that collect garbage. They have no frame: a stack shows only the line that calls them.
 COLLECTORS = frozenset({"gc.collect"})
-# Models and losses are made of these functions alike: a call of one does not show where a model is called.
+# Models and losses both call these functions, so a call of one does not show where a model is called.
 _FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
 
 
 def calls_model(frame: Frame) -> bool:
-    """Whether this library frame is the call of a model: of a module, a compiled function, a custom gradient."""
+    """Whether this library frame calls a model: a module, a compiled function or a custom autograd function."""
     return meaning(frame).phase == "forward" and _FUNCTIONS.search(frame.file) is None
 
 
@@ -261,12 +263,12 @@ def _meaning(file: str, packages: str | None, function: str) -> Meaning:
 
 @functools.cache
 def _rows() -> list[tuple[str, str, str | None, Meaning]]:
-    """The table, each row with what its path begins with: of the others no pattern has to be compiled."""
+    """The table, each row with the literal text that its path begins with: only on a hit is the pattern compiled."""
     return [(_beginning(path), path, named, says) for path, named, says in TABLE]
 
 
 def _beginning(path: str) -> str:
-    """The text that begins whatever a pattern fits. The pattern must be no choice (`a|b`) outside of brackets."""
-    # The last letter before *, ? or { may be missing.
+    """The literal text that all matches of a pattern begin with. It must have no choice (`a|b`) outside of brackets."""
+    # A letter before *, ? or { is optional, so the text ends before it.
     letters = re.match(r"[\w/-]*(?![*?{])", path, re.ASCII)
     return letters[0] if letters is not None else ""

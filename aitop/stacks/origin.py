@@ -25,7 +25,7 @@ _PYTHON = re.compile(r"\.pyw?$|^<")
 def origin_of(file: str, user: bool) -> Origin:
     """Where the code of a frame comes from; `user` says that it is known to be the user's own.
 
-    torch has what is released with it; library is whatever else is installed; native is what is no Python.
+    "torch" includes the packages released with it, "library" is anything else installed, "native" is not Python.
     """
     if user:
         return "user"
@@ -39,9 +39,9 @@ def origin_of(file: str, user: bool) -> Origin:
 
 
 def library_path(file: str, packages: str | None = None) -> str:
-    """The path of a library's file as its rows of the table have it: "/site-packages/jax/api.py".
+    """The path of a library's file as rows of `libraries.TABLE` match it, such as "/site-packages/jax/api.py".
 
-    Whatever the folder of all packages is called and wherever it lies: `packages`, where its name does not tell.
+    It is the same wherever packages are installed. `packages` is the folder of packages where its name does not tell.
     """
     below = file[len(packages) :] if packages is not None else _INSTALLED.split(file)[-1]
     return file if below == file else f"/site-packages/{below.lstrip('/')}"
@@ -51,8 +51,8 @@ def is_user(file: str, script: str | None, packages: Callable[[str], str | None]
     """Whether the file of a frame is the user's code.
 
     `script` is the path of the target's main script: it and what lies beside it are the user's wherever they are.
-    None says that the target has none (`python -c`, an interactive session). `packages` gives the folder of
-    packages that a file lies in, of which the path alone need not tell.
+    None says that the target has none (`python -c`, an interactive session). `packages` returns the folder of
+    packages that a file lies in, even if its name does not tell; None for a file outside of any.
     """
     if "/aitop/hook/" in file:
         return False
@@ -71,10 +71,10 @@ def is_user(file: str, script: str | None, packages: Callable[[str], str | None]
 
 
 def application(stacks: Iterable[Sequence[str]], script: str | None) -> str | None:
-    """The folder of the installed package that a process runs which runs no code of the user's; None for others.
+    """Return the folder of the installed package that a process without user code runs; None for other processes.
 
-    `stacks` have the files of the frames that it entered itself, the outermost first. `vllm serve` runs vllm: to who
-    watches it, that is the program. The package is the first to be entered on most stacks.
+    With `vllm serve`, say, vllm is the program to whoever watches it. It is the package that most stacks enter first.
+    `stacks` have the files of the frames that the process entered itself, the outermost first.
     """
     entered: Counter[str] = Counter()
     for files in stacks:

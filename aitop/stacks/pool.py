@@ -1,8 +1,8 @@
-"""Threads that take the same work in turns, counted as the one worker that they are together. Pure.
+"""Counts threads that take turns at the same work as one worker. Pure.
 
-A server may run its model in any thread of a pool, or start a thread for each connection. Each of them rests most of
-the time, while the server never does: only together do they say where its time goes. Of each moment one thing counts:
-what a thread does, else what the request of one waits for, else that all rest.
+A server may run its model in any thread of a pool, or start a thread for each connection. Each of them is idle most of
+the time even if the server never is, so only together do they show where its time goes. One thing counts at each
+moment: what a working thread does; if none works, what a request waits for; if there is none, that all are idle.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from aitop.stacks.reading import Seen
 
 RUNS: tuple[Activity, ...] = ("python", "native", "compile", "collect", "spawn")
 OWN_WAITS: tuple[Activity, ...] = ("wait-disk", "wait-device")
-# A wait of which nothing is known: the thread may only wait for a core.
+# A wait of unknown kind: the thread may just wait for a core.
 _UNKNOWN: Activity = "wait"
 # Waits for something that another thread does, or for the next piece of work.
 _HANDED = RESTS - {"sleep", _UNKNOWN}
-# Where Python starts a thread.
+# The file in which each thread of Python begins.
 _STARTS = "/threading.py"
-# From so many samples in a look on, threads of one name are more than one.
+# A thread name stands for several threads if a look shows at least this many on average.
 SEVERAL = 1.5
-# A thread is short-lived if it was seen in at most so many windows, in less than this share of their samples; fewer
-# such threads may come from a program that starts or ends.
+# A thread is short-lived if it was seen in at most _SHORT_WINDOWS windows, in less than _SHORT_SHARE of their samples.
+# Fewer than _FEWEST_SHORT such threads do not count: they may come from a program that starts or ends.
 _SHORT_WINDOWS, _SHORT_SHARE, _FEWEST_SHORT = 2, 0.5, 5
 SHORT_THREADS = "threads that end soon"
 Key = TypeVar("Key")
 
 
 class ThreadKey(NamedTuple):
-    """A thread of the windows; all threads of a process with one name are one. `main` for its main thread."""
+    """Identifies a thread in all windows. Threads of one process with the same name share a key."""
 
     pid: int
     thread: str
@@ -49,7 +49,7 @@ TakenAs = Mapping[ThreadKey, ThreadKey]
 
 
 def short_threads(windows: Sequence[StackWindow], digests: Sequence[Digest]) -> TakenAs:
-    """The short-lived threads of each process, with the one that they are taken as; empty where they are few."""
+    """Map the short-lived threads of each process to one key that stands for all of them; empty where they are few."""
     met: Counter[ThreadKey] = Counter()
     samples: Counter[ThreadKey] = Counter()
     asked: Counter[ThreadKey] = Counter()
@@ -65,7 +65,7 @@ def short_threads(windows: Sequence[StackWindow], digests: Sequence[Digest]) -> 
 
 
 def summed(digests: Iterable[Digest], taken_as: TakenAs = MappingProxyType({})) -> Digest:
-    """All samples by thread, those of a thread in `taken_as` as of the one that it is taken as."""
+    """Add up the samples by thread; those of a thread in `taken_as` count for the key that it is mapped to."""
     whole: Digest = defaultdict(Counter)
     for digest in digests:
         for key, stacks in digest.items():
@@ -74,9 +74,9 @@ def summed(digests: Iterable[Digest], taken_as: TakenAs = MappingProxyType({})) 
 
 
 class Place(NamedTuple):
-    """Where threads are seen: the phase, what they do there for most of the time, and what called it for a request.
+    """A place where threads were seen: its phase, their main activity, and what called it for a request.
 
-    A line on which threads mostly wait runs a little as well: that is what waiting costs, and no work.
+    Only the main activity counts: a line on which threads mostly wait also runs a little, which is the cost of waiting.
     """
 
     phase: Phase
@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """0 where a thread works, 1 where something that it has begun waits, 2 where it rests."""
+        """0 where a thread works, 1 where work that it has begun waits, 2 where it is idle."""
         begun = self.handler is not None or self.phase != "outside"
         if self.activity in (*RUNS, *OWN_WAITS) or (self.activity == _UNKNOWN and begun):
             return 0
@@ -95,13 +95,14 @@ class Place(NamedTuple):
 
     @property
     def in_line(self) -> bool:
-        """Whether a thread that has a request to itself waits there for what another thread does."""
+        """Whether a thread that handles a single request waits there for another thread."""
         return self.activity in _HANDED and self.handler not in (None, "event-loop") and self.work is None
 
 
 def alike(threads: Digest, lead: ThreadKey | None) -> tuple[ThreadKey, ...]:
-    """The threads that were started with the same function as `lead`, itself in front; only `lead` where that is the
-    main thread or stands for no other one.
+    """Return `lead` and all threads that were started with the same function.
+
+    Only `lead` if it is the main thread, or if its stacks do not show how it was started.
     """
     if lead is None:
         return ()
@@ -123,9 +124,10 @@ def _started_with(stacks: Counter[Seen]) -> tuple[str, str] | None:
 
 
 def threads_at_once(keys: Sequence[ThreadKey], threads: Digest) -> float | None:
-    """How many of these threads a look at the process meets on average; None for a single one, or where nothing tells.
+    """How many of these threads are alive at a time, on average; None for a single one, or if that is not known.
 
-    Threads of one name have one key together, and so have those that end soon. The main thread is in every look.
+    A key may stand for several: threads of one name, and those that end soon. The main thread is in every look at the
+    process, so its samples are the number of looks.
     """
     looks = sum(stacks.total() for key, stacks in threads.items() if key.main)
     if not looks or not keys or keys[0].main:
@@ -137,8 +139,9 @@ def threads_at_once(keys: Sequence[ThreadKey], threads: Digest) -> float | None:
 def pooled(
     threads: Iterable[ThreadKey], places: Mapping[Key, Place], moments: float
 ) -> tuple[ThreadPool, dict[Key, float]]:
-    """The pool of these threads, which were seen at these places in so many moments; and how many samples of each place
-    count, so that all are of one worker.
+    """Return the pool of these threads, and how many samples of each place count for it as one worker.
+
+    `moments` is how often the process was sampled. Places of rank 0 fill these first, then those of rank 1 and 2.
     """
     counts: dict[Key, float] = {}
     room = moments

@@ -2,9 +2,9 @@
 
 Stacks show below which lines of the user's functions the libraries run each phase. A function that calls the model on
 one line and updates it on another makes steps; its other lines are before, within or after these. If the dataflow of
-the function is known, a line whose value goes into the model's call is input wherever it is. What makes the next input
-from the last output is an environment, except lines that only convert: that sample an action, say. Names in the user's
-code are not used.
+the function is known, a line whose value goes into the model's call makes input, wherever it stands. A line that makes
+the next input from the last output belongs to an environment, unless it only converts, as in sampling an action. Names
+in the user's code are not used.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Function = tuple[str, str]
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 # Phases that a step is made of.
 STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A function runs evaluations only if fewer than this share of its samples are of steps.
+# A function only evaluates if it has fewer samples of training than this share of its samples of evaluation.
 _LEAST_OF_PHASE = 0.1
-# A stack that is read while it changes may have the line of one moment above the calls of another: up to this share of
-# a function's samples. Fewer do not show that a phase runs below a line, unless no other line has more of that phase.
+# A stack that changes while it is read may combine the line of one moment with the calls of another, in up to this
+# share of a function's samples. Fewer do not prove that a phase runs below a line, unless no other line has more of it.
 _TORN = 0.01
 
 
 @dataclass
 class _Anchors:
-    """Lines of one function below which phases were seen, how often, of all `samples` of the function.
+    """By phase, the lines of one function below which it was seen, and how often, of all `samples` of the function.
 
     `callers` are lines that are known to call the model.
     """
@@ -61,9 +61,9 @@ _NO_ANCHORS = _Anchors()
 class StepFunctions:
     """Which functions and lines of one thread make its steps, learnt from all its stacks.
 
-    `callers` are the lines that call the model, as far as they were measured. Samples need not show them: where a loop
-    takes less than a millisecond, stacks as deep as such a call are often lost. They count for the dataflow only: a
-    line that calls the model now and then, to evaluate it, makes no part of the steps.
+    `callers` are the lines that call the model, as far as the hook measured them. Samples may miss them: in a loop of
+    less than a millisecond, stacks as deep as such a call are often lost. They are used for the dataflow only, because
+    a line that calls the model now and then, to evaluate it, is no part of the steps.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StepFunctions:
         callers: Iterable[Caller] = (),
     ) -> None:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
-        # Where the model is no module, nothing on a stack tells its functions from those of a loss: these are no call.
+        # Where the model is no module, stacks cannot tell its functions from those of a loss, so they count as no call.
         self._models = any(stack.model for stack, _ in seen)
         self._anchors: dict[Function, _Anchors] = {}
         for stack, count in seen:
@@ -114,7 +114,7 @@ class StepFunctions:
                 return "within"
             place = self._place(anchors, frame.line, stack, inner=_calls_next(stack, index))
             if place == "after" and not anchors.updates and self.trains:
-                # This function calls the model but does not update it: its callers tell whether the update is to come.
+                # This function calls the model but does not update it: its callers tell if the update follows.
                 return self._outer_place(users[:index]) or place
             if place is not None:
                 return place
@@ -155,16 +155,16 @@ class StepFunctions:
             return None
         first = min(forwards or updates)
         last = max(forwards | updates)
-        # Where the model is no module, what computes before the backward or is called on its line is taken to be the
+        # Where the model is no module, code that computes before the backward, or is called on its line, counts as the
         # model.
         ahead: Position = "before" if forwards or self._models or not _computes(stack) else "within"
         if line < first:
             return ahead
         if line == first:
             if inner and self._models and not forwards:
-                # Something else that is called on a line that updates the model, as callbacks are: the caller tells.
+                # Another call on a line that updates the model, such as a callback: frames further out decide.
                 return None
-            # A function called on the same line as the model mostly makes an argument for it.
+            # A function called on the same line as the model usually computes an argument for it.
             return ahead if inner else "within"
         if line <= last:
             return "gradients" if self._has_gradients(anchors, line) else "within"
@@ -173,7 +173,7 @@ class StepFunctions:
 
     @staticmethod
     def _has_gradients(anchors: _Anchors, line: int) -> bool:
-        """Whether a line has a backward right before it and an optimizer to come."""
+        """Whether the last phase above a line is a backward, and an optimizer follows."""
         earlier = [number for number in anchors.of("forward") | anchors.updates if number < line]
         backward = anchors.of("backward") - anchors.of("forward")
         return max(earlier, default=0) in backward and line <= max(anchors.of("optimizer"), default=0)
@@ -205,13 +205,14 @@ class StepFunctions:
 
 
 def _computes(stack: Seen) -> bool:
-    """Whether a stack may be one of a model: it neither waits nor works in a library for something else."""
+    """Whether a stack may be of a model: no library on it waits, or works on anything but arrays."""
     return stack.state in (None, "compile") and stack.work in (None, *COMPUTES)
 
 
 def _calls_next(stack: Seen, index: int) -> bool:
-    """Whether the stage of this index calls the next one. What a library for arrays calls (a function that it is to
-    differentiate, say) is a part of that library's call.
+    """Whether the stage of this index calls the next one itself, not through an array library.
+
+    A function that such a library calls (to differentiate it, say) is a part of the library's call.
     """
     if index + 1 >= len(stack.stages):
         return False

@@ -13,7 +13,7 @@ from aitop.model.stacks import Frame
 from aitop.stacks.call_tree import OWN_HOOK
 from aitop.stacks.libraries import Phase, State, Work, calls_model, meaning
 
-# A phase may turn out to be another one further in: an optimizer's closure computes the loss, a module may train
+# Frames further in may replace a phase by one of these: an optimizer's closure computes the loss, a module may train
 # itself, a learning rate scheduler wraps the optimizer's step.
 _REFINED: dict[Phase, frozenset[Phase]] = {
     "optimizer": frozenset({"forward", "backward"}),
@@ -22,23 +22,23 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
     "outside": frozenset({"optimizer", "forward", "backward", "save", "environment", "data_wait"}),
 }
 
-# Where a wait ends in the standard library, which says less than whoever waits there.
+# Files of the standard library in which waits end. They say less than the frames that call them.
 _PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
 
 
 class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """One distinct stack. `frames` are those that the process entered itself, the outermost first.
+    """One distinct stack. `frames` are those that the process entered itself (a fork inherits more), outermost first.
 
-    `line` is the user's innermost frame; of a stack that compiles the one that called the compiler, of a forked worker
-    without user code the parent's line that started it; None where no user code is on the stack. `via` has the user's
+    `line` is the user's innermost frame: on a stack that compiles, the one that called the compiler; in a forked worker
+    without user code, the parent's line that started it; None without user code on the stack. `via` has the user's
     frames above `line`.
     `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
-    for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
-    does below that is native code or plain Python.
-    `model`: a model is called on it. `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do.
+    for the phase, or the number of frames if none does. `leaf`: the user's line is the innermost frame, so its time is
+    native code or plain Python.
+    `model`: it calls a model. `worker`: it is of a DataLoader worker; `idle`: that worker waits for something to do.
     `importing`: a library is being imported, which happens once and belongs to no step. `handler` says what called the
-    user's line for a request, None where nothing on the stack is known to. `end` is the innermost frame of a library
-    below the user's line, but for the plumbing in which a wait ends.
+    user's line for a request; None if no known library did. `end` is the innermost library frame below the user's line,
+    not counting the plumbing in which waits end; None if there is none.
     """
 
     frames: tuple[Frame, ...]
@@ -63,8 +63,9 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     @property
     def stages(self) -> tuple[tuple[int, Frame], ...]:
-        """The frames, with their indexes, that call one function after the other for a step: the user's, and the loop
-        of a library that takes requests.
+        """Frames that may call the parts of a step one after the other, with their indexes in `frames`.
+
+        These are the user's frames and the loop of a library that takes requests.
         """
         return tuple(
             (index, frame)
@@ -104,14 +105,14 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
 
 
 def telling(below: Sequence[Frame]) -> Frame | None:
-    """The innermost of these frames that says something: not the plumbing in which a wait ends."""
+    """The innermost of these frames that is not plumbing, in which waits end; None if all are."""
     return next((frame for frame in reversed(below) if not _PLUMBING.search(frame.file)), None)
 
 
 def _users(own: Sequence[Frame]) -> list[int]:
     """The indexes of the user's frames; of a stack that compiles, only of those above the compiler.
 
-    A compiler may trace a function by calling it: its lines do not do then what they say.
+    A compiler may trace a function by calling it, and its lines do not do then what they say.
     """
     users: list[int] = []
     for index, frame in enumerate(own):
@@ -131,7 +132,7 @@ def own_start(frames: Sequence[Frame]) -> int:
 
 
 def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
-    """The phase that library frames stand for, and the index of the first; else "outside" and the number of frames."""
+    """The phase that library frames stand for and the index of the first; else "outside" and the number of frames."""
     phase: Phase | None = None
     first = len(frames)
     users = max((index for index, frame in enumerate(frames) if frame.user), default=-1)
@@ -148,7 +149,7 @@ def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
 
 
 def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
-    """State and work of the library frames below the user's line: compiling wins, else the outermost that says."""
+    """State and work of the library frames below the user's line: compiling wins, else the outermost with a meaning."""
     says = [meaning(frame) for frame in below]
     says = [each for index, each in enumerate(says) if not each.rests or index == len(says) - 1]
     loop = next((index for index, each in enumerate(says) if each.handler == "event-loop"), None)
@@ -157,7 +158,7 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
         says = says[loop:]
         if not any(each.phase or each.state == "compile" for each in says):
             return "wait-queue", None
-        # A library of the server's works in it: it does not wait then.
+        # A library of the server is at work in the loop, so it does not wait.
         says = [each for each in says if each.handler != "event-loop"]
     state: State | None = "compile" if any(each.state == "compile" for each in says) else None
     if state is not None and any(frame.user for frame in below):
@@ -165,22 +166,22 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
         return state, "trace"
     for each in says:
         if state is None and (each.state is not None or each.work is not None):
-            # What works above a wait is what is waited for: a socket's read below an HTTP client is the network.
+            # Work above a wait says what is waited for: a socket read below an HTTP client waits for the network.
             state = each.state if each.work is None else None
             break
     return state, next((each.work for each in says if each.work is not None), None)
 
 
 def _handler(above: Sequence[Frame]) -> Handler | None:
-    """What calls handlers, of the library frames above the user's line: the innermost that does."""
+    """What called the user's line for a request, by the innermost library frame above it that calls handlers."""
     handlers = (meaning(frame).handler for frame in reversed(above) if not frame.user)
     return next((handler for handler in handlers if handler is not None), None)
 
 
 def _collates(frames: Sequence[Frame]) -> bool:
-    """Whether a function of the user's makes one batch of samples: the one that torch's fetcher calls to that end.
+    """Whether the user's collate function runs, which makes one batch of samples.
 
-    The fetcher calls the data set's `__getitem__` or `__getitems__` by that name, and the collate function otherwise.
+    It is what torch's fetcher calls and is not named `__getitem__` or `__getitems__`, as the data set's methods are.
     """
     for above, frame in pairwise(frames):
         # An IterableDataset's own generator is called from the other fetcher.

@@ -30,18 +30,22 @@ from aitop.stacks.reading import Seen, read_stack
 ROLES: tuple[Role, ...] = ("rank", "loader-worker", "launcher", "helper", "other")
 MOST_LINES = 200
 MOST_TREES = 48
-# So many a history keeps, and so many stay read: what was read of a window holds the window.
+# Both the length of a history and the size of the cache here: a cached reading keeps its window alive, so a larger
+# cache would hold windows that the history has dropped.
 MOST_WINDOWS = 40
-# In so much of a line's samples a function of a library is worth a word.
+# A library function below a line is reported if at least this share of the line's samples ends in it.
 LEAST_BELOW = 0.2
-# Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
+# Phases with a field of their own in `Phases`; all others count as `outside`.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
-# The main thread may be the lead thread if more than this share of its samples are no waits.
+# A main thread that was seen in no step, and of whose samples at most this share are not waits, may lose the lead.
 _MAIN_WORKS = 0.1
 
 
 class Group(NamedTuple):
-    """The key by which stacks are grouped: a line in one phase, position and state. `line` is None if none is shown."""
+    """The key by which stacks are grouped: a line in one phase, position and state.
+
+    `line` is None without user code on the stack, and for an idle DataLoader worker.
+    """
 
     line: Frame | None
     phase: Phase
@@ -88,7 +92,7 @@ class StackView:
     def over_time(
         self, windows: Iterable[StackWindow], of: Callable[[ThreadKey], bool], wanted: Callable[[Seen], bool]
     ) -> dict[int, Series]:
-        """By pid, the share of the samples of the threads `of` for which `wanted` is true, for each window."""
+        """By pid, the share (0..1) of `wanted` samples in each window, among the threads for which `of` is true."""
         points: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for window in windows:
             for key, stacks in self._digest(window).items():
@@ -105,8 +109,9 @@ class StackView:
         return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
 
     def lines_in(self, window: StackWindow, pid: int) -> Counter[str]:
-        """The samples of the thread that leads the process, by FILE:LINE, without imports; by an empty word where no
-        line of the user's was on the stack.
+        """Count the samples of the lead thread by "FILE:LINE", those without user code under "".
+
+        Samples of imports are left out.
         """
         threads = {key: stacks for key, stacks in self._digest(window).items() if key.pid == pid}
         lead = lead_thread(threads)
@@ -165,7 +170,7 @@ class _Reader:
 def _merged_view(
     reads: Sequence[_Read], roles: Mapping[int, Role], callers: Mapping[int, tuple[Caller, ...]]
 ) -> Stacks | None:
-    """The Stacks of these windows together; None if no process has a sample that is not of an import."""
+    """Merge the windows into one Stacks; None without a sample, or with neither a lead thread nor a user line."""
     windows, digests = [read.window for read in reads], [read.digest for read in reads]
     looks = [look for read in reads for look in read.looks]
     states = [state for window in windows for state in window.states]
@@ -224,7 +229,7 @@ def _merged_view(
             ]
     if not processes and not lines:
         return None
-    # A server may have hundreds of threads that wait: they leave the lines of those that step.
+    # A server may have hundreds of waiting threads: lines of lead threads go first, so that those cannot displace them.
     leads = {(process.pid, process.thread) for process in processes}
     kept = sorted(lines, key=lambda line: ((line.pid, line.thread) not in leads, -line.samples))[:MOST_LINES]
     return Stacks(
@@ -244,7 +249,7 @@ def _renamed(state: ThreadState, taken_as: TakenAs) -> ThreadState:
 
 
 def _flows(windows: Sequence[StackWindow]) -> dict[str, list[Flow]]:
-    """The dataflow of functions by file, the newest for each."""
+    """The newest dataflow of each function, by file."""
     newest = {(flow.file, flow.first): flow for window in windows for flow in window.flows}
     by_file: dict[str, list[Flow]] = {}
     for flow in newest.values():
@@ -253,14 +258,14 @@ def _flows(windows: Sequence[StackWindow]) -> dict[str, list[Flow]]:
 
 
 def _collecting(flows: Mapping[str, Sequence[Flow]]) -> Iterator[tuple[str, int]]:
-    """The lines, by file and number, that call the garbage collector."""
+    """Yield (file, line) for each line that calls the garbage collector."""
     for file, functions in flows.items():
         for statement in (statement for flow in functions for statement in flow.statements if statement.collects):
             yield from ((file, line) for line in range(statement.first, statement.last + 1))
 
 
 def _by_process(merged: Digest) -> dict[int, Digest]:
-    """The threads of each process, without samples of imports unless it does nothing else in the whole look."""
+    """The threads of each process. Samples of imports are left out, unless a process has no others."""
     steady: dict[int, Digest] = defaultdict(dict)
     starting: dict[int, Digest] = defaultdict(dict)
     for key, stacks in merged.items():
@@ -272,10 +277,11 @@ def _by_process(merged: Digest) -> dict[int, Digest]:
 
 
 def lead_thread(threads: Digest) -> ThreadKey | None:
-    """The lead thread of a process: the main thread, unless that does less than other threads that run the model, or
-    hardly anything while others work.
+    """Return the lead thread of a process, the one that makes its steps.
 
-    None if the main thread was not sampled and no other thread makes steps.
+    That is the main thread, unless it was seen in no step, and either other threads have more samples in steps than it
+    has at work, or it does hardly anything while others work. None if the main thread was not sampled and no other
+    thread makes steps.
     """
     main = next((key for key in threads if key.main), None)
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
@@ -285,8 +291,8 @@ def lead_thread(threads: Digest) -> ThreadKey | None:
     most = max(others, key=lambda key: (others[key], _at_work(threads[key])), default=None)
     if most is None or others[most]:
         return most or main
-    # A step may be so long that no sample shows the model yet, or none be made at all. Threads that were started alike
-    # count together: each of many connections has little to do.
+    # No thread was seen in a step: it may be too long for a sample to show the model yet, or there are none. Threads
+    # that were started with the same function count together: each of many connections has little to do.
     work = sum(_at_work(threads[key]) for key in alike(threads, most))
     return most if main is not None and work > least else main
 
@@ -296,17 +302,17 @@ def _stepping(stacks: Counter[Seen]) -> int:
 
 
 def _busy(stacks: Counter[Seen]) -> int:
-    """The samples that are not known to wait."""
+    """The number of samples that are no known wait."""
     return sum(count for seen, count in stacks.items() if not _waits(seen))
 
 
 def _working(stacks: Counter[Seen]) -> float:
-    """The share of samples that are not known to wait."""
+    """The share (0..1) of samples that are no known wait."""
     return _busy(stacks) / stacks.total() if stacks else 0.0
 
 
 def _at_work(stacks: Counter[Seen]) -> int:
-    """The samples on lines of the user's that are not known to wait."""
+    """The number of samples on user lines that are no known wait."""
     return sum(count for seen, count in stacks.items() if seen.line is not None and not _waits(seen))
 
 
@@ -317,9 +323,9 @@ def _waits(seen: Seen) -> bool:
 def _thread_shares(
     states: Sequence[ThreadState], looks: Sequence[tuple[Look, Digest]], merged: Digest
 ) -> tuple[ThreadShare, ...]:
-    """Every sampled thread, the main thread of each process first, then by the share of time in which it held the GIL.
+    """Make a ThreadShare of every sampled thread, by pid, the main thread first, then by time holding the GIL.
 
-    `gil` is None for processes in which no window looked who holds it.
+    `gil` is None for processes without a GIL look in these windows.
     """
     asked: Counter[int] = Counter()
     held: Counter[tuple[int, str]] = Counter()
@@ -342,7 +348,7 @@ def _thread_shares(
 
 
 def _had_core(states: Sequence[ThreadState]) -> float | None:
-    """The part (0..1) of the time in which a thread could run that it had a core; None if the kernel does not say."""
+    """The share (0..1) of its runnable time that a thread had a core; None if unknown, or if it was never runnable."""
     known = [state for state in states if state.delayed is not None]
     wanted = sum(state.on_core * state.asked for state in known)
     return 1.0 - sum((state.delayed or 0.0) * state.asked for state in known) / wanted if wanted > 0.0 else None
@@ -359,8 +365,9 @@ def _trees(threads: Digest, roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]
 
 
 class _Account(NamedTuple):
-    """What a thread, or several as one worker, was seen at: stacks by group, how many samples of it count, and what it
-    does there.
+    """What was seen of one thread, or of a pool as one worker: stacks by group, samples that count, and activities.
+
+    `key` is the thread, of a pool the first. `by_window` has the stacks of each window.
     """
 
     key: ThreadKey
@@ -373,7 +380,7 @@ class _Account(NamedTuple):
 def _as_one_worker(
     account: _Account, role: Role, threads: Collection[ThreadKey], moments: int
 ) -> tuple[_Account, ThreadPool]:
-    """The account of threads that take the same work in turns as that of one worker, in so many moments."""
+    """Return the account of a pool's threads as that of one worker with `moments` samples, and the pool."""
     places = {
         group: Place(
             group.phase,
@@ -386,7 +393,7 @@ def _as_one_worker(
     }
     own, counts = pooled(threads, places, moments)
     left = {group: stacks for group, stacks in account.groups.items() if counts[group]}
-    # In the rest of the time none of them is there, as there is nothing to do.
+    # In the remaining moments no thread of the pool is alive, because there is nothing to do: the worker is idle.
     rest = Group(None, "outside", None, "wait-queue", None)
     counts[rest] = counts.get(rest, 0.0) + max(0.0, moments - sum(counts.values()))
     one = _Account(account.key, left, counts, {**account.parts, rest: {"wait-queue": 1.0}}, account.by_window)
@@ -411,7 +418,7 @@ def _heaviest(stacks: Mapping[Seen, int]) -> Seen:
 
 
 def _process(account: _Account, role: Role, samples: int, own: ThreadPool | None) -> ProcessStacks:
-    """The account of a process's lead thread, or of the pool that it belongs to."""
+    """Make the ProcessStacks of the account of the lead thread, or of the pool that this thread belongs to."""
     stacks: dict[Seen, float] = {}
     for group, members in account.groups.items():
         part = account.counts[group] / sum(members.values())
@@ -433,7 +440,7 @@ def _process(account: _Account, role: Role, samples: int, own: ThreadPool | None
 
 
 def _phases(of_groups: Mapping[Group, float]) -> Phases:
-    """Shares of the thread's samples. Phases that stacks often miss are None, not 0, if they were never seen."""
+    """Each phase's share of the samples. Phases that stacks often miss are None, not 0, if they were never seen."""
     counts: dict[Phase, float] = defaultdict(float)
     for group, count in of_groups.items():
         counts[group.phase] += count
@@ -451,7 +458,7 @@ def _phases(of_groups: Mapping[Group, float]) -> Phases:
 def _groups(
     stacks: Mapping[Seen, int], steps: StepFunctions, collecting: Collection[tuple[str, int]]
 ) -> dict[Group, dict[Seen, int]]:
-    """The stacks of a thread by line, phase and what is done there. `collecting`: lines that call the collector."""
+    """Group the stacks of a thread. `collecting` has the lines that call the garbage collector."""
     groups: dict[Group, dict[Seen, int]] = {}
     for seen, count in stacks.items():
         collects = seen.leaf and seen.line is not None and (seen.line.file, seen.line.line) in collecting
@@ -465,7 +472,7 @@ def _groups(
 
 
 def _lineless(account: _Account, samples: int) -> tuple[tuple[str, Activity, float], ...]:
-    """The shares of `samples` in which no line of the user's was on the stack, by phase and activity, largest first."""
+    """The time without a user line on the stack: (phase, activity, share of `samples`), the largest first."""
     shares: dict[tuple[str, Activity], float] = defaultdict(float)
     for group, count in account.counts.items():
         if group.line is None:
@@ -504,7 +511,7 @@ def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, sa
 
 
 def _below(stacks: Mapping[Seen, int]) -> tuple[tuple[Frame, float], ...]:
-    """The functions of libraries in which at least LEAST_BELOW of these stacks end, the heaviest first."""
+    """Library functions in which at least LEAST_BELOW of these samples end, each with its share, the largest first."""
     ends: dict[tuple[str, str], Counter[Frame]] = {}
     for seen, count in stacks.items():
         if seen.end is not None:

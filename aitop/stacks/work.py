@@ -1,7 +1,7 @@
-"""Who does the work: the processes of a tree that make steps or answer requests, the one to show first in front. Pure.
+"""Finds the processes of a tree that do the work: make steps or answer requests. Pure.
 
-Decided by what was measured: steps that the hook counted, phases on the stacks, and how long the kernel says that a
-thread runs. How a process was started says little: one that starts trainers and joins them looks like a trainer.
+It goes by measurements: steps that the hook counted, phases on the stacks, and the kernel's figure of how long a thread
+runs. How a process was started says little: one that starts trainers and joins them looks like a trainer.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from aitop.model.snapshot import HotLine, ProcessStacks, Stacks
 from aitop.model.steps import StepKind
 from aitop.stacks.pool import OWN_WAITS, RUNS
 
-# How far a process makes steps: 0 not at all; 1 it runs a model, or is a rank that waits for data; 2 it updates one.
+# What part a process has in steps: 0 none; 1 it runs a model, or is a rank that waits for data; 2 it updates a model.
 Level = Literal[0, 1, 2]
 # Fewer samples of a part of a step, or a smaller share of all samples, are no evidence that a process makes steps.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
 # A thread that runs for less than this share of its time only hands out work and waits for it.
 LEAST_ACTIVE = 0.1
-# Processes that do at least this part of what the busiest does are its peers, and stand in the order of their pids.
+# Processes that do at least this share of the busiest one's work are its peers, which are ordered by pid.
 PEER = 0.5
 _FOR_OTHERS: tuple[Activity, ...] = (*HANDED_WAITS, "wait-network")
 
 
 def step_levels(stacks: Stacks | None, stepping: Mapping[int, StepKind]) -> dict[int, Level]:
-    """How far each process steps. `stepping` has those whose steps the hook counted lately, by the kind of these."""
+    """Return the level of each process. `stepping` has, by pid, the kind of the steps that the hook counted lately."""
     levels: dict[int, Level] = {}
     for process in stacks.processes if stacks else ():
         phases = process.phases
@@ -46,9 +46,9 @@ def _seen(samples: float, process: ProcessStacks) -> bool:
 def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int) -> tuple[int, ...]:
     """The processes that do the work, the one to show first in front; empty where nothing was sampled.
 
-    These are those that update a model; else those that run one or wait for their data; else those that run at all. A
-    rank belongs to them if its stacks show any part of a step, and a loader's worker never does: it feeds a rank.
-    `stepping` is in order: its first process comes first.
+    They are those that update a model; else those that run one or wait for their data; else those that run at all. A
+    rank also belongs to them if its stacks show any part of a step. Stacks of a loader's worker never do: it feeds a
+    rank. The order of `stepping` counts: its first process comes first.
     """
     if stacks is None:
         return ()
@@ -115,6 +115,6 @@ def _active(stacks: Stacks, process: ProcessStacks) -> float:
         return min(1.0, process.pool.working)
     mine = process.pid, process.thread
     runs = next((share.active for share in stacks.threads if (share.pid, share.thread) == mine), None)
-    # The kernel says best how long a thread runs; it is not asked about every thread.
+    # The kernel's figure of how long a thread runs is the best, but it is not read for every thread.
     own = OWN_WAITS if runs is not None else (*RUNS, *OWN_WAITS)
     return (runs or 0.0) + sum(line.share * line.part(*own) for line in _lines(stacks, process))

@@ -1,4 +1,4 @@
-"""Says which functions a line can have called: what names its statement mentions, and what else they may stand for.
+"""Tells which functions a line can have called, by the names that its statement mentions.
 
 Names are only used to recognise a function where it is called, so it does not matter what they are. Pure.
 """
@@ -56,7 +56,7 @@ class _Kind:
 class Calls:
     """The calls in one file, of which `text` is None where it cannot be read.
 
-    It is read as far as is asked: of a library, which may have thousands of lines, only what its functions are.
+    It is read only as far as asked: in a library's file of thousands of lines, only which functions are generators.
     """
 
     def __init__(self, text: str | None) -> None:
@@ -73,7 +73,7 @@ class Calls:
         return self._of_scopes(lambda scope: _Kind(*_lines_of(scope), _generates(scope, lines)))
 
     def _of_scopes(self, read: Callable[[Scope], T]) -> list[T]:
-        """What `read` says of the module and of each function in it."""
+        """What `read` returns for the module and for each function in it."""
         tree = parsed(self._text) if self._text is not None else None
         try:
             return [read(scope) for scope in _scopes(tree)] if tree is not None else []
@@ -105,7 +105,7 @@ class Calls:
         return kind is None or kind.generates
 
     def elsewhere(self, line: int, name: str) -> bool:
-        """Whether the function of a line calls this name."""
+        """Whether the function that contains a line calls this name on any line."""
         function = innermost(self._functions, line)
         return function is not None and any(name in each.called for each in function.statements)
 
@@ -148,7 +148,7 @@ def _mentions(statement: ast.stmt) -> Mentions:
     nodes = [node for part in parts for node in ast.walk(part)]
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
-        # A comprehension asks for values.
+        # A comprehension iterates, which calls what it does not name.
         mentions.implicit |= isinstance(node, (ast.comprehension, ast.Await))
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
         if name is not None:

@@ -1,8 +1,8 @@
 """Which statements of a function use values that other statements made: read from the file, as line numbers. Pure.
 
 What a line is for follows from where its values go. Only the structure of the code is used and only numbers leave this
-module, so no name can matter. It is a reading, not a proof: assignments are followed exactly within one function, a
-call may change the object whose method it is.
+module, so no name can matter. It is an approximation: assignments are followed exactly within one function, and a
+method call with arguments is taken to change its object.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Functions(NamedTuple):
 
 
 def may_collect(text: str, line: str) -> bool:
-    """Whether a line of a text may ask the garbage collector, by its own name or by one that the text gives it.
+    """Whether a line of a file may call the garbage collector, by its own name or by one that the file imports it as.
 
-    Of no other line does the dataflow say that it `collects`.
+    The dataflow marks no other line as `collects`.
     """
     return _COLLECTORS.search(line) is not None or _RENAMED.search(text) is not None
 
@@ -69,7 +69,7 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names bound by imports and what they stand for. What is called through them has no state of the program's."""
+    """Yield names bound by imports, with what they stand for. They are no variables: calls by them change no object."""
     for node in _statements(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -88,9 +88,9 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass
 class _Uses:
-    """What an expression reads, and what objects its calls may change, as variables: `name` or `name.attribute`.
+    """The variables (`name` or `name.attribute`) that an expression reads, and those that its calls may change.
 
-    `calls`: it calls anything. Calls of the names in `without` are passed over, with all that is given to them.
+    `calls`: it calls anything. Calls of the names in `without` are passed over, with their arguments.
     """
 
     reads: set[str] = field(default_factory=set)
@@ -110,7 +110,7 @@ class Reading:
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
         self._collects: set[int] = set()
-        # What the variable of a loop is an element of: to change the one is to change the other.
+        # By loop variable, what it is an element of: changing the element changes the whole.
         self._whole: dict[str, set[str]] = {}
 
     def flow(self) -> Flow:
@@ -167,7 +167,7 @@ class Reading:
         return state
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: State) -> State:
-        # In a further round of a loop around it, once does: what one round hands to the next is known by then.
+        # Two rounds, so that values of one reach the next. One is enough if a loop around it has read this loop before.
         rounds = 1 if _span(node) in self._loops else 2
         self._loops.append(_span(node))
         if not isinstance(node, ast.While):
@@ -198,7 +198,7 @@ class Reading:
         *,
         adds: bool = False,
     ) -> State:
-        """The state after `targets = value`. `adds`: they keep what they had."""
+        """The state after `targets = value`. `adds`: after `targets += value`, which keep what they had."""
         line = node.lineno
         self._ends[line] = max(self._ends.get(line, line), _head_end(node))
         uses = self._uses(value)
@@ -219,12 +219,12 @@ class Reading:
         return state
 
     def _note(self, node: ast.stmt, value: ast.expr, replaced: set[str], state: State) -> None:
-        """Note what else matters of `replaced = value`, before which `state` is the state."""
+        """Note what else matters of `replaced = value`; `state` is the one before it."""
         if self._function(value) in COLLECTORS:
             self._collects.add(node.lineno)
 
     def _target(self, target: ast.expr, names: set[str], uses: _Uses) -> None:
-        """Add what an assignment replaces to `names`; of `a[i] = …` and `a.b.c = …` the object is changed."""
+        """Add what an assignment replaces to `names`, and what `a[i] = …` or `a.b.c = …` changes to `uses`."""
         if isinstance(target, (ast.Tuple, ast.List)):
             for each in target.elts:
                 self._target(each, names, uses)
@@ -298,7 +298,7 @@ def called_name(call: ast.Call) -> str:
 
 
 def makers(name: str, state: State) -> Iterator[int]:
-    """The statements that gave a variable, the object that it belongs to, or its attributes what they have."""
+    """Yield the statements that may have given a variable, its object or its attributes their values."""
     owner = name.partition(".")[0]
     for other, lines in state.items():
         if other in (name, owner) or (owner == name and other.startswith(f"{name}.")):

@@ -1,9 +1,9 @@
 """Reads the user's code for lines that add to something at every step, to name the line of a measured leak.
 
-A reading, not a proof: a site says where to look once memory is seen to grow, and is never a finding by itself. Of all
-committed recordings three owe their line to it: leak, bridge_strain and attention_maps. Stacks say which loops make
-steps and which lines call the model, the dataflow what a value is made of. Names of the user's only tell which function
-a call is of; what adds, takes away or gives a number has a name of Python's or torch's.
+An approximation: a site says where to look once memory is seen to grow, and is never a finding by itself. Of all
+committed recordings three owe their line to it: leak, bridge_strain and attention_maps. Stacks tell which loops make
+steps and which lines call the model; the dataflow tells what a value is made of. The user's names serve only to match
+calls with functions; what adds, removes or returns a number is recognised by names of Python and torch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from aitop.stacks.dataflow import reached
 
 LONGEST_TEXT = 200
 
-# Methods that add, with the place of what they add among their arguments, and methods that take away.
+# Methods that add, with the index of the argument that they add, and methods that remove.
 _ADDING = {"append": 0, "appendleft": 0, "extend": 0, "insert": 1}
 _TAKING = frozenset({"clear", "pop", "popleft", "popitem", "remove"})
 _DICTIONARIES = frozenset({"dict", "defaultdict", "OrderedDict"})
-# What gives a number: thousands of them make no growth that is seen. And what else gives a value without a graph.
+# Calls that return a number: thousands of numbers make no growth that is seen. _PLAIN are calls whose value keeps no
+# autograd graph.
 _NUMBERS = frozenset({"item", "float", "int", "bool", "len", "round", "size", "dim", "numel"})
 _PLAIN = _NUMBERS | {"tolist", "numpy", "detach", "detach_", "argmax", "argmin", "eq", "ne", "keys", "long"}
 _PLAIN |= {"backward", "format", "str", "repr", "isinstance", "range"}
@@ -41,7 +42,7 @@ _Rank = tuple[bool, bool, bool]
 
 
 class _Growth(NamedTuple):
-    """What makes a variable longer by a value: a list, a sum of values, or a dict by a key with these names in it."""
+    """How `grown` grows by `value`: as a list, as a sum, or as a dict by a key that has the names `key` in it."""
 
     grown: str
     value: ast.expr
@@ -54,8 +55,8 @@ def growth_sites(
 ) -> tuple[GrowthSite, ...]:
     """The lines in these files that add to something step by step, the likeliest leak first.
 
-    Stacks show the call of a model below the lines `models`, and a backward or an optimizer below the lines `steps`.
-    Where there are none of these, no graph is thought to be kept: most that only call a model ask for none.
+    `models` are lines below which stacks show a call of the model, `steps` those with a backward or an optimizer below
+    them. Without `steps` no value is taken to keep a graph: most programs that only call a model ask for no gradients.
     """
     trees = {file: tree for file, text in texts.items() if text is not None and (tree := parsed(text)) is not None}
     try:
@@ -113,9 +114,9 @@ def _rank(
 class _Function(Reading):
     """What a function (or a module outside of its functions) adds to, by line, and what it empties.
 
-    `made` are variables that it gives a value; `own` these and its parameters. Of them `dictionaries` are dicts, and
-    `queues` have a greatest length. `step_loops` are the loops that make steps, by their first and last lines; `calls`
-    the names that it calls, each with the line.
+    `made` are variables that it gives a value; `own` these and its parameters. Of `made`, `dictionaries` are dicts, and
+    `queues` are deques with a maximum length. `step_loops` are the loops that make steps, by their first and last
+    lines; `calls` the names that it calls, each with the line.
     """
 
     def __init__(
@@ -129,10 +130,11 @@ class _Function(Reading):
         self.queues: set[str] = set()
         self.calls: set[tuple[str, int]] = set()
         self._emptied: set[tuple[str, int]] = set()
-        # The statements that made what the value of each keeps, and those that keep what a call gave them.
+        # By statement, those that made what its value keeps. _calling: the statements that keep what a call returned,
+        # in the end only those that call the model.
         self._kept: dict[int, set[int]] = {}
         self._calling: set[int] = set()
-        # What the conditions around the statement that is read ask for, if they come out alike at every step.
+        # The names in conditions around the current statement that come out alike at every step; None without any.
         self._flags: set[str] | None = None
         self._block(scope.body, {})
         self._calling = {line for line in self._calling if any(line <= model <= self._ends[line] for model in models)}
@@ -151,7 +153,7 @@ class _Function(Reading):
         )
 
     def keeps_graph(self, line: int) -> bool:
-        """Whether the value of a statement keeps what a call of the model gave."""
+        """Whether the value of a statement keeps what a call of the model returned."""
         return not self._calling.isdisjoint({line} | reached([line], lambda at: self._kept.get(at, ())))
 
     def _statement(self, node: ast.stmt, state: State) -> State:
@@ -186,7 +188,7 @@ class _Function(Reading):
                 self._calling.add(line)
 
     def _growth(self, node: ast.stmt) -> _Growth | None:
-        """The growth of a variable by more than a number, where a statement causes any."""
+        """The growth that a statement causes; None if it causes none, or only by a number."""
         holder: ast.expr
         how: Literal["list", "sum", "key"] = "list"
         key: frozenset[str] = frozenset()
@@ -234,8 +236,9 @@ def _named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[Scope, str]]:
 def _running(functions: Sequence[_Function]) -> set[str]:
     """The names of functions that run at each step.
 
-    Those are what the loops that make steps call; what no line here calls, but a library may (a hook, a method of a
-    module or of a data set); and what these call in turn. An object is made once.
+    These are the functions that the loops that make steps call; those that no line here calls, as a library may (a
+    hook, a method of a module or of a data set); and what all of these call. `__init__` is left out, as an object is
+    made once.
     """
     called = {name for function in functions for name, _ in function.calls if name != function.short}
     running = {

@@ -17,7 +17,7 @@ LARGEST_FILE = 2 << 20
 LONGEST_LINE = 500
 LINES_ABOVE = 1000
 FILES_KEPT = 64
-# A folder with more entries than this is one of data.
+# So many entries of a folder are searched for metadata of packages: one with more holds data.
 MOST_ENTRIES = 20_000
 _FUNCTION = re.compile(r"(?:(?:async\s+)?def|class)\b")
 _IF, _ELSE = re.compile(r"(?:el)?if\b"), re.compile(r"else\s*:")
@@ -68,7 +68,7 @@ class SourceCode:
         return source.text if source is not None else None
 
     def packages(self, file: str) -> str | None:
-        """The folder into which packages were installed that a file lies in, wherever that is; None outside of any.
+        """The folder of installed packages that a file lies in, whatever it is called; None outside of any.
 
         An installer leaves a folder `NAME-VERSION.dist-info` beside each package.
         """
@@ -135,7 +135,7 @@ def _load(handle: int, known: _File | None) -> _File | None:
 
 
 def _shown(line: str) -> str:
-    """A line as it may be shown. A server runs dozens of files of thousands of lines, of which few lines are wanted."""
+    """Make a line safe to show. Not done for whole files: a server runs dozens, of which few lines are ever shown."""
     return printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE]
 
 

@@ -16,7 +16,7 @@ LIMITS_DEPTH = sys.version_info >= (3, 11)
 DEEPEST = 10_000
 _FLAT = frozenset(",:=)]}")
 
-# What Python has to say of the code of others would be written into our screen and reports.
+# Python's warnings about the code of others would be written into our screen and reports.
 _WATCHED = "<watched>"
 for _category in (SyntaxWarning, DeprecationWarning):
     warnings.filterwarnings("ignore", category=_category, module=_WATCHED)

@@ -1,6 +1,6 @@
-"""What torch's Flight Recorder has written of a rank's collectives: a file that the process itself dumps on a time-out.
+"""Reads a rank's collectives from the file that torch's Flight Recorder, in the process itself, dumps on a time-out.
 
-Source: the pickles described in torch's documentation of the Flight Recorder (`TORCH_FR_DUMP_TEMP_FILE`, before
+Source: the pickles described in torch's documentation of the Flight Recorder (`TORCH_FR_DUMP_TEMP_FILE`, formerly
 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`: a path to which the rank's number is added).
 """
 
@@ -35,7 +35,7 @@ _VALUES = frozenset(
 )
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _NO_EFFECT = frozenset({"PROTO", "FRAME"})
-# A mark, and one of torch's builders, on the stack.
+# Stand-ins on the stack for a mark and for one of torch's builders.
 _MARK, _BUILDER = object(), object()
 
 _Number = Annotated[int, msgspec.Meta(ge=-1, le=10**15)]
@@ -121,7 +121,7 @@ def _read(process: ProcessId, path: str) -> bytes | None:
     """A file as the process would open it, None where it is older than the process or too large."""
     with os.fdopen(open_as(process, path), "rb") as opened:
         status = os.fstat(opened.fileno())
-        # By the clock of the machine's uptime: the other one may have been set since.
+        # By the clock of the machine's uptime, as the wall clock may have been set since.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - (process.started - procfs.boot_time())
         if status.st_size > MOST_BYTES or status.st_mtime < time.time() - age:
             return None
@@ -134,8 +134,8 @@ def _read(process: ProcessId, path: str) -> bytes | None:
 def read_plain(data: bytes) -> Any:
     """The value in a pickle of plain values: dicts with texts as keys, lists, tuples, texts, numbers.
 
-    Nothing in it is ever called or imported. torch's own pickler wraps typed lists in calls of builders of its own;
-    such a call is read as what is given to it. Raises ValueError for what is damaged, too long, or more than that.
+    Nothing in it is ever called or imported. torch's own pickler wraps typed lists in calls of its builders; such a
+    call is read as its argument. Raises ValueError for what is damaged, too long, or not made of plain values.
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -175,7 +175,7 @@ def _apply(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> 
 
 
 def _gather(name: str, argument: Any, stack: list[Any]) -> None:
-    """Operations on containers."""
+    """Apply an operation that makes or fills a container."""
     if name == "EMPTY_DICT":
         stack.append({})
     elif name == "EMPTY_LIST":

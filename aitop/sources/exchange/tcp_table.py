@@ -57,7 +57,7 @@ def in_our_network(pid: int) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nobody on another machine can have this address, by the kernel's word for it."""
+    """Whether this address, in the kernel's hexadecimal, is a loopback one: nobody on another machine has it."""
     known = ip_address(address)
     return known is not None and known.is_loopback
 
@@ -76,9 +76,9 @@ def ip_address(word: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def meet_on_this_machine(pids: Iterable[int]) -> bool:
-    """Whether these ranks meet at a store of their own to which all came by the loopback: no rank is elsewhere.
+    """Whether all connections to the store of these ranks come over the loopback, so that no rank is elsewhere.
 
-    The store is what one of them, or whoever started them, listens with.
+    The store is a port that one of the ranks, or its parent, listens on, and that a rank is connected to.
     """
     ranks = tuple(pids)
     if not ranks:

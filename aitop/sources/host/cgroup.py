@@ -47,7 +47,7 @@ class Cgroup:
         return None
 
     def _levels(self, path: str, mounted: str, point: str) -> tuple[str, ...]:
-        """Folders from the group up to the mount. A group outside what is mounted here leaves the mount alone."""
+        """Folders from the group up to the mount. For a group outside of what is mounted here, only the mount."""
         names = [name for name in path.removeprefix(mounted).split("/") if name]
         top = self._root + point
         folders = ["/".join((top, *names[:length])) for length in range(len(names), 0, -1)]

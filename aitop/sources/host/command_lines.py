@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from aitop.sources.procfs import named_python
 
-# Programs that start one process a device; what they run below them are ranks.
+# Programs that start the ranks of a job: one process a device, or (conda, poetry, ...) just the command given to them.
 LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "composer", "colossalai"}
     | {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "hydra_pmi_proxy", "prted", "orted"}
@@ -82,10 +82,10 @@ def invocation(arguments: Sequence[str]) -> Invocation:
 
 
 def kind_of(arguments: Sequence[str], python: bool) -> Command:
-    """What the command line makes of a process; `python` where its executable is an interpreter."""
+    """The kind of a process by its command line; `python`: its executable is an interpreter."""
     if not arguments:
         return "python" if python else "foreign"
-    # Some put what they do behind their name: "slurmstepd: [12.0]".
+    # Some write what they do after their name: "slurmstepd: [12.0]".
     program = os.path.basename(arguments[0]).partition(":")[0]
     if not python and not named_python(program):
         return _by_program(program, "foreign")

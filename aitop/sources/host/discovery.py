@@ -14,7 +14,7 @@ from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessTree, places_of
 from aitop.sources.procfs import Stat
 
-# CPU is counted in steps of 10 ms; less than this between two reads says nothing of it.
+# Seconds between two reads. CPU time is counted in steps of 10 ms, so a shorter time would say nothing.
 CPU_WINDOW = 0.1
 # A process with a framework in it maps far more than this; a shell or a daemon mostly less.
 BIG_MAP = 1 << 29

@@ -1,8 +1,8 @@
 """Which processes a job consists of, told from any one of them: a launcher, a rank, a loader worker.
 
 A job is what one launcher started (torchrun, accelerate, deepspeed, mpirun, a script with `multiprocessing.spawn`), and
-beside it the processes that meet at the same address, however they were started: Slurm tasks, ranks in windows
-of their own. Ray's training workers find each other below their raylet.
+beside it the processes that meet at the same address, however they were started: Slurm tasks, ranks in separate
+terminals. Ray's training workers find each other below their raylet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RAY_WORKER = "ray::"
 RAY_IDLE = "ray::IDLE"
 RAYLET = "raylet"
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "env", "numactl", "taskset"})
-# Where the ranks of a job meet: one run has one of these.
+# Environment variables that tell where the ranks of a job meet. All ranks of one run have the same values.
 MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 
@@ -62,7 +62,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def may_still_run(pid: int, start: int | None) -> bool:
-    """Whether the process that started then under this pid lives, or there is one that cannot be read."""
+    """Whether the process with this pid and start lives; also True where the pid exists but cannot be read."""
     stat = procfs.stat(pid)
     if stat is None:
         return not procfs.gone(pid)
@@ -78,7 +78,7 @@ def look_at(pid: int) -> JobFacts | None:
 def lineage(pid: int) -> list[JobFacts]:
     """The process and its ancestors, the nearest first; empty where it is gone.
 
-    A parent younger than its child only has a reused pid. The monitor itself is nobody's ancestor.
+    A parent that is younger than its child is another process with a reused pid. The monitor is nobody's ancestor.
     """
     chain: list[JobFacts] = []
     while len(chain) <= MOST_ABOVE and pid > 0 and (known := look_at(pid)) is not None:
@@ -121,7 +121,7 @@ def _started(parent: JobFacts, child: JobFacts) -> bool:
 
 
 def _beside(known: JobFacts, top: JobFacts) -> set[int]:
-    """Processes that are no children of the top and yet of its job."""
+    """The tops of other trees that belong to the same job as `top`."""
     if known.argv and known.argv[0].startswith(RAY_WORKER):
         return _ray_peers(known)
     meeting = meeting_of(known.environment or {})

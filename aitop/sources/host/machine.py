@@ -114,7 +114,7 @@ def _shares(
 
 def _processor() -> str | None:
     """What the kernel calls the processor; None where it has no name for it, as on many ARM machines."""
-    # The first core's page: the kernel looks at every core for the whole.
+    # Only the first core's part is read: for the whole file the kernel has to ask every core.
     head = procfs.read(f"{procfs.PROC}/cpuinfo", 1) or b""
     named = re.search(r"^model name\s*:\s*(.+)$", head.decode("utf-8", "replace"), re.MULTILINE)
     return printable(named[1].strip()) if named else None

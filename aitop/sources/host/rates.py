@@ -14,14 +14,16 @@ from aitop.sources.host.tree import Member
 
 # Reading a thread's times takes 8 µs.
 MOST_THREADS = 256
+# A thread that runs, or waits for a core, for more than this share of the time counts as wanting one.
 SOME = 0.02
 
 
 class Counters(NamedTuple):
-    """What a process has used since its start. `used` has numbers by name, None is not readable.
+    """What a process has used since its start. `used` has numbers by name, None where one cannot be read.
 
-    They are `cpu` (seconds); of the main thread `main` (seconds on a core), `delay` (seconds runnable without one) and
-    `switches`; and bytes. `threads` has the times of every thread. `mapped` is as in ProcessSample.
+    These are `cpu` (seconds); bytes read and written; and of the main thread `main` (seconds on a core), `delay`
+    (seconds runnable without a core) and `switches`. `threads` has the times of every thread. `mapped` is as in
+    ProcessSample.
     """
 
     time: float
@@ -72,7 +74,8 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
         "read_bytes": io.get("read_bytes"),
         "write_bytes": io.get("write_bytes"),
     }
-    # Each of the two misses something: VmData what is shared, and VmSize a thread's heap, reserved 64 MB at a time.
+    # The sum, as each misses something: VmData what is shared, and VmSize the growth of a thread's heap, which is
+    # reserved 64 MB at a time.
     mapped = status["VmSize"] + status["VmData"] if "VmSize" in status and "VmData" in status else None
     return Counters(time.monotonic(), used, _threads(member, main) if computes else None, mapped)
 

@@ -1,4 +1,4 @@
-"""Who is who in a process tree: launcher, ranks, loader workers, helpers.
+"""Finds the role of each process in a tree: launcher, rank, loader worker, helper, other.
 
 Told from command lines, fork or exec, the launcher's environment variables and, where these leave it open, from
 what a process has inside (threads of autograd or a process group, an open GPU) or was seen to do (steps on its stacks).
@@ -24,7 +24,7 @@ WORKER_NAME = "pt_data_worker"
 
 
 class Facts(NamedTuple):
-    """The facts about one process as seen from outside. `forked`: its parent's image, no exec in between."""
+    """The facts about one process as seen from outside. `forked`: it runs its parent's program, no exec since."""
 
     pid: int
     ppid: int
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 class _Node:
-    """One process while the tree is being sorted. `boss` is the nearest Python above it that is no helper."""
+    """One process while the tree is being sorted. `boss` is the nearest Python or launcher above it."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -90,7 +90,7 @@ def _linked(processes: Iterable[Facts]) -> list[_Node]:
     by_pid = {facts.pid: _Node(facts) for facts in processes}
     for node in by_pid.values():
         parent = by_pid.get(node.facts.ppid)
-        # A "parent" that is younger than its child is another process, to which the parent's pid has gone.
+        # A "parent" that is younger than its child is another process, which has got the parent's pid.
         if parent is not None and parent is not node and parent.facts.start <= node.facts.start:
             node.parent = parent
             parent.children.append(node)
@@ -192,7 +192,7 @@ def _number(nodes: Sequence[_Node]) -> None:
     nameless = [node for node in ranks if node.numbers.rank is None or _inherited(node)]
     if len(ranks) != len(nameless) or not ranks:
         return
-    # One that was spawned and is watched alone may be any of its job's.
+    # A spawned rank that is watched alone may be any rank of its job.
     if len(ranks) == 1 and ranks[0].parent is None and spawned(ranks[0].facts.argv):
         return
     for number, node in enumerate(sorted(ranks, key=lambda node: (node.facts.start, node.facts.pid))):

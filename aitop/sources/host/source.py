@@ -36,10 +36,10 @@ def no_server(members: Sequence[Member]) -> Server | None:
 class LivingProcesses(NamedTuple):
     """The living processes of one read, by what they do.
 
-    `ranks` are in the order of their numbers; `launchers` only started them. `parents` started Python processes which
-    may do their work. `server` is None where none was recognised; `engines` run the loop of its engine, in the order of
-    their pids. Those `around` them only hand requests in or compute what an engine tells them: what they do is measured
-    in the engine. `fronts` take requests from the network for processes that answer them.
+    `ranks` are in the order of their numbers; `launchers` only started them. `parents` have Python processes below them
+    which may do their work. `server` is None where none was recognised; `engines` run the loop of its engine, in the
+    order of their pids. Processes `around` these only hand requests to an engine or compute for it: what they do is
+    measured in the engine. `fronts` take requests from the network for processes that answer them.
     """
 
     pids: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class LivingProcesses(NamedTuple):
 
 
 class HostSource(Source):
-    """Processes below the given pids, machine and control group. A pid is held to the process that had it first.
+    """Processes below the given pids, machine and control group. A pid means the process that had it first.
 
     `seen` is replaced as a whole at each read: any thread may look at it.
     """
@@ -83,7 +83,7 @@ class HostSource(Source):
         self._looked = threading.Event()
 
     def open(self) -> None:
-        """Take the counters that the first read's rates count from. Raises SourceError if no process is there."""
+        """Take the first sample, from whose counters rates are made later. Raises SourceError without a process."""
         self._tree = ProcessTree(self._starts.items())
         self._rates, self._machine, self._cgroup = ProcessRates(), Machine(), None
         try:
@@ -182,7 +182,7 @@ def around_engines(members: Sequence[Member], engines: Sequence[int]) -> frozens
 
 
 def _line(above: Mapping[int, int], pid: int) -> Iterator[int]:
-    """The ancestors of a process, by the parent of each. Ends at a loop: a child may be reparented below itself."""
+    """The ancestors of a process; `above` has each one's parent. Ends at a loop: one may be reparented below itself."""
     seen = {pid}
     while (pid := above.get(pid, 0)) in above and pid not in seen:
         seen.add(pid)

@@ -23,7 +23,7 @@ CHOOSE = "run aitop without arguments to choose from the AI processes on this ma
 def look(pid: int, *, even_stopped: bool = False) -> Target:
     """The process as a target. Raises NoTargetError or NotPermittedError with one sentence on what to do.
 
-    One that a signal has stopped is refused, unless that is an answer, too (`even_stopped`).
+    A process that a signal has stopped is refused, unless `even_stopped`: to some callers that is an answer.
     """
     stat = _existing(pid)
     _refuse_unwatchable(pid, stat)
@@ -49,7 +49,7 @@ def still_there(target: Target) -> str | None:
     """None while the same process lives, else a sentence on how it ended."""
     stat = procfs.stat(target.pid)
     if stat is None and not procfs.gone(target.pid):
-        # Out of descriptors, say: the next look will tell.
+        # It cannot be read just now (we are out of descriptors, say): the next look will tell.
         return None
     if stat is None or stat.ended:
         return f"process {target.pid} has ended"
@@ -101,7 +101,7 @@ def _held(pid: int) -> bool:
 
 
 def _refuse_forbidden(pid: int) -> None:
-    """Another user's process, unless a capability lets us look inside all the same."""
+    """Raise NotPermittedError for another user's process, unless a capability lets us look inside all the same."""
     owner = procfs.user_id(pid)
     if owner in (None, os.geteuid()) or procfs.environ(pid) is not None or procfs.stat(pid) is None:
         return
@@ -110,7 +110,7 @@ def _refuse_forbidden(pid: int) -> None:
 
 
 def _main_python(pid: int) -> Member | None:
-    """The Python to speak of: the first rank of the tree, else any Python that is no helper."""
+    """The Python process that stands for the tree: its first rank, else any Python that is no helper."""
     members = ProcessTree([(pid, None)]).update()
     by_pid = {member.stat.pid: member for member in members}
     places = places_of(members)

@@ -1,4 +1,4 @@
-"""Following a process tree: who belongs to it now, each process named for good by pid and start."""
+"""Follows a process tree. A process is identified by pid and start, so that a reused pid is another process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANK_THREADS = ("pt_autograd", "pt_nccl", "pt_gloo", "gloo_tcp_loop")
 
 
 class Member:
-    """One process of the tree. `stat` is the latest; the rest is read again only after an exec or a new name."""
+    """One process of the tree. `stat` is the latest; the rest is read again only after an exec."""
 
     def __init__(self, stat: Stat, parent: Member | None) -> None:
         self.stat = stat
@@ -55,7 +55,7 @@ class Member:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The name of the process for good: pid and start in ticks since boot."""
+        """Pid and start in ticks since boot: they identify the process even when its pid is reused."""
         return self.stat.pid, self.stat.start
 
     def facts(self) -> Facts:
@@ -68,7 +68,7 @@ class ProcessTree:
     """The processes below some tops, followed from read to read.
 
     A process stays in when its parent dies and the kernel gives it another one. A pid that now belongs to another
-    process is not followed, and never the monitor itself with what it starts.
+    process is not followed, nor are the monitor itself and what it starts.
     """
 
     def __init__(self, tops: Iterable[tuple[int, int | None]]) -> None:
@@ -113,7 +113,7 @@ class ProcessTree:
             self._members[pid] = Member(stat, None)
 
     def _add_children(self) -> None:
-        """Find processes not seen before whose parent is a member. Others are remembered, not read again soon."""
+        """Add unknown processes whose parent is a member. Others are remembered and not read again for some updates."""
         new = [pid for pid in procfs.pids() if pid not in self._members and pid not in self._outside]
         stats = {pid: stat for pid in new if (stat := procfs.stat(pid)) is not None}
         below: dict[int, list[Stat]] = {}

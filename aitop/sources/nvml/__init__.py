@@ -1,6 +1,6 @@
 """GPU facts through NVML. Everything that calls NVML is in this package, and goes through `library.Gate`.
 
-Its modules load pynvml, which takes 8 ms and 3 MB. So this one, which does not, says whether there is any use in that.
+Its modules load pynvml, which takes 8 ms and 3 MB. This one does not: it tells whether that is worthwhile.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _device(gate: Gate, index: int, handle: Handle | None) -> DeviceAbilities:
 
 
 def _counters(handle: Handle) -> tuple[Counters, str | None]:
-    """Take one sample of the counters. The gate is not asked: it keeps the reason of a refusal to itself."""
+    """Take one sample of the counters. Not through the Gate, which does not tell why a call was refused."""
     try:
         if not pynvml.nvmlGpmQueryDeviceSupport(handle.pointer).isSupportedDevice:
             return "unsupported", None

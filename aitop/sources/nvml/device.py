@@ -17,7 +17,7 @@ SINCE_DRIVER_LOAD = 0
 EVENT_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 MOST_SLICES = 16
 
-# Something holds the clocks below what the work asks for. Left out on purpose: gpu_idle (0x1, nothing to do),
+# What holds the clocks below what the work asks for. Left out on purpose: gpu_idle (0x1, nothing to do),
 # applications_clocks_setting (0x2, the clocks somebody chose, set on every data-centre card) and
 # display_clock_setting (0x100).
 THROTTLE_REASONS = {
@@ -116,7 +116,7 @@ class Device:
         return self._gate.ask(self.handle, function, *arguments)
 
     def _read_lasting(self) -> dict[str, Any]:
-        """Read what cannot change: name, UUID, greatest clock and link width."""
+        """Read what cannot change: name, UUID, and maximum or default of clock, power limit and PCIe link."""
         return {
             "name": plausible.clean(self._ask("nvmlDeviceGetName")),
             "uuid": plausible.clean(self._ask("nvmlDeviceGetUUID")),
@@ -164,11 +164,11 @@ def reason_names(mask: int | None) -> tuple[str, ...] | None:
 
 
 def read_memory(gate: Gate, handle: Handle) -> dict[str, Any]:
-    """Fields of memory of a device or a MIG slice; empty where the GPU shares the host's and gives no figure."""
+    """The memory fields (bytes) of a device or MIG slice; empty if the GPU uses the host's memory and has no figure."""
     newer = getattr(gate.nvml, "nvmlMemory_v2", None)
     answer = None if newer is None else gate.ask(handle, "nvmlDeviceGetMemoryInfo", newer)
     if answer is None:
-        # The first version of the structure counts what is reserved as used.
+        # The first version of the structure counts reserved memory as used.
         answer = gate.ask(handle, "nvmlDeviceGetMemoryInfo")
     total = None if answer is None else plausible.whole(answer.total, 1, plausible.HIGHEST_BYTES)
     if answer is None or total is None:
@@ -209,7 +209,7 @@ Traffic = tuple[float | None, float | None]
 
 
 def pcie_rate(gate: Gate, handle: Handle) -> Traffic:
-    """What the driver measures over 20 ms for each direction, while the caller waits."""
+    """PCIe traffic, which the driver measures over 20 ms for each direction while the caller waits."""
     counters = (PCIE_RECEIVED_COUNTER, PCIE_SENT_COUNTER)
     received, sent = (gate.ask(handle, "nvmlDeviceGetPcieThroughput", counter) for counter in counters)
     return plausible.rate(received, KILOBYTE), plausible.rate(sent, KILOBYTE)

@@ -14,7 +14,7 @@ import pynvml
 from aitop.sources.nvml import START_WITH_IT, count_cards, without_driver
 from aitop.sources.source import SourceError
 
-# NVML says that it may be called from several threads; drivers that hang have taught others not to.
+# NVML is documented to be thread-safe, but other tools have learnt from drivers that hang not to rely on it.
 _ONE_AT_A_TIME = threading.Lock()
 
 _PERMISSION_REMEDY = "ask for read and write access to /dev/nvidiactl and /dev/nvidia*"
@@ -111,7 +111,7 @@ class DeviceLostError(Exception):
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """The object of an NVML call: a device, a MIG slice or (without pointer) the system. `label` is unique."""
+    """What an NVML call is about: a device, a MIG slice or (without pointer) the system. `label` is unique."""
 
     label: str
     pointer: Any = None
@@ -124,8 +124,9 @@ class Gate:
     """Asks NVML by function name.
 
     A call that this device does not support, that this driver does not have or that this user may not make is made
-    once and never again; any other failure gives None this time and is tried again the next.
-    `answered` counts calls of devices that gave something, `last_error` is the newest failure that was neither.
+    once and never again. After any other failure the call returns None and is made again the next time.
+    `answered` counts calls for a device that returned something. `last_error` is the newest failure of the second kind,
+    except those that only mean that there is no figure now.
     """
 
     def __init__(self, nvml: Any) -> None:
@@ -170,7 +171,7 @@ class Gate:
 
     def _note(self, key: tuple[str, str, Hashable], handle: Handle, error: Any) -> None:
         code = int(error.value)
-        # A device says 'invalid' of a sensor or a link that it does not have; elsewhere it is about these arguments.
+        # A device answers 'invalid' for a sensor or a link that it does not have; elsewhere the arguments were wrong.
         if code in _NEVER or (code == pynvml.NVML_ERROR_INVALID_ARGUMENT and handle.pointer is not None):
             self._never.add(key)
         elif code in _LOST and handle.pointer is not None:

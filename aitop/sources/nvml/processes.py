@@ -1,4 +1,4 @@
-"""Who is on a device: while a tree is watched, and in one look at all devices for choosing a process."""
+"""Which processes use a device: read while a tree is watched, or once for all devices, to choose a process."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ class ProcessMeter:
         self._names = {pid: self._names[pid] if pid in self._names else self._name(pid) for pid in listed}
         share_of = self._shares(busy, bool(listed))
         mine = tree.intersection(listed)
+        # Pids that do not exist here: to a container NVML may list those of the host. If the tree has the device open,
+        # a single such process is taken to be the tree's.
         strangers = {pid for pid in listed if pid not in mine and procfs.gone(pid)} if not mine else set()
         held = bool(strangers) and self._held_by(tree)
         if held and len(strangers) == 1:
@@ -66,7 +68,7 @@ class ProcessMeter:
     def _shares(self, busy: float | None, anybody: bool) -> Callable[[int], float | None]:
         """A function from pid to its share of the SMs.
 
-        NVML names only processes that used the device since we last asked.
+        NVML lists only processes that have used the device since we last asked.
         """
         samples = (
             self._gate.ask(self._handle, "nvmlDeviceGetProcessUtilization", self._seen_until, variant="shares")

@@ -101,7 +101,7 @@ def _get(address: Address, path: str, deadline: float) -> tuple[int, str, bytes]
     headers = {"Accept": "application/json", "User-Agent": "aitop", "Connection": "close"}
     if address.credentials is not None:
         headers["Authorization"] = address.credentials
-    # A timeout of the socket is one of each read: who sends a byte now and then would never reach it.
+    # The socket's timeout is for each read: a server that sends a byte now and then would never reach it.
     cut: threading.Timer | None = None
     try:
         connection.connect()

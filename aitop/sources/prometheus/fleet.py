@@ -1,4 +1,4 @@
-"""The jobs of a cluster from what `aitop export` has left in Prometheus: a page of aggregated queries, and its rows.
+"""Reads the jobs of a cluster from the metrics of `aitop export` in Prometheus, by a few aggregated queries.
 
 Labels are foreign: an element without a job, or with a value that cannot be, is left out.
 """
@@ -22,7 +22,7 @@ WINDOW_SECONDS = 3600.0
 MOMENTS = 60
 """At how many points of the window the loss is evaluated."""
 RECENT = "5m"
-"""What the length of a step is a mean of."""
+"""The span over which the length of a step is averaged."""
 LONGEST_LABEL = 500
 LARGEST_NUMBER = 2**31
 Answers = Mapping[str, Sequence[Row]]
@@ -80,7 +80,7 @@ class FleetReader:
         return max(jobs, key=jobs.__getitem__)[0]
 
     def attempt(self, job: str | None = None) -> Attempt:
-        """The same without an error: all jobs, or the ranks of one."""
+        """All jobs, or the ranks of `job`. An error is returned as the problem of the attempt."""
         try:
             answer = self.jobs() if job is None else self.ranks(job)
         except AitopError as error:
@@ -89,7 +89,7 @@ class FleetReader:
 
 
 def page(window: float) -> dict[str, str]:
-    """The queries for all jobs, by name. However many ranks there are, each gives a few rows a job."""
+    """The queries for all jobs, by name. Each returns a few rows a job, however many ranks there are."""
     job, step = _labels("job"), max(1, round(window / MOMENTS))
     seen = f"sum_over_time(aitop_wasted_gpu_ratio[{round(window)}s:{step}s])"
     return {
@@ -130,14 +130,14 @@ def detail(job: str) -> dict[str, str]:
 
 
 def _labels(*names: str) -> str:
-    """These labels for `by`, under either name."""
+    """These labels for a `by` clause, each under both names that it may have."""
     return ", ".join(f"{name}, {_RENAMED[name]}" for name in names)
 
 
 def _first(by: str, selector: str) -> str:
-    """The query for the verdict of each group `by`: of the first ones of its ranks the most serious, then the largest.
+    """The query for the verdict of each group `by`: of its ranks' first verdicts the most serious, then the largest.
 
-    A hang has no share, and counts as none.
+    A hang has no share, and counts as 0.
     """
     sums = []
     for severity, weight in WEIGHTS.items():
@@ -149,7 +149,7 @@ def _first(by: str, selector: str) -> str:
 
 
 def _speedup(by: str, selector: str) -> str:
-    """The query for what the first verdicts of each group `by` would give."""
+    """The query for the predicted speedup of the first verdicts of each group `by`."""
     same = f"on ({_labels('job', 'node', 'rank')}, verdict)"
     first = f"aitop_verdict_speedup{{{selector}}} and {same} (aitop_verdict_order{{{selector}}} == 1)"
     return f"max by ({by}, verdict) ({first})"
@@ -168,7 +168,7 @@ def _late(job: str) -> str:
 
 
 def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
-    """The jobs that the answers to the queries of `page` tell of."""
+    """Make jobs of the answers to the queries of `page`."""
     nodes: dict[str, dict[str, float]] = {}
     for (job, node), ranks in _values(answers["up"], "job", "node").items():
         if job and ranks >= 1:
@@ -200,7 +200,7 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
 
 
 def ranks_of(answers: Answers) -> tuple[FleetRank, ...]:
-    """The ranks that the answers to the queries of `detail` tell of."""
+    """Make ranks of the answers to the queries of `detail`."""
     figures = {name: _values(answers[name], "node", "rank") for name in ("stalled", "lost", "wait", "step")}
     findings = _findings(answers, {}, "node", "rank")
     ranks = []
@@ -223,7 +223,7 @@ def ranks_of(answers: Answers) -> tuple[FleetRank, ...]:
 
 
 def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dict[Key, Finding]:
-    """The first verdict of each group. Its share is the mean over its `ranks`, as many as are given."""
+    """The first verdict of each group. Its summed share is divided by the group's number of `ranks` (default 1)."""
     speedups = _values(answers["speedup"], *labels, "verdict")
     findings = {}
     for row in answers["verdict"]:

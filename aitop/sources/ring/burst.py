@@ -1,6 +1,6 @@
 """Asks the hook in a process for a burst of torch.profiler, and reads what comes out of it.
 
-The layout is in aitop/protocol/burst.py. All of it is the target's to write: sizes are bounded and nothing is mapped.
+The layout is in aitop/protocol/burst.py. The target may write anything there: sizes are bounded and nothing is mapped.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ POLL_SECONDS = 0.05
 FOLDER = "/dev/shm"  # noqa: S108
 # The pid, and what makes the name unique.
 NAME = re.compile(rf"{FOLDER_PREFIX}([1-9][0-9]{{0,9}})-\w+")
-# A profile takes less to be written. A pid may be of another pid namespace, and its process there be at it still.
+# Writing a profile takes less. Younger folders stay: their pid may be of another pid namespace, where it still writes.
 OLD_SECONDS = 300.0
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """A finished burst: the trace as torch wrote it, the steps in it, when it began and ended, and what it held up."""
+    """A finished burst: the trace as torch wrote it, its steps, how long it took, and how long it held up the run."""
 
     trace: bytes
     steps: int

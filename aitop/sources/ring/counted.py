@@ -19,7 +19,7 @@ MOST_AT_ONCE = 65536
 
 
 class CountedSteps:
-    """The steps timed last, which stand for those that are counted. `room` is the number of steps still to be made."""
+    """Repeats the steps timed last in place of counted ones. `room` is how many more may be made in this read."""
 
     def __init__(self) -> None:
         self.room = MOST_AT_ONCE

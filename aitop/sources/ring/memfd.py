@@ -32,10 +32,10 @@ def open_memfd(path: str, link: str, access: int) -> int | None:
 
 
 def find_memfd(pid: int, link: str, access: int, look: Callable[[int], T | None]) -> tuple[str, int, T] | None:
-    """Return the path, our own descriptor, and what `look` sees in it, of the first such memory of process `pid` in
-    which it sees anything. Raises SourceError where the descriptors of the process may not be read.
+    """Find the first memory named `link` of process `pid` for which `look` returns something; None if there is none.
 
-    The descriptor that was looked at is returned: the path may lead to another file a moment later.
+    Returns its path, our own descriptor and what `look` returned. The descriptor is the one that was looked at, as the
+    path may lead to another file a moment later. Raises SourceError if the process's descriptors may not be read.
     """
     folder = f"/proc/{pid}/fd"
     try:

@@ -10,14 +10,14 @@ from aitop.protocol.events import NOT_MEASURED
 
 NS = 1e-9
 MOST_COUNTED = 10**15
-# Fields of Parts that every step has; and by watch those that only its steps have.
+# Fields of Parts that every step has, and those that it has only with a certain watch (see HookFacts), by that watch.
 PHASES = ("data_wait", "loader_start", "forward", "backward", "optimizer", "save", "evaluation", "gc")
 WATCHED = {
     "transfer": ("transfer", "transfer_apart", "transfer_bytes"),
     "blocking": ("blocking", "blockings"),
     "collective": ("communication", "communication_apart", "collectives"),
 }
-# Of these, the numbers that are no lengths.
+# Of these, the ones that are not times.
 COUNTS = ("transfer_bytes", "blockings", "collectives")
 _SUMS = (*PHASES, *(name for names in WATCHED.values() for name in names), "forwards", "backwards")
 _TIMES = ("prepare", *(name for name in _SUMS if name not in (*COUNTS, "forwards", "backwards")))
@@ -27,10 +27,10 @@ _TIMES = ("prepare", *(name for name in _SUMS if name not in (*COUNTS, "forwards
 class Parts:
     """Nanoseconds, bytes and counts of a step or of a part of one.
 
-    `transfer_apart` and `communication_apart` are outside of the phases. `prepare` is what passed from the start of a
-    step that trains to its first forward, in none of the phases. `calls` has the lengths of its collectives, in order;
-    a wait counts as a part of the call before it. `others` are phases with an event of their own, by their key (see
-    model.phases).
+    `transfer_apart` and `communication_apart` are the parts of `transfer` and `communication` outside of the phases.
+    `prepare` is the time from the start of a training step to its first forward that is in no phase. `calls` has the
+    lengths of its collectives, in order; a wait counts as a part of the call before it. `others` are phases with an
+    event of their own, by their key (see model.phases).
     """
 
     data_wait: int = 0
@@ -79,7 +79,7 @@ class Parts:
 
 
 class Closed(NamedTuple):
-    """A step of several optimizers, up to the end of the last of their steps so far."""
+    """A training step up to the end of its last optimizer step so far; with several optimizers, more may follow."""
 
     end: int
     parts: Parts

@@ -1,7 +1,7 @@
 """Reads the ring of one process's hook, and keeps the hook there by a lease.
 
 A ring is read with plain `pread` through /proc/PID/fd and never mapped, so a target cannot hurt its reader with it.
-Whatever the target writes is only ever a value here: what makes no sense is dropped or clamped, and nothing raises.
+What the target writes is only data here: what makes no sense is dropped or clamped, and nothing raises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aitop.sources.ring.step_maker import StepMaker
 from aitop.sources.ring.steps import Event
 from aitop.sources.source import SourceError
 
-# Events of the past that a reader begins with.
+# How many past events a reader begins with.
 FIRST_EVENTS = 2048
 LEASE_SECONDS = 5.0
 MOST_LOST = 10**9
@@ -41,9 +41,10 @@ _EVENT = struct.Struct(f"={ring.EVENT_WORDS}q")
 class Header(NamedTuple):
     """The header of a ring. Times are monotonic nanoseconds.
 
-    `written` counts the events written so far, `writing` those being written too. There were `steps` so far, roughly;
-    the run counts as training until `trains_until`. `sequence` is the number of the collective called last, 0 before
-    the first. `alive` is one more than the number of requests under way, 0 where they are not watched.
+    `written` counts the events written so far, `writing` includes those being written. `facts_seq` is odd while facts
+    are being written. `steps` is roughly the number of steps so far; the run counts as training until `trains_until`.
+    `sequence` is the number of the collective called last, 0 before the first. `alive` is one more than the number of
+    requests under way, 0 where they are not watched.
     """
 
     pid: int
@@ -76,7 +77,7 @@ def decode_header(data: bytes) -> Header | None:
 
 
 def slot_offset(slot: int) -> int:
-    """Return where lease slot `slot` is: the monitor's pid, then its deadline."""
+    """Return the offset in bytes of a lease slot, which holds a monitor's pid and its deadline."""
     return ring.WORD * (ring.W_SLOTS + 2 * slot)
 
 
@@ -184,7 +185,7 @@ class HookRing:
         return None if header is None else header.way
 
     def read(self, now: float) -> HookSample:
-        """Return what was finished since the last read, the first time some before, and facts that have changed."""
+        """Return what has finished since the last read, or shortly before the first, and facts that have changed."""
         header = self._header()
         if header is None:
             return HookSample(time=now, pid=self.pid)
@@ -245,7 +246,7 @@ class HookRing:
             self._fd = -1
 
     def _read_events(self, header: Header, now_ns: int) -> tuple[list[Event], int]:
-        """Return the events since the last read, and how many were overwritten before or while they were read."""
+        """Return the events since the last read, and how many are lost: overwritten before being read, or invalid."""
         first, written = self._read_up_to, header.written
         self._read_up_to = written
         self._quiet = first in (None, written)

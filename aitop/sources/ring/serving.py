@@ -1,4 +1,4 @@
-"""Makes requests, turns of an engine and pauses of a hook's events. Events that make no sense are dropped."""
+"""Turns a hook's events into requests, iterations of an engine and pauses. Events that make no sense are dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aitop.sources.ring.steps import Event
 
 LONGEST_NS = 10**15
 MILLION = 1_000_000
-# The events that each of these takes its figures from, in the order in which they are noted before it.
+# Events that hold more figures of a request or an iteration, in the order in which they are noted before it.
 BEFORE = {
     at.REQUEST: (at.REQUEST_PARTS, at.REQUEST_MORE),
     at.ITERATION: (at.ITERATION_PARTS, at.ITERATION_TOKENS, at.ITERATION_STATE),
@@ -35,7 +35,7 @@ class ServingMaker:
         self._before: list[Event] = []
 
     def read(self, events: Iterable[Event]) -> ServingRecords:
-        """Return what these events tell of requests, turns and pauses."""
+        """Return the requests, iterations and pauses in these events."""
         requests: list[RequestRecord] = []
         iterations: list[IterationRecord] = []
         pauses: list[Pause] = []
@@ -48,7 +48,7 @@ class ServingMaker:
             if kind in BEFORE:
                 details = before[-len(BEFORE[kind]) :]
                 if tuple(one[0] for one in details) != BEFORE[kind] or not 0 <= event[2] - event[1] <= LONGEST_NS:
-                    # A reader that comes late, or a gap: the rest of it is lost.
+                    # Some of its events are missing: the reader came late, or events were lost.
                     continue
                 self._serves = True
                 if kind == at.REQUEST:

@@ -50,13 +50,13 @@ class HookSource(Source):
         self._way_in = way_in
         self._rings: dict[int, HookRing] = {}
         self._failures: dict[int, _Failure] = {}
-        # Ways into processes that are under way, each in a thread of its own, as it may take long.
+        # Processes that are being entered, each by a thread of its own, as it may take long.
         self._entering: set[int] = set()
         self._results: queue.SimpleQueue[tuple[int, HookRing | SourceError]] = queue.SimpleQueue()
 
     @property
     def note(self) -> str | None:
-        """If the hook is in some processes only: in how many, and why not in another one. None where it is in all."""
+        """If the hook is in some processes only: in how many, and why not in another. None if in all or in none."""
         if not self._failures or not self._rings:
             return None
         pid, failure = next(iter(self._failures.items()))
@@ -80,7 +80,7 @@ class HookSource(Source):
             reader.renew()
             sample = reader.read(time.monotonic())
             served = sample.requests or sample.iterations or sample.pauses
-            # Requests under way are told even while nothing happens: a server may stand still with them.
+            # Requests under way are reported even while nothing happens: a server may hang with them.
             if sample.steps or sample.lost or sample.facts or served or sample.alive:
                 samples.append(sample)
         return samples

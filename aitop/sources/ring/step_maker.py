@@ -1,4 +1,4 @@
-"""Makes step records of a hook's events. Whatever the events say is only ever a value here: nothing raises."""
+"""Makes step records of a hook's events. Impossible values are clamped or left out, and nothing raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepMaker:
         self._device: dict[int, tuple[int, ...]] = {}
 
     def join_late(self, steps: int, trains: bool) -> None:
-        """Take, before the first events, the number of steps after them, and whether the run trains."""
+        """Set, before the first events, how many steps the run will have made after them, and whether it trains."""
         self._until_now = steps
         self._steps.training = trains
 

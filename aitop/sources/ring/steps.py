@@ -200,7 +200,7 @@ class EventReader:
             self.meanwhile = deque(maxlen=MOST_MEANWHILE)
 
     def add(self, kind: int, start: int, end: int, size: int) -> None:
-        """Add an event that only changes sums. A garbage collection stays in the phase that it interrupted as well."""
+        """Add an event that only changes sums. A garbage collection also stays in the phase that it interrupted."""
         sums, length = self.sums, end - start
         if kind == at.LOADER:
             if self.held_forwards:
@@ -247,7 +247,7 @@ class EventReader:
     # Steps that were only counted.
 
     def counting_ended(self, start: int, end: int, count: int) -> None:
-        """Make as many steps as were counted. Of the events noted meanwhile, only those after the last one are used."""
+        """Make `count` steps from `start` to `end`. Of the events noted meanwhile, only those after `end` are used."""
         noted, count = self.meanwhile or (), min(max(0, count), MOST_AT_ONCE)
         if start == self.start and not self.several:
             made = list(self.counted.stand_ins(self.index, start, end, count))
@@ -283,7 +283,7 @@ class EventReader:
             self.settle_evaluation()
         self.held_ready = ready
         if self.several:
-            # If the hook came in amid a round, that has no batch of its own: compare with the round before.
+            # A round in which the hook came in has no batch of its own: compare with the batches of the round before.
             if self.closed is not None and iterator in (self.closed_feeds or self.last_feeds):
                 self.commit_closed()
             if len(self.feeds) < MOST_TOGETHER:

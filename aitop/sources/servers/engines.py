@@ -1,4 +1,4 @@
-"""What serving software looks like from outside, and what its `/metrics` calls things: one row for each engine.
+"""How serving software is recognised from outside, and the names in its `/metrics`: one row for each engine.
 
 Only names that the software itself gives to processes, modules and metrics stand here, none of a user's.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 class Part(NamedTuple):
     """A kind of process of an engine, and how it is recognised: any of the regular expressions is enough.
 
-    `title` is what the process calls itself, `command` the script or module that its Python runs with the first
+    `title` is what the process calls itself, `command` the script or module that its Python runs, and its first
     argument, `program` the name of an executable that is no Python, `frames` a file that is on its stacks. `forked`:
     the command counts only in a process that was forked (True) or was not (False). `answers`: it speaks HTTP.
     `loop`: it runs the engine's loop, in which the hook measures what all other parts do. `front`: it takes requests
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What a metric is called; the first name that is there counts. Times `scale` it is in our unit."""
+    """The names of a metric, of which the first that is there counts. Its value times `scale` is in our unit."""
 
     names: tuple[str, ...]
     scale: float = 1.0
@@ -41,8 +41,8 @@ class Metrics(NamedTuple):
     """What an engine's `/metrics` calls our figures (see ServerSample), and how its port is found.
 
     `port_option` is the option of the command line that sets the port, `port` the default. `absent` says how to
-    switch them on where they are off by default. A histogram's name is that of the family. `sums` are pairs of
-    counters that stand for a histogram without buckets: the sum of all values and their number.
+    switch them on where they are off by default. A histogram is named without `_bucket`, `_sum` and `_count`. `sums`
+    are pairs of counters that stand for a histogram without buckets: the sum of all values and their number.
     """
 
     port_option: str
@@ -55,10 +55,10 @@ class Metrics(NamedTuple):
 
 
 class ServingSoftware(NamedTuple):
-    """One engine. `distributions` are the names under which it is installed, for its version.
+    """One engine. `distributions` are the packages whose version is that of the engine.
 
-    `frames` is a file of it that is on the stacks of a process that serves with it. `web`: it carries HTTP, whoever
-    answers.
+    `frames` is a file of it that is on the stacks of a process that serves with it. `web`: it only carries
+    HTTP, for whatever application answers.
     """
 
     name: str
@@ -75,7 +75,7 @@ def _installed(path: str) -> str:
 
 
 def _names(prefix: str, names: dict[str, str], scale: float = 1.0) -> dict[str, Names]:
-    """By our name what the engine calls it behind its prefix."""
+    """Map our names to the engine's, which all begin with `prefix`."""
     return {ours: Names((prefix + theirs,), scale) for ours, theirs in names.items()}
 
 
@@ -169,7 +169,7 @@ TGI = Metrics(
     histograms=_names("tgi_request_", {"latency": "duration", "queue": "queue_duration"}),
 )
 
-# In this order where a tree shows several: what runs the model first, what only carries HTTP last.
+# If a tree shows several, the first counts: what runs the model is first, what only carries HTTP last.
 ENGINES: tuple[ServingSoftware, ...] = (
     ServingSoftware(
         "vllm",
@@ -287,7 +287,7 @@ ENGINES: tuple[ServingSoftware, ...] = (
                 "worker",
                 title=r"^gunicorn: worker",
                 command=r"(?:^|/)gunicorn(?: |$)",
-                # With a file of theirs the launcher sees who is alive.
+                # Not workertmp: the launcher has that file on its stacks, too, to see which workers are alive.
                 frames=_installed(r"gunicorn/workers/(?!workertmp)"),
                 forked=True,
                 front=True,
@@ -330,6 +330,6 @@ ENGINES: tuple[ServingSoftware, ...] = (
         _installed(r"werkzeug/serving\.py"),
         web=True,
     ),
-    # Python's own, of which others are made; so it comes last.
+    # Python's own comes last, because others are built on it.
     ServingSoftware("http.server", (), (Part("API server", frames=_HTTP_SERVER, front=True),), _HTTP_SERVER, web=True),
 )

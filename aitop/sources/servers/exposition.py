@@ -1,4 +1,4 @@
-"""Reads the Prometheus text format, and gives what it says the names of ServerSample.
+"""Reads the Prometheus text format into the figures of a ServerSample.
 
 What a server sends is foreign: a line that cannot be read is left out, and nothing here raises or grows without bound.
 """
@@ -22,7 +22,7 @@ _BOUND = re.compile(r'(?:^|[,{ ])le="(?P<bound>[^"\\]*)"')
 
 
 class Values(NamedTuple):
-    """The values of the metrics that were asked for, by name: all their label sets, and buckets by upper bound."""
+    """Values of metrics by name: `plain` has one for each set of labels, `buckets` sums over these by upper bound."""
 
     plain: dict[str, list[float]]
     buckets: dict[str, dict[float, float]]
@@ -35,7 +35,7 @@ def parse(text: str, wanted: Collection[str]) -> Values:
         if len(line) > LONGEST_LINE or line.startswith("#"):
             continue
         name, labels, rest = _divided(line)
-        # A time may stand behind the value.
+        # A timestamp may follow the value.
         value = _number(rest[0]) if name in wanted and 1 <= len(rest) <= 2 else None
         if value is None or not 0 <= value <= LARGEST:
             continue
@@ -47,7 +47,7 @@ def parse(text: str, wanted: Collection[str]) -> Values:
 
 
 def _divided(line: str) -> tuple[str, str, list[str]]:
-    """Name, labels, and the words behind them. A label's value may hold anything, what stands behind has no bracket."""
+    """Name, labels, and the words after them. A label's value may hold brackets, so the last one ends the labels."""
     opening, closing = line.find("{"), line.rfind("}")
     if 0 <= opening < closing:
         return line[:opening].strip(), line[opening + 1 : closing], line[closing + 1 :].split()
@@ -72,7 +72,7 @@ def _number(text: str) -> float | None:
 
 
 def server_sample(text: str, metrics: Metrics, *, time: float, pid: int, engine: str) -> ServerSample | None:
-    """What the text says under our names; None where it has none of the engine's metrics."""
+    """Make a sample of the text; None if it has none of the engine's metrics."""
     values = parse(text, wanted_names(metrics))
     histograms = {ours: _histogram(values, names) for ours, names in metrics.histograms.items()}
     histograms |= {ours: _from_sums(values, *pair) for ours, pair in metrics.sums.items()}
@@ -88,7 +88,7 @@ def server_sample(text: str, metrics: Metrics, *, time: float, pid: int, engine:
 
 
 def wanted_names(metrics: Metrics) -> frozenset[str]:
-    """Every name in the text that one of our figures is made of."""
+    """Every metric name of the engine that one of our figures is made of."""
     single = [*metrics.counters.values(), *metrics.gauges.values()]
     single += [names for pair in metrics.sums.values() for names in pair]
     wanted = {name for names in single for name in names.names}

@@ -25,7 +25,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
-    """Where to ask: one for each process that answers; of those that share a port, one. Raises SourceError without any.
+    """One endpoint for each process that answers HTTP, or for each port that several share. Raises SourceError.
 
     A port counts if the command line or the engine's default names it, or if it is the process's only one. So no other
     service gets a request that it does not expect.

@@ -18,9 +18,9 @@ from aitop.stacks.work import LEAST_SAMPLES, LEAST_SHARE
 
 # Files of one process that are remembered: more tell nothing new.
 MOST_FILES = 64
-# Among the files of a process: its samples.
+# Not a file: the key under which the samples of a process's main thread are counted.
 LOOKS = ""
-# Packages are looked for so often, since a process that starts has not loaded them yet.
+# How often the version is looked for: a process that starts has not loaded the package yet.
 MOST_TRIES = 10
 _FOLDER = re.compile(r"^(?P<folder>/[^\n]*?/(?:site|dist)-packages)/")
 _MAPPED = re.compile(rb"^[^/\n]*(?P<folder>/[^\n]*?/(?:site|dist)-packages)/", re.MULTILINE)
@@ -63,7 +63,10 @@ class _Signs(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was read of a process under the name `comm`: what fits it in each row, by its place in the table."""
+    """What is known of a process while it is named `comm` and shows these `files`.
+
+    `fits` has the rows of ENGINES that it fits, by index: its part there, or None if it only shows the engine's files.
+    """
 
     comm: str
     argv: tuple[str, ...]
@@ -72,7 +75,7 @@ class _Known(NamedTuple):
 
 
 class Recogniser:
-    """Says which serving software a tree runs. `saw` may be called from any thread."""
+    """Says which serving software a tree runs. `count` and `saw_once` may be called from any thread."""
 
     def __init__(self) -> None:
         self._files: dict[int, frozenset[str]] = {}
@@ -99,7 +102,7 @@ class Recogniser:
             self._remember(pid, {file for file, count in known[pid].items() if file != LOOKS and count >= least})
 
     def saw_once(self, dump: StackDump) -> None:
-        """Remember which libraries that serve are on the stacks of which process, where these are looked at once."""
+        """Remember which serving libraries are on the stacks of each process, from a single look at them."""
         served = _served(dump.frames)
         for thread in dump.threads:
             self._remember(thread.pid, {served[index] for index in thread.frames if index in served})
@@ -148,7 +151,7 @@ class Recogniser:
         fits: dict[int, Part | None] = {}
         for number, row in enumerate(ENGINES):
             own = _shows(files, row.frames)
-            # A part's frames may be those of any server: they say something of a process that shows the engine's own.
+            # A part's frames may occur in any server, so they count only where the engine's own are seen as well.
             seen = signs if own else signs._replace(files=frozenset())
             part = next((part for part in row.parts if _fits(part, seen)), None)
             if part is not None or own:
@@ -166,7 +169,7 @@ class Recogniser:
 
 
 def _served(frames: Sequence[Frame]) -> dict[int, str]:
-    """The files of libraries that serve, by the place of their frame."""
+    """The files of serving libraries, by the index of their frame."""
     return {index: frame.file for index, frame in enumerate(frames) if _serves(frame.file)}
 
 

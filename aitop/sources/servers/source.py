@@ -1,4 +1,4 @@
-"""A server's own `/metrics`, read from its loopback port every two seconds."""
+"""Reads a server's own `/metrics` from its loopback port, every two seconds or more seldom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aitop.sources.servers.ports import endpoints
 from aitop.sources.servers.recognition import Server
 from aitop.sources.source import Source, SourceError
 
-# Seldom where the hook already measures the requests; after 10 s figures would count as stale.
+# Seldom where the hook already measures the requests, but not so seldom that figures count as stale (after 10 s).
 EVERY_SECONDS, SELDOM_SECONDS = 2.0, 8.0
 # A server makes its figures in the thread that also answers requests. They should take no more of its time than this:
 # where they take long, it is asked less often.

@@ -70,7 +70,7 @@ class Chooser:
         return roles
 
     def _measure(self, members: Sequence[Member]) -> None:
-        """Take the cores that each process has used since the last time."""
+        """Measure how many cores each process has used since the last call."""
         now, before = time.monotonic(), self._used
         self._used = {
             member.key: (now, (member.stat.user + member.stat.system) / procfs.TICKS_PER_SECOND) for member in members

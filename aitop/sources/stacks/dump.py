@@ -125,11 +125,11 @@ def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
 def _look(program: str, pid: int, *, native: bool = False) -> list[Thread]:
     """The threads of one process; empty where it has ended. Raises SourceError."""
     complaint = ""
-    # To be stopped once is enough.
+    # Native frames only once, as each try stops the process.
     for _ in range(1 if native else TRIES):
         spy = _native_dump(program, pid) if native else _dump(program, pid)
         complaint = spy.complaint
-        # It reads without stopping the process, and may meet a stack in the middle of a change: it is asked again.
+        # py-spy may meet a stack in the middle of a change, as it does not stop the process: it is asked again.
         if spy.code == 0:
             try:
                 return parse(spy.output)
@@ -202,7 +202,7 @@ def threads_of(pid: int, answer: Sequence[Thread], builder: WindowBuilder) -> li
 
 
 def innermost(threads: Sequence[Thread], pid: int) -> tuple[str, ...]:
-    """The native frames above the newest of Python in the main thread; empty without any."""
+    """The native frames inside the main thread's innermost Python frame, the innermost first; empty without any."""
     main = next((thread for thread in threads if thread.os_thread_id == pid or thread.thread_name == MAIN_NAME), None)
     names: list[str] = []
     for frame in main.frames if main else ():
@@ -222,9 +222,9 @@ class RunsOn:
 
     Made before the stop; `hindrance` says afterwards what keeps the process from running.
 
-    What traces a process may send each of its threads a SIGSTOP (PTRACE_ATTACH). Where it is killed before a thread has
-    taken that signal, the signal is left: a thread in an uninterruptible sleep takes it when the sleep ends, and then
-    the whole process stops, for good. SIGCONT continues a stopped process and takes back such signals.
+    A tracer may send each thread of a process a SIGSTOP (PTRACE_ATTACH). If it is killed before a thread has taken that
+    signal, the signal stays pending: a thread in an uninterruptible sleep takes it when the sleep ends, and then the
+    whole process stops, for good. SIGCONT continues a stopped process and removes such pending signals.
     """
 
     def __init__(self, pid: int) -> None:
@@ -233,9 +233,9 @@ class RunsOn:
         self._before = self._state()
 
     def hindrance(self, *, killed: bool) -> str | None:
-        """What still keeps the process from running, in words; None where nothing does, or did so before as well.
+        """What still keeps the process from running, in words; None if nothing does, or only what did before the look.
 
-        `killed`: what had stopped it was killed itself, so a stop is what it has left, and is taken back.
+        `killed`: the tracer was killed, so a stop is what it left behind, and is undone.
         """
         now = time.monotonic()
         watched, deadline = now + (WATCHED_SECONDS if killed else 0.0), now + RUNS_ON_SECONDS

@@ -1,12 +1,12 @@
-"""What threads wait in while they do not run, from the kernel's files /proc/PID/task/TID.
+"""Tells what threads wait for while they do not run, from the kernel's files /proc/PID/task/TID.
 
-`schedstat` counts how long a thread was on or for a core. `syscall` says whether it is asleep, and in which system call
-with which arguments; a descriptor among them says what it waits for. Where that says nothing, as in a page fault, a
-sleep that no signal ends ("D") counts as one for the disk: of 181 such waits under load all were, and the kernel's
-function (`wchan`) told no more. Reading stops nothing, and nothing of the target is opened or read beyond these files.
+`schedstat` counts how long a thread was on a core or waited for one. `syscall` says whether it sleeps, and in which
+system call with which arguments; a file descriptor among these says what it waits for. Where the call says nothing, as
+in a page fault, an uninterruptible sleep ("D") counts as a wait for the disk: all of 181 such waits under load were,
+and the kernel's function (`wchan`) told no more. Reading stops nothing, and no file or memory of the target is opened.
 
-A lock does not say which thread holds it. Where the main thread waits for a lock other than the interpreter's while a
-thread that Python does not know works in its process, it counts as waiting for a library's threads ("native").
+A lock does not tell which thread holds it. If the main thread waits for a lock other than the GIL while a thread that
+Python does not know runs in its process, it counts as waiting for a library's threads ("native").
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from aitop.sources import procfs
 from aitop.sources.stacks.speedscope import MAIN_NAME
 
 SECONDS_BETWEEN_LOOKS = 0.05
-# A thread costs some 20 microseconds a look, and waking up for it 60: 3 ms a second for four threads.
+# A look costs some 60 µs for waking up and 20 µs for each thread: 3 ms a second for four threads.
 MOST_THREADS = 8
 # Threads of the first process that are always read besides its main thread, however many processes there are.
 LEAST_OTHERS = 3
 BUSY = 0.05
-# A few threads of a native pool tell whether it is at work. Which ones worked last is read of MOST_COUNTED threads.
+# A few threads of a native pool tell whether it is at work: the busiest MOST_NATIVE of the newest MOST_COUNTED threads.
 MOST_NATIVE, MOST_COUNTED = 4, 256
 MOST_DESCRIPTORS = 512
 MOST_CHARACTERS = 300
@@ -53,7 +53,7 @@ _WAITS: dict[DescriptorType, WaitKind] = {
     "device": "device",
 }
 
-# By what a call waits for: its name and its numbers on x86-64 and on aarch64, "-" where it has none there.
+# System calls by what they wait for, each with its name and its numbers on x86-64 and aarch64, "-" where it has none.
 # Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
 _CALLS: dict[_Rule, str] = {
     "futex": "futex 202 98, futex_wait 455 455",
@@ -113,7 +113,7 @@ def parse_call(data: bytes) -> Call | None:
 
 
 def rules_of(machine: str) -> dict[int, _Rule]:
-    """By the number of a system call, what it waits for on that machine (os.uname); empty for an unknown one."""
+    """What each system call waits for, by its number on that machine (os.uname); empty for an unknown machine."""
     column = {"x86_64": 1, "aarch64": 2}.get(machine)
     if column is None:
         return {}
@@ -154,10 +154,10 @@ def local_sockets(table: bytes | None) -> frozenset[int]:
 
 
 class Descriptors:
-    """The open files of one process and its interpreter's lock, each looked up once: by links, which cannot block.
+    """The open files of one process and its GIL, each looked up once. The files are never opened, so nothing can block.
 
-    `type_of` says what a descriptor is, None where there is none of that number; `watched_by` for which descriptors an
-    epoll descriptor waits. `interpreters` has by pid where the variables of interpreters are, once they were looked up.
+    `type_of` returns the type of a descriptor, None if it is not open; `watched_by` the descriptors that an epoll
+    descriptor watches. `interpreters` is a cache: by pid, the addresses of the interpreter's static variables.
     """
 
     def __init__(self, pid: int, interpreters: dict[int, tuple[range, ...]] | None = None) -> None:
@@ -174,7 +174,7 @@ class Descriptors:
         return any(address in data for data in self._interpreters[self._pid])
 
     def waited_for(self, numbers: Iterable[int]) -> set[WaitKind]:
-        """The kinds of waits that waiting for these descriptors may be."""
+        """The kinds of wait that a wait for any of these descriptors may be."""
         return {_WAITS.get(kind, "other") for number in numbers if (kind := self.type_of(number))}
 
     @cached_property
@@ -212,14 +212,14 @@ def wait_in_call(call: Call, rules: Mapping[int, _Rule], descriptors: Descriptor
     if rule == "select":
         return _in_select(_signed(arguments[0]), descriptors)
     if rule == "epoll":
-        # epoll_pwait2 has the address of a time there, 0 for none.
+        # The timeout in ms, negative for none. For epoll_pwait2 it is the address of one, 0 for none.
         endless = arguments[3] == 0 if call.number == _EPOLL_PWAIT2 else _signed(arguments[3]) < 0
         return _in_epoll(descriptors.watched_by(_signed(arguments[0])), endless, descriptors)
     return rule
 
 
 def _in_poll(descriptors: Descriptors) -> WaitKind:
-    """What a poll waits for. Its descriptors lie in the target's memory: known only where all in question are alike."""
+    """What a poll waits for. Its list is in the target's memory: known only if all open descriptors are alike."""
     likely = descriptors.waited_for(descriptors.everything) & set(_POLLED)
     return likely.pop() if len(likely) == 1 else "other"
 
@@ -231,7 +231,8 @@ def _in_select(most: int, descriptors: Descriptors) -> WaitKind:
 
 def _in_epoll(watched: Sequence[int], endless: bool, descriptors: Descriptors) -> WaitKind:
     types = [kind for number in watched if (kind := descriptors.type_of(number))]
-    # An event loop has a descriptor by which other threads wake it. With nothing else to wait for, its timers are left.
+    # An event loop always watches a descriptor by which other threads wake it. With a timeout and nothing else to
+    # watch, it sleeps until its next timer.
     if not endless and types in ([], ["local"], ["event"]):
         return "sleep"
     kinds = descriptors.waited_for(watched)
@@ -239,7 +240,7 @@ def _in_epoll(watched: Sequence[int], endless: bool, descriptors: Descriptors) -
 
 
 def _signed(value: int) -> int:
-    """The C int in a register."""
+    """The signed C int in the lower half of a register."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 
@@ -251,21 +252,21 @@ class _Thread:
     descriptors: Descriptors
     # None where the kernel's file cannot be read.
     file: int | None = None
-    # The last line that said by itself what the thread does, and what that is: the next look mostly reads the same.
+    # The last content of the file that alone told what the thread does, and what that was. Mostly the next look reads
+    # the same, which saves decoding it.
     line: bytes = b"running\n"
     kind: _Seen = "running"
     seen: Counter[_Seen] = field(default_factory=Counter)
     # What the newest look saw; None where that failed.
     now: _Seen | None = None
-    # When the kernel's counts of its seconds on a core and of those for one were read first, and what they were; None
-    # where they are not to be read. `counted` is the share of both in the time until the last read, `delayed` that of
-    # the second.
+    # The first reading of the kernel's counts: time, seconds on a core, seconds waiting for a core; None where they
+    # cannot be read. `counted` is the share of both in the time until the last reading, `delayed` that of the waiting.
     began: tuple[float, float, float] | None = None
     counted: float | None = None
     delayed: float = 0.0
 
     def read_counts(self) -> tuple[float, float, float] | None:
-        """Now, in seconds, and what the kernel has counted until now: on a core, and for one."""
+        """The time now, seconds on a core and seconds waiting for one; None where they cannot be read."""
         data = procfs.read(f"{procfs.PROC}/{self.pid}/task/{self.number}/schedstat")
         times = procfs.parse_schedstat(data)
         return None if times is None else (time.monotonic(), *times)
@@ -283,7 +284,7 @@ class _Thread:
 
 
 def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread], native: int) -> ThreadState:
-    """What was seen of the threads of one name in a process; `native` of their waits for locks were for native ones."""
+    """Make the state of the threads of one name; `native` of their waits for locks were for native threads."""
     kinds: Counter[_Seen] = sum((thread.seen for thread in threads), Counter())
     if native:
         kinds += Counter[_Seen]({"native": native})
@@ -306,9 +307,9 @@ def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread], native: 
 class KernelWaits:
     """Looks at threads of the sampled processes while a window is taken.
 
-    The main thread of each process always, and of the first process as many others as there is room for: those that
-    py-spy knows, the busy ones first, the others in turn. While the main thread of the first process waits for a lock,
-    a few of its native threads are looked at as well. `begin`, `look` and `end` belong to one thread of ours.
+    It looks at the main thread of each process, and at as many others of the first process as there is room for: those
+    that py-spy knows, the busy ones first, the others in turn. While the main thread of the first process waits for a
+    lock, it also looks at a few of its native threads. `begin`, `look` and `end` must be called from one thread.
     """
 
     def __init__(self, machine: str | None = None) -> None:
@@ -316,16 +317,17 @@ class KernelWaits:
         self._threads: list[_Thread] = []
         self._alive: list[_Thread] = []
         self._native: list[_Thread] = []
-        # The looks in which the main thread of the first process waited for a lock, by the other threads of the process
-        # that ran at the same time.
+        # How many looks found the main thread of the first process waiting for a lock, by the set of its other threads
+        # that ran at that moment.
         self._beside: Counter[frozenset[int]] = Counter()
         self._window = 0
-        # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the
-        # part of it that the thread ran.
+        # Of the first process: its pid; the ids that py-spy gave its threads; by thread, the last window that looked at
+        # it and the share of those looks that found it running.
         self._first: int | None = None
         self._known: frozenset[str] | None = None
         self._last: dict[int, tuple[int, float]] = {}
-        # The ids that its threads may go by, and the seconds that they had run, at the begin of the last window.
+        # At the start of the last window: the ids that py-spy may have for its threads, and by thread that py-spy does
+        # not know, the seconds that it had run.
         self._there: frozenset[str] = frozenset()
         self._ran: dict[int, float] = {}
         self._boxed = False
@@ -418,9 +420,9 @@ class KernelWaits:
         )
 
     def _waits_for_native(self) -> int:
-        """In how many looks the main thread of the first process waited for native threads.
+        """The number of looks in which the main thread of the first process waited for native threads.
 
-        0 where Python's threads cannot be told from them: before Python 3.11 py-spy has no ids of the kernel's.
+        0 where these cannot be told from Python's: before Python 3.11 py-spy does not know the kernel's thread ids.
         """
         if self._known is None or not self._known <= self._there:
             return 0
@@ -433,7 +435,7 @@ class KernelWaits:
     def _busiest_native(self) -> list[int]:
         """The threads of the first process that ran longest since the last window, of those that py-spy does not know.
 
-        Before it has seen any these may be others, which `states` tells apart.
+        Before py-spy has seen any, Python's threads may be among them; `states` tells these apart.
         """
         numbers = [n for n in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if n != self._first][-MOST_COUNTED:]
         self._there = frozenset(name for number in numbers for name in self._ids(number))
@@ -452,7 +454,7 @@ class KernelWaits:
         numbers = [number for number in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if number != self._first]
         self._last = {number: self._last[number] for number in numbers if number in self._last}
         if self._known is None:
-            # The newest first: pools of native threads are mostly made when libraries are loaded.
+            # The newest first: pools of native threads are mostly made early, when libraries are loaded.
             return numbers[::-1][:room]
         numbers = [number for number in numbers if self._knows(number)]
         numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
@@ -464,7 +466,7 @@ class KernelWaits:
         return (str(number), str(procfs.inner_pid(number))) if self._boxed else (str(number),)
 
     def _kind_of(self, thread: _Thread, line: bytes | None) -> _Seen:
-        """What the thread does, of which the kernel's file says `line`. Raises OSError where it has ended."""
+        """What the thread does; `line` is its syscall file, None if unreadable. Raises OSError if it has ended."""
         if line is not None:
             call = parse_call(line)
             kind: _Seen | None = "running" if call is None else wait_in_call(call, self._rules, thread.descriptors)

@@ -1,4 +1,4 @@
-"""How often to sample so that watching stays cheap, and when to look at who is on a core or holds the lock."""
+"""How often to sample so that watching stays cheap, and when to look at which threads are on a core or hold the GIL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CREDIT_SECONDS = 0.6
 # A job that is one of many gets a window every NEW_EVERY_SECONDS in its first minute. That begins once it does more
 # than import, which may take a minute where many start together, or SETUP_SECONDS after its start.
 NEW_SECONDS, NEW_EVERY_SECONDS, SETUP_SECONDS = 50.0, 10.0, 300.0
-# With less than this idle, in cores, sampling mostly takes from the run.
+# With fewer idle cores than this, sampling mostly takes its CPU time from the run.
 SELDOM = 0.5
 LEAST_PART = 0.25
 LONGEST_INTERVAL = 8.0
@@ -23,10 +23,10 @@ LONGEST_INTERVAL = 8.0
 QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
 QUICK_IN_ALL = 150
 
-# Both are asked in every this many windows, even where only the main thread was seen to hold the lock.
+# One of this many windows looks at both GIL and cores, even where only the main thread was seen to hold the GIL.
 RARELY = 6
 CONTENDED = 0.04
-# Windows for which it is asked after a thread was last seen with the lock: a thread may work in bursts.
+# How many more windows look at the GIL after another thread was last seen to hold it: a thread may work in bursts.
 GOES_ON = 3
 
 
@@ -51,8 +51,8 @@ class Budget:
     """CPU time that sampling may take: CORES of a core, and CREDIT_SECONDS more at the start or after a rest.
 
     Times are monotonic seconds. `quick`: a picture is wanted soon, so the first windows are short and look often.
-    Where no core is idle, what sampling takes is missing to the run. Then it takes only LEAST_PART of that: `seldom`,
-    None as long as nothing is known of the cores.
+    If no core is idle, sampling takes CPU time away from the run, so it gets only LEAST_PART of the budget: then
+    `seldom` is True. It is None until idle cores were measured.
     """
 
     quick = True
@@ -75,9 +75,9 @@ class Budget:
         self._left = min(self._left, CREDIT_SECONDS * self._part)
 
     def spend(self, cpu: float, started: float, now: float, *, works: bool = True) -> float:
-        """Account for a window that began at `started` and took `cpu` seconds.
+        """Account for a window that began at `started` and took `cpu` seconds of CPU time.
 
-        Returns the seconds from there to the start of the next one.
+        Returns the seconds from its start to the start of the next one; 0 for at once.
         `works`: earlier windows have shown more of the job than imports.
         """
         cores, credit = CORES * self._part, CREDIT_SECONDS * self._part
@@ -91,8 +91,8 @@ class Budget:
 class SharedBudget:
     """CPU time that the stack sources of one process may take together: `cores` of a core.
 
-    A window reserves the time until its cost is paid, and the next one of any source comes after that. So sources take
-    turns, and the more there are the less often each comes.
+    A window reserves the time in which the budget makes up for its cost, and the next one of any source begins after
+    that. So sources take turns, and the more there are, the less often each has one.
     """
 
     def __init__(self, cores: float) -> None:
@@ -147,10 +147,10 @@ def rate_of(sampled: float, processes: int) -> int:
 
 
 class GilWatch:
-    """Decides which windows ask who holds the interpreter's lock, and which threads are on a core.
+    """Decides which windows look at which thread holds the GIL, and at which threads are on a core.
 
-    Both are asked in the first windows and then in every RARELY-th; the first also while threads other than the main
-    one hold the lock. `cores`: the next window should ask both.
+    The first windows, and then every RARELY-th, look at both. Other windows look at the GIL only, and only while
+    threads other than the main one hold it. `cores`: the next window should look at both.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class GilWatch:
         self._found = 0
 
     def due(self, *, first: bool = False) -> bool:
-        """Whether the next window, one of the `first` or not, should ask who holds the lock. Call it once a window."""
+        """Whether the next window, one of the `first` or not, should look at the GIL. Call it once for each window."""
         self._waited += 1
         self.cores = first or self._waited >= RARELY
         if self.cores:
@@ -170,7 +170,7 @@ class GilWatch:
         return True
 
     def saw(self, threads: Sequence[ThreadSamples], asked: int) -> None:
-        """Take note of the threads that held the lock in a window with so many looks at it."""
+        """Take note of the threads that held the GIL in a window with `asked` looks at it."""
         held = sum(thread.stacks.total() for thread in threads if not thread.main)
         # A single sample of a short window says little.
         if held > max(1.0, CONTENDED * asked):

@@ -28,9 +28,9 @@ GRACE_SECONDS = 4.0
 # How long a window that is to end early waits for what py-spy writes.
 FINISH_SECONDS = 1.0
 EMPTY_WINDOWS = 3
-# Seconds after which the idle cores are known: before, our own start takes most of them.
+# Idle cores are measured only after these seconds: before, our own start takes most of them.
 IDLE_SECONDS = 0.5
-# How often it is asked during a pause whether the first step was made.
+# How often a pause checks whether the first step was made.
 POLL_SECONDS = 0.5
 
 
@@ -40,7 +40,7 @@ class StackSource(Source):
     Windows follow each other back to back at first, with more samples, so that a good picture comes early; then pauses
     grow until sampling costs no more than its budget, and each window takes fewer processes in turn. The first step
     ends a pause: a run that was watched from its start has used the budget up for its imports.
-    A read that is interrupted ends its py-spy children and returns nothing, one that is to finish what they have seen.
+    On `interrupt` a read ends its py-spy children and returns nothing; on `finish` it returns what they have seen.
     """
 
     name: SourceName = "stacks"
@@ -140,18 +140,18 @@ class StackSource(Source):
     def _looks(self, pids: Sequence[int], first: bool) -> list[tuple[int, Threads, int]]:
         """The looks that the next window takes besides the stacks of all threads, each with its rate per second.
 
-        They are at the process that steps, and at another.
+        The GIL is looked at only in the first process, cores also in one of the others, in turn.
         """
         if not self._gil.due(first=first):
             return []
-        # In between only which threads hold it is asked.
+        # Between the windows that look at both, only the GIL is looked at, with fewer looks.
         looks: list[tuple[int, Threads, int]] = [(pids[0], "gil", GIL_RATE if self._gil.cores else LOOK_RATE)]
         if self._gil.cores:
             on_cores = [pids[0]]
             if (others := pids[1:]) and not self._budget.tight:
                 self._turn += 1
                 on_cores.append(others[self._turn % len(others)])
-            # Of a thread in another pid namespace py-spy cannot ask the kernel, and takes it for a running one.
+            # py-spy cannot ask the kernel about threads in another pid namespace, and takes them for running ones.
             looks += [(pid, "cpu", LOOK_RATE) for pid in on_cores if procfs.inner_pid(pid) == pid]
         return looks
 
@@ -184,7 +184,7 @@ class StackSource(Source):
         names: dict[int, dict[str, str]] = {}
         mains: dict[int, frozenset[str]] = {}
         looks: list[Look] = []
-        # Those of all threads come first: they tell which thread is the main one.
+        # Spies on all threads come first: they tell which thread is the main one.
         for spy in spies:
             pid = spy.pid
             if not spy.output:
@@ -192,12 +192,13 @@ class StackSource(Source):
             if spy.threads == "all":
                 raw, threads = _parsed(spy, main_threads(pid))
                 builder.add(pid, raw, threads)
-                # A library's thread that called into Python once has an interpreter state, and no frame.
+                # Without threads that have no frame: a library's thread that once called into Python keeps its
+                # interpreter state.
                 names[pid] = {thread.id: thread.name for thread in threads if not thread.main and thread.stacks}
                 mains[pid] = frozenset(thread.id for thread in threads if thread.main)
                 continue
             raw, threads = _parsed(spy, main_threads(pid) | mains.get(pid, frozenset()))
-            # Before Python 3.11 py-spy has no ids of the kernel's, and takes every thread for a running one.
+            # Before Python 3.11 py-spy does not know the kernel's thread ids, and takes every thread for a running one.
             if spy.threads == "cpu" and not all(thread.id.isdecimal() for thread in threads):
                 continue
             stacks = tuple(builder.counts(pid, raw, threads))
@@ -221,7 +222,7 @@ class StackSource(Source):
         )
 
     def _account_for_nothing(self, spies: Sequence[Spy]) -> None:
-        """Raise SourceError when a window without a sample is more than bad luck."""
+        """Raise SourceError if an empty window is no accident: py-spy was refused, or several were empty in a row."""
         alive = [spy for spy in spies if spy.threads == "all" and lives(spy.pid)]
         refused = [spy for spy in alive if spy.code != 0]
         if refused:
@@ -244,6 +245,6 @@ def main_threads(pid: int) -> frozenset[str]:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process runs, in whatever state but a zombie's."""
+    """Whether the process exists and has not ended: a zombie has."""
     stat = procfs.stat(pid)
     return stat is not None and not stat.ended

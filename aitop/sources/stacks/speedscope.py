@@ -1,4 +1,4 @@
-"""What py-spy writes (`--format speedscope`), read into samples of threads."""
+"""Reads what py-spy writes (`--format speedscope`) into samples of threads."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def parse(
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
-    # A frame without a name, or with a line that no file has, was read while the process changed it, and with it its
-    # whole sample.
+    # A frame without a name, or with a line that no file has, was read while the process changed it, so its whole
+    # sample is left out.
     sound = [bool(frame.name) and 0 <= (frame.line or 0) <= MOST_LINES for frame in frames]
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
@@ -116,7 +116,7 @@ def _main(
 
 
 def _whole(stacks: Counter[tuple[int, ...]], frames: list[RawFrame]) -> Counter[tuple[int, ...]]:
-    """The samples that reach down to the thread's usual root; a main thread never changes its root."""
+    """The samples that reach the thread's usual outermost frame, which never changes in a main thread."""
     roots: Counter[tuple[str, str | None]] = Counter()
     for stack, count in stacks.items():
         roots[_place(frames[stack[0]])] += count

@@ -22,17 +22,17 @@ from aitop.sources.stacks.speedscope import MOST_BYTES
 TERM_SECONDS = 0.5
 POLL_SECONDS = 0.005
 MOST_COMPLAINT = 4000
-# Of which threads it takes stacks: all; those that the kernel says are on a core or wait for one, less some whose
-# innermost frame is a wait of the standard library; the one that holds the interpreter's lock.
+# Which threads it takes stacks of: "all"; "cpu", those that the kernel reports on a core or waiting for one, less some
+# whose innermost frame is a wait of the standard library; "gil", the one that holds the interpreter's lock.
 Threads = Literal["all", "cpu", "gil"]
 _OPTIONS: dict[Threads, tuple[str, ...]] = {"all": ("--idle",), "cpu": (), "gil": ("--gil",)}
-# It needs some 30 MB. A process may have laid out libraries of terabytes for it to read.
+# It needs some 30 MB. A hostile process may have mapped libraries of terabytes for it to read.
 MOST_MEMORY = 2 << 30
 # To name native frames it maps every library of the process, and a torch for CUDA has some 5 GB of them. What it writes
 # of its own memory stays within the bound above.
 MOST_MAPPED = 32 << 30
-# The terminal's Ctrl-C is meant for us. A session would do as well, but the kernel may give all sessions the same part
-# of the cores (sched_autogroup): each child could take as much as the whole run.
+# So that the terminal's Ctrl-C reaches only us. A session of its own would do as well, but the kernel may give all
+# sessions the same part of the cores (sched_autogroup): each child could take as much as the whole run.
 _OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
@@ -79,7 +79,7 @@ class PySpy:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
-        # It reads nothing for some milliseconds yet. The files that it writes lie in memory, too.
+        # In time, as py-spy reads nothing in its first milliseconds. Its files are in memory: bounded as well.
         _bound(self._child.pid, resource.RLIMIT_AS, MOST_MAPPED if native else MOST_MEMORY)
         _bound(self._child.pid, resource.RLIMIT_DATA, MOST_MEMORY)
         _bound(self._child.pid, resource.RLIMIT_FSIZE, MOST_BYTES + 1)
@@ -168,7 +168,7 @@ def first_line(complaint: str) -> str:
 def explain(pid: int, complaint: str) -> SourceError:
     """The error for a process that is there but gave no stacks. `complaint` is py-spy's own first line.
 
-    Told from the kernel's files rather than from py-spy's advice.
+    The reason comes from the kernel's files rather than from py-spy's advice.
     """
     if "unsupported version" in complaint.lower():
         return SourceError("failed", f"py-spy does not know this Python: {complaint}", "pip install --upgrade py-spy")

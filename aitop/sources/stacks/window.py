@@ -1,4 +1,4 @@
-"""Samples of several processes to one StackWindow: one table of frames, each with its owner and its source line."""
+"""Makes one StackWindow of the samples of several processes: a table of frames, each with its owner and source line."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class CodeOfProcesses:
         self._read: dict[str, _Read] = {}
         self._calls: dict[tuple[_View, str], tuple[str | None, Calls]] = {}
         self.seams = Seams()
-        # Windows that are kept share their frames: a window takes a third of the memory.
+        # Windows share equal frames: so each takes a third of the memory.
         self._frames: dict[Frame, Frame] = {}
 
     def frame(self, frame: Frame) -> Frame:
-        """The frame that is equal to this one in the windows before, else this one."""
+        """The equal frame of an earlier window if there is one, else this one."""
         if len(self._frames) > MOST_FRAMES:
             self._frames.clear()
         return self._frames.setdefault(frame, frame)
@@ -94,11 +94,11 @@ class CodeOfProcesses:
         return known[1]
 
     def of(self, pid: int) -> SourceCode:
-        """The code as process `pid` sees it, with its rights: it may claim to run any file."""
+        """The code as process `pid` sees it, read with its user's rights only: it may claim to run any file."""
         process = procfs.process_id(pid) or ProcessId(pid, 0.0)
         view = _view_of(process)
         reader = self._readers.get(view)
-        # It may have ended.
+        # The process of the cached reader may have ended.
         if reader is None or _view_of(reader.process) != view:
             if len(self._readers) > 100:
                 self._readers.clear()
@@ -107,7 +107,7 @@ class CodeOfProcesses:
 
 
 def _view_of(process: ProcessId) -> _View:
-    """What a process sees of files: its mounts, its root, and as whom; nobody where it is gone."""
+    """What a process sees of files: its mounts, its root, and the user that it opens files as (None if it is gone)."""
     folder = f"{procfs.PROC}/{process.pid}"
     return procfs.link(f"{folder}/ns/mnt") or str(process.pid), procfs.link(f"{folder}/root"), user_of(process)
 
@@ -121,9 +121,9 @@ class WindowBuilder:
         self._frames: dict[tuple[str, str, int, bool], int] = {}
         self._table: list[Frame] = []
         self._stacks: list[StackCount] = []
-        # The lines of the user's by file, with what reads it, and in which function each stands.
+        # By file, its reader and the user's lines in it that were sampled, each with its function.
         self._lines: dict[str, tuple[SourceCode, dict[int, str]]] = {}
-        # Those of them below which nothing of Python runs, with their text.
+        # Those of the lines that were the innermost frame of a stack, with their text.
         self._leaves: dict[tuple[str, int], str] = {}
         # The calls in a file, by process, and the stacks that were whole, by thread.
         self._calls: dict[tuple[int, str], Calls] = {}
@@ -134,7 +134,7 @@ class WindowBuilder:
         self._stacks += self.counts(pid, raw, threads)
 
     def counts(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> list[StackCount]:
-        """The stacks of threads of one process, their frames in the table, but not among the result's stacks."""
+        """The stacks of threads of one process. Their frames join the table; they do not join the result's stacks."""
         self._learn_application(pid, raw, threads)
         indices = self.indices(pid, raw)
         made = [
@@ -150,9 +150,9 @@ class WindowBuilder:
         return made
 
     def _mended(self, pid: int, thread: ThreadSamples, indices: Sequence[int]) -> Counter[tuple[int, ...]]:
-        """The samples of a thread, those mended that changed while they were read."""
+        """The samples of a thread. Stacks that changed while they were read are mended, or else dropped."""
         seen = Counter({tuple(indices[index] for index in stack): count for stack, count in thread.stacks.items()})
-        # Of an installed package's processes no loop is so quick, and their files are large.
+        # An installed package has no loop quick enough for that, and its files are large.
         if self._code.applications.get(pid) is not None:
             return seen
         code = self._code.of(pid)
@@ -176,7 +176,7 @@ class WindowBuilder:
         return [self._index(frame, file, code, package) for frame, file in zip(raw, _files(pid, raw), strict=True)]
 
     def _learn_application(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
-        """Note which package a process runs that runs none of the user's code, until a line of the user's is seen."""
+        """Note which package stands for the user's code in a process that runs none, until user code is seen."""
         known = self._code.applications
         if known.get(pid, "") is None:
             return
@@ -223,7 +223,7 @@ class WindowBuilder:
 
 
 def _files(pid: int, raw: Sequence[RawFrame]) -> list[str]:
-    """The files of frames, with their folders."""
+    """The files of frames, relative ones completed with the working directory of the process."""
     folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
     return [
         os.path.normpath(os.path.join(folder, file)) if file and not file.startswith(("/", "<")) else file
