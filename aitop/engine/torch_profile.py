@@ -74,7 +74,7 @@ class _Trace(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Op:
-    """One call of an operator. `inner`: the seconds of the calls directly in it; `outermost`: in no call of its name."""
+    """One call of an operator. `inner`: seconds of the calls directly in it; `outermost`: in no call of its name."""
 
     name: str
     end: float

@@ -108,7 +108,7 @@ def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
 
 
 def _within(buckets: Sequence[tuple[float, float]], rank: float) -> float | None:
-    """The value at this rank of the cumulative counts, if values spread evenly over its bucket; None if that is wide."""
+    """The value at this rank of the cumulative counts, spread evenly over its bucket; None if the bucket is wide."""
     lower, below = 0.0, 0.0
     for bound, count in buckets:
         if count >= rank:
