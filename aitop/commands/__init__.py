@@ -1,4 +1,4 @@
-"""One verb of the command line a file."""
+"""The verbs of the command line, one file each."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ DEPLOYMENTS = {
     "grafana": "grafana.json",
     "alerts": "alerts.yaml",
 }
-# An exporter keeps nothing of a run for the next.
+# Without "history": an exporter keeps no summaries of runs.
 HOW = {name: words for name, words in SWITCHES.items() if name != "history"}
 # From glibc's malloc.h.
 M_ARENA_MAX = -8

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader
 
 LONGEST_FILE = 100_000
-"""Lines."""
+"""Of a source file that is shown whole, in lines."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,7 +48,7 @@ def _keep_past(history: History, now: float) -> None:
     These are, in this order: the lead process if it trains; the processes that take a server's requests; the lead
     process with steps of another kind; a server that counts requests in its `/metrics`. A choice stays for as long as
     its processes make units, since what different processes did cannot be compared. Only training, and requests that
-    the hook measures, take its place before.
+    the hook measures, replace another choice earlier.
     """
     past = history.past
     past.close(now)

@@ -103,7 +103,7 @@ class RecentSamples(Generic[SampleType]):
 
 
 class Second(NamedTuple):
-    """Sums over the steps that ended in one second. `time` is the end of that second (monotonic).
+    """Figures of the steps that ended in one second. `time` is the end of that second (monotonic).
 
     `p50` and `p95` are step times in milliseconds; `save` and `evaluation` are sums in seconds.
     """

@@ -25,7 +25,7 @@ from aitop.sources.stacks.pace import SharedBudget
 
 # The part of a core for sampling the stacks of all jobs. Everything else takes about half as much again.
 CORES = 0.008
-# Between two searches for jobs: each reads the list of all processes twice.
+# Seconds between two searches for jobs, each of which reads the list of all processes twice.
 SEARCH_SECONDS = 15.0
 # Jobs that are found together do not start their py-spy children all at once.
 APART_SECONDS = 2.0

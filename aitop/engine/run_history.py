@@ -28,7 +28,7 @@ from aitop.output_file import make_folder, remove_output, replace_output
 MOST_RUNS = 200
 # Steps before a mark that are kept: enough to tell whether later ones are faster.
 MARKED_STEPS = 100
-# A mark keeps the series of the seconds before it.
+# A mark keeps the series of its last seconds only.
 MARKED_SECONDS = 10.0
 LARGEST_RUN = 64 * 1024
 

@@ -146,7 +146,7 @@ class JobRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of asking: the `answer`, or the `problem` in a sentence. `time` is when, in monotonic seconds."""
+    """The result of asking Prometheus: the `answer`, or the `problem` in a sentence. `time` is in monotonic seconds."""
 
     time: float
     answer: Fleet | JobRanks | None = None
@@ -154,7 +154,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_waste(jobs: Iterable[FleetJob]) -> list[FleetJob]:
-    """Stalled jobs first, then those that wasted most; where that is not measured, the largest loss by its verdict."""
+    """Sort jobs: stalled ones first, then those that wasted most, and at last those where that is not measured.
+
+    The latter are sorted by the share of their verdict times their ranks.
+    """
 
     def order(job: FleetJob) -> tuple[bool, bool, float, float, str]:
         finding = job.finding

@@ -62,7 +62,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cores(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over a run, in cores: what other programs ran on, and what the machine has."""
+    """Means over a run: the cores that other programs used (`others`), and those that the machine has (`machine`)."""
 
     others: float
     machine: float
@@ -176,7 +176,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into a unit on average."""
+    """How many samples or tokens go into a unit in each run, in the mean."""
 
     unit: LoadUnit
     before: float
@@ -204,7 +204,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """How a part of a unit differs. `range` bounds the difference (95 %), None where that is not known."""
+    """How a part of a unit differs in two runs. `range` bounds the difference (95 %), None where that is not known."""
 
     before_ms: float
     after_ms: float

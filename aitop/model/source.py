@@ -1,4 +1,4 @@
-"""What a source of facts is doing, and why it is not doing more."""
+"""The states of the sources of facts, and why one does not work."""
 
 from __future__ import annotations
 

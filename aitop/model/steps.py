@@ -77,12 +77,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loading(self) -> float:
-        """What the step spent on data: waiting for it, and making loader iterators."""
+        """Seconds that the step spent on data: waiting for it, and making loader iterators."""
         return self.data_wait + self.loader_start
 
     @property
     def outside(self) -> float:
-        """What is left of the step when every measured phase is taken away."""
+        """Seconds of the step in no other phase of `Phases`. Saving, evaluation and `others` are part of it."""
         known = self.loading + self.forward + self.backward + self.optimizer
         return max(0.0, self.seconds - known - (self.transfer_apart or 0.0) - (self.communication_apart or 0.0))
 

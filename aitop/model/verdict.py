@@ -44,7 +44,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to make, and the factor in units per second that it alone would give on this machine."""
+    """A change to make, and the factor by which units per second would grow on this machine with it alone."""
 
     text: str
     speedup: float | None = None
@@ -52,7 +52,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What explains a share (0..1) of the time that a verdict is about."""
+    """A cause by name, and the share (0..1) that it explains of the time that a verdict is about."""
 
     name: str
     share: float

@@ -61,7 +61,7 @@ def _operators(profile: Profile) -> list[str]:
         columns.append((row.name, count(row.calls), duration(row.host), duration(row.self_host), device, allocated))
     if len(columns) == 1:
         return []
-    # What was not measured of the first operator was measured of none.
+    # What was not measured for the first operator was not measured for any.
     shown = [place for place in range(6) if columns[1][place]]
     widths = (NAME, 8, 10, 10, 10, 11)
     return _table([[row[place] for place in shown] for row in columns], [widths[place] for place in shown])

@@ -79,14 +79,14 @@ def sources_of(snapshot: Snapshot) -> dict[SourceName, SourceStatus]:
 
 
 def phase_shares(phases: Phases) -> dict[str, float | None]:
-    """The share of every phase that can be measured, None where it was not. They add up to 1."""
+    """The share (0..1) of every phase that can be measured, None where it was not. The shares add up to 1."""
     shares = phases.shares()
     outside = shares.pop("outside")
     return {**shares, **{phase.key: shares.get(phase.key) for phase in TIMED_ALONE.values()}, "outside": outside}
 
 
 def _process(process: ProcessSample) -> dict[str, Any]:
-    """A process of the tree. `rank` of a loader worker is the rank it feeds; only those of a server have a `part`."""
+    """A process of the tree. `rank` of a loader worker is the rank it feeds; only a server's processes have a `part`."""
     part = {} if process.part is None else {"part": process.part}
     return {"pid": process.pid, "role": process.role, "rank": process.rank, **part}
 

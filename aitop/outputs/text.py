@@ -16,7 +16,7 @@ from aitop.outputs.report import NO_STEPS, phase_shares, sources_of
 
 WIDTH = 80
 UNBROKEN = "\u00a0"
-"""A space at which textwrap does not break a line."""
+"""A no-break space: textwrap does not break a line there."""
 BAR = 40
 PHASE_NAMES = {"data_wait": "data", "outside": "other"}
 """What phases are called where that differs from their key."""
@@ -26,7 +26,7 @@ LEAST_STILL = 1.0
 
 
 def to_text(snapshot: Snapshot) -> str:
-    """The whole report on a Snapshot. Text of the target (names, command lines) is stripped of control characters."""
+    """The whole report on a Snapshot. Control characters in text of the target (names, command lines) are replaced."""
     parts = [
         _head(snapshot),
         comparison_text(snapshot),
@@ -122,7 +122,7 @@ def gaps(snapshot: Snapshot) -> list[str]:
     """One line for each source that does not work, with the reason and the remedy."""
     lines = []
     for name, source in sources_of(snapshot).items():
-        # Where nothing is served, nothing is missed.
+        # Where nothing is served, no metrics of a server are missing.
         if source.state != "ok" and (name != "server" or snapshot.serving is not None):
             reason = f": {printable(source.reason)}" if source.reason else ""
             remedy = f" → {printable(source.remedy)}" if source.remedy else ""

@@ -77,7 +77,7 @@ def server_of(members: Sequence[Member], dump: StackDump | None) -> Server | Non
 
 
 def framework(loaded: Sequence[str], server: Server | None, *, seen: bool) -> Check:
-    """What the processes of the tree have loaded. Of a `server` that takes requests these are measured without any."""
+    """Which frameworks the processes of the tree have loaded. A `server` needs none: its requests can be measured."""
     if not seen:
         return not_needed("framework", "what it has loaded may not be read")
     if loaded:

@@ -127,7 +127,7 @@ def _capability(confinement: Confinement, cause: Cause | None) -> Check:
         return works("capability", "CAP_SYS_PTRACE is held")
     if cause is None:
         return not_needed("capability", "CAP_SYS_PTRACE is not held; your own processes do not need it")
-    # Docker's filter lets through what this capability allows; other filters and profiles do not ask for it.
+    # Docker's filter lets through what this capability allows; other filters and profiles ignore the capability.
     of_use = cause in ("yama", "capability") or (cause == "seccomp" and confinement.own_pids)
     if confinement.yama == "3" or not of_use:
         return not_needed("capability", "CAP_SYS_PTRACE is not held, and would not help")

@@ -19,7 +19,7 @@ REQUEST_SERIES = ("request_p50", "request_p99", "request_rate", "request_queue")
 def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> Serving | None:
     """The figures of all servers together for the time from `since` on; None without a sample since then.
 
-    Rates and counts are sums over the servers, and None where one of them lacks the figure.
+    Rates, counts and queues are sums over the servers, and None where one of them lacks the figure.
     """
     samples = {pid: list(own) for pid, own in servers.items() if own and own[-1].time >= since}
     if not samples:

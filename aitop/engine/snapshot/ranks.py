@@ -342,8 +342,9 @@ def on_cores(history: History) -> dict[int, OnCores]:
 def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -> tuple[int | None, float]:
     """The pid of the rank that waits longest for a core, and the seconds that a step would save if it never waited.
 
-    `work` has the seconds of a step that each rank works itself. Without the wait a step is shorter by it, but as long
-    as the other ranks need, who keep their own waits. (None, 0) where the kernel does not report every rank's waits.
+    `work` has the seconds of a step that each rank works itself. Without the wait, a step is shorter by it but at least
+    as long as the other ranks need, who keep their own waits. Where the rank waits less than TIMES_THE_OTHERS as long
+    as the others, only a part of that counts. (None, 0) where the kernel does not report every rank's waits.
     """
     known = {pid: waits for pid, waits in cores.items() if pid in work}
     if len(known) < 2 or len(known) < len(work):

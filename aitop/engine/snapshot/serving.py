@@ -169,7 +169,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
 def _reported_until(history: History, served: Mapping[int, ServedHistory], now: float) -> float:
     """The time until which records are complete: that of the hook's last sample.
 
-    If the hook's ring is read and nothing came for longer than a record takes to come, there was nothing: then `now`.
+    If the hook's source works and nothing came for longer than a record takes to come, nothing happened: it is `now`.
     """
     status = history.statuses.get("hook")
     heard = max(history.hooks[pid].time for pid in served)
@@ -303,7 +303,7 @@ def _alive(history: History, served: Mapping[int, ServedHistory], end: float) ->
 def _rate_of_requests(
     answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], seconds: float
 ) -> float | None:
-    """Requests answered per second; None where only iterations are watched, as requests may still be answered."""
+    """Requests answered per second; None where only iterations are watched, as requests may be answered unseen."""
     watched = any(own.watches_requests for own in served.values())
     return len(answered) / seconds if watched and seconds > 0 else None
 

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from aitop.model.snapshot import Snapshot
 
 Cell = float | int | str | None
-# Series of single worker processes come and go with their pids.
+# Series of single loader workers are left out: they come and go with their pids.
 _OF_WORKERS = re.compile(r"worker\d+\.")
 
 

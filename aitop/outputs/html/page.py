@@ -1,7 +1,8 @@
 """The report as an HTML page: its template has the words and tables, its script draws the charts.
 
-Everything that came from the target loses its control characters, is escaped by the template, and is only data to the
-script, which makes text nodes of it. A content security policy in the page lets no other script run and nothing load.
+In everything that came from the target, control characters are replaced. The template escapes it, and to the script it
+is only data, of which it makes text nodes. A content security policy in the page lets no other script run and nothing
+load.
 """
 
 from __future__ import annotations

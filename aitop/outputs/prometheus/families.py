@@ -91,7 +91,7 @@ class JobsCollector(Collector):
             self._closed.pop(pid, None)
 
     def collect(self) -> Iterable[Metric]:
-        """All families, those without a sample left out."""
+        """All families that have a sample."""
         with self._lock:
             jobs, closed = list(self._jobs.values()), list(self._closed.values())
             families = list(self._families(jobs, closed))
@@ -147,7 +147,7 @@ class _Families:
         return iter(vars(self).values())
 
     def add(self, watched: WatchedJob, snapshot: Snapshot) -> None:
-        """The samples of one job."""
+        """Add the samples of one job."""
         job = watched.job
         self.info.add_metric(_of_info(job), 1.0)
         stacks, hook = snapshot.sources.get("stacks"), snapshot.sources.get("hook")
