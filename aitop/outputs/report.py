@@ -86,7 +86,7 @@ def phase_shares(phases: Phases) -> dict[str, float | None]:
 
 
 def _process(process: ProcessSample) -> dict[str, Any]:
-    """A process of the tree. `rank` of a loader worker is the rank it feeds; only a server's processes have a `part`."""
+    """A process of the tree. `rank` of a loader worker is the rank it feeds; only processes of servers have `part`."""
     part = {} if process.part is None else {"part": process.part}
     return {"pid": process.pid, "role": process.role, "rank": process.rank, **part}
 
