@@ -1,4 +1,4 @@
-"""One verb of the command line a file."""
+"""The verbs of the command line, one file each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from aitop.model.text import printable
 
 
 def say(sentence: str) -> None:
-    """One line on stderr, whatever characters the names in it have."""
+    """Print one line on stderr; control characters in it are replaced."""
     if sys.stderr is not None:
         print(f"aitop: {printable(sentence)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Runs a command of the user's when a verdict is there: `--on VERDICT[:SEVERITY] --exec CMD`.
+"""Runs a command of the user's when a verdict appears: `--on VERDICT[:SEVERITY] --exec CMD`.
 
 The shell (`/bin/sh -c`) runs it, as cron and `watch` do, with the report as JSON on its standard input. Nothing that
 aitop has read is put into the command: `AITOP_VERDICT`, `AITOP_SEVERITY` and `AITOP_PID` in its environment are words
@@ -27,9 +27,9 @@ from aitop.model.verdict import SEVERITY_ORDER, Severity, Verdict
 if TYPE_CHECKING:
     from aitop.model.snapshot import Snapshot
 
-# After a verdict has run the command, it does so again no sooner than this.
+# Seconds after which the same verdict may run the command again.
 DWELL_SECONDS = 600.0
-# Seconds that a command which still runs gets at the end, and after SIGTERM.
+# Seconds that a running command gets at the end to finish, and after SIGTERM.
 FINISH_SECONDS, KILL_SECONDS = 30.0, 1.0
 ANY = "any"
 METAVAR = "VERDICT[:SEVERITY]"
@@ -48,7 +48,7 @@ class Trigger(NamedTuple):
 
 
 def trigger(text: str) -> Trigger:
-    """Parse VERDICT[:SEVERITY]; argparse's error where there is no such verdict or severity."""
+    """Parse VERDICT[:SEVERITY]. Raises argparse's error where there is no such verdict or severity."""
     from aitop.diagnosis.catalogue import IDS, no_such
 
     name, colon, severity = text.partition(":")
@@ -56,7 +56,7 @@ def trigger(text: str) -> Trigger:
         raise argparse.ArgumentTypeError(no_such(name))
     if colon and severity not in SEVERITY_ORDER:
         raise argparse.ArgumentTypeError(f"{severity!r} is none of {', '.join(SEVERITY_ORDER)}")
-    # Who names a verdict wants it whatever it costs; of any verdict, those that say that all is well are none.
+    # A verdict that is named counts however severe it is. `any` leaves out "info", as some of these say all is well.
     return Trigger(name, cast("Severity", severity) if colon else "warning" if name == ANY else "info")
 
 
@@ -93,7 +93,7 @@ def alert_of(args: argparse.Namespace) -> Alert | None:
 
 
 class Alert:
-    """Runs the command for verdicts of Snapshots. Never waits for it before `finish`."""
+    """Runs the command for verdicts of Snapshots. Only `finish` waits for it."""
 
     def __init__(self, triggers: list[Trigger], command: str, dwell: float = DWELL_SECONDS) -> None:
         self._triggers, self._command, self._dwell = triggers, command, dwell
@@ -101,7 +101,7 @@ class Alert:
         self._process: subprocess.Popen[bytes] | None = None
 
     def consider(self, snapshot: Snapshot) -> None:
-        """Run the command if the Snapshot has a verdict that it was not run for lately. One runs at a time."""
+        """Run the command if the Snapshot has a verdict for which it did not run lately. Only one runs at a time."""
         self._reap()
         now = time.monotonic()
         for verdict in snapshot.diagnosis.verdicts:
@@ -112,7 +112,7 @@ class Alert:
                 self._start(snapshot, verdict)
 
     def finish(self) -> None:
-        """Wait for a command that runs, but not for long; then end it."""
+        """Wait for a running command for at most FINISH_SECONDS, then end it."""
         try:
             if self._process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -122,7 +122,7 @@ class Alert:
             self.stop()
 
     def stop(self) -> None:
-        """End a command that runs, and what it has started."""
+        """End a running command, and the processes that it started."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return
@@ -141,14 +141,14 @@ class Alert:
             "AITOP_PID": str(snapshot.target.pid),
         }
         try:
-            # A file takes all of the report at once, whether or not the command reads it.
+            # In a file, not a pipe: writing it all never blocks, whether or not the command reads it.
             with tempfile.TemporaryFile() as report:
                 report.write(as_json(report_of(snapshot)).encode())
                 report.seek(0)
                 self._process = subprocess.Popen(
                     ["/bin/sh", "-c", self._command],
                     stdin=report,
-                    # Our own stdout is the report's.
+                    # stderr: our own stdout is for the report.
                     stdout=2 if sys.stderr is not None else subprocess.DEVNULL,
                     env={**os.environ, **variables},
                     start_new_session=True,
@@ -173,7 +173,7 @@ def _refuse_foreign(command: str) -> None:
     try:
         words = shlex.split(command)
     except ValueError:
-        # Not for us to read: the shell will say what is wrong with it.
+        # The shell will say what is wrong with it.
         return
     for program in (program_path for word in words if (program_path := shutil.which(word)) is not None):
         status = os.stat(program)

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the comparison; 1 where --fail-on is reached, NotEnoughEvidenceError where no interval could be told."""
+    """Write the comparison. Returns 1 where --fail-on is reached; raises NotEnoughEvidenceError without an interval."""
     from aitop.diagnosis.run_comparison import compare_runs
 
     check_writable(args.output)
@@ -78,7 +78,7 @@ def read_run(path: Path) -> Run:
 
 
 def _reported(path: Path) -> Run | None:
-    """The run that a JSON report is about, None where the file is none. Raises UnreadableRecordingError."""
+    """The run that a JSON report is about; None where the file is no report. Raises UnreadableRecordingError."""
     import msgspec
 
     from aitop.model.run import Run
@@ -102,7 +102,7 @@ def _reported(path: Path) -> Run | None:
 
 
 def check_same_work(before: Run, after: Run) -> None:
-    """Refuse runs of different work, and say where two scripts are compared."""
+    """Raise WrongUsageError for runs of different kinds of work; say so where the scripts differ."""
     kinds = {before.kind, after.kind} - {"unknown"}
     units = {run.units.kind for run in (before, after) if run.units is not None}
     for differing in (kinds, units):

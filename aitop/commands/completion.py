@@ -31,7 +31,7 @@ class PrintCompletion(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Write the script for the shell `values`. Paths are completed with files, names with those there are."""
+        """Print the script for the shell `values`. It completes paths with files, and names with those that exist."""
         import shtab
 
         names = _names()
@@ -44,7 +44,7 @@ class PrintCompletion(argparse.Action):
 
 
 def _names() -> dict[str | tuple[str, ...] | None, tuple[str, ...]]:
-    """What an argument may be that is no fixed choice, by its metavar."""
+    """The values of arguments that have no fixed choices, by metavar."""
     from aitop.commands import alert, demo, explain
     from aitop.diagnosis.catalogue import IDS
 

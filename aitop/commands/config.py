@@ -25,9 +25,9 @@ LARGEST_FILE = 1_000_000
 
 
 class Key(NamedTuple):
-    """One setting: what it is for, what its value must be, and how that is taken from the file (None: it is wrong).
+    """One setting: what it is for, what its value must be, and the function that takes it from the file.
 
-    `none` is what stands in the file for a setting that is None, where it may be.
+    `take` returns None for a wrong value. `none` is what the file has for a setting that is None, if that is allowed.
     """
 
     words: str
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     try:
         file = path()
-    except WrongUsageError:  # nobody knows a home: the settings are what they are without a file
+    except WrongUsageError:  # no home is known: the settings are those without a file
         file = None
     print(as_toml(read(file), file), end="")
     return 0
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 def path() -> Path:
     """Where the settings are looked for: $XDG_CONFIG_HOME/aitop/config.toml, by default under ~/.config.
 
-    Raises WrongUsageError where nobody knows a home.
+    Raises WrongUsageError where no home is known.
     """
     base = os.environ.get("XDG_CONFIG_HOME", "")
     try:
@@ -72,7 +72,7 @@ def path() -> Path:
 
 
 def read(file: Path | None = None) -> Settings:
-    """What the file says; defaults where there is none. Raises WrongUsageError: file, line and key in a sentence."""
+    """The settings in the file; defaults where there is none. Raises WrongUsageError that names file, line and key."""
     if file is None:
         try:
             file = path()
@@ -84,7 +84,7 @@ def read(file: Path | None = None) -> Settings:
         return Settings()
     except OSError as error:
         if not os.path.lexists(file):
-            # A home that is another user's: whether there are settings in it is not ours to know.
+            # The home is another user's, and it cannot be seen whether it has settings.
             return Settings()
         raise WrongUsageError(f"cannot read the settings in {file}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -107,7 +107,7 @@ def read(file: Path | None = None) -> Settings:
 
 
 def as_toml(settings: Settings, file: Path | None = None) -> str:
-    """All settings as TOML, each below a comment that says what it is for. `file` is where they are looked for."""
+    """All settings as TOML, each below a comment that says what it is for. `file` is where aitop looks for them."""
     lines = [
         f"# Settings of aitop{f', looked for in {file}' if file else ''}. Options on the command line override them."
     ]
@@ -116,7 +116,7 @@ def as_toml(settings: Settings, file: Path | None = None) -> str:
         written = f"{value:.10g}s" if name == "interval" else key.none if value is None else value
         if name == "prometheus":
             written = without_password(str(written))
-        # Of these types, JSON is TOML.
+        # Values of these types are written alike in JSON and TOML.
         lines += ["", *(f"# {line}" for line in key.words.splitlines())]
         lines.append(f"{name} = {json.dumps(written, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
@@ -130,7 +130,7 @@ def _not_toml(file: Path, text: str, words: str) -> str:
 
 
 def _line_of(text: str, name: str) -> int:
-    """The line on which a key or a table of this name begins; the first where it is written in another way."""
+    """The number of the line on which a key or table of this name begins; 1 where it is written in another way."""
     start = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(name)}[\"']?\s*[=.\]]")
     return next((number for number, line in enumerate(text.splitlines(), 1) if start.match(line)), 1)
 

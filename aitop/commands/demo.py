@@ -68,7 +68,7 @@ def workloads() -> dict[str, Path]:
 
 
 def summary(script: Path) -> str:
-    """The first line of what the script says of itself; it is read, not imported."""
+    """The first line of the script's docstring; the file is parsed, not imported."""
     return (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
@@ -81,7 +81,7 @@ def check_torch() -> None:
 
 @contextlib.contextmanager
 def running(script: Path, arguments: list[str]) -> Iterator[int]:
-    """The pid of the script, run by this Python, from its first step or answer on. It ends with the block or us."""
+    """Run the script with this Python; yield its pid after its first step or answer. It ends with the block or us."""
     prctl = ctypes.CDLL(None).prctl
     with tempfile.TemporaryFile("w+b") as output:
         child = subprocess.Popen(
@@ -90,7 +90,7 @@ def running(script: Path, arguments: list[str]) -> Iterator[int]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # It is not to outlive us even if we are killed.
+            # The kernel ends it even if we are killed.
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0),  # noqa: PLW1509 - no threads yet
         )
         try:
@@ -137,7 +137,7 @@ def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> No
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and the processes that it started: politely, then for good. Bounded in time."""
+    """End the child and the processes that it started, with SIGTERM and then SIGKILL. Bounded in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)

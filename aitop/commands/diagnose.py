@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing was sampled."""
+    """Watch and write the report. Returns 1 where --fail-on is reached.
+
+    Raises NotEnoughEvidenceError where nothing was sampled.
+    """
     from aitop.commands.compare import read_run
     from aitop.commands.headless import watching
     from aitop.sources.host.target import look
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def hangs(snapshot: Snapshot) -> bool:
-    """Whether the verdict is a hang: whoever asks then has waited long enough."""
+    """Whether the verdict is a hang: then there is no need to watch any longer."""
     primary = snapshot.diagnosis.primary
     return primary is not None and primary.id == "hang"
 
@@ -79,9 +82,9 @@ def conclude(
     output: Path | None,
     fail_on: Severity | Literal["stalled", "regression"] | None = None,
 ) -> int:
-    """Write the report of the last snapshot and give the exit code; raises where nothing could be said.
+    """Write the report of the last snapshot and return the exit code. Raises an AitopError where nothing could be said.
 
-    A ledger is an answer without any verdict: it says where the time goes.
+    A ledger is an answer even without a verdict: it says where the time goes.
     """
     answered = snapshot is not None and has_answer(snapshot)
     if snapshot is not None and snapshot.tick == 0 and snapshot.target.ended is not None:
@@ -105,7 +108,7 @@ def conclude(
 
 
 def _regressed(snapshot: Snapshot) -> int:
-    """1 where the run became slower meanwhile, or is slower than its baseline.
+    """Return 1 if the run became slower while it was watched, or is slower than its baseline, else 0.
 
     Raises NotEnoughEvidenceError where that could not be judged.
     """
@@ -147,7 +150,7 @@ def render(snapshot: Snapshot, form: str, source_around: SourceAround | None = N
 
 
 def write_report(text: str, output: Path | None) -> None:
-    """To stdout, or to the file that was asked for."""
+    """Write to stdout, or to the file that was asked for."""
     if output is None:
         sys.stdout.write(text)
     else:
@@ -155,7 +158,7 @@ def write_report(text: str, output: Path | None) -> None:
 
 
 def write_file(output: Path, data: bytes) -> None:
-    """To a file that the user named. Raises WrongUsageError."""
+    """Write to a file that the user named. Raises WrongUsageError."""
     from aitop.output_file import write_output
 
     try:
@@ -165,7 +168,7 @@ def write_file(output: Path, data: bytes) -> None:
 
 
 def check_writable(output: Path | None) -> None:
-    """Say before the watching, not after it, that the report could not be written."""
+    """Raise WrongUsageError if the report cannot be written: before the watching, not only after it."""
     if output is None:
         return
     place = output if output.exists() else output.parent

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the page, or the list; WrongUsageError with the nearest ids for one that is not known."""
+    """Print the page of an id, or the list of ids. Raises WrongUsageError with the nearest ids for an unknown one."""
     from aitop.diagnosis.catalogue import no_such, page
 
     width = shutil.get_terminal_size().columns

@@ -30,9 +30,9 @@ DEPLOYMENTS = {
     "grafana": "grafana.json",
     "alerts": "alerts.yaml",
 }
-# An exporter keeps nothing of a run for the next.
+# Without "history": an exporter keeps no summaries of runs.
 HOW = {name: words for name, words in SWITCHES.items() if name != "history"}
-# Of glibc's malloc.h.
+# From glibc's malloc.h.
 M_ARENA_MAX = -8
 SUFFIX = ".prom"
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         how.add_argument(
             f"--{name}",
             action=argparse.BooleanOptionalAction,
-            # Whatever is set for the screen: many jobs, for days, are another matter.
+            # No hook by default, whatever the settings say: those are for the screen, not for many jobs over days.
             default=False if name == "hook" else None,
             help=f"{words} (default: {usual})",
         )
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def notify(state: str) -> None:
-    """Tell systemd a state such as READY=1 or WATCHDOG=1 (sd_notify), where it has started this process."""
+    """Tell systemd a state such as READY=1 or WATCHDOG=1 (sd_notify), if systemd started this process."""
     import socket
 
     address = os.environ.get("NOTIFY_SOCKET", "")
@@ -122,10 +122,10 @@ def notify(state: str) -> None:
 
 
 def use_one_arena() -> None:
-    """Have all threads take memory from one arena of the C library, where it has several.
+    """Have all threads allocate from one arena of the C library, where it has several.
 
-    Each job has threads of its own. glibc gives them up to eight arenas a core, and what ended jobs leave free in one
-    is of no use in another: every new job took a megabyte more.
+    Each job has threads of its own. glibc gives them up to eight arenas per core, and memory that ended jobs leave free
+    in one arena is not used by another: every new job took a megabyte more.
     """
     import ctypes
 
@@ -136,8 +136,8 @@ def use_one_arena() -> None:
 def give_memory_back() -> None:
     """Free what ended jobs have left, and give its pages back to the system where the C library can.
 
-    The interpreter itself looks for objects that only hold each other once a quarter more of them have come: an hour
-    or more, in which each job left 0.4 MB. The pages were 4.7 of 48.3 MB after a quarter of an hour.
+    The interpreter's own collector runs only once there are a quarter more objects: that takes an hour or more, in
+    which each job left 0.4 MB in reference cycles. The pages were 4.7 of 48.3 MB after a quarter of an hour.
     """
     import ctypes
     import gc
@@ -171,7 +171,7 @@ def new_collector(node: str) -> JobsCollector:
 def exports_of(
     args: argparse.Namespace, collector: JobsCollector, ending: contextlib.ExitStack
 ) -> Iterator[Callable[[], None]]:
-    """What is to be called after each look. What must be undone at the end goes into `ending`."""
+    """The functions to call after each look, one per export. What must be undone at the end goes into `ending`."""
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()
@@ -200,7 +200,7 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
 
 
 def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.ExitStack) -> Callable[[], None]:
-    """Writes the file. It is removed at the end: node_exporter would go on exporting what it says."""
+    """The function that writes the file. The end removes the file: node_exporter would go on exporting what it says."""
     from aitop.output_file import remove_output
     from aitop.outputs.prometheus.server import write_textfile
 
@@ -215,7 +215,7 @@ def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.Exit
 
 
 def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) -> Callable[[], None]:
-    """Sends metrics, and changes of verdicts as log records, to an OpenTelemetry collector."""
+    """The function that sends metrics, and changes of verdicts as log records, to an OpenTelemetry collector."""
     if not url.startswith(("http://", "https://")):
         raise WrongUsageError(f"{url!r} is not the URL of a collector, such as http://localhost:4318")
     try:

@@ -48,7 +48,7 @@ class Watcher:
     ) -> None:
         """Wait until the target has ended, the time is over or `until` is true of the newest Snapshot.
 
-        `words` are shown meanwhile with the seconds that have passed, if a person is there to read them.
+        Meanwhile `words` are shown with the seconds that have passed, if stderr is a terminal.
         """
         shown = words and sys.stderr is not None and sys.stderr.isatty()
         started = time.monotonic()
@@ -71,7 +71,7 @@ class Watcher:
             self._alert.consider(self.snapshot)
 
     def finish(self) -> None:
-        """Run what the last Snapshot asks for, and wait for it."""
+        """Run the alert's command for the last Snapshot if that asks for it, and wait for the command."""
         self._consider()
         if self._alert is not None:
             self._alert.finish()
@@ -81,9 +81,10 @@ class Watcher:
 def watching(
     targets: Sequence[Target], options: Options, record: Path | None = None, alert: Alert | None = None
 ) -> Iterator[Watcher]:
-    """Watch these processes for as long as the block runs, and stop (hook out) however the block ends.
+    """Watch these processes while the block runs, and stop (and take the hook out) however the block ends.
 
-    The Watcher's last Snapshot is made when the block has ended. A command of the `alert` ends with the watching.
+    The Watcher's last Snapshot is made when the block has ended. A command of the `alert` does not outlive the
+    watching.
     """
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader
 
 LONGEST_FILE = 100_000
-"""Lines."""
+"""Of a source file that is shown whole, in lines."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
 
 
 def cluster(settings: Settings) -> FleetReader | None:
-    """What knows the job's ranks on other machines; None where no Prometheus server is set."""
+    """The reader that knows the job's ranks on other machines; None where no Prometheus server is set."""
     if settings.prometheus is None:
         return None
     from aitop.sources.prometheus.address import parse
@@ -82,7 +82,7 @@ def cluster(settings: Settings) -> FleetReader | None:
 
 
 def _all_kept(recorder: Recorder) -> bool:
-    """Say where recordings are, and which of them have stopped early; False if any has."""
+    """Say where the recordings are and which have stopped early. Returns False if one has."""
     recorder.close()
     for recording in recorder.made:
         words = recording.failed or f"recorded {recording.path}; look at it with: aitop replay {recording.path}"
@@ -120,8 +120,8 @@ def find() -> list[Candidate]:
 
 
 def check_terminal(instead: str) -> None:
-    """Raise a WrongUsageError that says what to do `instead` where there is no terminal to draw on."""
-    # The screen is drawn through stderr, and a picker's choice is of no use to a pipe.
+    """Where there is no terminal to draw on, raise a WrongUsageError that says what to do `instead`."""
+    # The screen is drawn through stderr; stdout counts too, as a pipe has no use for what a picker chose.
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if any(stream is None or not stream.isatty() for stream in streams):
         raise WrongUsageError(f"the screen needs a terminal, and input, output or stderr is not one: {instead}")

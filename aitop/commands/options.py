@@ -31,7 +31,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(text: str) -> float:
-    """Seconds in 15s, 2m, 500ms, 1h or a plain number; argparse's error where it is none of these or zero."""
+    """The seconds in 15s, 2m, 500ms, 1h or a plain number. Raises argparse's error for anything else and for zero."""
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds < 1e9:
@@ -40,7 +40,7 @@ def duration(text: str) -> float:
 
 
 def at_least(shortest: float) -> Callable[[str], float]:
-    """Return what reads a duration of `shortest` seconds to a month."""
+    """Return a parser of durations from `shortest` seconds to a month."""
 
     def read(text: str) -> float:
         seconds = duration(text)
@@ -52,7 +52,7 @@ def at_least(shortest: float) -> Callable[[str], float]:
     return read
 
 
-# Not so short that the monitor would watch itself.
+# With shorter intervals, aitop would mostly watch its own load.
 interval = at_least(0.1)
 
 
@@ -64,7 +64,7 @@ def process_id(text: str) -> int:
 
 
 def prometheus(text: str) -> Address:
-    """The address of a Prometheus server. What argparse says of a wrong one does not repeat it: see `parse`."""
+    """The address of a Prometheus server. The error for a wrong one does not repeat it, as it may hold a password."""
     from aitop.sources.prometheus.address import EXAMPLE, parse
 
     try:
@@ -74,7 +74,7 @@ def prometheus(text: str) -> Address:
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
-    """How closely to watch: --passive --interval and the sources to do without. Not given is None: see `settle`."""
+    """How closely to watch: --passive, --interval and the sources to use. An option not given is None: see `settle`."""
     group = parser.add_argument_group("how to watch")
     group.add_argument("--interval", type=interval, metavar="S", help="time between two looks (default: 1s)")
     for name, words in SWITCHES.items():
@@ -92,12 +92,12 @@ def add_screen_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(args: argparse.Namespace, settings: Settings) -> None:
-    """Set `args.settings`: what the command line says, and from the settings what it left open."""
+    """Set `args.settings` to the settings, overridden by what the command line says."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     asked = {name: given[name] for name in ("interval", *SWITCHES, "theme", "ascii") if name in given}
     args.settings = msgspec.structs.replace(settings, **asked)
 
 
 def add_record_option(parser: argparse.ArgumentParser) -> None:
-    """--record FILE of the verbs that watch for another end."""
+    """--record FILE, for the verbs whose purpose is not the recording."""
     parser.add_argument("--record", type=Path, metavar="FILE", help="also keep what was seen (FILE.gz: compressed)")

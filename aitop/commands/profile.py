@@ -35,7 +35,7 @@ def steps(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hook in, profile, hook out; one sentence where that is not possible."""
+    """Put the hook in, profile, and take the hook out. Raises an AitopError where that is not possible."""
     from aitop.commands.headless import watching
     from aitop.engine.torch_profile import take_profile
     from aitop.outputs.profile import profile_text
@@ -64,7 +64,7 @@ def has_steps(snapshot: Snapshot) -> bool:
 
 
 def stepping_pid(snapshot: Snapshot | None, pid: int) -> int:
-    """The process whose steps are seen; raises with the reason where none is."""
+    """The process whose steps are seen. Raises an AitopError with the reason where none are."""
     if snapshot is not None and has_steps(snapshot) and snapshot.steps is not None:
         return snapshot.steps.pid or pid
     hook = snapshot.sources.get("hook") if snapshot is not None else None

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record until the time is over, the target has ended or the user has had enough; all of these are success."""
+    """Record until the time is over, the target has ended or the user presses Ctrl-C; all of these are success."""
     from aitop.commands.headless import Watcher, watching
     from aitop.sources.host.target import look
 

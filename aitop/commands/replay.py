@@ -90,7 +90,7 @@ def snapshots(recording: Recording) -> Iterator[Snapshot]:
 
 
 def export(recording: Recording, form: str, name: str) -> str:
-    """The recording in one of EXPORTS. Raises NotEnoughEvidenceError where it has nothing that could stand there."""
+    """The recording in one of EXPORTS. Raises NotEnoughEvidenceError where it has nothing to export in that form."""
     if form == "csv":
         from aitop.outputs.formats.table import to_csv
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the command and watch it; its own exit code if it has ended, else 0."""
+    """Start the command and watch it. Returns its own exit code if it has ended, else 0."""
     if not args.command:
         raise WrongUsageError("there is nothing to run: put the command after --, as in `aitop run -- python train.py`")
     alert = alert_of(args)
@@ -89,7 +89,7 @@ def _headless(args: argparse.Namespace, environment: dict[str, str], alert: Aler
             watcher.wait(None)
         child.wait()
     except KeyboardInterrupt:
-        # The terminal has sent it to the command, too: it may take its time to save its work.
+        # The terminal has sent SIGINT to the command, too, which may take its time to save its work.
         child.wait()
     except BaseException:
         child.terminate()
@@ -119,7 +119,7 @@ def _start(command: list[str], environment: dict[str, str], log: IO[bytes] | Non
 
 
 def _target(pid: int, command: list[str]) -> Target:
-    """The child as a target. It has just begun: that it is not Python yet, but a shell script say, is no refusal."""
+    """The child as a target. It has only just started, so it is accepted even if it is no Python yet (a shell, say)."""
     from aitop.errors import AitopError
     from aitop.model.snapshot import Target
     from aitop.sources import procfs
@@ -133,7 +133,7 @@ def _target(pid: int, command: list[str]) -> Target:
 
 
 def _farewell(child: subprocess.Popen[bytes], command: list[str], log: Path) -> None:
-    """Say how the command fares and where its output is."""
+    """Say whether the command still runs or how it ended, and where its output is."""
     if child.poll() is None:
         print(
             f"{shlex.join(command)} goes on running as process {child.pid}, its output in {log}.\n"

@@ -1,1 +1,1 @@
-"""Schedules the sources, keeps a bounded history, makes one Snapshot a tick."""
+"""Runs the sources, keeps a bounded history, and makes one Snapshot per tick."""

@@ -20,14 +20,14 @@ SOME_REQUESTS = 100
 
 
 class Engine:
-    """Feed it every event in order; each Tick gives one Snapshot, diagnosed. `history` is what came before."""
+    """Turns events, given in order, into diagnosed Snapshots, one per Tick. `history` is what came before."""
 
     def __init__(self, target: Target, history: History | None = None) -> None:
         self._history = history or History(target)
         self._judge = Judge()
 
     def handle(self, event: Event, *, judged: bool = True) -> Snapshot | None:
-        """Take one event; a Snapshot comes back for a Tick that is to be judged, None for everything else."""
+        """Take one event. Returns a Snapshot for a Tick, unless `judged` is False, and None for all other events."""
         self._history.add(event)
         if isinstance(event, Tick):
             _keep_past(self._history, event.time)
@@ -43,10 +43,12 @@ class Engine:
 
 
 def _keep_past(history: History, now: float) -> None:
-    """Close the seconds that are over, and choose the processes: those that take a server's requests, or the one whose
-    steps stand for the job; else a server that speaks of its requests in its `/metrics`.
+    """Close the seconds that are over, and choose the processes that the past is about.
 
-    It stays with them as long as they make units: what others did before does not compare.
+    These are, in this order: the lead process if it trains; the processes that take a server's requests; the lead
+    process with steps of another kind; a server that counts requests in its `/metrics`. A choice stays for as long as
+    its processes make units, since what different processes did cannot be compared. Only training, and requests that
+    the hook measures, replace another choice earlier.
     """
     past = history.past
     past.close(now)

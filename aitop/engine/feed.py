@@ -1,4 +1,4 @@
-"""Where Snapshots come from, live or replayed: what a screen knows of it, which is there before a feed is made."""
+"""What a screen knows of the feed that its Snapshots come from, live or replayed; usable before a feed is made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Feed(Protocol):
 
 
 class LazyFeed:
-    """A LiveFeed that `make` imports and creates on `start`: that takes 0.24 s of CPU, beside 0.39 s for the screen."""
+    """A LiveFeed that `make` imports and creates only on `start`, so that the screen can come first.
+
+    Importing it takes 0.24 s of CPU, beside 0.39 s for the screen.
+    """
 
     live = True
 
@@ -44,7 +47,7 @@ class LazyFeed:
     def start(self, publish: Publish) -> None:
         if self._stopped.is_set():
             return
-        # Whoever leaves in the meantime need not wait for it.
+        # Made outside the lock: a `stop` meanwhile need not wait for it.
         feed = self._make()
         with self._lock:
             if self._stopped.is_set():
@@ -76,7 +79,7 @@ def own_failure(target: Target, error: Exception, *, time: float, wall: float) -
 
 
 class EventSink(Protocol):
-    """Takes every event in order, such as a recording. Must not raise."""
+    """Takes every event in order; a recording is one. Must not raise."""
 
     def write(self, event: Event) -> None: ...
 
@@ -93,8 +96,8 @@ class ReplayMark(NamedTuple):
 class ReplayPosition(msgspec.Struct, frozen=True):
     """Where a replay stands: `seconds` after its first tick, of `duration`, None before that is known.
 
-    `seeking` is how far (0..1) it is on a long way to another place, None when it is on none. `marks` are known as far
-    as the recording has been looked through. `speed` None plays as fast as it goes.
+    `seeking` is the progress (0..1) of a seek, None while there is none. `marks` are those found so far. With `speed`
+    None it plays as fast as it can.
     """
 
     seconds: float = 0.0

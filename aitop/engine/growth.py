@@ -1,4 +1,4 @@
-"""Reads the code that the target was seen to run, to name lines that make something longer at every step."""
+"""Reads the code that the target was seen to run, to find lines that make something longer at every step."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MOST_FILES = 30
 
 
 class GrowthFinder:
-    """Looks at the user's files that stacks show, and emits the sites of all seen so far.
+    """Reads the user's files that stacks show, and emits the growth sites of all files so far.
 
-    Most runs have no leak, and reading took 0.3 s of CPU beside a vLLM server: so it is done only while memory rises,
-    and again only where another file, call of the model or update is seen. It happens in a thread of its own: the files
-    may lie on a file system that hangs. Each is loaded once, as the process that runs it sees it; by those that see the
-    same as process `pid`, as that one.
+    Most runs have no leak, and reading took 0.3 s of CPU beside a vLLM server. So it reads only while memory rises, and
+    again only when another file, call of the model or update is seen. It reads in a thread of its own, as the files may
+    lie on a file system that hangs. Each file is loaded once, as a process that runs it sees it. Processes that see the
+    same files as process `pid` share that one's view.
     """
 
     def __init__(self, pid: int, emit: Callable[[Event], None]) -> None:
         self._pid = pid
         self._emit = emit
-        # A process that runs each file, and what was loaded.
+        # By file: a process that runs it, and the text that was loaded.
         self._files: dict[str, int] = {}
         self._texts: dict[str, str | None] = {}
         self._models: set[Line] = set()
@@ -45,7 +45,7 @@ class GrowthFinder:
         self._reader.start()
 
     def _learn(self, snapshot: Snapshot) -> bool:
-        """Note the user's files that run, and the lines that call the model or update it; whether any is new."""
+        """Note the user's files that run, and the lines that call or update the model. Returns whether any is new."""
         known = len(self._files), len(self._models), len(self._steps)
         for line in snapshot.stacks.lines if snapshot.stacks is not None else ():
             frames = [*((frame.file, frame.line) for frame in line.via), (line.file, line.line)]

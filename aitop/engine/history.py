@@ -1,4 +1,4 @@
-"""What was seen lately, bounded: the only state between events and Snapshots."""
+"""The bounded history of recent samples: the only state between events and Snapshots."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from aitop.stacks.view import MOST_WINDOWS, StackView
 KEEP_SECONDS = 300.0
 DENSE_SECONDS, APART_SECONDS = 30.0, 0.5
 CHART_SECONDS = 300
-# How far a Snapshot looks back; the second where few steps or requests fall into the first.
+# How far a Snapshot looks back, and how far where few steps or requests fall into that.
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 KEEP_STEPS = 4096
-# Of short steps, at most one in this time is kept beside the newest: a trend needs time, not many steps.
+# `HookHistory.spread` keeps at most one step per this time: a trend needs a long time, not many steps.
 SPREAD_SECONDS = 0.025
 # Half a minute of an engine that makes 200 iterations a second.
 KEEP_REQUESTS = KEEP_ITERATIONS = 6144
@@ -52,15 +52,15 @@ Row = TypeVar("Row")
 
 @dataclass
 class RecentSamples(Generic[SampleType]):
-    """Samples of the last minutes in order: all of the newest, and of the older ones as many as a chart can show.
+    """Samples of the last minutes, oldest first: all of the newest, and as many older ones as a chart can show.
 
-    Of those older than `DENSE_SECONDS` the first of each `APART_SECONDS` stays: which ones those are depends on their
-    times alone, so that a recording shows the same wherever its reading began.
+    Of samples older than `DENSE_SECONDS`, the first in each interval of `APART_SECONDS` stays. The choice depends on
+    their times alone, so that a replay shows the same from wherever it started to read.
     """
 
     _older: deque[SampleType] = field(default_factory=deque)
     _newest: deque[SampleType] = field(default_factory=deque)
-    # A cache: by the id of a sample, the sample and what `rows` read of it.
+    # The cache of `rows`: sample and row by the id of the sample.
     _rows: dict[int, tuple[SampleType, Any]] = field(default_factory=dict, compare=False)
 
     def append(self, sample: SampleType) -> None:
@@ -68,7 +68,7 @@ class RecentSamples(Generic[SampleType]):
         self._newest.append(sample)
 
     def forget(self, now: float) -> None:
-        """Leave out what is too old, or too close to others for its age."""
+        """Drop samples older than `KEEP_SECONDS`, and thin out those older than `DENSE_SECONDS`."""
         while self._newest and self._newest[0].time < now - DENSE_SECONDS:
             sample = self._newest.popleft()
             if not self._older or sample.time // APART_SECONDS != self._older[-1].time // APART_SECONDS:
@@ -83,7 +83,7 @@ class RecentSamples(Generic[SampleType]):
         return samples[-1] if samples else None
 
     def rows(self, read: Callable[[SampleType], Row]) -> list[Row]:
-        """`read` of each sample, oldest first. Each is read once, so `read` must always be the same function."""
+        """`read(sample)` of each sample, oldest first. It is cached, so `read` must always be the same function."""
         before, self._rows = self._rows, {}
         for sample in self:
             known = before.get(id(sample))
@@ -103,8 +103,9 @@ class RecentSamples(Generic[SampleType]):
 
 
 class Second(NamedTuple):
-    """The steps that ended in one second, `time` its end (monotonic): their lengths in milliseconds, and how much of
-    them was saving and evaluating, in seconds.
+    """Figures of the steps that ended in one second. `time` is the end of that second (monotonic).
+
+    `p50` and `p95` are step times in milliseconds; `save` and `evaluation` are sums in seconds.
     """
 
     time: float
@@ -116,7 +117,7 @@ class Second(NamedTuple):
 
 @dataclass
 class StepSeconds:
-    """Steps of one process by the second in which they ended; as many seconds as a chart can show."""
+    """Steps of one process, summed up by the second in which they ended, for as many seconds as a chart can show."""
 
     done: deque[Second] = field(default_factory=lambda: deque(maxlen=CHART_SECONDS))
     current: list[StepRecord] = field(default_factory=list)
@@ -146,10 +147,10 @@ def _second(records: Sequence[StepRecord]) -> Second:
 
 
 class ServedSecond(NamedTuple):
-    """What ended in the second that begins at `second` (monotonic), for charts. None is not measured.
+    """Requests and iterations that ended in the second that begins at `second` (monotonic), for charts.
 
-    `p50` and `p99` (seconds) are of the `requests` that ended, `queue` is how many seconds they waited, all together.
-    `waiting` is the mean number that waited by the engine's iterations.
+    `p50` and `p99` are the latencies (seconds) of the `requests` that ended, `queue` the sum of their seconds in the
+    queue. `waiting` is the mean number of queued requests that the engine's iterations report. None is not measured.
     """
 
     second: int
@@ -162,9 +163,9 @@ class ServedSecond(NamedTuple):
 
 @dataclass
 class ServedHistory:
-    """Requests, iterations and pauses of one process, oldest first. `since`: when they began to be watched.
+    """Requests, iterations and pauses of one process, oldest first. `since` is when watching them began.
 
-    `alive` is None where requests are not watched.
+    `alive` is the number of requests under way at the last sample; None where requests are not watched.
     """
 
     requests: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=KEEP_REQUESTS))
@@ -172,14 +173,14 @@ class ServedHistory:
     pauses: deque[Pause] = field(default_factory=lambda: deque(maxlen=KEEP_PAUSES))
     alive: int | None = None
     since: float | None = None
-    # For charts: the seconds that are over, and what ended in those that are not.
+    # For charts: the finished seconds, and the requests and iterations of the seconds that are still open.
     done: deque[ServedSecond] = field(default_factory=lambda: deque(maxlen=CHART_SECONDS))
     current: tuple[RequestRecord, ...] = ()
     turns: tuple[IterationRecord, ...] = ()
 
     @property
     def watches_requests(self) -> bool:
-        """Whether requests are watched in it, and not only an engine's iterations."""
+        """Whether requests of this process are watched, and not only an engine's iterations."""
         return self.alive is not None or bool(self.requests)
 
     def add(self, sample: HookSample) -> None:
@@ -194,7 +195,7 @@ class ServedHistory:
         self._sum_up(sample)
 
     def _sum_up(self, sample: HookSample) -> None:
-        """Close the seconds that have been over for a second: what ended in them has come."""
+        """Close each second that ended at least a second ago: by now all records of it have arrived."""
         requests, turns = (*self.current, *sample.requests), (*self.turns, *sample.iterations)
         first_open = int(sample.time) - 1
         ends = [*(record.end for record in requests), *(turn.end for turn in turns)]
@@ -221,9 +222,9 @@ def _served_second(second: int, requests: Sequence[RequestRecord], turns: Sequen
 
 @dataclass
 class HookHistory:
-    """One process's steps and facts. `spread` are steps that reach further back than `steps` where these are short.
+    """What the hook of one process reported. `spread` is thinned out, so that it reaches further back than `steps`.
 
-    `began` is when the hook was first heard of, `time` when it was last.
+    `began` and `time` are the times of the hook's first and last sample.
     """
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
@@ -241,7 +242,7 @@ class HookHistory:
 
 
 class Reach(NamedTuple):
-    """How far back a Snapshot looks for stacks, and how soon things count as old. Longer where looks are seldom.
+    """How far back a Snapshot looks for stacks, and when data counts as old. Longer where sampling is rare.
 
     `sampled`  the newest stack windows are used until they make up this number of seconds, however old
     `stale`    seconds without news after which a source is stale
@@ -273,7 +274,7 @@ class History:
     dump: StackDump | None = None
     exchange_notes: ExchangeNotes | None = None
     rank_numbers: dict[int, int] = field(default_factory=dict)
-    # What each process does in a server, by pid, also of those that have ended.
+    # The part of each process in a server, by pid, of ended processes too.
     parts: dict[int, str] = field(default_factory=dict)
     # When stacks first showed a step of a process, by pid: the end of that window.
     stepped: dict[int, float] = field(default_factory=dict)
@@ -281,7 +282,7 @@ class History:
     tick_count: int = 0
     first_time: float | None = None
     newest: dict[SourceName, float] = field(default_factory=dict)
-    # A cache: no part of what happened.
+    # A cache, so it does not count in comparisons.
     stacks: StackView = field(default_factory=StackView, compare=False)
 
     def add(self, event: Event) -> None:
@@ -333,18 +334,21 @@ class History:
             self.servers.setdefault(sample.pid, deque(maxlen=KEEP_LOOKS)).append(sample)
 
     def _number(self, host: HostSample) -> None:
-        """Remember the first number seen for each rank: ranks started by `spawn` have no number of their own."""
+        """Remember the first number seen of each rank.
+
+        Ranks started by `spawn` have no number of their own: they are counted, and counted anew when one ends.
+        """
         if len(self.rank_numbers) > MOST_RANKS:
             self.rank_numbers.clear()
         for process in host.processes:
             if process.role == "launcher":
-                # It looked like a rank until what it started was seen to be the ranks.
+                # A launcher looks like a rank until its children turn out to be the ranks.
                 self.rank_numbers.pop(process.pid, None)
             elif process.role == "rank" and process.rank is not None and process.state != "Z":
                 self.rank_numbers.setdefault(process.pid, process.rank)
 
     def _note_steps(self, window: StackWindow) -> None:
-        """Remember the processes of which the window is the first that shows a step."""
+        """Note the time of the window for each process of which it is the first to show a step."""
         if len(self.stepped) > MOST_RANKS:
             self.stepped.clear()
         for pid in {stack.pid for stack in window.stacks} - self.stepped.keys():
@@ -355,7 +359,7 @@ class History:
         hook = self.hooks.setdefault(sample.pid, HookHistory(began=sample.time))
         hook.steps.extend(sample.steps)
         for record in sample.steps:
-            # By their times alone, so that a recording shows the same wherever its reading began.
+            # Chosen by time alone, so that a replay shows the same from wherever it started to read.
             if not hook.spread or record.end // SPREAD_SECONDS != hook.spread[-1].end // SPREAD_SECONDS:
                 hook.spread.append(record)
         hook.seconds.add(sample.steps)

@@ -1,4 +1,4 @@
-"""Which processes the hook belongs into, and the requests that bring it in: joins attach to the hook's ring."""
+"""Brings the hook into processes and takes it out, and remembers which processes make steps and so should get it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.stacks.work import Level
 
 SELF_REMOVAL_SECONDS = 0.6
-# How long a process is waited for at first, and each time that it is asked for again.
+# How long `bring_in` waits for a process at its first call, and at each later one.
 FIRST_WAIT_SECONDS, NEXT_WAIT_SECONDS = 3.0, 0.2
 
 
 class HookRequests:
-    """The requests for the hook that are under way to their processes.
+    """The pending requests to put the hook into processes.
 
     A request that a process does not take in time stays queued in it, at no cost to it, until it returns to Python code
-    or `give_up` is called. Any thread may call; for the same process one at a time. `hooked` are all processes that
-    the hook was put into, even if it is no longer wanted in them. `fronts` returns those that need no torch for it.
+    or `give_up` is called. Any thread may call, but for the same process only one at a time. `hooked` has all processes
+    that the hook was put into, even if it is no longer wanted there. `fronts` returns those that get it without torch.
     """
 
     def __init__(self, fronts: Callable[[], Collection[int]] = tuple) -> None:
@@ -35,7 +35,7 @@ class HookRequests:
         self.hooked: set[int] = set()
 
     def bring_in(self, pid: int) -> None:
-        """Put the hook into `pid`. Raises AttachRefused where it is not in yet."""
+        """Put the hook into `pid`. Raises AttachRefused if it is not in by the end of the call."""
         with self._changed:
             self._busy += 1
         try:
@@ -46,7 +46,7 @@ class HookRequests:
                 self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Withdraw every request. No other is begun."""
+        """Withdraw all requests, and begin no new ones."""
         self._given_up.set()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
@@ -77,7 +77,7 @@ class HookRequests:
 
 
 def take_out(pids: Iterable[int]) -> None:
-    """Make sure that no hook of ours stays: wait for it to leave by itself, else ask the process to drop it.
+    """Make sure that no hook of ours stays: wait until it removes itself, else ask the process to drop it.
 
     A hook that came with the program, or that another monitor uses, is left alone.
     """
@@ -93,9 +93,9 @@ def take_out(pids: Iterable[int]) -> None:
 
 
 class SteppingProcesses:
-    """Remembers who stepped, for as long as it lives: a trainer that evaluates or saves for a minute stays one.
+    """Remembers which processes made steps, while they live: a trainer that evaluates or saves for a minute stays one.
 
-    Where some update a model, whoever only runs one does not count: it feeds them. Any thread may ask.
+    Where some processes update a model, those that only run one do not count: they feed the others. Any thread may ask.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class SteppingProcesses:
         self._known = threading.Event()
 
     def update(self, levels: Mapping[int, Level], working: Sequence[int], alive: Collection[int]) -> None:
-        """Take what was seen now: who steps, and who does the work, the first to show in front."""
+        """Take what the last Snapshot shows: how far each process makes steps, and which do the work, in order."""
         known = {pid: level for pid, level in self._levels.items() if pid in alive}
         for pid, level in levels.items():
             known[pid] = max(level, known.get(pid, 0))
@@ -121,7 +121,7 @@ class SteppingProcesses:
         return self._pids
 
     def working(self) -> tuple[int, ...]:
-        """The processes that do the work by the last Snapshot, the first to show in front."""
+        """The processes that do the work by the last Snapshot; the one to show first comes first."""
         return self._working
 
     def wait_until_known(self, seconds: float) -> None:

@@ -49,40 +49,46 @@ if TYPE_CHECKING:
 
 # How long `stop` waits for all sources together.
 STOP_SECONDS = 3.0
-# How long `conclude` waits for the stacks, and then for the Snapshot: where others keep all cores it may take seconds.
+# How long `conclude` waits for the last stack window, and then for the last Snapshot. Either may take seconds where
+# other programs keep all cores busy.
 STACKS_SECONDS, CONCLUDE_SECONDS = 2.0, 10.0
 # Seconds between two dumps of all stacks while the job stands still.
 BETWEEN_LOOKS = 2.0
-# How long the hook waits for the first look at the process tree, and for the stacks to tell who steps.
+# How long putting the hook in may wait for the first look at the process tree, and then for stacks to show which
+# processes make steps.
 FIRST_LOOK_SECONDS = 2.0
-# A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes, and a look of one of many.
+# The judge shows a verdict only after two ticks in a row. So two ticks are made at once for the last Snapshot and, with
+# many jobs, after a look at a standstill.
 ENOUGH_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
-# Where many jobs are watched nobody waits for the first frame. A tick follows each of so many first stack windows: two
-# make a verdict, and on a busy machine a window may come late. Those that show only imports do not count.
+# With many jobs nobody waits for a first frame, so there are no early ticks. Instead a tick follows each of the first
+# stack windows, until this many of them came while a process was at work (not only importing). Two ticks make a
+# verdict; there are more because windows may come late on a busy machine.
 TICKS_AT_WINDOWS = 5
-# Where no core is idle, ticks may take this part of a core, and come as late as after so many seconds. With hundreds of
-# requests a second one takes some 30 ms of CPU, in the first seconds less than 10.
+# Where no core is idle, ticks are spaced so that they take at most this part of a core, but at most LATEST_TICK seconds
+# apart. At hundreds of requests a second one tick takes some 30 ms of CPU, in the first seconds less than 10.
 CORES_OF_TICKS, LATEST_TICK = 0.01, 8.0
-# A hook that takes this part of the run's time in so many ticks in a row leaves. Its own estimate is of cold caches:
-# where a forward pass of 16 µs is all that a run does, it says 30 %; 11 % were measured. Of 1 ms it says 1.5 %.
+# The hook is taken out if it slows the run by more than MOST_SLOWDOWN in this many ticks in a row. The slowdown is the
+# hook's own estimate, which assumes cold caches and so is high: 30 % for a run of nothing but forward passes of 16 µs,
+# where 11 % were measured, and 1.5 % for passes of 1 ms.
 MOST_SLOWDOWN, SLOW_TICKS = 0.15, 3
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
-# Some 200 samples of the thread that leads, as in half a minute of a screen.
+# For one of many jobs. 10 s of stack windows hold some 200 samples of the lead thread, as many as a screen gets in half
+# a minute.
 REACH_OF_MANY = Reach(sampled=10.0, stale=600.0, again=300.0)
 
 
 class Shared(NamedTuple):
-    """What the feeds of several jobs have in common: they take turns at sampling stacks, and read devices once."""
+    """Shared by the feeds of several jobs, so that they take turns at sampling stacks and read each device once."""
 
     budget: SharedBudget
     devices: SharedDevices
 
 
 class LiveFeed:
-    """Watches one or more live processes and their trees. With `shared` it is one of many feeds, and each is cheap."""
+    """Watches one or more live processes and their trees. With `shared` it is one of many feeds and uses less CPU."""
 
     live = True
 
@@ -174,11 +180,11 @@ class LiveFeed:
     # What a screen may ask for.
 
     def marked(self) -> Snapshot | None:
-        """The moment that the user marked in this session, or else left marked in the last one with this script."""
+        """The Snapshot that the user marked in this session, else the mark that the script's last session left."""
         return self._mark
 
     def mark(self, snapshot: Snapshot | None) -> None:
-        """Keep this moment with the run, or none."""
+        """Set the mark that is kept with the run; None removes it."""
         self._mark = snapshot
 
     def detach(self) -> None:
@@ -217,7 +223,7 @@ class LiveFeed:
 
     @contextlib.contextmanager
     def _stacks_wanted(self) -> Iterator[None]:
-        """Raise an AitopError if stacks are switched off, or instead of a SourceError while they are read."""
+        """Raise an AitopError if stacks are switched off, and turn a SourceError of the block into an AitopError."""
         off = next((reason for name, reason in self._switched_off() if name == "stacks"), None)
         if off is not None:
             raise AitopError(f"stacks are {off}: they are not looked at")
@@ -250,18 +256,21 @@ class LiveFeed:
         return sources
 
     def _recognised(self, processes: Sequence[Member]) -> Server | None:
-        """The server that these processes are. A web server beside a training run only shows how that goes."""
+        """The server that these processes form; None if they form none.
+
+        A plain web server beside a training run does not count: it only shows how the run goes.
+        """
         server = self._recogniser.look(processes)
         trains = self._snapshot is not None and self._snapshot.kind == "training"
         return None if server is not None and server.software.web and trains else server
 
     def _hook_measures_requests(self) -> bool:
-        """Whether the hook measured requests of a server by the last Snapshot."""
+        """Whether the last Snapshot has requests of a server that the hook measured."""
         serving = self._snapshot.serving if self._snapshot else None
         return serving is not None and bool(serving.requests)
 
     def _switched_off(self) -> list[tuple[SourceName, str]]:
-        """The sources that the user does not want, and why, in words."""
+        """The sources that the user switched off, each with the reason in words."""
         options = self._options
         off: list[tuple[SourceName, str]] = [] if options.gpu else [("gpu", "switched off by --no-gpu")]
         touching: list[tuple[SourceName, bool, str]] = [
@@ -277,9 +286,9 @@ class LiveFeed:
     # Which processes get the hook.
 
     def _hook_pids(self) -> tuple[int, ...]:
-        """The processes to put the hook into: engines and fronts of servers; else the ranks, or else the targets.
+        """The processes to put the hook into: engines and fronts of servers, and the processes that make steps.
 
-        Never a launcher: it makes no steps. Nor what works for an engine: that is measured in the engine.
+        Never a launcher, which makes no steps, nor a process around an engine, whose work is measured in the engine.
         """
         if not self._host.seen.ranks:
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
@@ -289,9 +298,10 @@ class LiveFeed:
         return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *stepping)))
 
     def _stepping(self) -> tuple[int, ...]:
-        """The processes that make steps themselves.
+        """The processes that make steps themselves: some of the ranks, or of the targets if there are no ranks.
 
-        A process with children may leave the work to them. So it counts only once stacks have shown that it steps.
+        A process with children may leave the work to them. So, where stacks are sampled, it counts only once they have
+        shown it making steps.
         """
         pids = self._may_step()
         if not pids or not self._stacks_tell() or self._stopping.is_set():
@@ -321,7 +331,7 @@ class LiveFeed:
         except Exception as error:
             publish(own_failure(self.target, error, time=time.monotonic(), wall=time.time()))
         finally:
-            # Nothing empties the queue any more.
+            # Nothing empties the queue any more, so the sources must stop filling it.
             for runner in list(self._runners.values()):
                 runner.ask_to_stop()
 
@@ -347,7 +357,7 @@ class LiveFeed:
                 if at_windows and isinstance(event, StackWindow):
                     at_windows -= bool(self._snapshot and self._snapshot.working)
                 elif self._shared and isinstance(event, ExchangeNotes):
-                    # All that stands still was looked at: that verdict does not wait for two of the seldom ticks.
+                    # A look at a standstill has ended. Its verdict takes two ticks, and regular ones are far apart.
                     ticks = ENOUGH_TICKS
                 else:
                     continue
@@ -423,7 +433,7 @@ class LiveFeed:
         if slowdown is not None and self._slow_ticks >= SLOW_TICKS:
             self._slow_ticks = 0
             reason = f"taken out: by its own estimate it took {percent(slowdown)} of steps that are this short"
-            # It waits for the runner, and for the processes to let go.
+            # In a thread, because it waits for the runner and for the processes to drop the hook.
             threading.Thread(target=self._detach, args=(reason,), name="aitop-detach", daemon=True).start()
 
     def _end_of_target(self, publish: Publish) -> None:
@@ -435,11 +445,11 @@ class LiveFeed:
 
 
 def exchange_notes(ranks: Mapping[int, int | None]) -> ExchangeNotes:
-    """What torch's Flight Recorder reports of these ranks (rank numbers by pid), and where they meet.
+    """What torch's Flight Recorder says of these ranks (rank numbers by pid), and whether all are on this machine.
 
     Only files and /proc are read. Takes some seconds.
     """
-    # Few jobs stand still.
+    # Imported only here: few jobs stand still.
     from aitop.sources.exchange.flight_recorder import flight_record  # noqa: PLC0415
     from aitop.sources.exchange.tcp_table import meet_on_this_machine  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Watches many jobs of this machine in one process, each with a feed of its own, and cheaply all together.
+"""Watches many jobs of this machine in one process, each with a feed of its own, at little cost for all together.
 
 A new job is looked at every ten seconds of its first minute; after that all jobs take turns within one budget for
 stack sampling. So the cost does not grow with their number: the more jobs there are, the less often each is sampled.
@@ -23,21 +23,21 @@ from aitop.sources.host.job import start_ticks, whole_jobs
 from aitop.sources.host.target import look
 from aitop.sources.stacks.pace import SharedBudget
 
-# Of a core, for sampling the stacks of all jobs. What else aitop does takes about half as much again.
+# The part of a core for sampling the stacks of all jobs. Everything else takes about half as much again.
 CORES = 0.008
-# Looking for jobs reads the list of all processes twice.
+# Seconds between two searches for jobs, each of which reads the list of all processes twice.
 SEARCH_SECONDS = 15.0
 # Jobs that are found together do not start their py-spy children all at once.
 APART_SECONDS = 2.0
 
 
 class JobReceiver(Protocol):
-    """What takes the Snapshots of all jobs. Any thread of a feed may call."""
+    """Takes the Snapshots of all jobs. The feeds' threads call it."""
 
     def take(self, job: Job, snapshot: Snapshot) -> None: ...
 
     def close(self, job: Job) -> None:
-        """Take note of a job into which we may not look."""
+        """Note a job that aitop may not look into."""
 
     def drop(self, pid: int) -> None:
         """Forget the job whose topmost process this was."""
@@ -74,7 +74,7 @@ class _Watched:
 
 
 class Node:
-    """The jobs of this machine: those of `pids`, or with None all that there are. `say` gets a sentence at a time."""
+    """Watches the jobs of `pids`, or with None all jobs of this machine. `say` gets messages, one sentence each."""
 
     def __init__(
         self, pids: Sequence[int] | None, options: Options, receiver: JobReceiver, say: Callable[[str], None]
@@ -86,13 +86,13 @@ class Node:
         self._say = say
         self._shared = Shared(SharedBudget(CORES), SharedDevices(options.interval))
         self._watched: dict[int, _Watched] = {}
-        # Why a job is not watched, by its topmost process and when that began.
+        # Why a job is not watched, by its topmost process and that one's start time.
         self._refused: dict[tuple[int, int | None], str] = {}
         self._broken: set[tuple[int, int | None]] = set()
         # The topmost processes of jobs that are to be watched next.
         self._waiting: list[int] = []
         self._search_at = 0.0
-        # How many jobs have ended that were watched.
+        # How many watched jobs have ended.
         self.ended = 0
 
     @property
@@ -101,7 +101,7 @@ class Node:
         return not self._watched and not self._waiting
 
     def update(self) -> float:
-        """Follow jobs that come and go, and begin with one at most: the seconds until the next call."""
+        """Follow jobs that come and go, begin to watch at most one, and return the seconds until the next call."""
         for top in [top for top, watched in self._watched.items() if watched.ended.is_set()]:
             self._end(top)
         now = time.monotonic()
@@ -118,7 +118,7 @@ class Node:
         watched = self._watched.pop(top)
         watched.feed.stop()
         if watched.failed is not None:
-            # It would fail again.
+            # It would fail again, so it is not watched again.
             self._broken.add((top, start_ticks(top)))
         self.ended += 1
         self._say(watched.failed or f"the job of process {top} has ended")

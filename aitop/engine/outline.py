@@ -1,9 +1,9 @@
 """The outline of a recording: the times of its ticks, marks where verdicts change, and bookmarks for jumps.
 
-To jump back, a replay starts at a bookmark instead of at the beginning, and handles the events from there on. Of the
-History at its place a bookmark holds only what is kept for good. What a History forgets after KEEP_SECONDS has to be
-read again, so the replay starts at the last bookmark that lies at least that long before the wanted place. Handling
-all events of an hour costs 3 to 6 s of CPU, skipping their lines 0.2 to 0.5 s.
+For a jump, a replay starts at a bookmark instead of at the beginning, and handles the events from there on. A bookmark
+holds only that part of the History which is kept for good. What a History forgets after KEEP_SECONDS has to be read
+again, so the replay starts at the last bookmark at least that long before the wanted place. Handling all events of an
+hour costs 3 to 6 s of CPU, skipping their lines 0.2 to 0.5 s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_MARKS = 500
 
 
 class Bookmark(NamedTuple):
-    """A place in a recording: after so many ticks and `lines`, with what lasts of the `history` there."""
+    """A place in a recording: after `tick` ticks and `lines` lines, with the lasting part of the `history` there."""
 
     tick: int
     lines: int
@@ -38,9 +38,9 @@ class Bookmark(NamedTuple):
 class Outline:
     """Reads a recording in a thread of its own: first only its ticks, then everything, at half speed.
 
-    All of it may be used from any thread meanwhile; `times` is complete once `measured` is set. Of a recording that
-    cannot be read to its end it has what could be read. It pauses while `free` is not set: a replay clears that during
-    a jump, as two busy threads would take several times as long.
+    Any thread may use it meanwhile; `times` is complete once `measured` is set. Of a recording that cannot be read to
+    its end it has what could be read. It pauses while `free` is not set: a replay clears that during a jump, as two
+    busy threads would take several times as long.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -70,7 +70,7 @@ class Outline:
             self._bookmarks[tick] = Bookmark(tick, lines, lasting(history))
 
     def bookmark_for(self, tick: int) -> Bookmark | None:
-        """The latest bookmark early enough for a complete history at `tick`; None where that takes the beginning."""
+        """The latest bookmark early enough for a complete history at `tick`; None where only the beginning is."""
         if not 0 < tick <= len(self.times):
             return None
         latest = self.times[tick - 1] - KEEP_SECONDS - SLACK_SECONDS
@@ -93,7 +93,7 @@ class Outline:
             self._apart = max(BOOKMARK_TICKS, len(times) // MOST_BOOKMARKS)
             self.measured.set()
             self._judge_all()
-        except Exception:  # the player meets the same and tells of it
+        except Exception:  # the player meets the same error and reports it
             return
         finally:
             self.measured.set()
@@ -114,7 +114,7 @@ class Outline:
             if words and len(self.marks) < MOST_MARKS:
                 self.marks = (*self.marks, ReplayMark(snapshot.time - self.times[0], words))
             before = snapshot
-            # The player and the screen go first.
+            # Rest for as long as that took, so that the player and the screen come first.
             if self._stopping.wait(time.monotonic() - started):
                 return
 
@@ -140,7 +140,7 @@ def lasting(history: History) -> History:
 
 
 def copied(value: Any) -> Any:
-    """A copy that further events do not change: containers and dataclasses anew, with the same records in them."""
+    """A copy that later events do not change: new containers and dataclasses with the same records in them."""
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: copied(getattr(value, each.name)) for each in fields(value)})
     if isinstance(value, dict):
@@ -151,7 +151,7 @@ def copied(value: Any) -> Any:
 
 
 def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:
-    """The words of a mark, where another verdict is first, a checkpoint was written or the target ended; else None."""
+    """The words of a mark if the first verdict changed, a checkpoint was written or the target ended; else None."""
     if before is None:
         return None
     if now.target.ended and not before.target.ended:

@@ -1,4 +1,4 @@
-"""Sums over stretches of time since the watching began, in bounded memory: the newest by the second, older ones longer.
+"""Keeps sums over all time since watching began in bounded memory: by the second at first, over longer stretches later.
 
 Of each length (1, 2, 4, … seconds) there are at most KEEP stretches. When one more comes, the two oldest of that length
 become one of double the length. So the length of a stretch grows with its age, to about 4 % of it, and three days take
@@ -23,24 +23,25 @@ from aitop.model.steps import HookSample, StepRecord
 from aitop.stacks.view import StackView
 
 KEEP, MOST_LEVELS = 64, 12
-# How late samples of a second may come: the ring is read once a second, py-spy's windows last two.
+# Seconds by which a sample may come late: the ring is read once a second, and py-spy's windows last two.
 LATE_SECONDS = 3
 MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.
 MOST_UNITS = 50
 
 Record = TypeVar("Record", StepRecord, RequestRecord)
-# What regressions are asked about beside the parts of a unit.
+# Summed for the rule of regressions, though it is no part that adds up to the unit.
 BESIDE = {"gc": ("gc",)}
 PAST_FIELDS = {"step": {**FIELDS["step"], **BESIDE}, "request": FIELDS["request"]}
 
 
 @dataclass
 class PastHistory:
-    """Of the processes `pids`, which make units of one kind, and of the machine. `add` takes events in order.
+    """The past of the processes `pids`, which make units of one kind, and of the machine. `add` takes events in order.
 
-    `newest` is when a unit came last, or the choice was made. `recompiles` is torch.compile's counter at that time,
-    `look` what the server's `/metrics` said last, where `metrics` says that its requests are taken from there.
+    `newest` is when the last unit came, at first when `begin` was called. `recompiles` is the last value of
+    torch.compile's counter. `metrics` says that requests are taken from the server's `/metrics`; `look` is then the
+    last sample of these.
     """
 
     pids: tuple[int, ...] = ()
@@ -52,13 +53,13 @@ class PastHistory:
     look: ServerSample | None = None
     levels: list[deque[Stretch]] = field(default_factory=list)
     open: dict[int, Stretch] = field(default_factory=dict)
-    # What was made of the levels: they change once a second, and are asked for at every tick.
+    # The cached result of `past()`: the levels change once a second, but are asked for at every tick.
     made: Past | None = field(default=None, compare=False)
 
     def begin(
         self, pids: tuple[int, ...], unit: PastUnit, *, now: float, trains: bool = False, metrics: bool = False
     ) -> None:
-        """Forget everything: from now on it is about these processes."""
+        """Forget everything and start over with these processes."""
         self.pids, self.unit, self.trains, self.metrics, self.newest = pids, unit, trains, metrics, now
         self.recompiles = self.look = self.made = None
         self.levels, self.open = [], {}
@@ -141,7 +142,7 @@ class PastHistory:
         self.open[second] = merged((self.open[second], new)) if second in self.open else new
 
     def close(self, now: float) -> None:
-        """Make stretches of the seconds of which nothing more will come."""
+        """Turn the seconds for which no more samples can come into stretches."""
         for second in sorted(second for second in self.open if second + 1 + LATE_SECONDS <= now):
             self._append(self.open.pop(second))
             self.made = None
@@ -165,7 +166,7 @@ class PastHistory:
 
 
 def merged(stretches: Sequence[Stretch]) -> Stretch:
-    """One stretch of these, which follow one another."""
+    """Join consecutive stretches into one."""
     lines: Counter[PastLine] = Counter()
     for stretch in stretches:
         lines.update(stretch.lines)
@@ -188,7 +189,7 @@ def _by_second(units: Iterable[Record]) -> Iterator[tuple[float, list[Record]]]:
 
 
 def _of_units(units: Sequence[StepRecord] | Sequence[RequestRecord], unit: PastUnit) -> Sums:
-    """The sums of a second's units: how long all of them took, and the parts of some of them."""
+    """The sums of one second's units: the time of all of them, and the parts of an even selection."""
     some = units[:: max(1, len(units) // MOST_UNITS)]
     sums = summed(some, PAST_FIELDS[unit])
     parts = sum(total for name, (total, _) in sums.items() if name not in ("seconds", *LOADS, *BESIDE))

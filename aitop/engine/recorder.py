@@ -33,9 +33,9 @@ class OpenRecording(EventSink, Protocol):
 class Recorder:
     """The sink of a live feed. `recording` is the one being written, or None; `made` are all recordings so far.
 
-    Events that stay valid until they are replaced (`_standing`: source states, target, hook facts) are kept, and a
-    recording that begins later starts with them. `open_recording(path, new)` raises an error whose text says why a file
-    cannot be written, or, with `new`, that there is one.
+    Events that stay valid until they are replaced (`_standing`: source states, target, growth sites, hook facts) are
+    kept, and a recording that begins later starts with them. `open_recording(path, new)` raises an error whose text
+    says why a file cannot be written, or, with `new`, that there is one already.
     """
 
     def __init__(self, open_recording: Callable[[Path, bool], OpenRecording], path: Path | None = None) -> None:

@@ -30,8 +30,8 @@ def last_snapshot(recording: Recording) -> Snapshot | None:
 class ReplayFeed:
     """Plays a recording: `speed` 1 keeps its pace, 10 is ten times as fast, None does not wait at all.
 
-    A seek goes on from where the replay stands, from a bookmark, or from the start, and takes every event up to the
-    place, without waiting.
+    A seek starts where the replay stands, at a bookmark, or at the beginning, and handles every event up to the wanted
+    place without waiting.
     """
 
     live = False
@@ -44,7 +44,7 @@ class ReplayFeed:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.finished = threading.Event()
-        # What is wanted, by tick number for a place.
+        # What was asked for. `_wanted` is the number of the tick to go to, None for none.
         self._speed = speed
         self._playing = True
         self._wanted: int | None = None
@@ -102,7 +102,7 @@ class ReplayFeed:
         self._change()
 
     def step(self, ticks: int) -> None:
-        """Pause `ticks` further (back, if negative) than the present tick, or than the one that it is going to."""
+        """Pause `ticks` further (back, if negative) than the present tick, or than the one that a seek is going to."""
         self._change(playing=False, wanted=self._within(self._going_to() + ticks))
 
     def seek_by(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class ReplayFeed:
         return max(1, min(tick, most))
 
     def _change(self, *, playing: bool | None = None, wanted: int | None = None) -> None:
-        """Take over what is given, and have the thread that plays look again."""
+        """Set what is given, and wake the thread that plays."""
         with self._wake:
             self._playing = self._playing if playing is None else playing
             self._wanted = self._wanted if wanted is None else wanted
@@ -205,7 +205,7 @@ class ReplayFeed:
         return self._pending
 
     def _go_to(self, wanted: int, publish: Publish) -> None:
-        """Stand at a tick and show it, unless another place is wanted meanwhile."""
+        """Go to a tick and show it, unless another place is asked for meanwhile."""
         # Another place may have been asked for while this one was on its way.
         if wanted < self._at or (wanted == self._at and not self._shown):
             self._rewind()

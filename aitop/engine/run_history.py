@@ -1,7 +1,7 @@
-"""The last runs of each script in the user's state folder, some kilobytes each, to compare new ones with.
+"""Keeps the last runs of each script in the user's state folder, some kilobytes each, to compare new runs with them.
 
-A file says nothing of what a run was told or works on: its name has digests of script and arguments, and inside there
-is neither a command line nor source text, of which lines have a digest, so that they are known again.
+A file does not show a run's arguments or source: its name has digests of the script and of the whole command, and in it
+there is neither a command line nor source text. Lines have a digest of their text, by which they are recognised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aitop.output_file import make_folder, remove_output, replace_output
 MOST_RUNS = 200
 # Steps before a mark that are kept: enough to tell whether later ones are faster.
 MARKED_STEPS = 100
-# A mark shows how figures were in its last seconds.
+# A mark keeps the series of its last seconds only.
 MARKED_SECONDS = 10.0
 LARGEST_RUN = 64 * 1024
 
@@ -40,16 +40,16 @@ class KeptRun(Run, frozen=True, kw_only=True):
 
 
 class RunHistory:
-    """What is kept of runs like that of `target`. Nothing here raises: a session goes on without its history."""
+    """The kept runs of the target's script. Nothing here raises: a session goes on without its history."""
 
     def __init__(self, target: Target, folder: Path | None = None) -> None:
         self._folder = folder or history_folder()
         self._target = target
-        # A process that is watched again continues its run.
+        # Names the run in its file, so that a process that is watched again replaces its own file.
         self._run = f"{target.started or 0:.2f}-{target.pid}"
 
     def last(self) -> Run | None:
-        """The newest other run: with the same arguments, or else of the same script."""
+        """The newest other run of the same command, else of the same script; None where there is none."""
         script, arguments = self._digests()
         alike = [file for file in self._files() if file.name.startswith(script) and self._run not in file.name]
         same = [file for file in alike if file.name.startswith(f"{script}-{arguments}")]
@@ -61,7 +61,7 @@ class RunHistory:
         last = _newest([file for file in self._files() if file.name.startswith(script)])
         if last is None or last.mark is None or last.mark.target.started == self._target.started:
             return last.mark if last is not None else None
-        # Every step of this run came after it, whatever its clock said.
+        # The mark is of an earlier run, so every step of this run comes after it, whatever its clock said.
         return replace(last.mark, time=-math.inf)
 
     def keep(self, snapshot: Snapshot, mark: Snapshot | None = None) -> None:
@@ -69,7 +69,7 @@ class RunHistory:
         run = anonymous(run_of(snapshot))
         figures = {name: getattr(run, name) for name in run.__struct_fields__}
         marked = None if mark is None else _figures_of(mark)
-        # No time in its header, which has no room for every clock's.
+        # mtime=0: the header of gzip has too few bits for the times that a clock may show.
         written = gzip.compress(msgspec.json.encode(KeptRun(**figures, mark=marked)), mtime=0)
         if self._folder is None or run.units is None or run.units.count < LEAST_VALUES or len(written) > LARGEST_RUN:
             return
@@ -82,11 +82,11 @@ class RunHistory:
                 remove_output(oldest)
 
     def _digests(self) -> tuple[str, str]:
-        """Of the script and of the whole command."""
+        """The digests of the script and of the whole command."""
         return digest(self._target.script or self._target.command), digest(self._target.command)
 
     def _files(self) -> list[Path]:
-        """Those of all scripts, the oldest first."""
+        """The files of all scripts, the oldest first."""
         dated = []
         with contextlib.suppress(OSError):
             dated = [(file.stat().st_mtime, file) for file in self._folder.glob("*.json.gz")] if self._folder else []
@@ -94,7 +94,7 @@ class RunHistory:
 
 
 def _newest(files: Sequence[Path]) -> KeptRun | None:
-    """The last of the files that can be read and can be of a run."""
+    """The run in the last of the files that can be read and has plausible figures."""
     for file in reversed(files):
         with contextlib.suppress(OSError, EOFError, zlib.error, ValueError, RecursionError):
             if file.stat().st_size > LARGEST_RUN:
@@ -133,7 +133,7 @@ def _since(series: Series, time: float) -> Series:
 def history_folder() -> Path | None:
     """$XDG_STATE_HOME/aitop/history, by default under ~/.local/state; None where that is not this user's own.
 
-    Root that has kept the HOME of another user leaves nothing there, nor where a link of theirs leads.
+    Root with the HOME of another user (as after `sudo`) leaves nothing there, nor where a link of that user leads.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     try:

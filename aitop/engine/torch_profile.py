@@ -1,6 +1,6 @@
-"""Takes a profile of some steps with torch.profiler, in a process that has the hook in, and turns it into figures.
+"""Profiles some steps with torch.profiler in a process that has the hook in, and computes figures from the trace.
 
-Every byte of the trace that comes out is taken as hostile.
+Every byte of the trace is treated as hostile.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LEAST_SECONDS, SECONDS_PER_STEP = 30.0, 10.0
 MOST_ROWS = 40
 LONGEST_NAME = 200
 LONGEST_US = 3.6e9
-# Shorter gaps are how a device changes from one kernel to the next.
+# A device needs up to this long to change from one kernel to the next: that is no gap.
 LEAST_GAP_US = 2.0
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 MEMORY = "[memory]"
-# In this order: a fused attention kernel has "gemm" in its name, and a copy kernel "elementwise".
+# The first match counts: a fused attention kernel has "gemm" in its name, and a copy kernel "elementwise".
 _CLASSES: tuple[tuple[OpClass, str], ...] = (
     ("collective", r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|c10d|broadcast_kernel|gloo"),
     ("attention", r"flash(?!infer)|fmha|scaled_dot_product|attention|\bsdpa|with\w*kvcache"),
@@ -74,7 +74,7 @@ class _Trace(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Op:
-    """One call of an operator. `inner` is the time of the calls in it; `outermost`: in no call of the same name."""
+    """One call of an operator. `inner`: seconds of the calls directly in it; `outermost`: in no call of its name."""
 
     name: str
     end: float
@@ -99,10 +99,10 @@ def take_profile(
     wanted: Callable[[], bool] = lambda: True,
     progress: Callable[[str], None] = lambda state: None,
 ) -> TakenProfile:
-    """Profile `steps` steps of process `pid`, whose hook somebody else keeps there.
+    """Profile `steps` steps of process `pid`, in which the caller keeps the hook.
 
-    `progress` hears waiting, then running. Raises AitopError where there is no hook, the profiler does not start,
-    the process ends or makes no steps, or `wanted` says that nobody waits any more.
+    `progress` is called with "waiting", then with "running". Raises AitopError where there is no hook, the profiler
+    does not start, the process ends or makes no steps, or `wanted` returns False (nobody waits any more).
     """
     try:
         ring = HookRing(pid)
@@ -125,7 +125,7 @@ def take_profile(
 
 
 def analyse(trace: bytes, *, pid: int, steps: int, holds: Holds) -> Profile:
-    """The figures of a trace. Raises TraceError where it is none."""
+    """The figures of a trace. Raises TraceError if it is not one."""
     events = _events(trace)
     ops, by_id = _operators(events)
     on_device = [event for event in events if event.cat in ON_DEVICE]
@@ -172,7 +172,7 @@ def _events(trace: bytes) -> list[_Event]:
 
 
 def _operators(events: Sequence[_Event]) -> tuple[list[_Op], dict[int, _Op]]:
-    """All calls with the time of the calls inside them and what they allocated; and each by its external id."""
+    """All operator calls, each with the time of the calls inside it and the bytes it allocated; and by external id."""
     ops: list[_Op] = []
     by_id: dict[int, _Op] = {}
     threads: dict[str, list[_Event]] = defaultdict(list)
@@ -199,7 +199,7 @@ def _operators(events: Sequence[_Event]) -> tuple[list[_Op], dict[int, _Op]]:
 
 
 def _rows(ops: Sequence[_Op], device: bool, memory: bool) -> tuple[OpRow, ...]:
-    """One row an operator, the dearest first: by device time where there is a device, else by its own host time."""
+    """One row per operator, the most expensive first: by device time where there is a device, else by own host time."""
     named: dict[str, list[_Op]] = defaultdict(list)
     for op in ops:
         named[op.name].append(op)
@@ -219,7 +219,7 @@ def _rows(ops: Sequence[_Op], device: bool, memory: bool) -> tuple[OpRow, ...]:
 
 
 def _kernels(events: Sequence[_Event], kinds: Sequence[OpClass]) -> tuple[KernelRow, ...]:
-    """One row a kernel, the dearest first; of the class on which most of its time goes."""
+    """One row per kernel, the longest first. Its class is the one that takes most of its time."""
     calls = Counter(event.name for event in events)
     seconds: dict[str, dict[OpClass, float]] = defaultdict(lambda: defaultdict(float))
     for event, kind in zip(events, kinds, strict=True):
@@ -232,7 +232,10 @@ def _kernels(events: Sequence[_Event], kinds: Sequence[OpClass]) -> tuple[Kernel
 
 
 def _kind(event: _Event, by_id: Mapping[int, _Op]) -> OpClass:
-    """By the operator of torch that launched the kernel, where that tells: cuDNN convolves with kernels named gemm."""
+    """The class of a kernel: that of the torch operator which launched it, else that of its own name.
+
+    The operator comes first because cuDNN convolves with kernels named gemm.
+    """
     op = by_id.get(_number(event, "External id"))
     kind = class_of(op.name) if op and op.name.startswith("aten::") and event.cat == "kernel" else "other"
     return kind if kind != "other" else class_of(event.name)
@@ -276,7 +279,7 @@ def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float
 
 
 def _covered(work: Sequence[_Event], begin: float, end: float) -> tuple[float, list[float]]:
-    """Microseconds in which something ran, and the lengths of the gaps between."""
+    """Microseconds in which something ran, and the lengths of the gaps between, in microseconds."""
     covered, at = 0.0, begin
     gaps = []
     for event in sorted(work, key=lambda event: event.ts):
@@ -291,7 +294,7 @@ def _covered(work: Sequence[_Event], begin: float, end: float) -> tuple[float, l
 
 
 def _window(events: Sequence[_Event]) -> tuple[float, float]:
-    """Begin and end of all work in the trace."""
+    """Begin and end of all work in the trace, in microseconds."""
     work = [event for event in events if event.cat in ("cpu_op", "user_annotation", *ON_DEVICE) and event.ts > 0]
     if not work:
         raise TraceError("the trace has no operators in it")
@@ -299,7 +302,7 @@ def _window(events: Sequence[_Event]) -> tuple[float, float]:
 
 
 def _peak(memory: Sequence[_Event]) -> int | None:
-    """The most that was allocated on a device, on the host where no device allocated."""
+    """The most bytes that were allocated on a device at a time; on the host where no device allocated."""
     kinds: dict[bool, int] = {}
     for event in memory:
         on_gpu = _number(event, "Device Type") > 0
@@ -309,7 +312,7 @@ def _peak(memory: Sequence[_Event]) -> int | None:
 
 def class_of(name: str) -> OpClass:
     """The class of an operator (`aten::addmm`) or kernel (`sm90_xmma_gemm_…`); `other` where its name tells nothing."""
-    # Not the types of a kernel's parameters.
+    # Without the types of a kernel's parameters, which may have names of other operations in them.
     own = name.replace("(anonymous namespace)", "").partition("(")[0]
     for kind, pattern in _CLASSES:
         if re.search(pattern, own, re.IGNORECASE):

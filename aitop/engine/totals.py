@@ -1,4 +1,4 @@
-"""Sums of units of work, and what they come to over a whole run in little memory: its units, and the cores it got."""
+"""Sums up the units of work and the use of cores over a whole run, in little memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from aitop.model.run import Cores, Units
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.steps import HookSample, StepRecord
 
-# At this number, stretches are joined in pairs: enough to tell a change from noise, few enough to write down.
+# When there are this many stretches, they are joined in pairs: enough to tell a change from noise, few enough to write
+# down.
 MOST_STRETCHES = 64
 LOADS = ("samples", "tokens")
 SHARES = ("waited", "ran", "others")
 NO_SHARES: Mapping[str, float | None] = {}
-# By name: a sum, and of how many values it is. What was not measured is not in it.
+# By name: a sum, and the number of its values. What was not measured is missing.
 Sums = dict[str, tuple[float, float]]
 Records = Sequence[StepRecord] | Sequence[IterationRecord] | Sequence[RequestRecord]
-# The fields of a record that each figure of a unit is the sum of.
+# The fields of a record that add up to each figure of a unit.
 FIELDS: dict[Unit, dict[str, tuple[str, ...]]] = {
     "step": {
         "seconds": ("seconds",),
@@ -58,7 +59,7 @@ def summed(records: Records, fields: Mapping[str, Sequence[str]]) -> Sums:
 
 
 def joined(*sums: Sums) -> Sums:
-    """The sums of all."""
+    """Add sums up, name by name."""
     both: Sums = {}
     for one in sums:
         for name, (total, count) in one.items():
@@ -69,7 +70,7 @@ def joined(*sums: Sums) -> Sums:
 
 @dataclass
 class UnitSeries:
-    """Units of one kind in order, as stretches of `each` units."""
+    """Units of one kind in order, summed up in stretches of `each` units."""
 
     kind: Unit
     each: int = 1
@@ -78,7 +79,7 @@ class UnitSeries:
     _missing: int = 1
 
     def add(self, records: Records, shares: Mapping[str, float | None] = NO_SHARES) -> None:
-        """Take the next units; `shares` are parts of their time, by the name of the field of `Units`."""
+        """Take the next units; `shares` (0..1) are shares of their time, by name of the field of `Units`."""
         while records:
             part, records = records[: self._missing], records[self._missing :]
             sums = summed(part, FIELDS[self.kind])
@@ -99,7 +100,7 @@ class UnitSeries:
         self._open, self._missing = {}, self.each
 
     def units(self) -> Units:
-        """The same by figure instead of by stretch. A load is only known where every unit says what went into it."""
+        """The sums by figure, with one value per stretch. Samples and tokens only where every unit counted them."""
         none = (0.0, 0)
         columns = {
             name: [sums.get(name, none) for sums in self.stretches]
@@ -120,7 +121,7 @@ class UnitSeries:
 
 
 def _measured(parts: Sequence[tuple[float, float]], seconds: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """The seconds of a part in each stretch. Units that did not measure it are taken to have as much of it."""
+    """The seconds of a part in each stretch. Units that did not measure it are taken to have the mean share of it."""
     measured = [length * known / count for (_, known), (length, count) in zip(parts, seconds, strict=True)]
     share = sum(part for part, _ in parts) / (sum(measured) or 1.0)
     rests = [length - known for (length, _), known in zip(seconds, measured, strict=True)]
@@ -129,9 +130,9 @@ def _measured(parts: Sequence[tuple[float, float]], seconds: Sequence[tuple[floa
 
 @dataclass
 class UnitTotals:
-    """All units of one process. `began` and `ended` are the times of its first and its last request.
+    """All units of one process. `began` and `ended` are the ends of its first and its last request.
 
-    `shares` are the parts of the time by which `waited`, `ran` and `others` of its units grow.
+    `shares` (0..1 by `waited`, `ran` and `others`) are the latest shares of time; new units are taken to have them.
     """
 
     steps: UnitSeries = field(default_factory=lambda: UnitSeries("step"))
@@ -151,11 +152,11 @@ class UnitTotals:
             self.ended = sample.requests[-1].end
 
     def units(self) -> tuple[Units, ...]:
-        """Its units by kind."""
+        """Its units, by kind; kinds without a full stretch are left out."""
         return tuple(series.units() for series in (self.steps, self.iterations, self.requests) if series.stretches)
 
     def concurrency(self) -> float | None:
-        """Requests under way on average: how long all of them took, by how long all of it took."""
+        """The mean number of requests under way: the sum of their durations divided by the time in which they ended."""
         if self.began is None or self.ended <= self.began:
             return None
         return sum(sums["seconds"][0] for sums in self.requests.stretches) / (self.ended - self.began)
@@ -163,7 +164,7 @@ class UnitTotals:
 
 @dataclass
 class CoreTotals:
-    """Sums of what the samples of the machine say of cores."""
+    """Sums of the cores of the machine and of those that other programs use, over all host samples."""
 
     sums: Sums = field(default_factory=dict)
 
@@ -184,11 +185,11 @@ def _of_others(host: HostSample) -> float | None:
 
 
 def shares_of_time(host: HostSample) -> dict[int, Mapping[str, float | None]]:
-    """For each process parts (0..1) of the time: `waited`, its main thread waits for a core that another program has;
-    `ran`, it has one itself; `others`, the part of the machine's cores that other programs have.
+    """Shares of time (0..1) of each process, by pid.
 
-    What it waits for is one of the threads that have the cores, each as likely as it has one: those of other programs,
-    or others of the run itself.
+    `waited`: its main thread waits for a core that another program has. `ran`: its main thread has a core. `others`:
+    the part of the machine's cores that other programs have. Which thread has the core that it waits for is not known.
+    So the wait is divided between other programs and other threads of the run itself, in proportion to their CPU use.
     """
     others = _of_others(host)
     used = host.cores_used or 0.0

@@ -1,1 +1,1 @@
-"""Nouns of the program: no input or output, no clock."""
+"""The data structures that all parts of the program exchange: no input or output, no clock."""

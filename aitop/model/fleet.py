@@ -16,7 +16,7 @@ import msgspec
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
 LEAST_LEAD = 0.1
-"""A rank is the straggler if all ranks wait for at least this much more of a step, in the mean, than it does."""
+"""A rank is the straggler if the mean wait of all ranks, as a share of a step, is at least this much above its own."""
 SORTED_BY = 0.05
 """Ranks change places only when one waits for about this much more of a step than another."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
@@ -146,7 +146,7 @@ class JobRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of asking: the `answer`, or the `problem` in a sentence. `time` is when, in monotonic seconds."""
+    """The result of asking Prometheus: the `answer`, or the `problem` in a sentence. `time` is in monotonic seconds."""
 
     time: float
     answer: Fleet | JobRanks | None = None
@@ -154,11 +154,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_waste(jobs: Iterable[FleetJob]) -> list[FleetJob]:
-    """Stalled jobs first, then those that wasted most; where that is not measured, the largest loss by its verdict."""
+    """Sort jobs: stalled ones first, then those that wasted most, and at last those where that is not measured.
+
+    The latter are sorted by the share of their verdict times their ranks.
+    """
 
     def order(job: FleetJob) -> tuple[bool, bool, float, float, str]:
         finding = job.finding
-        # The share of a verdict that only informs, as that of a run that computes all the time, is no loss.
+        # The share of a verdict of severity "info", such as that a run computes all the time, is no loss.
         share = finding.share or 0.0 if finding is not None and finding.severity != "info" else 0.0
         worst = -job.wasted if job.wasted is not None else 0.0
         return not job.stalled, job.wasted is None, worst, -share * job.ranks, job.job
@@ -198,9 +201,9 @@ def worst_of(ranks: Sequence[FleetRank]) -> FleetRank | None:
 
 
 def command_for(rank: FleetRank) -> str | None:
-    """The command that opens aitop on this rank, for a shell; None where its node or its pid cannot be in one.
+    """The shell command that opens aitop on this rank; None where its pid is not known or its node is no host name.
 
-    What a label says may be anything: only what is a host's name gets into a command.
+    A label may say anything, so only a valid host name gets into a command.
     """
     if rank.pid is None or not _HOST.fullmatch(rank.node):
         return None

@@ -10,7 +10,7 @@ Role = Literal["launcher", "rank", "loader-worker", "helper", "other"]
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """A process for good: another one that gets its pid later started later (seconds since the epoch)."""
+    """Names a process for good: a later process with the same pid has a later `started` (seconds since the epoch)."""
 
     pid: int
     started: float
@@ -27,10 +27,10 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     `wanting` counts the threads that ran or waited for a core in more than a fiftieth of the interval, `wanted` the
     cores that all threads together ran on or waited for, `waited` the part of them that they only waited for.
     `local_world_size` is how many of the `world_size` ranks were started on this machine.
-    `channel` is what the main thread waits in, in the kernel's words; None of one that ran since the last sample.
-    `part` is what the process does in a server ("API server", "engine", "worker"); None of one that is none.
-    `mapped` is its address space in bytes, with what of it is private and writable counted twice: memory that is asked
-    for makes it larger, the first use of memory that it has already (an array of zeros that is filled) does not.
+    `channel` is what the main thread waits in, in the kernel's words; None if it ran since the last sample.
+    `part` is what the process does in a server ("API server", "engine", "worker"); None outside of servers.
+    `mapped` is its address space in bytes, with private writable memory counted twice. It grows when memory is asked
+    for, but not when memory that was asked for before is used for the first time (an array of zeros that is filled).
     """
 
     pid: int
@@ -134,9 +134,9 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
 
     @property
     def memory_room(self) -> tuple[int, int] | None:
-        """Bytes that the target can still take, and of how many: the group's limit or the machine's, the tighter one.
+        """Bytes that the target can still take, and out of how many, by the group's limit or the machine's memory.
 
-        None where neither is known.
+        Of the two limits the one with less room counts. None where neither is known.
         """
         rooms = []
         machine, group = self.machine, self.cgroup

@@ -1,4 +1,4 @@
-"""Jobs on this machine: as the cluster's own software names them, and as one finds them to choose from."""
+"""Jobs on this machine: as the cluster's own software names them, and as they are listed for the user to choose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     `pid` is that process, `node` the name of this machine. `step` is Slurm's step; `pod` the name of the pod,
     `container` the id of the container; `ray_job` Ray's id of the job. `launcher` is the program that started the
-    ranks, of those that are known. None where there is none.
+    ranks, if it is a known one. None where there is none.
     """
 
     pid: int

@@ -35,9 +35,9 @@ ACTIVITIES: dict[Activity, str] = {
     "compile": "compiles",
 }
 """Each activity in words, at most 17 cells wide."""
-# What waits for others of the run's own, or for whoever hands it work.
+# Waits for other threads or processes of the run, or for whoever hands out work.
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
-# What a thread does that has nothing to do: a server's waits for the network between requests.
+# What a thread does while it has no work. A server's threads wait for the network between requests.
 RESTS: frozenset[Activity] = HANDED_WAITS | {"sleep", "wait-network"}
 Basis = Literal["measured", "sampled"]
 # Host code before the model's call, from there to the backward, between that and the optimizer, or after both.
@@ -53,14 +53,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     `share` (0..1) is of the time of the lane; in a lane of several threads, of the thread's own. The entries of the
     main lane add up to 1. `seconds` is per unit, None where the length of a unit is not known. `low` and `high` bound
-    the share (95 %). `samples` is how many stack samples stand for it, 0 where it was only measured. `where` is the
-    user's innermost line, None where none was on the stack. `position` says where host code stands in the function
-    that makes steps, `work` what the library below the line does, `via` has the user's frames above it, the outermost
-    first, of which the first `callers` (with the line itself counted last) stand above the library code of its phase;
-    `thread` and `role` say whose time it is.
+    the share (95 %). `samples` is the number of stack samples it comes from, 0 where it was only measured. `where` is
+    the user's innermost line, None where none was on the stack. `position` says where host code stands in the function
+    that makes steps, `work` what the library below the line does. `via` are the user's frames above the line, the
+    outermost first; of these frames, followed by the line itself, the first `callers` stand above the library code of
+    its phase. `thread` and `role` say whose time it is.
     `instead` is what a line that waits for a core would do if it had one.
-    `by_window` counts the samples of its line in each window of stacks, the oldest first. `handler` is what calls its
-    line for a request, None where nothing is known to. `below` has the functions of libraries in which most samples of
+    `by_window` is the number of samples of its line in each window of stacks, the oldest first. `handler` is what calls
+    its line for a request, None where nothing is known to. `below` has the library functions in which most samples of
     its line end, each with its share of them.
     """
 
@@ -121,7 +121,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """The account of one working process, heaviest entry first. `length` is seconds of one unit, None if unknown.
     `base` is what the shares of its main lane are parts of.
 
-    It is that of its `thread`, or of several `threads` like it that take the same work in turns, as one worker.
+    It is about the thread named `thread`; where `threads` threads like it take the same work in turns, about them as
+    one worker.
     """
 
     pid: int
@@ -133,10 +134,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
 
     def account(self, lane: Lane) -> tuple[Entry, ...]:
-        """The entries of a lane for people to read, heaviest first: those that read the same are one.
+        """The entries of a lane for people to read, heaviest first: entries that read the same become one.
 
-        Such entries differ in what only causes ask for, as in their position. Of one thread they are added up; of
-        several, workers that do the same, the mean is told.
+        They differ only in what rules ask for, such as their position. Entries of one thread are added up; of several
+        threads, which are workers that do the same, the mean is given.
         """
         alike: dict[tuple[object, ...], list[Entry]] = {}
         for entry in self.entries:
@@ -147,7 +148,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _as_one(entries: Sequence[Entry]) -> Entry:
-    """Entries that read the same as one, of one thread or of the mean of several."""
+    """Join entries that read the same: the sum for one thread, the mean over several threads."""
     threads = len({(entry.pid, entry.thread) for entry in entries})
     seconds = [entry.seconds for entry in entries if entry.seconds is not None]
     return msgspec.structs.replace(

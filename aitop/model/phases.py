@@ -28,7 +28,7 @@ PHASE_WORDS: dict[Phase, str] = {
     "postprocess": "making the output",
     "host": "the code around the model",
 }
-"""Phases as they are called in a sentence, where their key does not do."""
+"""What phases are called in a sentence, where their key would not be understood."""
 # A file and a function of a library, as in the rows of stacks.libraries.
 Frames = tuple[str, str]
 
@@ -36,11 +36,12 @@ Frames = tuple[str, str]
 class MeasuredPhase(NamedTuple):
     """A phase that the hook times. `key` is its name in the ledger and on the screen.
 
-    `hue` is the key of the kind in `ui.theme.palette` that it is drawn as. `computes` says what it does where no stack
-    sample fell into it: it computes, or it waits. `fields` of a step's record add up to it.
+    `hue` is the key of the kind in `ui.theme.palette` that it is drawn as. Where no stack sample fell into it, it is
+    taken to compute if `computes`, and to wait if not. The `fields` of a step's record add up to it.
 
-    A phase without fields has an `event` of its own (see protocol.events), from whose start to whose end it lasts; the
-    reader sums it up in `StepRecord.others` under its key. `frames` are the calls that stand for it in stack samples.
+    A phase without fields has an `event` of its own (see protocol.events) and lasts from the event's start to its end;
+    the reader sums it up in `StepRecord.others` under its key. `frames` are the calls that stand for it in stack
+    samples.
     """
 
     key: Phase
@@ -77,16 +78,16 @@ MEASURED = (
     MeasuredPhase("exchange", "communication", ("communication_apart",)),
 )
 TIMED_ALONE = {phase.event: phase for phase in MEASURED if phase.event is not None}
-"""Those with an event of their own, by its kind."""
+"""The phases with an event of their own, by the kind of that event."""
 APART = tuple(phase for phase in MEASURED if phase.key in ("evaluation", "save") or phase.event is not None)
-"""Those that `StepRecord.outside` and `Phases.outside` have in them."""
+"""The phases that are contained in `StepRecord.outside` and `Phases.outside`."""
 
 
 class ServedPhase(NamedTuple):
     """A phase of a server's work. `key` is its name in the ledger and on the screen, `hue` as for a MeasuredPhase.
 
-    `iteration` and `request` are the fields of IterationRecord and RequestRecord that have its length, None where
-    such a record has none. `computes` as for a MeasuredPhase.
+    `iteration` and `request` are the fields of IterationRecord and RequestRecord that have its seconds, None where
+    such a record has no such field. `computes` as for a MeasuredPhase.
     """
 
     key: Phase
@@ -107,4 +108,4 @@ SERVED = (
     ServedPhase("postprocess", "save", request="postprocess", computes=True),
     ServedPhase("idle", "outside", iteration="idle"),
 )
-"""Those of a server, in the order in which they follow one another. While it is idle it waits for requests."""
+"""The phases of a server, in the order in which they follow one another. While it is idle it waits for requests."""

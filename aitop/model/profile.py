@@ -12,9 +12,10 @@ OpClass = Literal[
 
 
 class OpRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one operator. `self_host` is without the operators it calls; `device` is of the kernels it launched.
+    """All calls of one operator. `host` and `device` are seconds, `self_host` those without the operators it calls.
 
-    `allocated` counts bytes that it asked for itself, None where memory was not watched.
+    `device` is the time of the kernels it launched. `allocated` is the bytes that it asked for itself, None where
+    memory was not watched.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """The burst in figures. `seconds` is its length with `steps` in it; `ops` and `kernels` are the dearest, in order.
+    """The burst in figures. `seconds` is its length with `steps` in it; `ops` and `kernels` are the longest, in order.
 
     `peak_memory` is the most that was allocated on the device (on the host where there is none), in bytes.
     """

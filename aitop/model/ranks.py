@@ -1,4 +1,4 @@
-"""The ranks of a job side by side, and where all of them stand when none gets on."""
+"""The ranks of a job compared with one another, and where each of them stands while none moves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ Doing = Literal["collective", "loading", "fetching", "unused", "sleeping", "serv
 
 
 class RankPhases(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean seconds of a rank's step. `wait` is what it waited for other ranks or for their exchange; it is taken out
-    of the phases that it lies in, so that `backward` and `forward` are the rank's own.
+    """Mean seconds of each phase of a rank's step.
+
+    `wait` is the time in which it waited for other ranks or for the exchange with them; it is taken out of the phases
+    that it lies in, so that `backward` and `forward` are the rank's own work.
     """
 
     data_wait: float
@@ -28,12 +30,12 @@ class RankPhases(msgspec.Struct, frozen=True, kw_only=True):
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One rank on this machine. `step` is the number of its last step, `p50` the median of its steps in seconds.
 
-    `work` is what it did itself in a step, in mean seconds, without waiting for others; `lateness` how much later than
-    the first of the ranks it was ready for the others, in mean seconds; `latest` the share (0..1) of the steps in which
-    no other rank was later. `samples` and `tokens` are those of a mean step. `skew` is its lateness step by step,
-    oldest first. `cpu` is in cores, `rss` and `gpu_memory` in bytes,
-    `run_delay` the share of time in which its main thread waited for a core, `waited` the cores that all its threads
-    waited for and did not get. None is not measured.
+    `work` is the mean seconds that it worked itself in a step, without waits for other ranks. `lateness` is how many
+    seconds after the first rank it had done its work, in the mean; `skew` is the same for each step, oldest first;
+    `latest` is the share (0..1) of the steps in which no other rank was later. `samples` and `tokens` are means per
+    step. `cpu` is in cores, `rss` and `gpu_memory` in bytes, `gpu_clock` in MHz. `run_delay` is the share of time in
+    which its main thread waited for a core, `waited` the cores that all its threads waited for and did not get. None is
+    not measured.
     """
 
     rank: int | None
@@ -60,8 +62,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveWait(msgspec.Struct, frozen=True, kw_only=True):
     """One of the collectives that each step calls, at the same `place` (from 1) in all ranks.
 
-    `last` is the rank that most often came last, in the share `often` (0..1) of the steps; `waited` what the others
-    waited for whoever was last, `exchange` what passed from then on: mean seconds.
+    `last` is the rank that most often came last: in the share `often` (0..1) of the steps. `waited` is the mean seconds
+    that each other rank waited for the last one, `exchange` the mean seconds from then to the end of the call.
     """
 
     place: int
@@ -74,14 +76,14 @@ class CollectiveWait(msgspec.Struct, frozen=True, kw_only=True):
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks by number. `world_size` counts those on other machines too; None where nothing tells it.
 
-    The rest is of the `steps` that all ranks made, compared one by one: `step` mean seconds of one, `exchange` what
-    passed from the arrival of the last rank to the end of each exchange, without the time in which that rank waited
-    for a core that other programs had, `calls` the part of it in calls of the program's own, `apart` what a step would
-    take if nothing were exchanged: threads that exchange also take cores from those that compute. `uneven` is what a
-    step would save if all ranks had the mean work of that step; `efficiency` the share (0..1) of the time of all ranks
-    in which they worked themselves: more ranks do no better than that. `held` are mean seconds that a step would save
-    if the rank with the pid `held_by` got a core whenever it could run, in its work and to go on after each exchange;
-    not part of `exchange`.
+    All other fields are about the `steps` that all ranks made, compared one by one. Times are mean seconds per step.
+    `step` is the length of a step. `exchange` is the time from the arrival of the last rank to the end of each
+    exchange, without the time in which that rank waited for a core that other programs had; `calls` is the part of it
+    in the program's own calls of collectives. `apart` is how long a step would take if nothing were exchanged: threads
+    that exchange also take cores from threads that compute. `uneven` is what a step would save if all ranks had the
+    mean work of that step. `efficiency` is the share (0..1) of the time of all ranks in which they worked themselves;
+    more ranks do no better than that. `held` is what a step would save if the rank with the pid `held_by` got a core
+    whenever it could run, both in its work and to go on after each exchange; it is not part of `exchange`.
     `collectives` are those that all ranks called in each of these steps, in order.
     """
 
@@ -100,9 +102,10 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest collective in what torch's Flight Recorder dumped of a rank: one that it waited in, or its last one.
+    """The newest collective in the dump of a rank by torch's Flight Recorder.
 
-    `sequence` numbers the collectives of the `group`; `where` is the user's line, as file:line.
+    `waiting` says that the rank waits in it; else it is the last one that it made. `sequence` is its number among the
+    collectives of the `group`; `where` is the user's line, as file:line.
     """
 
     pid: int
@@ -116,9 +119,9 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExchangeNotes(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-notes"):
-    """What is known of the exchange in a standstill, beside the stacks: Flight Recorder's dumps.
+    """What is known about the exchange in a standstill beside the stacks: the dumps of torch's Flight Recorder.
 
-    `local` tells that the ranks meet at an address of this machine alone: none of them is elsewhere.
+    `local` says that the ranks meet at an address of this machine only, so that no rank is elsewhere.
     """
 
     time: float
@@ -130,9 +133,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """A process that stands still. `doing` is None where its stack is not known.
 
     `call` names the call that its main thread is in. `frames` are its stack, the outermost first; `where` the user's
-    innermost line. `state` is the kernel's letter, `channel` what the kernel says it waits in. `step` is the last step
-    it made. `sequence` numbers the last collective that it called in the group of the whole job, those included that
-    DistributedDataParallel calls by itself.
+    innermost line. `state` is the kernel's letter, `channel` what the kernel says it waits in. `step` is the number of
+    the last step that it made. `sequence` is the number of the last collective that it called in the group of the whole
+    job; those that DistributedDataParallel calls by itself count as well.
     """
 
     pid: int
@@ -149,10 +152,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
-    """No rank has moved for `seconds`. `usual` is the longest pause between two steps before, None without steps.
+    """No rank has moved for `seconds`. `usual` is the length of the longest step before, None without steps.
 
-    `gone` are ranks of this machine that have ended, by number. `elsewhere` ranks are on other machines, or gone too.
-    `notes` are of this standstill; None where nobody was asked yet.
+    `gone` are the numbers of ranks of this machine that have ended. `elsewhere` is the number of ranks that are on
+    other machines, or gone too. `notes` are of this standstill; None where they were not asked for yet.
     """
 
     seconds: float

@@ -1,4 +1,4 @@
-"""A whole run in some kilobytes, and how two of them differ. Names of the difference are the JSON contract."""
+"""The summary of a run in some kilobytes, and how two runs differ. Names of the difference are the JSON contract."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Scalar = Union[int, float, str, bool, None]  # noqa: UP007, msgspec needs it at 
 Outcome = Literal["faster", "slower", "same", "cannot-tell"]
 LoadUnit = Literal["sample", "token"]
 Interval = tuple[float, float]
-# What is read from a file may say anything: beyond these, seconds and counts are none. Parts of a time are measured
-# apart from it, and may be somewhat longer; those that are shares of it are only written down with few digits.
+# A file may say anything, so figures outside of these limits are refused: seconds below SHORTEST, and whatever is above
+# MOST. A part of a time that is measured by itself may be up to MOST_TIMES as long as that time; a part that is
+# computed as a share of it up to MOST_OF_IT, as it is only written with few digits.
 SHORTEST, MOST, MOST_TIMES, MOST_OF_IT = 1e-9, 1e15, 2.0, 1.01
 
 
@@ -46,7 +47,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether this can be: figures of each stretch, none below 0, and no more time in a part than there was."""
+        """Whether the figures are possible: one per stretch, none below 0, and no part longer than its stretch."""
         least = SHORTEST if self.each > 0 else math.inf
         parts = [(part, MOST_TIMES) for part in (*self.phases.values(), self.ran) if part is not None]
         parts += [(part, MOST_OF_IT) for part in (self.waited, self.others) if part is not None]
@@ -61,16 +62,16 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cores(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over a run, in cores: what other programs ran on, and what the machine has."""
+    """Means over a run: the cores that other programs used (`others`), and those that the machine has (`machine`)."""
 
     others: float
     machine: float
 
 
 class SoFar(msgspec.Struct, frozen=True, kw_only=True):
-    """What is summed up over `seconds`, since watching began. `units` are those of the process to show first, by kind.
+    """Sums over all the `seconds` since watching began. `units` are those of the process to show first, by kind.
 
-    `concurrency` is how many requests were under way on average.
+    `concurrency` is the mean number of requests under way.
     """
 
     seconds: float = 0.0
@@ -80,7 +81,7 @@ class SoFar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of a phase that a line takes, give or take `off` (95 %)."""
+    """The share (0..1) of a phase that a line takes; its 95 % interval is `share` ± `off`."""
 
     phase: str
     where: Where
@@ -99,13 +100,14 @@ class StackNode(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one run. `ended` is when it was looked at last (since the epoch), `watched` for how long.
+    """What is known of one run. `ended` is when it was last seen (seconds since the epoch), `watched` for how many
+    seconds it was watched.
 
-    `rest` divides the time that lies in no measured phase of `units`; its shares add up to 1. `lines` are those of each
-    phase that take a notable part of it.
-    `verdicts` are those at the end. `settings` are facts that a user may have changed, by the name users know.
-    `file` is where the run was read from. `latency` is that of a server's last requests. `stacks` has the call tree of
-    the threads that do the work, by the role of their processes, as it was sampled last.
+    `rest` divides the time that lies in no measured phase of `units`; its shares add up to 1. `lines` are the lines
+    that take a notable part of each phase.
+    `verdicts` are those at the end. `settings` are facts that a user may have changed, by the name that users know.
+    `file` is where the run was read from. `latency` is that of a server's last requests. `stacks` has the last sampled
+    call tree of the threads that do the work, by the role of their processes.
     """
 
     kind: Kind
@@ -126,7 +128,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether this can be said of a run."""
+        """Whether the figures are possible for a run."""
         figures = [self.watched, self.ended, self.concurrency or 0.0]
         if self.cores is not None:
             figures += [self.cores.others, self.cores.machine]
@@ -156,9 +158,9 @@ def _is_tree(node: StackNode) -> bool:
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of two runs: how many units were compared, after `warm_up` at the start, and their mean length.
+    """One of two runs: the number of units compared, which follow `warm_up` units at the start, and their mean length.
 
-    Of a server, `per_s` is how many requests were answered in a second, `latency_ms` how long the last ones took.
+    For a server, `per_s` is the number of requests answered per second, `latency_ms` the latency of the last ones.
     """
 
     file: str
@@ -174,7 +176,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into a unit on average."""
+    """How many samples or tokens go into a unit in each run, in the mean."""
 
     unit: LoadUnit
     before: float
@@ -182,12 +184,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """`ratio` is throughput after by throughput before (2.0: twice as fast), `range` its 95 % interval.
+    """How throughput changed. `ratio` is the one after divided by the one before (2.0: twice as fast), `range` its 95 %
+    interval.
 
-    `at_equal_load` is None where what goes into a unit is not known; where that moved, `load` says what the lengths of
-    the second run were scaled to. `other_cores` is how many cores other programs took in each run. `reason` says why it
-    cannot be told, or which phase alone tells it; `record_s` is for how long to record both runs instead, None where
-    that would not help.
+    `at_equal_load` says whether both runs had the same load; None where it is not known. Where what goes into a unit
+    changed, `load` has it, and the second run's lengths are scaled to that of the first. `other_cores` is how many
+    cores other programs took in each run. `reason` says why the change cannot be told, or which phase alone tells it.
+    `record_s` is for how many seconds to record both runs instead, None where that would not help.
     """
 
     verdict: Outcome
@@ -201,7 +204,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """How a part of a unit differs. `range` bounds the difference (95 %), None where that is not known."""
+    """How a part of a unit differs in two runs. `range` bounds the difference (95 %), None where that is not known."""
 
     before_ms: float
     after_ms: float
@@ -210,28 +213,28 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhasePart(Difference, frozen=True, kw_only=True):
-    """What belongs to a phase."""
+    """The difference in one phase."""
 
     phase: str
 
 
 class CausePart(Difference, frozen=True, kw_only=True):
-    """What a verdict explains; None: what none explains."""
+    """The part of the difference that a verdict explains; `id` None is the part that none explains."""
 
     id: str | None
 
 
 class LinePart(Difference, frozen=True, kw_only=True):
-    """What belongs to a line of the user's; without one, to what is left of a phase."""
+    """The difference in one line of the user's code; where `where` is None, in what is left of a phase."""
 
     where: Where | None = None
     phase: str | None = None
 
 
 class ChangedNode(msgspec.Struct, frozen=True, array_like=True):
-    """A function below its caller in either run: milliseconds of a unit in which it was on the stack before and after.
+    """A function below its caller in either run: milliseconds per unit that it was on the stack, before and after.
 
-    `sure` says that they differ by more than chance explains. `place` is that of the run after, if it is there.
+    `sure` says that they differ by more than chance explains. `place` is that of the second run if it is in that one.
     """
 
     function: str
@@ -252,7 +255,7 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Those of the first run alone, of the second alone, and of both (as the second has them)."""
+    """Verdicts of the first run alone (`gone`), of the second alone (`new`), and of both, as the second has them."""
 
     gone: tuple[Verdict, ...] = ()
     new: tuple[Verdict, ...] = ()

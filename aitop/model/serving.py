@@ -1,4 +1,4 @@
-"""What a server does: its requests, the turns of its engine, and the figures made from them. Times in seconds.
+"""What a server does: its requests, the iterations (turns) of its engine, and figures made from them. Times in seconds.
 
 Only counts and times, never the content of a request.
 """
@@ -18,12 +18,12 @@ FirstTokenBasis = Literal["answer", "model", "metrics"]
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was answered.
 
-    `end` is on CLOCK_MONOTONIC, `seconds` passed from its arrival to its last byte or token. `queue` (until the model's
-    side began with it), `preprocess`, `model` and `postprocess` follow one another and do not overlap.
-    From its arrival it took `first_token` until the model had its first token, and `first_sent` until the first part of
-    an answer in several was handed to the kernel. `prompt_tokens` went in, `tokens` came out. `preempted` counts how
-    often the engine threw it out of the batch. `cpu` is the CPU time that the thread which worked on it used for it.
-    None is not measured.
+    `end` is on CLOCK_MONOTONIC, `seconds` is the time from its arrival to its last byte or token. `queue` (until the
+    model's side began with it), `preprocess`, `model` and `postprocess` follow one another and do not overlap.
+    `first_token` is the time from its arrival until the model had the first token, `first_sent` the time until the
+    first part of an answer that is sent in several parts was handed to the kernel. `prompt_tokens` went in, `tokens`
+    came out. `preempted` is how often the engine threw it out of the batch. `cpu` is the CPU time that its thread used
+    for it. None is not measured.
     """
 
     end: float
@@ -45,9 +45,9 @@ class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `end` is on CLOCK_MONOTONIC, `seconds` the length of the turn, `idle` how long the loop had waited for requests
     before it. `schedule`, `prepare`, `model`, `sample` and `output` are parts of the turn that do not overlap.
-    `requests` were in the batch, with `prefill_tokens` of prompts and `decode_tokens`; after the turn `running` were
-    in the engine and `waiting` before it. `kv_used` (0..1) of the KV cache was taken; `preempted` requests were thrown
-    out of the batch in this turn. None is not measured.
+    `requests` were in the batch, with `prefill_tokens` of prompts and `decode_tokens`. `waiting` requests were queued
+    when the turn began, `running` were in the engine when it ended. `kv_used` is the share (0..1) of the KV cache that
+    was in use. `preempted` requests were thrown out of the batch in this turn. None is not measured.
     """
 
     end: float
@@ -69,7 +69,7 @@ class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in which a process did nothing for its requests: garbage collection, or a compilation. `end` monotonic."""
+    """An interval in which garbage collection or a compilation held up a process's requests. `end` is monotonic."""
 
     end: float
     seconds: float
@@ -101,28 +101,29 @@ class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What half, 95 % and 99 % of the values lie below: seconds, or milliseconds where a field is named so."""
+    """The 50th, 95th and 99th percentile, in seconds; in milliseconds where the name of the field says so."""
 
     p50: float
     p95: float
     p99: float
 
     def in_milliseconds(self) -> Percentiles:
-        """Those of times that are known in seconds."""
+        """The same percentiles in milliseconds; these must be in seconds."""
         return Percentiles(p50=self.p50 * 1e3, p95=self.p95 * 1e3, p99=self.p99 * 1e3)
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served in the window, None where it is not measured. `basis` is the best source that figures come from.
+    """The figures of a server in the window; None is not measured. `basis` is the best source that they come from.
 
     The figures are of the last `seconds`: a window may begin before its first request was seen. `pid` is the process
     whose requests or iterations these are, or most of them. `concurrency` is the mean number of requests under way,
-    `queue` that of those that wait. `first_token` and `inter_token` are what users call TTFT and ITL.
-    `first_token_basis` says until when the first counts: `answer`, until the first part of the answer was sent, as
-    clients see it; `model`, until the model had it; `metrics`, as the server's own `/metrics` counts it.
-    `requests`, `iterations` and `pauses` are those of the window, the oldest first. Where several processes
-    answer requests and none is an engine, `request_pids` has that of each. `alive` is the number of requests under way
-    now, `still` how long no iteration and no request has ended; both are what tells a stalled server from an idle one.
+    `queue` the mean number of waiting requests. `first_token` and `inter_token` are what users call TTFT and ITL.
+    `first_token_basis` says what ends the TTFT: `answer`, the first part of the answer was sent, as clients see it;
+    `model`, the model had the token; `metrics`, as the server's own `/metrics` counts it.
+    `requests`, `iterations` and `pauses` are those of the window, the oldest first. Where several processes answer
+    requests and none is an engine, `request_pids` has the pid of each request's process. `alive` is the number of
+    requests under way now, `still` the seconds for which no iteration and no request has ended: together they tell a
+    stalled server from an idle one.
     """
 
     basis: ServingBasis
@@ -147,7 +148,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     request_pids: tuple[int, ...] = ()
 
     def requests_of(self, pid: int | None) -> tuple[RequestRecord, ...]:
-        """The requests of one process: all of them, where it alone has any."""
+        """The requests of one process; all requests where it alone has any."""
         if not self.request_pids:
             return self.requests if pid == self.pid else ()
         return tuple(one for one, own in zip(self.requests, self.request_pids, strict=True) if own == pid)

@@ -1,4 +1,4 @@
-"""What the user can settle once and for all. Every field has a default; what each means stands in commands.config."""
+"""The user's settings. Every field has a default; `commands.config` says what each one means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FOLDABLE = ("verdict", "step", "serving", "gpu", "data", "memory", "ranks", "cod
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to watch with, and every how many seconds to look (`interval`).
+    """Which sources to watch with, and the seconds between two looks (`interval`).
 
     `passive` never touches the target: no hook, stacks or metrics. `gpu`, `stacks`, `hook` and `metrics` (a server's
     own) are the sources to use. `history` leaves a summary of each run in the state folder, and compares with the last.

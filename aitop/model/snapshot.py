@@ -1,4 +1,4 @@
-"""The one immutable picture of a tick that rules, screens and outputs get, and nothing else."""
+"""The Snapshot of a tick: immutable, and all that rules, screens and outputs get."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, tag="target"):
 class Phases(msgspec.Struct, frozen=True, kw_only=True):
     """Shares (0..1) of step time; None is not measured.
 
-    `others` has those phases of `model.phases` that have no field here and came, by key. They lie in `outside`.
+    `others` has the phases of `model.phases` that have no field here and that occurred, by key. They lie in `outside`.
     """
 
     data_wait: float | None = None
@@ -48,7 +48,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     others: dict[str, float] = {}
 
     def shares(self) -> dict[str, float | None]:
-        """All of them by key, in the order of a step. What `others` take is no longer in "outside"."""
+        """All shares by key, in the order of a step. Here "outside" no longer contains the phases of `others`."""
         shares = msgspec.structs.asdict(self)
         others, outside = shares.pop("others"), shares.pop("outside")
         rest = None if outside is None else max(0.0, outside - sum(others.values()))
@@ -58,9 +58,9 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the window. `basis` is where the phases come from; without the hook only `phases` and `began` are known.
 
-    `flops_per_second` is achieved, `mfu` its share of what the run's devices could do in the dtype it computes in.
-    `count` steps were seen since the hook came in, `recent` are those of the window, oldest first;
-    `spread` are some of them from all over the window, where there are more short steps than are kept.
+    `flops_per_second` is the achieved rate, `mfu` its share (0..1) of the device's peak in the dtype it computes in.
+    `count` is the number of steps seen since the hook came in. `recent` are the steps of the window, oldest first;
+    `spread` are some steps from all over the window, which may have more short steps than are kept.
     `pid` is the process (rank) whose steps these are; `began` is when stacks had shown a first step of it (monotonic).
     """
 
@@ -82,19 +82,19 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HotLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's line that a thread stands on. `share` is of the samples of its process's leading thread, corrected for
-    those that could not be read.
+    """A line of the user's code that a thread was seen on.
 
+    `share` is its share of the samples of its process's lead thread, corrected for samples that could not be read.
     `phase` is the phase of a step that the libraries on the stack stand for, "outside" where none does; `position` is
     where such a line stands in the function that makes steps (before the model's call, within the step, at its
     gradients, after the update), None where no such function is on the stack. `parts` are shares of the line's time by
-    activity, the largest first, and `activity` is that one. `work` is what the library below it does (see
+    activity, the largest first, and `activity` is the largest one. `work` is what the library below it does (see
     stacks.libraries), None where the line is the user's own code or calls native code directly.
-    `via` has the user's frames above it, outermost first; the first `callers` of them (with the line itself counted
-    last) stand above the library code of its phase, such as the model's call. `by_window` counts its samples in each
-    window of stacks, the oldest first.
+    `via` are the user's frames above it, outermost first. Of these frames, followed by the line itself, the first
+    `callers` stand above the library code of its phase, such as the model's call. `by_window` is the number of its
+    samples in each window of stacks, the oldest first.
     `handler` is what calls it for a request: an event loop, a loop that takes requests, a thread for each of them.
-    `below` has the functions of libraries in which most of its samples end, each with its share of them.
+    `below` has the library functions in which most of its samples end, each with its share of them.
     """
 
     pid: int
@@ -136,9 +136,10 @@ class CallNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread of a sampled process. `active` is the share of its time in which it ran, or a library's threads did;
-    `gil` that in which it held the interpreter's lock; `ran` is the part (0..1) of the time in which it could run that
-    it had a core. None where not measured.
+    """One thread of a sampled process, with shares (0..1) of its time; None is not measured.
+
+    `active` is the share in which it ran, or threads of a library ran for it; `gil` the share in which it held the GIL.
+    `ran` is how much of the time in which it could run it had a core.
     """
 
     pid: int
@@ -150,11 +151,12 @@ class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
-    """Threads that take the same work in turns. On average `there` are alive at a time, `working` work, and `standing`
-    have a request to themselves that stands in line: it waits for what another thread does.
+    """Threads that take the same work in turns.
 
-    `threads` are their names, of which several of them may have the same. `lines` are those on which requests stand in
-    line, the longest line first; their shares are of all that do.
+    On average `there` of them are alive at a time, `working` of them work, and `standing` of them hold a request that
+    has to wait for something that another thread does. `threads` are their names; several may have the same one.
+    `lines` are the lines of code on which such requests wait, those with most of them first; their shares are of all
+    such waits.
     """
 
     threads: tuple[str, ...]
@@ -165,12 +167,13 @@ class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """Stacks of one process in the window. `samples` of the thread that steps; `phases` estimated from them.
+    """Stacks of one process in the window. `samples` is the number of samples of its lead thread; `phases` are
+    estimated from them.
 
-    `thread` is its name: the main thread, unless that only waits while another one runs the model. Where threads take
-    turns at that, it is one of the `pool`, and all that is said of it is of the pool as one worker.
-    `by_window` counts its samples in each window, the oldest first. `lineless` has the shares of its time without a
-    line of the user's, by phase and activity: all of it, in an engine that is a library.
+    `thread` is the lead thread's name: the main thread, unless that only waits while another one runs the model. Where
+    threads take turns at that, it is one of the `pool`, and all figures are of the pool as one worker.
+    `by_window` is the number of its samples in each window, the oldest first. `lineless` are the shares of its time
+    without a line of the user's code, as (phase, activity, share): all of its time, in an engine that is a library.
     """
 
     pid: int
@@ -186,7 +189,7 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadTree(msgspec.Struct, frozen=True, kw_only=True):
-    """The call tree of a thread that is not the one of `ProcessStacks` of its process."""
+    """The call tree of a thread that is not the lead thread of its process."""
 
     pid: int
     role: Role
@@ -196,9 +199,9 @@ class ThreadTree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """All stacks of the window. `lines` of every process, heaviest first.
+    """All stacks of the window. `lines` are those of all processes, heaviest first.
 
-    `trees` are those of threads that no process has as its own, the busiest first; idle ones may be left out.
+    `trees` are the call trees of threads other than lead threads, the busiest first; idle ones may be left out.
     """
 
     seconds: float
@@ -217,7 +220,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def series_of(names: Iterable[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Series]:
-    """A series of each name, from rows of a time and a value for each of them; without those that have no value."""
+    """One series per name, from rows of a time and a value for each name. Names without any value are left out."""
     if not rows:
         return {}
     times, *columns = zip(*rows, strict=True)
@@ -229,7 +232,7 @@ def series_of(names: Iterable[str], rows: Sequence[tuple[Any, ...]]) -> dict[str
 
 
 class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
-    """A line in the user's training code that makes something longer at every step. Source: reading the code.
+    """A line in the user's training code that makes something longer at every step, found by reading the code.
 
     `keeps_graph`: what it adds keeps the autograd graph of its step alive.
     """
@@ -249,9 +252,10 @@ class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step.
+    """What watching costs. `monitor_cpu` is the CPU use of aitop and its children in cores.
 
-    `seldom`: aitop looks less often than it was asked to, as no core is idle.
+    `hook_us_per_step` is the hook's time per step in microseconds, `target_slowdown` its share (0..1) of a step.
+    `seldom` says that aitop looks less often than it was asked to, as no core is idle.
     """
 
     monitor_cpu: float | None = None
@@ -287,8 +291,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     .fp64, .fp32; of its allocator alloc<i>.allocated, .reserved, .retries, .ooms;
     of the seconds of a server request_p50 and request_p99 (milliseconds), request_rate, request_queue.
 
-    `ranks` has the ranks of the job on this machine, None of a process that is none of several; `standstill` where all
-    of them stand while none moves. `dump` is the last look at all threads at once that somebody asked for.
+    `ranks` has the ranks of the job on this machine, None where the job has only one; `standstill` is where all of them
+    stand while none moves. `dump` is the last dump of all threads, which the user or a standstill asked for.
     `working` are the processes that do the work, the one to show first in front; empty where nothing was sampled.
     `ledgers` has the account of each of them, in that order. `serving` has the figures of a server, None where nothing
     is served; `engine` names its software and version. `past` and `so_far` are summed up since the watching began,

@@ -1,4 +1,4 @@
-"""What a source of facts is doing, and why it is not doing more."""
+"""The states of the sources of facts, and why one does not work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 SourceName = Literal["host", "gpu", "stacks", "hook", "server"]
 SourceState = Literal["ok", "absent", "denied", "stale", "failed"]
-# What programs decide by where the state alone does not say enough. `waiting-for-target`: the hook is asked for, and
-# comes in as soon as the target is back in Python code. `nothing-new`: the source works, and has been silent.
+# For programs, where the state alone does not say enough. `waiting-for-target`: the hook is asked for, and comes in as
+# soon as the target is back in Python code. `nothing-new`: the source works, but has been silent.
 StatusCode = Literal["waiting-for-target", "nothing-new"]
 
-# Those that every job may have. "server" is only of those that serve.
+# The sources that every job may have. Only servers have "server".
 SOURCE_NAMES: tuple[SourceName, ...] = ("host", "gpu", "stacks", "hook")
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-# What a thread that is not running waits in, told by the system call it is in and by the file it uses there. "gil" is
-# the interpreter's lock, "lock" any other; "native" is one for which it waits while threads of a library are at work.
+# What a thread that is not running waits for, told by the system call it is in and by the file it uses there. "gil" is
+# the interpreter's lock, "lock" any other lock, "native" a lock that it waits for while threads of a library work.
 WaitKind = Literal["gil", "lock", "native", "disk", "network", "queue", "child", "device", "sleep", "other"]
 
 
@@ -39,7 +39,7 @@ class StackCount(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """Stacks of the threads of one process that were in one state, of `asked` looks at it within a window.
+    """Stacks of only those threads of one process that were in one state, sampled `asked` times within a window.
 
     `kind` is the state: "cpu", running on a core or waiting for one; "gil", holding the interpreter's lock.
     """
@@ -51,11 +51,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel said of one thread in `asked` looks within a window. `running` counts looks on or for a core.
+    """What the kernel said of one thread in `asked` looks within a window.
 
-    `waits` counts the other looks by what the thread waited in. `counted` is the share (0..1) of the time between the
-    first look and the last in which it was on or for a core, as the kernel counts it: a look misses waits that are
-    shorter than itself. `delayed` is the share of that time in which it was for a core. None where that cannot be read.
+    `running` is the number of looks in which it ran on a core or waited for one; `waits` counts the other looks by what
+    it waited for. `counted` is the share (0..1) of the time from the first to the last look in which it ran on a core
+    or waited for one, by the kernel's own counters, as looks miss waits that are shorter than a look. `delayed` is the
+    share of that time in which it waited for a core. Both are None where they cannot be read.
     Source: /proc/PID/task/TID.
     """
 
@@ -70,20 +71,20 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_core(self) -> float:
-        """The share (0..1) of the time in which it was on or for a core."""
+        """The share (0..1) of the time in which it ran on a core or waited for one."""
         return self.running / self.asked if self.counted is None else self.counted
 
     @property
     def at_work(self) -> float:
-        """The same with the time in which a library's threads computed for it."""
+        """`on_core`, and the share of the time in which threads of a library computed for it."""
         waits = sum(self.waits.values())
         return self.on_core + (1.0 - self.on_core) * (self.waits.get("native", 0) / waits if waits else 0.0)
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """One statement, by its first and last line; of a compound one its head. `uses`: the first lines of the statements
-    of the same function that may have made the values that it uses, in an earlier round of a loop included.
-    `collects`: it is a call of the garbage collector, which no stack shows."""
+    """One statement by its first and last line, of a compound statement only the head. `uses` are the first lines of
+    the statements of the same function that may have made the values it uses, also in an earlier round of a loop.
+    `collects` says that it calls the garbage collector, which no stack shows."""
 
     first: int
     last: int
@@ -92,9 +93,9 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Which statements of one function use each other's values. `loops`: its loops, by their first and last lines.
+    """Which statements of one function use each other's values. `loops` are its loops, by first and last line.
 
-    A module is a function, too. Lines only: nothing here tells what anything is called.
+    A module counts as a function, too. Statements are given as lines only, without any names.
     """
 
     file: str
@@ -107,7 +108,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
-    `flows` has the dataflow of the user's functions on these stacks, where no earlier window gave it.
+    `flows` has the dataflow of those of the user's functions on these stacks that no earlier window had it for.
     """
 
     time: float
@@ -138,7 +139,7 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
 class StackDump(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
     """All threads of several processes, each looked at once at about `time` (monotonic seconds).
 
-    `refused` has the processes that gave none, each with why, in words.
+    `refused` has the processes whose stacks could not be read, each with the reason in words.
     """
 
     time: float

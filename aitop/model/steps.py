@@ -18,25 +18,27 @@ CallKind = Literal["transfer", "blocking", "collective"]
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One step: from the end of the previous optimizer step (or root forward, in inference) to the end of this one.
 
-    `end` is on CLOCK_MONOTONIC. `data_wait` is the time inside a loader's `__next__`, `loader_start` the time
-    to make loader iterators (workers being started), `save` inside `torch.save`, `evaluation` root forwards without
-    gradient during training (those made in every step, as for a teacher model, belong to `forward`), with the waits for
-    their data, `gc` collector pauses. `cpu` is the CPU time of the thread that steps.
-    `device_*` are on the device clock; None without CUDA or before the events were ready.
-    `samples` is the leading batch dimension, of the largest forward before each backward, summed over the step's
-    backwards (in inference, of the forward); `queue_ready` counts the batches that
-    lay ready when the step asked for one. Durations may overlap only where one contains the other: never counted twice.
+    `end` is on CLOCK_MONOTONIC. `data_wait` is the time inside a loader's `__next__`, `loader_start` the time to make
+    loader iterators (which starts their workers), `save` the time inside `torch.save`, `gc` collector pauses.
+    `evaluation` is root forwards without gradient during training, with the waits for their data; such forwards that
+    are made in every step, as of a teacher model, belong to `forward`. `cpu` is the CPU time of the thread that steps.
+    `device_*` are on the device clock; None without CUDA or before the events were ready. Where two durations overlap,
+    one contains the other, and that time is never counted twice.
 
-    `transfer` is host time inside host-to-device copies, of `transfer_bytes`; `blocking` inside calls that wait for the
-    device (`blockings` of them); `communication` inside collectives and waits for them (`collectives` calls): all three
-    may lie within other phases, and are None where they are not watched; `transfer_apart` and `communication_apart`
-    are those parts of the first and the last which lie in no other phase; `collective_calls` has how long each
-    call took with the wait for it, in order, of the first few of a step. `tokens` counts the integer ids that went in
-    (for `generate`, those that came out).
-    `others` has the phases that have no field here (see model.phases), those of them that came, by their key; they
-    lie outside of those above. Where steps are short the hook times only some of them: one that is `estimated` was
-    counted but not timed, and has the phases of one that was timed shortly before, scaled to the time that all such
-    steps took together; or it is a long one among those, of a length that was measured.
+    `samples` is the leading batch dimension of the largest forward before each backward, summed over the step's
+    backwards (in inference, of the forward). `tokens` is the number of integer ids that went in (for `generate`, that
+    came out). `queue_ready` is the number of batches that lay ready when the step asked for one.
+
+    `transfer` is host time inside host-to-device copies (of `transfer_bytes`), `blocking` inside calls that wait for
+    the device (`blockings` of them), `communication` inside collectives and waits for them (`collectives` of them).
+    These three may lie within other phases, and are None where they are not watched. `transfer_apart` and
+    `communication_apart` are those parts that lie in no other phase. `collective_calls` has the seconds of each of the
+    first few collectives of the step, in order, each with the wait for it.
+
+    `others` has the phases that have no field here (see model.phases) and that occurred, by key; they lie outside of
+    the phases above. Where steps are short, the hook times only some of them and counts the others. A step that is
+    `estimated` was counted: it has the phases of a step that was timed shortly before, scaled so that all counted steps
+    together take the time that was measured; or it is a long one among them, whose own length was measured.
     """
 
     index: int
@@ -75,12 +77,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loading(self) -> float:
-        """What the step spent on data: waiting for it, and making loader iterators."""
+        """Seconds that the step spent on data: waiting for it, and making loader iterators."""
         return self.data_wait + self.loader_start
 
     @property
     def outside(self) -> float:
-        """What is left of the step when every measured phase is taken away."""
+        """Seconds of the step in no other phase of `Phases`. Saving, evaluation and `others` are part of it."""
         known = self.loading + self.forward + self.backward + self.optimizer
         return max(0.0, self.seconds - known - (self.transfer_apart or 0.0) - (self.communication_apart or 0.0))
 
@@ -117,10 +119,10 @@ class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallSite(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the user's that calls into the device or other ranks, sums since the hook came in.
+    """A line of the user's code that calls the device or other ranks; counts and sums since the hook came in.
 
-    `name` is the call as people know it (to, item, all_reduce); `calls` were counted, `seconds` and `bytes` are of all
-    of them (scaled up where only some were timed); `pageable_bytes` is that part of a copy's bytes that came from
+    `name` is the call as people know it (to, item, all_reduce). `calls` is their number, `seconds` and `bytes` are of
+    all calls (scaled up where only some were timed). `pageable_bytes` is the part of a copy's bytes that came from
     memory that is not pinned. None is not measured.
     """
 
@@ -135,7 +137,7 @@ class CallSite(msgspec.Struct, frozen=True, kw_only=True):
     pageable_bytes: int | None = None
 
 
-# From this share of the copied bytes on, pinning memory is worth a word.
+# From this pageable share of the copied bytes on, the advice to pin memory is worth it.
 PAGEABLE = 0.5
 
 
@@ -147,7 +149,7 @@ def pageable_share(calls: Iterable[CallSite]) -> float | None:
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """A line of the user's below which the model was called. `function` is a qualified name (Python 3.11 and later)."""
+    """A line of the user's code that led to a call of the model. `function` is a qualified name from Python 3.11 on."""
 
     file: str
     line: int
@@ -169,23 +171,22 @@ class DdpInfo(msgspec.Struct, frozen=True, kw_only=True):
 class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Slow-moving facts from inside the process. `way` is how the hook came in: attach, run or import.
 
-    `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
-    `looked_up_parameters` are those of the `parameters` that are in embeddings alone: a step reads some rows of them.
-    `calls` are the dearest call sites, `callers` the lines that were under way when the model was called.
-    `flops_per_backward` are floating-point operations of one backward pass and its forward, estimated from shapes, as
-    `flops_basis` says in words; `flops_dtype` is the dtype that most of them are made in (tf32 where float32 may be
-    rounded to it).
-    `input_dtypes` are those of the tensors the root model gets,
-    `autocast` the dtype of an active autocast, `matmul_precision` torch's setting for float32 products.
+    `cost_us` is the hook's own measured time per step, in microseconds; `ops` the number of autograd nodes in a step's
+    graph. `looked_up_parameters` is the number of those `parameters` that are only in embeddings, of which a step reads
+    just some rows. `calls` are the most expensive call sites, `callers` the lines that were under way when the model
+    was called. `flops_per_backward` is the floating-point operations of one backward pass and its forward, estimated
+    from shapes, as `flops_basis` says in words; `flops_dtype` is the dtype of most of them (tf32 where float32 may be
+    rounded to it). `input_dtypes` are those of the tensors that the root model gets, `autocast` is the dtype of an
+    active autocast, `matmul_precision` torch's setting for float32 products.
     `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
     it was not used; `recompile_reasons` has the newest ones: where, and which guard failed.
     `scaler_skips` counts steps that a GradScaler left out since the hook came in.
-    `watches` names what is watched beside the phases (transfer, blocking, collective, tokens): steps carry None for the
+    `watches` names what is watched beside the phases (transfer, blocking, collective, tokens): steps have None for the
     others.
-    `foreach` tells whether the last optimizer met takes all tensors at once (foreach or fused, by choice or by torch's
-    default), `fused` whether it was told to fuse; None where it has no such setting. `own_optimizer`: its class
-    is not torch's. `denormals` is the share (0..1) of
-    groups of eight neighbours in its state with a denormal number, None where it lies on a device or was not read.
+    `foreach` says whether the last optimizer seen updates all tensors at once (foreach or fused, by choice or by
+    torch's default), `fused` whether it was told to fuse; None where it has no such setting. `own_optimizer` says that
+    its class is not torch's. `denormals` is the share (0..1) of the groups of eight neighbours in its state that have a
+    denormal number in them; None where the state lies on a device or was not read.
     """
 
     way: str
@@ -226,17 +227,17 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def main_loader(self) -> LoaderInfo | None:
-        """The loader with most workers: that is the one that feeds the training."""
+        """The loader with most workers, which is taken for the one that feeds the training; None without loaders."""
         return max(self.loaders, key=lambda loader: loader.workers, default=None)
 
 
 class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
     """What came out of one process's ring since the last read. `lost` counts records overwritten before being read.
 
-    `sequence` numbers the collective of the whole job's group that was called last; None where none was seen.
-    A process that serves has `requests`, `iterations` of its engine and `pauses` as well as steps, or instead of them;
-    `alive` is the number of requests under way when this was read, those that began before the hook came included; None
-    where they are not watched, or where it is not known whether such a one is under way.
+    `sequence` is the number of the last collective that was called in the whole job's group; None where none was seen.
+    A process that serves has `requests`, `iterations` of its engine and `pauses` beside steps, or instead of them.
+    `alive` is the number of requests under way at this read, including those that began before the hook came. It is
+    None where requests are not watched, and where it is not known whether one from before the hook is under way.
     """
 
     time: float

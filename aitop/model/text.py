@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """A JSON text that says the same without anything that a terminal would obey: such characters as \\uXXXX."""
+    """The same JSON with every character that a terminal would obey written as \\uXXXX."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)

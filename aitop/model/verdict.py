@@ -11,8 +11,9 @@ Severity = Literal["critical", "warning", "info"]
 
 SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
-# What shares are parts of: the time of the steps; all time of a process that makes none, its rests included; the time
-# that requests take; the time by which the slowest requests take longer than the usual one.
+# What a share is a part of. "step": the time of the steps. "time": all time of a process without steps, its idle time
+# included. "request": the time that requests take. "tail": the time by which the slowest requests take longer than
+# the usual one.
 Base = Literal["step", "time", "request", "tail"]
 BASES: dict[Base, str] = {"step": "step time", "time": "the time", "request": "request time", "tail": "the tail"}
 """Each base in words."""
@@ -43,7 +44,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to make, and the factor in units per second that it alone would give on this machine."""
+    """A change to make, and the factor by which units per second would grow on this machine with it alone."""
 
     text: str
     speedup: float | None = None
@@ -51,19 +52,20 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What explains a share (0..1) of the time that a verdict is about."""
+    """A cause by name, and the share (0..1) that it explains of the time that a verdict is about."""
 
     name: str
     share: float
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. `share` (0..1) of its `base` lost, `speedup` the factor in units per second if the cause were gone.
+    """One finding. `share` is the part (0..1) of its `base` that is lost, `speedup` the factor by which units per
+    second would grow if the cause were gone.
 
-    `speedup_range` bounds that factor (95 %). `confidence` (0..1) is that of the cause alone. `processes` are the pids
-    of the processes that lose the time. `parts` are the causes of that time, the largest first, where it has several.
-    `since` is when it began (seconds since the epoch), None where that is not known.
-    `full_in` is how many seconds are left at this rate until the memory that the verdict is about is full.
+    `speedup_range` bounds that factor (95 %). `confidence` (0..1) is how sure the cause is, not the gain. `processes`
+    are the pids of the processes that lose the time. `parts` are the causes of that time, the largest first, where it
+    has several. `since` is when it began (seconds since the epoch), None where that is not known.
+    `full_in` is the number of seconds until the memory that the verdict is about is full, at the present rate.
     """
 
     id: str
@@ -86,14 +88,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Abstention(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule that could not speak for want of evidence, and what is missing."""
+    """A rule that lacked evidence to judge, with what is missing."""
 
     id: str
     reason: str
 
 
 def by_reason(abstained: Iterable[Abstention]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Each reason once, in the order in which they came up, with the ids of the verdicts that it keeps back."""
+    """Each reason once, in the order in which they came up, with the ids of the verdicts that could not be judged."""
     ids_by_reason: dict[str, list[str]] = {}
     for abstention in abstained:
         ids_by_reason.setdefault(abstention.reason, []).append(abstention.id)

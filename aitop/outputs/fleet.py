@@ -33,7 +33,7 @@ def to_json(fleet: Fleet, address: str) -> str:
 
 
 def to_text(fleet: Fleet, address: str) -> str:
-    """A heading, a row a job, and what it comes to. Names are stripped of control characters."""
+    """A heading, one row per job, and the totals. Control characters in names are replaced."""
     rows = [HEADINGS, *(_row(job) for job in by_waste(fleet.jobs))]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
     lines = [_line(row, widths) for row in rows]

@@ -1,4 +1,4 @@
-"""Where the time goes: the heaviest entries of the ledger as rows of words, for the reports people read."""
+"""Where the time goes: the heaviest entries of the ledger as rows of words, for the reports that people read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class Table(NamedTuple):
 
 
 def tables(snapshot: Snapshot) -> list[Table]:
-    """Every lane of the first working process, then one row for each of the others. Empty without a ledger."""
+    """A table for each lane of the first working process, and one with a row for each other process.
+
+    Empty without ledgers.
+    """
     ledgers = [ledger for ledger in snapshot.ledgers if ledger.entries]
     if not ledgers:
         return []
@@ -90,5 +93,5 @@ def _row(entry: Entry) -> Row:
 
 
 def _place(place: Where | None) -> str:
-    """train.py:41 main. The JSON report has the whole path."""
+    """A place as `train.py:41 main`, empty without one. The JSON report has the whole path."""
     return f"{place.file.rsplit('/', 1)[-1]}:{place.line} {place.function}" if place is not None else ""

@@ -1,7 +1,7 @@
-"""Sends the metrics to an OpenTelemetry collector, and a log record whenever a verdict comes or goes.
+"""Sends the metrics to an OpenTelemetry collector, and a log record whenever a verdict appears or ends.
 
 The metrics are those that Prometheus would scrape, under the same names. The SDK's own exporters encode and send them;
-its instruments are not used, since what is measured is already there as a whole at each moment.
+its instruments are not used, since all values are already there at each moment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Labels = dict[str, str]
 
 
 class OtlpSender:
-    """Sends to the collector at `url`. `say` gets a sentence when that begins to fail, and when it works again."""
+    """Sends to the collector at `url`. `say` gets a sentence when sending begins to fail, and when it works again."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class OtlpSender:
         say: Callable[[str], None],
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        # It would write every attempt to stderr.
+        # The SDK would log every failed attempt to stderr.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         logging.getLogger("opentelemetry").propagate = False
         base = url.rstrip("/")
@@ -73,7 +73,7 @@ class OtlpSender:
         self._log = self._provider.get_logger("aitop", __version__)
 
     def send(self) -> None:
-        """Send the metrics as they are now. What cannot be sent is left out: the next ones say the same or more."""
+        """Send the metrics as they are now. What cannot be sent is dropped: the next ones say the same or more."""
         families = list(self._collector.collect())
         now = time.time_ns()
         metrics = [_metric(family, self._began, now) for family in families]
@@ -86,7 +86,7 @@ class OtlpSender:
         self._tell_changes(families, now)
 
     def close(self) -> None:
-        """Send what is left, for as long as the time-out, and end."""
+        """Send what is left, within the time-out, and end."""
         self._provider.shutdown()
         self._metrics.shutdown()
 
@@ -96,7 +96,7 @@ class OtlpSender:
             for sample in family.samples if family.name == "aitop_verdict_order" else ():
                 labels = sample.labels
                 key = tuple(labels[name] for name in (*OF_JOB, "verdict", "subtype", "severity"))
-                # Several ranks have the same one.
+                # Several ranks may have the same verdict: one log record is enough.
                 verdicts.setdefault(key, {name: value for name, value in labels.items() if value})
         for key, labels in verdicts.items():
             if key not in self._verdicts:
@@ -123,7 +123,7 @@ class OtlpSender:
 
 
 def _metric(family: Family, began: int, now: int) -> Metric:
-    """A family of prometheus_client as a metric of OpenTelemetry; only the three kinds that we make."""
+    """A family of prometheus_client as a metric of OpenTelemetry; only the three kinds that aitop has."""
     cumulative = AggregationTemporality.CUMULATIVE
     data: Gauge | Sum | Histogram
     if family.type == "histogram":
@@ -135,7 +135,10 @@ def _metric(family: Family, began: int, now: int) -> Metric:
 
 
 def _histograms(family: Family, began: int, now: int) -> Sequence[HistogramDataPoint]:
-    """One point for each set of labels; Prometheus counts what lies below a bound, OpenTelemetry between two."""
+    """One point for each set of labels.
+
+    A bucket of Prometheus counts all values up to its bound, one of OpenTelemetry those between two bounds.
+    """
     below: dict[tuple[tuple[str, str], ...], list[float]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:
@@ -147,7 +150,7 @@ def _histograms(family: Family, began: int, now: int) -> Sequence[HistogramDataP
     points = []
     for key, counts in below.items():
         between = [int(count - before) for before, count in zip([0.0, *counts], counts, strict=False)]
-        # As the SDK says that no extremes were kept.
+        # The SDK's way to say that least and largest value are not known.
         least, most = math.inf, -math.inf
         points.append(
             HistogramDataPoint(

@@ -1,4 +1,4 @@
-"""A profile as text: what held the device or the processor, by kind, by operator, by kernel."""
+"""A profile as text: where device or host time went, by kind of work, by operator and by kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KERNEL_NAME = NAME + 18
 
 
 def profile_text(profile: Profile) -> str:
-    """Every part as lines of at most WIDTH columns, ending with a line feed."""
+    """All parts of the profile, in lines of at most WIDTH columns, ending with a line feed."""
     parts = [
         _head(profile),
         _classes(profile),
@@ -53,7 +53,7 @@ def _device(use: DeviceUse) -> str:
 
 
 def _operators(profile: Profile) -> list[str]:
-    """The dearest operators: by device time, else by their own time on the host."""
+    """The most expensive operators: by device time, else by their own time on the host."""
     columns = [("operator", "calls", "host", "own", "device", "allocated")]
     for row in profile.ops[:ROWS]:
         device = duration(row.device) if row.device is not None else ""
@@ -61,20 +61,20 @@ def _operators(profile: Profile) -> list[str]:
         columns.append((row.name, count(row.calls), duration(row.host), duration(row.self_host), device, allocated))
     if len(columns) == 1:
         return []
-    # What was not measured of the first operator was measured of none.
+    # What was not measured for the first operator was not measured for any.
     shown = [place for place in range(6) if columns[1][place]]
     widths = (NAME, 8, 10, 10, 10, 11)
     return _table([[row[place] for place in shown] for row in columns], [widths[place] for place in shown])
 
 
 def _kernels(profile: Profile) -> list[str]:
-    """The dearest kernels; nothing where there is no device."""
+    """The longest kernels; nothing where there is no device."""
     kernels = [(row.name, count(row.calls), duration(row.device)) for row in profile.kernels[:ROWS]]
     return _table([("kernel", "calls", "device"), *kernels], (KERNEL_NAME, 8, 10)) if kernels else []
 
 
 def _table(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    """Lines with a name first, its middle left out where it is too long, and the other columns right of it."""
+    """Lines with the name first (shortened in its middle if too long) and the other columns aligned to the right."""
     lines = []
     for name, *others in rows:
         room, shown = widths[0], printable(name)

@@ -19,10 +19,10 @@ from aitop.output_file import open_output
 
 
 class RecordingWriter:
-    """One recording being written. Opening may fail with a WrongUsageError; writing never raises.
+    """One recording being written. Opening may raise a WrongUsageError; writing never raises.
 
-    A name that ends in .gz is compressed. What has been written is readable after every tick. `failed` says in words
-    why the recording stopped (a full disk, say), None while all is well.
+    A file whose name ends in .gz is compressed. After every tick, all that was written can be read. `failed` says in
+    words why the recording stopped (a full disk, say), None while it has not.
     """
 
     def __init__(self, path: Path, target: Target, *, new: bool = False) -> None:
@@ -38,13 +38,13 @@ class RecordingWriter:
         self.flush()
 
     def write(self, event: Event) -> None:
-        """Add one event; a tick also brings everything so far to the disk's file."""
+        """Add one event; a tick also flushes everything so far to the file."""
         self._append(event)
         if isinstance(event, Tick):
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was written to the system."""
+        """Hand what was written to the operating system."""
         if self.failed is None:
             try:
                 self._out.flush()
@@ -54,11 +54,11 @@ class RecordingWriter:
 
     @property
     def written(self) -> int | None:
-        """Bytes in the file so far, None for what is no file (a pipe)."""
+        """Bytes in the file so far; None for a pipe."""
         try:
             self._size = self._raw.tell()
         except (OSError, ValueError):
-            # Closed, or not seekable: what was known before holds.
+            # Closed or not seekable: the last known size still holds.
             pass
         return self._size
 
@@ -87,10 +87,10 @@ class RecordingWriter:
 
 
 def _open_empty(path: Path, *, new: bool) -> BinaryIO:
-    """Open for writing. Somebody's file is never overwritten; an empty one, a pipe or a device may be written to.
-    With `new` there must be none of these either.
+    """Open for writing. A file with content is never overwritten; an empty one, a pipe or a device may be written to.
+    With `new`, nothing may exist there.
 
-    What is in it is for its owner alone to read: command lines, lines of source.
+    Only the owner may read the file, as it has command lines and lines of source in it.
     """
     try:
         descriptor = open_output(path, 0o600, new=new)

@@ -27,7 +27,7 @@ NO_STEPS = Steps(basis="", phases=Phases())
 
 
 def report_of(snapshot: Snapshot) -> dict[str, Any]:
-    """The report that says what this snapshot says."""
+    """The report of this snapshot, ready to be written as JSON."""
     target, serving, diagnosis = snapshot.target, snapshot.serving, snapshot.diagnosis
     return {
         "schema": SCHEMA,
@@ -70,7 +70,7 @@ def rounded(value: Any) -> Any:
 
 
 def sources_of(snapshot: Snapshot) -> dict[SourceName, SourceStatus]:
-    """The sources to report: those of every job, and a server's metrics if they were looked for."""
+    """The sources to report: those that every job may have, and a server's metrics if they were looked for."""
     unheard = {
         name: SourceStatus(time=snapshot.time, source=name, state="absent", reason="nothing was heard of it")
         for name in SOURCE_NAMES
@@ -79,26 +79,26 @@ def sources_of(snapshot: Snapshot) -> dict[SourceName, SourceStatus]:
 
 
 def phase_shares(phases: Phases) -> dict[str, float | None]:
-    """The share of every phase that can be measured, None where it was not. They add up to 1."""
+    """The share (0..1) of every phase that can be measured, None where it was not. The shares add up to 1."""
     shares = phases.shares()
     outside = shares.pop("outside")
     return {**shares, **{phase.key: shares.get(phase.key) for phase in TIMED_ALONE.values()}, "outside": outside}
 
 
 def _process(process: ProcessSample) -> dict[str, Any]:
-    """A process of the tree. `rank` of a loader worker is the rank it feeds; only those of a server have a `part`."""
+    """A process of the tree. `rank` of a loader worker is the rank it feeds; only processes of servers have `part`."""
     part = {} if process.part is None else {"part": process.part}
     return {"pid": process.pid, "role": process.role, "rank": process.rank, **part}
 
 
 def _worker(ledger: Ledger) -> dict[str, Any]:
-    """A process that does the work: the thread of it, or one of several `threads`, and the mean length of a unit."""
+    """A working process: its thread (or one of several `threads` that take turns), and the mean length of a unit."""
     unit = {"unit": ledger.unit, "seconds": ledger.length}
     return {"pid": ledger.pid, "thread": ledger.thread, **unit, "threads": ledger.threads}
 
 
 def _source(status: SourceStatus) -> dict[str, str]:
-    """Where facts came from, or why they did not and what would mend that."""
+    """The state of a source, with its reason and, where it does not work, a remedy."""
     words = {"reason": status.reason, "remedy": status.remedy if status.state != "ok" else None}
     return {"state": status.state, **{name: text for name, text in words.items() if text is not None}}
 
@@ -121,7 +121,7 @@ def _step(steps: Steps) -> dict[str, Any]:
 
 
 def _serving(serving: Serving) -> dict[str, Any]:
-    """What is served in the last `window_s` seconds."""
+    """The figures of a server over the last `window_s` seconds."""
     times = {"latency_ms": serving.latency, "ttft_ms": serving.first_token, "itl_ms": serving.inter_token}
     return {
         "window_s": serving.seconds,

@@ -16,17 +16,17 @@ from aitop.outputs.report import NO_STEPS, phase_shares, sources_of
 
 WIDTH = 80
 UNBROKEN = "\u00a0"
-"""A space at which textwrap does not break a line."""
+"""A no-break space: textwrap does not break a line there."""
 BAR = 40
 PHASE_NAMES = {"data_wait": "data", "outside": "other"}
-"""What phases are called, where that is not their key."""
+"""What phases are called where that differs from their key."""
 PLACES_SHOWN = PIDS_SHOWN = 4
-# Seconds without any progress that are worth a word; whether a server is stalled is for the verdicts to say.
+# Seconds without progress from which on the report mentions it. Whether a server is stalled, the verdicts say.
 LEAST_STILL = 1.0
 
 
 def to_text(snapshot: Snapshot) -> str:
-    """The whole report on a Snapshot. Text of the target (names, command lines) is stripped of control characters."""
+    """The whole report on a Snapshot. Control characters in text of the target (names, command lines) are replaced."""
     parts = [
         _head(snapshot),
         comparison_text(snapshot),
@@ -44,7 +44,7 @@ def to_text(snapshot: Snapshot) -> str:
 
 
 def comparison_text(snapshot: Snapshot) -> str:
-    """How fast the run is beside an earlier one. Where that cannot be told, only a user who asked for it hears so."""
+    """How fast the run is compared with an earlier one. That this cannot be told is only said to a user who asked."""
     comparison = compared(snapshot)
     words = in_a_sentence(comparison) if comparison is not None else None
     if words is not None:
@@ -111,7 +111,7 @@ def serving_times(snapshot: Snapshot) -> list[tuple[str, tuple[str, str, str]]]:
 
 
 def serving_state(snapshot: Snapshot) -> str | None:
-    """The words for requests in progress of which none gets on: how many, and since when. Else None."""
+    """How many requests are under way, and for how long none has ended; None where requests do end."""
     serving = snapshot.serving
     if serving is None or not serving.alive or serving.still is None or serving.still < LEAST_STILL:
         return None
@@ -119,10 +119,10 @@ def serving_state(snapshot: Snapshot) -> str | None:
 
 
 def gaps(snapshot: Snapshot) -> list[str]:
-    """One line for each source that gives nothing, with the reason and what would mend it."""
+    """One line for each source that does not work, with the reason and the remedy."""
     lines = []
     for name, source in sources_of(snapshot).items():
-        # Where nothing is served, nothing is missed.
+        # Where nothing is served, no metrics of a server are missing.
         if source.state != "ok" and (name != "server" or snapshot.serving is not None):
             reason = f": {printable(source.reason)}" if source.reason else ""
             remedy = f" → {printable(source.remedy)}" if source.remedy else ""
@@ -131,7 +131,7 @@ def gaps(snapshot: Snapshot) -> list[str]:
 
 
 def abstentions(snapshot: Snapshot) -> list[str]:
-    """One line for each reason why rules could not judge, with the verdicts that it keeps back."""
+    """One line for each reason why rules could not judge, with the verdicts concerned."""
     return [f"{reason}: {', '.join(ids)}" for reason, ids in by_reason(snapshot.diagnosis.abstained)]
 
 
@@ -147,7 +147,7 @@ def no_verdict(snapshot: Snapshot) -> str:
 
 
 def costs(snapshot: Snapshot) -> str:
-    """What watching cost, as far as it was measured, and what sources that work have to say; empty without either."""
+    """What watching cost, as far as it was measured, and the notes of sources that work; empty without either."""
     unit = "forward pass" if snapshot.kind == "inference" else "step"
     measured = _known(
         (snapshot.cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
@@ -187,7 +187,7 @@ def _pids(pids: Sequence[int]) -> str:
 
 
 def _gain(speedup: float, interval: tuple[float, float] | None) -> str:
-    """The gain as a range where it is known: that the cause is certain does not make the gain exact."""
+    """The gain, as a range where that is known: a certain cause does not make the gain exact."""
     low, high = interval or (1.0, speedup)
     if high <= 1.0 or (interval is None and speedup <= 1.0):
         return "no faster without it alone"
@@ -279,12 +279,12 @@ def _serving(snapshot: Snapshot) -> str:
 
 
 def _bar(share: float) -> str:
-    """A full step is BAR wide; a recording may say anything."""
+    """A bar, BAR cells wide for a whole step. Limited to that, as a recording may say anything."""
     return "█" * round(min(max(share, 0.0), 1.0) * BAR)
 
 
 def _section(title: str, lines: Sequence[str]) -> str:
-    """A title and what stands under it; nothing where that is nothing."""
+    """A title with lines below it; empty without lines."""
     return "\n".join([title, *(row for line in lines for row in _indented(line))]) if lines else ""
 
 

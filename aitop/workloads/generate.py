@@ -25,7 +25,7 @@ class LanguageModel(nn.Module):
 
 
 class CountingInPython:
-    """How often each text has each token, counted anew for every token."""
+    """Counts how often each text has each token, anew for every token."""
 
     def __init__(self, prompts):
         self.texts = prompts.tolist()
@@ -39,7 +39,7 @@ class CountingInPython:
 
 
 class CountingInPlace:
-    """The same in a tensor to which each new token is added."""
+    """Keeps the same counts in a tensor to which each new token is added."""
 
     def __init__(self, prompts):
         self.table = torch.zeros(len(prompts), VOCABULARY).scatter_add_(1, prompts, torch.ones(prompts.shape))

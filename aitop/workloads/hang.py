@@ -18,7 +18,7 @@ BATCH = 512
 
 
 def save(model: nn.Module) -> None:
-    """A checkpoint; nobody is to go on before it is there."""
+    """Write a checkpoint; no rank is to go on before it is written."""
     torch.save(model.state_dict(), io.BytesIO())
     dist.barrier()
 

@@ -27,7 +27,7 @@ def make_problem(size: int):
 
 
 def resident_mb() -> float:
-    """The most memory that this process has had, in MB."""
+    """The peak resident memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -83,7 +83,7 @@ class Server(ThreadingHTTPServer):
                 threading.Thread(target=self.shutdown).start()
 
     def handle_error(self, request, client_address) -> None:
-        """A client that has gone is no error."""
+        """Ignore it: a client that has gone is no error."""
 
 
 class Handler(BaseHTTPRequestHandler):

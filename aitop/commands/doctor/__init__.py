@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes one line a check. Returns 1 if something does not work."""
+    """Write one line per check. Returns 1 if something does not work."""
     from aitop.commands.doctor import report
 
     checks = examine(args.pid)

@@ -1,6 +1,6 @@
-"""What of aitop works on this machine, whatever the process: py-spy, terminal, settings, limits, GPUs.
+"""Checks what works on this machine, whatever the process: py-spy, terminal, settings, limits, GPUs.
 
-A machine without an NVIDIA GPU lacks nothing.
+A machine without an NVIDIA GPU has no fault.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMITS_REACHED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 REINSTALL = "pip install --force-reinstall py-spy"
 SMALLEST_SCREEN = (80, 24)
 FULL_SCREEN = (120, 36)
-# With 15, of a run of one process, either the stacks or the hook fails; with 16 neither does.
+# For a run of one process: with 15 descriptors either the stacks or the hook fails, with 16 neither does.
 FEWEST_DESCRIPTORS, MANY_DESCRIPTORS = 16, 64
 LARGEST_WRITTEN = 16 << 20
 THREADS = 12
@@ -74,7 +74,7 @@ def py_spy() -> Check:
 
 
 def terminal_checks() -> list[Check]:
-    """What the terminal can show that the output goes to. Output that goes elsewhere is no fault."""
+    """What the terminal that the output goes to can show. Output that goes elsewhere is no fault."""
     try:
         shown = os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ and sys.__stdout__.isatty() else None
     except (OSError, ValueError):
@@ -127,7 +127,7 @@ def _characters(environment: Mapping[str, str], encoding: str) -> Check:
 
 
 def settings_file() -> Check:
-    """Whether there is a settings file, and what is wrong with it: other verbs refuse to start then."""
+    """Whether there is a settings file, and what is wrong with it. Other verbs do not start with a wrong one."""
     try:
         file = config.path()
     except WrongUsageError as error:
@@ -161,7 +161,7 @@ def cgroup_of(sample: CgroupSample | None) -> Check:
 
 
 def descriptors() -> Check:
-    """Whether aitop may have enough files open: a few, and some more for each process of the job."""
+    """Whether aitop may have enough files open. It needs a few, and some more for each process of the job."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= MANY_DESCRIPTORS:
         return works("descriptors", f"{'any number' if soft == resource.RLIM_INFINITY else soft} may be open")
@@ -175,7 +175,7 @@ def descriptors() -> Check:
 
 
 def file_size() -> Check | None:
-    """The fault where aitop may not make files large enough, memory without a file included; else None."""
+    """The fault where the limit on file sizes is too low for aitop, else None. Memory files (memfd) count as well."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft == resource.RLIM_INFINITY or soft >= LARGEST_WRITTEN:
         return None
@@ -230,7 +230,7 @@ def nvml_missing(error: SourceError, present: int, confinement: Confinement) -> 
 
 
 def nvml_works(abilities: Abilities) -> list[Check]:
-    """The checks where NVML works: what it lets us see of each device."""
+    """The checks where NVML works: what it shows of each device."""
     lost = [device for device in abilities.devices if device.lost]
     there = [device for device in abilities.devices if not device.lost]
     if lost:

@@ -25,10 +25,10 @@ ANOTHER = "name the process that trains or serves, or wait until it does"
 
 
 def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = None) -> list[Check]:
-    """Whether the process can be watched at all, then what can be seen of it.
+    """The checks of a process: whether it can be watched at all, then what can be seen of it.
 
-    `no_ptrace` is the error with which ptrace is refused; `short_of` names the check of the limit that keeps aitop from
-    working at all.
+    `no_ptrace` is the error with which ptrace is refused, None where it is not; `short_of` names the check of a limit
+    that is too low for aitop to work at all, None where there is none.
     """
     try:
         target = look(pid)
@@ -69,7 +69,7 @@ def access(pid: int) -> Check:
 
 
 def server_of(members: Sequence[Member], dump: StackDump | None) -> Server | None:
-    """The server that these processes are, by what they are called and by one look at their stacks."""
+    """The server that these processes form, by their names and by one look at their stacks; None if they form none."""
     recogniser = Recogniser()
     if dump is not None:
         recogniser.saw_once(dump)
@@ -77,7 +77,7 @@ def server_of(members: Sequence[Member], dump: StackDump | None) -> Server | Non
 
 
 def framework(loaded: Sequence[str], server: Server | None, *, seen: bool) -> Check:
-    """What the processes of the tree have loaded. Of a `server` that takes requests these are measured without any."""
+    """Which frameworks the processes of the tree have loaded. A `server` needs none: its requests can be measured."""
     if not seen:
         return not_needed("framework", "what it has loaded may not be read")
     if loaded:
@@ -88,7 +88,7 @@ def framework(loaded: Sequence[str], server: Server | None, *, seen: bool) -> Ch
 
 
 def stacks(pid: int, python: str | None) -> tuple[Check, StackDump | None]:
-    """Whether py-spy reads the stacks of process `pid`, and the stacks: one look that stops nothing."""
+    """Whether py-spy can read the stacks of process `pid`, and the stacks. Reading them once stops nothing."""
     name = f"Python {python}" if python else "its Python"
     try:
         dump = take_dump([pid], script=None)
@@ -100,7 +100,7 @@ def stacks(pid: int, python: str | None) -> tuple[Check, StackDump | None]:
 
 
 def closed_to_ptrace(seen: Survey, error: str | None) -> Survey:
-    """The survey where a filter refuses ptrace with this error, which only trying shows."""
+    """The survey with the ways closed that need ptrace, if trying ptrace failed with this error (as by a filter)."""
     if error is None:
         return seen
     refused = f"ptrace is refused ({error})"
@@ -109,7 +109,7 @@ def closed_to_ptrace(seen: Survey, error: str | None) -> Survey:
 
 
 def hook(surveys: Sequence[tuple[int, Survey]]) -> list[Check]:
-    """The hook's check for all ranks, then each way in for the first rank that it cannot get into."""
+    """The check of the hook over all ranks, then of each way into the first rank that is closed, else the first one."""
     closed = [(pid, seen) for pid, seen in surveys if not seen.already and (seen.refused or not seen.open)]
     pid, seen = closed[0] if closed else surveys[0]
     lines = [_hook(len(surveys), len(closed), pid, seen)]

@@ -1,8 +1,8 @@
-"""What the kernel lets one process do to another of the same user here, found by trying.
+"""Finds by trying what the kernel lets one process do to another one of the same user.
 
-A child of ours tries it on us: it is no ancestor of ours, as aitop is none of the user's run. It stops nobody, and when
-it ends everything is as before. The child runs this very file as a script (argument: a pid), which prints two error
-numbers, 0 where the try worked. So it imports nothing of aitop.
+A child of ours tries it on us, since it is no ancestor of ours, just as aitop is no ancestor of the user's run. It
+stops nobody, and when it ends everything is as before. The child runs this file as a script (argument: a pid), which
+prints two error numbers, 0 where the try worked. So this file imports nothing of aitop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PtraceTrial:
 
 
 def try_ptrace() -> PtraceTrial | OSError:
-    """The outcome of both; the error where no child can be started, or it gave no answer."""
+    """The outcome of both tries; the error where no child can be started, or where it gave no answer."""
     if not sys.executable:
         return FileNotFoundError(errno.ENOENT, "the path of Python is not known")
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
@@ -48,7 +48,7 @@ def _name(number: int) -> str | None:
 
 
 def _open_memory(pid: int) -> int:
-    """The error of opening the process's memory for writing, which reading and entering it both need."""
+    """The error number of opening the process's memory for writing, 0 for none. Reading and entering it need that."""
     try:
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -57,7 +57,10 @@ def _open_memory(pid: int) -> int:
 
 
 def _trace(pid: int) -> int:
-    """The error of becoming the process's tracer without stopping it; that ends with this process."""
+    """The error number of becoming the process's tracer without stopping it, 0 for none.
+
+    The tracing ends with this process.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.restype = ctypes.c_long
     libc.ptrace.argtypes = [ctypes.c_long] * 4

@@ -20,9 +20,9 @@ NARROWEST = 24
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the report: what was looked at, how it is, why, and what mends it (only where it `does-not` work).
+    """One line of the report: what was checked, its state, the reason, and a remedy (only where it `does-not` work).
 
-    `not-needed`: it is not there, and nothing here would be better with it, as NVML on a machine without a GPU.
+    `not-needed`: it is not there, and would not help here, such as NVML on a machine without a GPU.
     """
 
     name: str
@@ -47,7 +47,7 @@ def not_needed(name: str, reason: str) -> Check:
 
 
 def as_text(checks: Sequence[Check], columns: int | None = None) -> str:
-    """One line a check, and one with what mends it. Lines are broken between words at `columns`; None breaks none."""
+    """One line per check, and one for its remedy. Lines are wrapped at `columns`; None wraps none."""
     indent = INDENT + max((len(check.name) for check in checks), default=0) + 2
     lines = []
     for check in checks:
@@ -59,7 +59,7 @@ def as_text(checks: Sequence[Check], columns: int | None = None) -> str:
 
 
 def _broken(head: str, text: str, indent: int, columns: int | None) -> list[str]:
-    """`text` after `head`; further lines begin under its start."""
+    """`head` and `text` wrapped at `columns`; further lines are indented by `indent`."""
     if columns is None:
         return [head + text]
     width, below = max(columns, indent + NARROWEST), " " * indent

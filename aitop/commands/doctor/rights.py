@@ -1,4 +1,4 @@
-"""The right to look into other processes: what was tried, and which of the kernel's conditions refused it."""
+"""Checks the right to look into other processes: what was tried, and which condition of the kernel refused it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cause_of(tried: PtraceTrial, confinement: Confinement) -> Cause | None:
 
 
 def refused(tried: PtraceTrial | OSError, confinement: Confinement) -> str | None:
-    """The error with which ptrace itself is refused to aitop whatever the process; None where it is not."""
+    """The error with which ptrace is refused to aitop for every process; None where it is not."""
     return None if isinstance(tried, OSError) or confinement.tracer else tried.trace
 
 
@@ -58,7 +58,7 @@ def ptrace(tried: PtraceTrial, confinement: Confinement, cause: Cause | None) ->
 
 
 def facts(confinement: Confinement, cause: Cause | None) -> list[Check]:
-    """The kernel's conditions, a check each."""
+    """One check for each condition of the kernel."""
     return [
         _user(confinement),
         _yama(confinement, cause),
@@ -69,7 +69,7 @@ def facts(confinement: Confinement, cause: Cause | None) -> list[Check]:
 
 
 def memfd() -> Check:
-    """Whether there is memory without a file, in which the hook's ring and py-spy's output lie."""
+    """Whether there is memory without a file (memfd), which the hook's ring and py-spy's output need."""
     try:
         handle = os.memfd_create("aitop-doctor", os.MFD_CLOEXEC)
         try:
@@ -85,7 +85,7 @@ def memfd() -> Check:
 
 
 def attach() -> Check:
-    """Whether there is a way into running processes on this kind of machine."""
+    """Whether the hook can be put into running processes on this kind of machine."""
     machine, system = platform.machine(), platform.system()
     if system == "Linux" and machine in ("x86_64", "AMD64"):
         return works("attach", f"Linux on {machine}: the step hook can be put into a running process")
@@ -127,7 +127,7 @@ def _capability(confinement: Confinement, cause: Cause | None) -> Check:
         return works("capability", "CAP_SYS_PTRACE is held")
     if cause is None:
         return not_needed("capability", "CAP_SYS_PTRACE is not held; your own processes do not need it")
-    # Docker's filter lets through what this capability allows; other filters and profiles do not ask for it.
+    # Docker's filter lets through what this capability allows; other filters and profiles ignore the capability.
     of_use = cause in ("yama", "capability") or (cause == "seccomp" and confinement.own_pids)
     if confinement.yama == "3" or not of_use:
         return not_needed("capability", "CAP_SYS_PTRACE is not held, and would not help")

@@ -1,1 +1,1 @@
-"""History to one Snapshot: steps, series, ranks and standstill. Pure: no clock, no input or output."""
+"""Makes a Snapshot from the history: steps, series, ranks and standstill. Pure: no clock, no input or output."""

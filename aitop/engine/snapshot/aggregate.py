@@ -1,4 +1,4 @@
-"""History at a tick to one Snapshot. Pure: no clock, no input or output."""
+"""Makes the Snapshot of a tick from the history. Pure: no clock, no input or output."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from aitop.stacks.position import UPDATES
 from aitop.stacks.work import working
 
 ENOUGH_STEPS = 30
-# A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
+# In training, a backward pass of about twice its time follows each forward pass. So from this many forward samples on,
+# a run without an update is one of inference.
 ENOUGH_FORWARD_SAMPLES = 5
 
 
 def aggregate(history: History, tick: Tick) -> Snapshot:
-    """The picture at `tick`, without verdicts."""
+    """The Snapshot at `tick`, without ledgers and verdicts."""
     lead = lead_pid(history, tick.time)
     hook = history.hooks.get(lead) if lead is not None else None
     since, records = _window(history, hook, tick.time)
@@ -49,7 +50,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     steps = _with_exchange(steps, ranks)
     workers = working(stacks, _stepping(history, tick.time), history.target.pid)
     by_pid = {each.pid: each for each in stacks.processes} if stacks else {}
-    # Of those that do the work the first stands for the job.
+    # The first of the working processes stands for the job.
     process = next((by_pid[pid] for pid in workers if pid in by_pid), None)
     steps = _without_callbacks(steps, process)
     engine = host.engine if host else None
@@ -99,7 +100,7 @@ def _so_far(history: History, pid: int | None, seconds: float) -> SoFar:
 
 
 def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
-    """The steps with what their rank waits for the others taken out of the phases that it lies in, in every step alike.
+    """Move a rank's wait for the other ranks from backward and forward to communication, the same share of every step.
 
     DistributedDataParallel exchanges gradients inside the backward pass; only a comparison of the ranks tells how long
     a rank waits there.
@@ -131,7 +132,7 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
 
 
 def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> StepRecord:
-    """A step with these shares of it moved from its backward and forward pass to the exchange."""
+    """The step with these shares of its time moved from its backward and forward pass to the exchange."""
     backward = min(record.backward, of_backward * record.seconds)
     forward = min(record.forward, of_forward * record.seconds)
     return msgspec.structs.replace(
@@ -143,10 +144,10 @@ def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> St
 
 
 def _without_callbacks(steps: Steps | None, process: ProcessStacks | None) -> Steps | None:
-    """The steps without the caller's own code in the forward pass of calls of `generate`, in every call alike.
+    """Take the user's own code out of the forward pass of `generate` calls, the same share of every call.
 
-    The clock times the whole call, in which logits processors and stopping criteria of the user's run as well. Only
-    stacks tell these from the model.
+    The hook times the whole call, in which the user's logits processors and stopping criteria run as well. Only stacks
+    tell these from the model.
     """
     if steps is None or process is None or process.pid != steps.pid:
         return steps
@@ -172,7 +173,7 @@ def _without_callbacks(steps: Steps | None, process: ProcessStacks | None) -> St
 
 
 def _recompiles(hook: HookHistory | None) -> dict[str, Series]:
-    """The hook's counts of recompilations; empty where it has none."""
+    """The series of the hook's counts of recompilations; empty where it has none."""
     if hook is None or not hook.recompiles:
         return {}
     times, counts = zip(*hook.recompiles, strict=True)
@@ -180,7 +181,11 @@ def _recompiles(hook: HookHistory | None) -> dict[str, Series]:
 
 
 def lead_pid(history: History, now: float) -> int | None:
-    """The process whose measured steps stand for the job: rank 0, else the target, else whoever steps."""
+    """The process whose measured steps stand for the job.
+
+    One that trains comes before others, then the lowest rank, the target, the lowest pid. Where nothing made steps
+    lately, the lowest pid with a hook; None without a hook.
+    """
     return next(iter(_stepping(history, now)), min(history.hooks, default=None))
 
 
@@ -220,16 +225,16 @@ def _spread(hook: HookHistory, since: float, records: Sequence[StepRecord]) -> l
 
 
 def _stepping_windows(history: History) -> list[StackWindow]:
-    """Stack windows from the first one on that shows a step; all of them where none does.
+    """The stack windows from the first one on that shows a step; all of them where none does.
 
-    Importing and setting up say nothing of a step.
+    Those before show importing and setting up.
     """
     first = min(history.stepped.values(), default=0.0)
     return [window for window in history.windows if window.time >= first]
 
 
 def _sampled_since(windows: Sequence[StackWindow], seconds: float) -> float:
-    """When the newest windows began that make up this number of seconds; infinity for 0 seconds."""
+    """The start of the newest windows that together make up `seconds`; infinity for 0 seconds."""
     since = math.inf
     for window in reversed(windows):
         if seconds <= 0:
@@ -244,7 +249,7 @@ def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> 
     if records and records[-1].kind == "train":
         return "training"
     lines = stacks.lines if stacks else ()
-    # Whoever asks for gradients by hand and updates by hand has forward passes alone where steps are counted.
+    # Where a loop asks for gradients and updates by hand, the hook sees only forward passes; stacks show the update.
     if any(line.phase in UPDATES for line in lines):
         return "training"
     forwards = sum(line.samples for line in lines if line.phase == "forward")
@@ -252,9 +257,9 @@ def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> 
 
 
 def _steps_from_stacks(history: History, process: ProcessStacks | None) -> Steps | None:
-    """Without the hook: phase shares of the first process's leading thread, and nothing that stacks cannot tell.
+    """The steps without the hook: only the phase shares of the process's lead thread, and when they began.
 
-    Until the end of the first window that shows a step the process may have been setting up.
+    They began at the end of the first window that shows a step: until then the process may have been setting up.
     """
     if process is None or process.phases == Phases():
         return None
@@ -289,7 +294,7 @@ def _cost(history: History, hook: HookHistory | None, steps: Steps | None) -> Co
 
 
 def _recent_cpu(ticks: Sequence[Tick]) -> float | None:
-    """Mean cores of the last ticks, each by its length: the first ones are short and busy with starting."""
+    """aitop's CPU use in cores over the last ticks, weighted by their length: the first ones are short and busy."""
     spent = [
         (tick.monitor_cpu, tick.time - before.time)
         for before, tick in pairwise(ticks)

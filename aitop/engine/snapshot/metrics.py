@@ -1,4 +1,4 @@
-"""What differences between looks at a server's own `/metrics` say of the time between them. Pure."""
+"""Computes a server's figures from the differences between looks at its own `/metrics`. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import pairwise
 from aitop.model.serving import Percentiles, ServerSample, Serving
 from aitop.model.snapshot import Series, series_of
 
-# A percentile is told only where the bucket that it lies in is no wider than this, upper to lower bound.
+# A percentile is given only if the upper bound of its bucket is at most this many times the lower one.
 COARSEST = 2.5
-# Any of these moves on while a server works.
+# While a server works, at least one of these counters increases.
 PROGRESS = ("iterations", "tokens", "prompt_tokens", "requests")
 REQUEST_SERIES = ("request_p50", "request_p99", "request_rate", "request_queue")
 
 
 def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> Serving | None:
-    """The figures of the time from `since` on, of all servers together; None without a look that recent.
+    """The figures of all servers together for the time from `since` on; None without a sample since then.
 
-    A figure is the sum over the servers, and None where one of them does not have it.
+    Rates, counts and queues are sums over the servers, and None where one of them lacks the figure.
     """
     samples = {pid: list(own) for pid, own in servers.items() if own and own[-1].time >= since}
     if not samples:
@@ -54,7 +54,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
 
 
 def series_of_metrics(servers: Mapping[int, Sequence[ServerSample]]) -> dict[str, Series]:
-    """The series for charts: one value for each time between two looks. Only of the server looked at most."""
+    """The series for charts, one value per interval between two samples. Only of the server with most samples."""
     own = max(servers.values(), key=len, default=())
     rows = []
     for span in pairwise(own):
@@ -92,7 +92,7 @@ def _spent(span: Span, name: str) -> float | None:
 
 
 def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
-    """Percentiles of what was added to the histograms in these spans; None where a bucket is too wide for it."""
+    """Percentiles of the values added to the histograms in these spans; None where a bucket is too wide for one."""
     added: dict[float, float] = defaultdict(float)
     total = 0.0
     for before, after in ((span[0].histograms.get(name), span[1].histograms.get(name)) for span in spans):
@@ -108,7 +108,7 @@ def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
 
 
 def _within(buckets: Sequence[tuple[float, float]], rank: float) -> float | None:
-    """The value at this rank by the cumulative counts, taken to be spread evenly over its bucket."""
+    """The value at this rank of the cumulative counts, spread evenly over its bucket; None if the bucket is wide."""
     lower, below = 0.0, 0.0
     for bound, count in buckets:
         if count >= rank:
@@ -120,7 +120,7 @@ def _within(buckets: Sequence[tuple[float, float]], rank: float) -> float | None
 
 
 def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> float | None:
-    """The mean over the samples, times the number of servers."""
+    """The mean over the samples, times the number of servers: the sum of a gauge over all servers."""
     mean = mean_of([sample.gauges[name] for sample in samples if name in sample.gauges])
     return None if mean is None else mean * servers
 

@@ -1,8 +1,8 @@
 """Peak rates of GPUs by name and dtype: dense (without sparsity), in FLOP/s, at the boost clock.
 
 Sources: NVIDIA's data sheets of each card, and for GeForce the appendices of the Ampere GA102, Ada and Blackwell RTX
-architecture papers. GeForce cards multiply 16-bit values at half of their rate when they add up in float32, as torch
-does: that rate is given.
+architecture papers. GeForce cards multiply 16-bit values at half of their rate when they accumulate in float32, as
+torch does: that rate is given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 
 TERA = 1e12
 
-# float64 (tensor cores where they do it), float32 (no tensor cores), tf32, float16, bfloat16; 0 is not supported.
+# TFLOP/s in float64 (by tensor cores where they do it), float32 (without tensor cores), tf32, float16, bfloat16; 0 is
+# not supported.
 _Rates = tuple[float, float, float, float, float]
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 
@@ -19,7 +20,7 @@ _H100_SXM: _Rates = (67, 67, 494.7, 989.4, 989.4)
 _H100_NVL: _Rates = (60, 60, 417.5, 835.5, 835.5)
 _A100: _Rates = (19.5, 19.5, 156, 312, 312)
 
-# Patterns of the whole name without "NVIDIA" and "Tesla", the first that fits.
+# Patterns of the whole name without "NVIDIA" and "Tesla"; the first that matches counts.
 _CARDS: tuple[tuple[str, _Rates], ...] = (
     (r"GB200( .*)?", (40, 80, 1250, 2500, 2500)),
     (r"B200( .*)?", (37, 75, 1125, 2250, 2250)),
@@ -47,7 +48,7 @@ _CARDS: tuple[tuple[str, _Rates], ...] = (
     (r"T4", (0, 8.1, 0, 65, 0)),
 )
 
-# GeForce: float32; tf32 is as fast, 16 bits are twice as fast. The mobile ones of the same number are slower.
+# GeForce: TFLOP/s in float32; tf32 is as fast, 16 bits are twice as fast. Mobile cards of the same number are slower.
 _GEFORCE = {
     "3060": 12.7, "3060 Ti": 16.2, "3070": 20.3, "3070 Ti": 21.7, "3080": 29.8, "3080 Ti": 34.1, "3090": 35.6,
     "3090 Ti": 40.0, "4060": 15.1, "4060 Ti": 22.1, "4070": 29.1, "4070 SUPER": 35.5, "4070 Ti": 40.1,
@@ -63,7 +64,7 @@ def peak(name: str, dtype: str) -> float | None:
         return None
     rate = rates[DTYPES.index(dtype)]
     if not rate and dtype == "tf32":
-        # Cards from before Ampere compute it as float32.
+        # Cards from before Ampere compute tf32 as float32.
         rate = rates[DTYPES.index("float32")]
     return rate * TERA if rate else None
 

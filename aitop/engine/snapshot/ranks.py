@@ -1,7 +1,7 @@
-"""The ranks of a job side by side: what each does itself in a step, and what it waits for the others. Pure.
+"""Compares the ranks of a job: how long each works itself in a step, and how long it waits for the others. Pure.
 
-Steps of several ranks are the same step where they end together: ranks of one machine share its monotonic clock, and
-an exchange ends for all of them at about the same time.
+Steps of several ranks are matched by the times of their ends: ranks of one machine share its monotonic clock, and an
+exchange ends for all of them at about the same time.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from aitop.model.ranks import CollectiveWait, RankPhases, Ranks, RankView
 from aitop.model.steps import StepRecord
 
 MOST_STEPS = 200
-# Steps of all ranks together, and how many of each are compared however many ranks there are.
+# At most this many steps of all ranks together are compared, but up to MOST_STEPS_OF_MANY of each however many ranks
+# there are.
 MOST_STEPS_TOGETHER, MOST_STEPS_OF_MANY = 3200, 40
 LEAST_STEPS = 5
-# The quantile of backward passes that is taken as one without any wait.
+# A backward pass at this quantile of their durations is taken to contain no wait.
 FAST = 0.1
 MOST_COLLECTIVES = 4
-# How many of the newest samples tell what ranks get of cores, and how fast devices are.
+# The mean of this many of the newest samples tells how long ranks run on and wait for cores, and the device clocks.
 DELAYS = 15
-# A rank that waits this many times as long for a core as the others is held up by neighbours of its own.
+# The wait for a core of a rank that waits at least this many times as long as the others counts in full as its own; of
+# a rank that waits less, only in part.
 TIMES_THE_OTHERS = 2.0
 
 
 def ranks_view(history: History, now: float) -> Ranks | None:
-    """The ranks of this machine; None where there are not several, here or elsewhere."""
+    """Compare the ranks of this machine. None where the job has fewer than two ranks, here and elsewhere."""
     host = history.hosts.last
     if host is None:
         return None
     processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
     world = world_size(history, host)
     if world < 2:
-        # Trainers that form no group have no numbers, and no step in common.
+        # Trainers without a process group have no rank numbers, and no step in common.
         processes = [process for process in processes if rank_number(history, process) is not None]
     if len(processes) < 2 and world < 2:
         return None
@@ -59,7 +61,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     }
     enough = {pid: records for pid, records in timed.items() if len(records) >= LEAST_STEPS}
     aligned = _aligned(enough)
-    # Beside ranks elsewhere one by itself waits for others, too.
+    # With ranks on other machines, even a single rank here waits for others.
     measured = aligned or (enough if world > len(processes) else {})
     own = _own_backward(history, measured)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in measured.items()}
@@ -82,7 +84,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     beside = max(0.0, held_back - next((view.lateness or 0.0 for view in views if view.pid == held_by), 0.0))
     own_cores = own_part(history)
     delays = [(1.0 - own_cores) * cores[pid].delay * step if pid in cores else 0.0 for pid in aligned]
-    # Of what looks like exchange, the part that is left without the time in which ranks wait for a core.
+    # The part of the apparent exchange that is left without the time in which ranks wait for a core.
     left = max(0.0, 1.0 - (min(delays) + beside) / exchange) if exchange else 0.0
     return Ranks(
         ranks=ordered,
@@ -101,7 +103,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
 
 
 def _recent(hook: HookHistory | None, since: float, most: int, *, timed: bool = False) -> list[StepRecord]:
-    """The last `most` steps, at most, that ended after `since`; with `timed` none that were only counted.
+    """At most `most` of the newest steps that ended after `since`, oldest first; with `timed` no counted steps.
 
     The phases of a counted step are estimates, and cannot be compared with those of another rank.
     """
@@ -110,7 +112,10 @@ def _recent(hook: HookHistory | None, since: float, most: int, *, timed: bool = 
 
 
 def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
-    """The steps that all these ranks made, by the time of their ends; the same number of each."""
+    """Match the steps of all these ranks by the times of their ends.
+
+    Returns the matched steps by pid, the same number for each rank; nothing where fewer than LEAST_STEPS match.
+    """
     if len(recent) < 2:
         return {}
     first, *others = sorted(recent, key=lambda pid: len(recent[pid]))
@@ -134,9 +139,10 @@ def _nearest(ends: Sequence[float], wanted: float) -> int:
 
 
 def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]]) -> dict[int, float | None]:
-    """Seconds that each rank computes in a backward pass without its waits; None where calls tell of the waits.
+    """Seconds that each rank computes in one backward pass, without waits; None where calls show the waits.
 
-    DistributedDataParallel times that itself now and then, and waits where no Python call is seen.
+    Only DistributedDataParallel waits inside the backward pass, where no Python call shows it. It times its own
+    backward computation now and then.
     """
     backward: dict[int, float | None] = {}
     for pid, records in aligned.items():
@@ -153,17 +159,20 @@ def _wait(record: StepRecord, own_backward: float | None) -> float:
 
 
 def _inside(record: StepRecord, own_backward: float | None) -> float:
-    """Seconds that a rank waited within its backward passes, for exchanges that no call was seen of."""
+    """Seconds of a step that a rank waited inside its backward passes, for exchanges that no call shows."""
     return 0.0 if own_backward is None else max(0.0, record.backward - own_backward * max(1, record.backwards))
 
 
 def _in_calls(record: StepRecord, own_backward: float | None) -> float:
-    """Seconds that a rank was in collectives; without those that `_inside` counts."""
+    """Seconds of a step that a rank spent in collective calls, without those that `_inside` counts."""
     return (record.communication if own_backward is None else record.communication_apart) or 0.0
 
 
 def _exchange(aligned: Mapping[int, Sequence[StepRecord]], own: Mapping[int, float | None]) -> tuple[float, float]:
-    """Mean seconds a step from the last rank's arrival to the end, within backward passes and in calls."""
+    """Mean seconds per step of the exchange alone, from the last rank's arrival to its end.
+
+    Returns the part inside backward passes and the part in calls.
+    """
     inside, calls = 0.0, 0.0
     steps = list(zip(*aligned.values(), strict=True))
     for step in steps:
@@ -176,7 +185,7 @@ def _exchange(aligned: Mapping[int, Sequence[StepRecord]], own: Mapping[int, flo
 def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> float:
     """Seconds of a step from the last rank's arrival at a collective to its end, summed over its calls.
 
-    They are compared call by call where all ranks made the same ones, as another rank may be last at each.
+    Calls are compared one by one where all ranks made the same ones, as a different rank may be last in each.
     """
     together = [_in_calls(record, backward) for record, backward in step]
     single = [record.collective_calls for record, _ in step]
@@ -189,7 +198,11 @@ def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> floa
 def _collectives(
     aligned: Mapping[int, Sequence[StepRecord]], numbers: Mapping[int, int | None]
 ) -> tuple[CollectiveWait, ...]:
-    """Call by call: whoever is in it for the shortest time came last, and the others waited for the rest of theirs."""
+    """Who came last in each of a step's collectives, and how long the others waited.
+
+    The rank with the shortest call came last, and the others waited for the rest of theirs. Nothing where not all
+    ranks and steps have the same number of calls.
+    """
     steps = [[record.collective_calls for record in step] for step in zip(*aligned.values(), strict=True)]
     lengths = {len(calls) for step in steps for calls in step}
     if len(lengths) != 1:
@@ -212,8 +225,10 @@ def _collectives(
 
 
 class _Compared(msgspec.Struct, frozen=True):
-    """The steps that several ranks made together, by pid, and how long each waited in them. `work` and `bounds`, the
-    least and the most that any of them worked in a step, are empty where only one of them is on this machine.
+    """The matched steps of several ranks by pid (`records`), and the seconds that each waited in them (`waits`).
+
+    `work` is the seconds that each worked itself, `bounds` the least and the most that any of them worked in a step.
+    Both are empty where only one rank is on this machine.
     """
 
     records: Mapping[int, Sequence[StepRecord]]
@@ -284,7 +299,7 @@ def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> Ran
 
 
 def _clock(history: History, device: GpuDevice | None) -> float | None:
-    """The mean clock of a device in MHz over the last seconds."""
+    """The mean clock of a device over the newest samples, in MHz."""
     if device is None:
         return None
     samples = islice(reversed(history.gpus), DELAYS)
@@ -293,13 +308,15 @@ def _clock(history: History, device: GpuDevice | None) -> float | None:
     return fmean(known) if known else None
 
 
-# What ranks need cores for and wait for cores, and what a step would save if one of them got its own.
+# How long ranks run on cores and wait for cores, and what a step would save if one of them never waited.
 
 
 class OnCores(msgspec.Struct, frozen=True):
-    """Means of a rank's last seconds, in cores: the main thread's time on one (`ran`) and its wait for one (`delay`);
-    what all threads together ran on or waited for (`wanted`), and what they only waited for (`waited`), None where
-    there are too many threads to read.
+    """CPU use of one rank in cores (seconds per second), the mean over the newest samples.
+
+    `ran` is the time of its main thread on a core, `delay` the main thread's wait for one. `wanted` is the time of all
+    its threads on a core or waiting for one, `waited` only their waits; both None where there are too many threads to
+    read.
     """
 
     ran: float
@@ -309,7 +326,7 @@ class OnCores(msgspec.Struct, frozen=True):
 
 
 def on_cores(history: History) -> dict[int, OnCores]:
-    """What each rank ran and waited lately, by pid; without ranks whose waits the kernel does not report."""
+    """The recent CPU use of each rank, by pid; without ranks whose waits the kernel does not report."""
     fields = {"ran": "main_cpu", "delay": "run_delay", "wanted": "wanted", "waited": "waited"}
     samples: dict[int, dict[str, list[float]]] = {}
     for host in islice(reversed(history.hosts), DELAYS):
@@ -323,10 +340,11 @@ def on_cores(history: History) -> dict[int, OnCores]:
 
 
 def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -> tuple[int | None, float]:
-    """The rank that waits longest for a core, and by how many seconds a step would be shorter if it never waited.
+    """The pid of the rank that waits longest for a core, and the seconds that a step would save if it never waited.
 
-    `work` has the seconds that each rank works itself. The step then lasts as before without that wait, or as long as
-    the others need, whichever is longer; the others keep their own waits. None where the kernel tells of no waits.
+    `work` has the seconds of a step that each rank works itself. Without the wait, a step is shorter by it but at least
+    as long as the other ranks need, who keep their own waits. Where the rank waits less than TIMES_THE_OTHERS as long
+    as the others, only a part of that counts. (None, 0) where the kernel does not report every rank's waits.
     """
     known = {pid: waits for pid, waits in cores.items() if pid in work}
     if len(known) < 2 or len(known) < len(work):
@@ -342,8 +360,10 @@ def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -
 
 
 def _waited(rank: OnCores, work: float, step: float) -> float:
-    """Seconds of a step in which a rank gets no core: its main thread; and another thread, while the main one sleeps in
-    an exchange. What several threads wait for at the same time may count more than once, but no longer than that sleep.
+    """Seconds of a step that a rank loses to waits for a core.
+
+    These are the waits of its main thread, and the waits of other threads while the main thread sleeps in an exchange.
+    Waits of several threads at the same time may count more than once, but in total no more than that sleep.
     """
     main = (rank.ran + rank.delay) * step
     asleep = max(0.0, step - max(main, work))
@@ -351,9 +371,11 @@ def _waited(rank: OnCores, work: float, step: float) -> float:
 
 
 def _needed(rank: OnCores, work: float, step: float) -> float:
-    """Seconds of a step that a rank needs, were no other rank late: all its threads on cores, the waits of the main
-    thread for one, and its sleep in work of its own, as for a device. Other threads mostly wait for those of their own
-    rank.
+    """Seconds that a rank would need for a step if no other rank were late.
+
+    They add up from the time of all its threads on cores, the main thread's waits for a core, and the main thread's
+    sleep in work of its own (for a device, say). Waits of other threads do not count, as they mostly wait for threads
+    of their own rank.
     """
     ran = rank.ran if rank.wanted is None else max(rank.ran, rank.wanted - (rank.waited or 0.0))
     return min(step, (ran + rank.delay) * step + max(0.0, work - rank.ran * step))
@@ -371,10 +393,11 @@ def own_part(history: History) -> float:
 
 
 def apart(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float, own: float, at_hand: float) -> float:
-    """Seconds of a step if the ranks exchanged nothing: those of the rank that works longest, on `at_hand` cores.
+    """Seconds that a step would take if the ranks exchanged nothing.
 
-    Threads that exchange keep those that compute from their cores: `own` is the part of these waits that is their
-    doing, and not that of other programs.
+    That is as long as the rank that works longest, but no less than the main threads' CPU time on `at_hand` cores.
+    Threads that exchange take cores from threads that compute: `own` (0..1) is the part of the waits for cores that
+    comes from them, and not from other programs.
     """
     delays = {pid: own * cores[pid].delay * step if pid in cores else 0.0 for pid in work}
     undisturbed = {pid: max(0.0, seconds - delays[pid]) for pid, seconds in work.items()}

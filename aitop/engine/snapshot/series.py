@@ -1,4 +1,4 @@
-"""History to the time series that charts and trend rules use. Pure."""
+"""Makes the time series that charts and trend rules use from the history. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOADING: tuple[Role, ...] = ("loader-worker",)
 
 Thing = TypeVar("Thing")
 _Row = tuple[Any, ...]
-"""A time, and each value of a sample at it."""
+"""A time, and the values of a sample at that time."""
 Values = dict[str, Callable[[Thing], float | None]]
 
 OF_STEPS: Values[StepRecord] = {
@@ -88,7 +88,7 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
 
 
 def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], stacks: StackView) -> dict[str, Series]:
-    """Of each loader worker (the first sixteen) the cores it used and, where stacks tell, how far it had no work."""
+    """Series of each loader worker (the first sixteen): the cores it used, and where stacks tell its idle share."""
     samples = list(hosts)[-LANE_SAMPLES:]
     workers = (process.pid for process in samples[-1].processes if process.role == "loader-worker") if samples else ()
     pids = dict.fromkeys(islice(workers, MOST_LANES))
@@ -112,14 +112,14 @@ def _of_devices(sample: GpuSample) -> dict[int, _Row]:
 
 
 def _most(host: HostSample, value: Callable[[ProcessSample], float | None]) -> float | None:
-    """The largest of the ranks."""
+    """The largest value of a rank; None where no rank has one."""
     return max(_values(host, value, COMPUTING), default=None)
 
 
 def _total(
     host: HostSample, value: Callable[[ProcessSample], float | None], roles: Collection[Role] | None = None
 ) -> float | None:
-    """The sum over the processes of these roles (None: all) of which it is known."""
+    """The sum over the processes of these roles (None: all) that have a value; None where none has one."""
     known = _values(host, value, roles)
     return sum(known) if known else None
 

@@ -1,4 +1,4 @@
-"""What a server does in the window: from the hook's records first, then from its own `/metrics`. Pure."""
+"""Computes the figures of a server in the window: from the hook's records, else from its own `/metrics`. Pure."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from aitop.model.steps import Kind
 
 ENOUGH_REQUESTS = 30
 SILENT_SECONDS = 3.0
-# The process in front reports a request within this time after the one behind it, or never.
+# The front process reports a request within this time after the process behind it, or never.
 LOST_SECONDS = 10.0
-# Requests that last longer than this part of the time looked at are not represented by those that ended in it.
+# Where requests last longer than this part of the window, those that ended in it do not represent all of them.
 BRIEF = 0.25
 
 
 def serving(history: History, now: float, kind: Kind) -> Serving | None:
-    """The figures; None where nothing is served. A server of which nothing is measured has a Serving without any.
+    """The server's figures; None where nothing is served. Where nothing is measured, the Serving has no figures.
 
-    Where hook and metrics both know a figure, the hook's is exact, except of tokens: the server's counter has those of
-    requests that have not ended as well.
+    Where hook and metrics both have a figure, the hook's is used, which is exact. Tokens come from the server's counter
+    instead, which includes those of requests that have not ended.
     """
     hook = _of_hook(history, now)
     metrics = of_metrics(history.servers, now - WINDOW_SECONDS)
@@ -52,16 +52,16 @@ def serving(history: History, now: float, kind: Kind) -> Serving | None:
 
 
 def _still(history: History, hook: Serving, metrics: Serving, now: float) -> float | None:
-    """Seconds since the newest progress that either has seen. What the metrics say is as old as the last look."""
+    """Seconds since the newest progress that hook or metrics saw. The metrics' figure ages from the last look on."""
     age = now - max(looks[-1].time for looks in history.servers.values())
     known = (hook.still, None if metrics.still is None else metrics.still + max(0.0, age))
     return min((value for value in known if value is not None), default=None)
 
 
 def request_series(history: History, now: float) -> dict[str, Series]:
-    """request_p50 and request_p99 (milliseconds), request_rate and request_queue over the last minutes.
+    """The series request_p50, request_p99 (milliseconds), request_rate and request_queue over the last minutes.
 
-    Of several processes the p50 is the mean, weighted by their requests, and the p99 the largest.
+    Over several processes the p50 is the mean, weighted by their requests, and the p99 the largest.
     """
     served = _served(history)
     chosen = front_processes(history, {pid: list(own.requests) for pid, own in served.items()})
@@ -87,9 +87,9 @@ def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[Se
 def _row(
     second: int, requests: Sequence[ServedSecond], everywhere: Sequence[ServedSecond], *, watched: bool
 ) -> tuple[float | None, ...]:
-    """The end of a second, and its p50, p99, rate and queue, the queue of all processes.
+    """One row of the charts: the end of a second, its p50 and p99 (milliseconds), its rate, and the queue everywhere.
 
-    `watched`: requests are, and not only iterations.
+    `watched` says that requests are watched, and not only iterations.
     """
     answered = sum(own.requests for own in requests)
     weighted = sum(own.requests * own.p50 for own in requests if own.p50 is not None)
@@ -108,7 +108,7 @@ def _row(
 def _served(history: History) -> dict[int, ServedHistory]:
     """The served history of each process in which the hook watches requests or iterations, by pid.
 
-    Who asks a process that trains over HTTP asks how the run goes.
+    Requests to a process that trains do not count: they ask how the run goes.
     """
     watched = {pid: hook for pid, hook in history.hooks.items() if hook.served.since is not None}
     return {pid: hook.served for pid, hook in watched.items() if hook.served.iterations or not _trains(hook)}
@@ -119,7 +119,7 @@ def _trains(hook: HookHistory) -> bool:
 
 
 def _of_hook(history: History, now: float) -> Serving | None:
-    """The figures from the hook's records; None where it reports of no server."""
+    """The figures from the hook's records; None where the hook reports no server."""
     served = _served(history)
     if not served:
         return None
@@ -139,7 +139,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
     first = [request.first_token for request in answered if request.first_token is not None]
     pauses = [pause for hook in history.hooks.values() for pause in hook.served.pauses if pause.end >= since]
     seconds = end - since
-    # While the hook was not in them, they are taken to have answered as many.
+    # For the time before the hook was in them, processes are taken to have answered requests at the same rate.
     seen = seconds * _part_seen(history, front, since, end)
     iterations = [record for own in turns.values() for record in own]
     return Serving(
@@ -167,8 +167,9 @@ def _of_hook(history: History, now: float) -> Serving | None:
 
 
 def _reported_until(history: History, served: Mapping[int, ServedHistory], now: float) -> float:
-    """Until when records are complete: the time at which the hook was last heard of. A hook that is read and has been
-    silent for longer than a record takes to come has nothing to say: then it is now.
+    """The time until which records are complete: that of the hook's last sample.
+
+    If the hook's source works and nothing came for longer than a record takes to come, nothing happened: it is `now`.
     """
     status = history.statuses.get("hook")
     heard = max(history.hooks[pid].time for pid in served)
@@ -179,7 +180,7 @@ def _reported_until(history: History, served: Mapping[int, ServedHistory], now: 
 def _window(served: Mapping[int, ServedHistory], end: float) -> float:
     """The beginning of the window; earlier where a short window has few requests.
 
-    Not before anything was watched, nor so early that more came than is remembered.
+    Never before watching began, nor before the oldest of the records that are kept.
     """
     since = end - WINDOW_SECONDS
     if sum(record.end >= since for own in served.values() for record in own.requests) < ENOUGH_REQUESTS:
@@ -195,11 +196,12 @@ def _window(served: Mapping[int, ServedHistory], end: float) -> float:
 
 
 def front_processes(history: History, requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
-    """The processes whose requests are those of the users: the same request may be reported by the one that takes it
-    from the network and by the one that runs the model.
+    """The processes whose requests are those of the users. The same request may be reported twice: by the process that
+    takes it from the network and by the one that runs the model.
 
-    Processes with the same part in the server share its requests. Among parts that have most of them, one that runs an
-    engine's loop is behind the others; else the one in which a request lasts longest contains the others.
+    Processes with the same part in the server share its requests. The parts to choose from have at least half as many
+    requests as the busiest one. A part that runs an engine's loop is behind the others; of the rest, the one whose
+    requests last longest contains the others.
     """
     parts, hooks = history.parts, history.hooks
     groups: dict[str | None, list[int]] = {}
@@ -218,8 +220,9 @@ def front_processes(history: History, requests: Mapping[int, Sequence[RequestRec
 
 
 def _part_seen(history: History, front: Sequence[int], since: float, end: float) -> float:
-    """The part (0..1) of the time of the processes that take requests for which the hook was in them. Workers come and
-    go, and it comes a little after each of them.
+    """The share (0..1) of the front processes' lives in the window during which the hook was in them; 1 if unknown.
+
+    Workers come and go, and the hook comes into each a little after its start.
     """
     parts = {history.parts[pid] for pid in front if pid in history.parts}
     looks = [host for host in history.hosts if since <= host.time <= end]
@@ -231,7 +234,7 @@ def _part_seen(history: History, front: Sequence[int], since: float, end: float)
     lived = watched = 0.0
     for pid, numbers in met.items():
         first, last = numbers[0], numbers[-1]
-        # It came and went between two looks.
+        # It started and ended between two samples: on average half-way.
         born = (looks[first - 1].time + looks[first].time) / 2 if first else since
         died = (looks[last].time + looks[last + 1].time) / 2 if last + 1 < len(looks) else end
         lived += died - born
@@ -248,11 +251,12 @@ def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]
 
 
 def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """The requests of the front with what is known of them where the model runs; both are sorted by their ends.
+    """The requests of the front (`outer`), each with what the process that runs the model reports of it (`inner`).
 
-    Nothing says which records are of one request. Requests leave the front in the order in which their answers come:
-    so each takes the first record of the model's side that lies within it and is still free. An answer may be out
-    before the process that computed it notes its end, but not before its model was done.
+    Both are sorted by their ends. No id links the two records of a request. Requests leave the front in the order in
+    which their answers come, so each takes the first free record of the model's side that lies within it. An answer
+    may be out before the process that computed it notes its end, but not before its model was done: so the
+    postprocessing of an inner record may end later.
     """
     left, joined, coming = list[RequestRecord](), [], deque(inner)
     for whole in outer:
@@ -267,9 +271,9 @@ def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> l
 
 
 def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
-    """The record of a request that one process took from the network (`whole`) and another one answered (`part`).
+    """Merge two records of a request that one process took from the network (`whole`) and another answered (`part`).
 
-    What the answer waits for on its way back belongs to no part.
+    The time before `part` counts as queue; the time of the answer's way back counts as no phase.
     """
     before = part.end - part.seconds - (whole.end - whole.seconds)
     return replace(
@@ -283,9 +287,9 @@ def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
 
 
 def _alive(history: History, served: Mapping[int, ServedHistory], end: float) -> int | None:
-    """Requests under way at `end`, by the part that has most of them: it takes them first and lets them go last.
+    """The number of requests under way at `end`, in the part that has most: it takes them first and lets them go last.
 
-    A process with requests under way reports each time that its hook is read: one that is silent has none.
+    A process with requests under way reports at every read of its hook, so a silent one has none.
     """
     parts = history.parts
     alive: dict[str | None, int] = {}
@@ -299,7 +303,7 @@ def _alive(history: History, served: Mapping[int, ServedHistory], end: float) ->
 def _rate_of_requests(
     answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], seconds: float
 ) -> float | None:
-    """Requests answered per second; None where only iterations are watched, as requests may still be answered."""
+    """Requests answered per second; None where only iterations are watched, as requests may be answered unseen."""
     watched = any(own.watches_requests for own in served.values())
     return len(answered) / seconds if watched and seconds > 0 else None
 
@@ -307,8 +311,8 @@ def _rate_of_requests(
 def _tokens(
     answered: Sequence[RequestRecord], turns: Sequence[IterationRecord], seen: float, seconds: float
 ) -> float | None:
-    """Tokens per second: of the requests that ended in the seconds `seen`, or of all iterations where requests last too
-    long for that.
+    """Tokens per second: of the requests that ended in `seen` seconds, or of all iterations in `seconds` where requests
+    last too long for that.
     """
     if answered and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seen:
         return _per_second([record.tokens for record in answered], seen)
@@ -318,9 +322,9 @@ def _tokens(
 def _concurrency(
     answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
 ) -> float | None:
-    """The mean number of requests in progress: rate times latency (Little's law), or as the engine counted them.
+    """The mean number of requests in progress: rate times latency (Little's law), or the engine's own count.
 
-    The second holds where requests last so long that few of them ended.
+    The engine's count is used where requests last so long that few of them ended.
     """
     total = sum(record.seconds for record in answered)
     if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
@@ -366,6 +370,6 @@ def _percentiles(values: Sequence[float]) -> Percentiles | None:
 
 
 def _per_second(values: Sequence[float | None], seconds: float) -> float | None:
-    """The sum a second; None where some are not measured."""
+    """The sum of the values per second; None where some are not measured."""
     known = [value for value in values if value is not None]
     return sum(known) / seconds if known and len(known) == len(values) and seconds > 0 else None

@@ -1,7 +1,8 @@
-"""Whether no rank of a job moves, and where each of them stands. Pure.
+"""Detects that no rank of a job moves, and tells where each of them stands. Pure.
 
-Told from the kernel's counters of every main thread (it has not run and was not switched to), so it also works where
-the target never runs another Python instruction; then from stacks, and from the steps that the hook saw before.
+Whether a rank moves is told by the kernel's counters of its main thread (CPU time and context switches), so this also
+works where the target never runs another Python instruction. Where it stands is told by stacks, and which pause is too
+long by the steps that the hook saw before.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from aitop.stacks.groups import below_user, own_frames
 from aitop.stacks.libraries import meaning
 from aitop.stacks.reading import read_stack
 
-# Waits with a time-out of seconds wake a thread now and then, and so does whoever looks at it.
+# A main thread stands still with at most this many switches a second and this much of a core. Not 0: a wait with a
+# time-out of seconds wakes now and then, and looking at a thread wakes it, too.
 STILL_SWITCHES, STILL_CORES = 3.0, 0.03
 # Seconds without movement: after LOOK all stacks are read; a standstill is reported after FIRST where every rank's
 # stack is known, after BLIND where not, and after SLEEPING where a rank sleeps on purpose.
 LOOK_SECONDS, FIRST_SECONDS, BLIND_SECONDS, SLEEPING_SECONDS = 2.0, 4.0, 6.0, 60.0
 OF_LONGEST = 1.5
-# Wraps the collectives: the call inside of it is the one that people know.
+# This file wraps the collectives: the call inside the wrapper is the one that people know.
 _WRAPPER = "/torch/distributed/c10d_logger.py"
 _SERVING = re.compile(r"/(?:asyncio/\w+|socketserver|http/server|grpc/\w+|uvicorn/\w+)\.py$")
 
@@ -47,7 +49,7 @@ def standing_for(history: History, now: float) -> float:
 
 
 def standstill(history: History, now: float) -> Standstill | None:
-    """Where all ranks stand; None while any of them moves, or has not stood for abnormally long for this run."""
+    """Where all ranks stand; None while one of them moves, and as long as such a pause is normal for this run."""
     seconds, host = standing_for(history, now), history.hosts.last
     if seconds < LOOK_SECONDS or host is None:
         return None
@@ -66,7 +68,7 @@ def standstill(history: History, now: float) -> Standstill | None:
     if usual is not None:
         limit = max(limit, OF_LONGEST * usual)
     stepped = usual is not None or any(standing.pid in history.stepped for standing in ranks)
-    # Without the hook nobody knows how long the pauses are that the run makes on its own.
+    # Without the hook it is not known how long the run's own pauses usually are.
     alone = usual is None and bool(ranks) and all(standing.doing == "own" for standing in ranks)
     if alone or any(standing.doing == "sleeping" for standing in (*ranks, *workers)):
         limit = max(limit, SLEEPING_SECONDS)
@@ -128,7 +130,10 @@ def _is_still(process: ProcessSample, history: History) -> bool:
 
 
 def _spins(pid: int, history: History) -> bool:
-    """Whether its main thread had one and the same stack in the last two windows, which waits for other ranks."""
+    """Whether the main thread spins in a wait for other ranks: one and the same stack in its last two windows.
+
+    Only where there are GPUs.
+    """
     if not history.gpus:
         return False
     stacks_by_window = (
@@ -141,7 +146,7 @@ def _spins(pid: int, history: History) -> bool:
 
 
 def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
-    """Where ranks and workers stand by this look, whether or not they stand still for long."""
+    """Where ranks and workers stand in this dump, whether or not they stand still."""
     views = snapshot.ranks.ranks if snapshot.ranks else ()
     host = snapshot.host
     processes = host.processes if host else ()
@@ -162,7 +167,10 @@ def _standing(
     steps: Mapping[int, int],
     sequences: Mapping[int, int | None],
 ) -> tuple[tuple[Standing, ...], tuple[Standing, ...]]:
-    """Ranks and workers, by the last look at all stacks; the rest is by pid: see Standing."""
+    """Where ranks and workers stand, by the last dump of all stacks.
+
+    `numbers` (of ranks), `steps` and `sequences` are by pid; see Standing.
+    """
     mains = [thread for thread in dump.threads if thread.main and thread.frames] if dump else []
     stacks = {main.pid: own_frames([dump.frames[index] for index in main.frames]) for main in mains} if dump else {}
     standing = []
@@ -192,8 +200,9 @@ def _standing(
 
 
 def rank_number(history: History, process: ProcessSample) -> int | None:
-    """The number of a rank as it knows it itself, else as it was when the job was first seen: where nobody numbers the
-    ranks they are counted, and counted anew when one is gone.
+    """The number of a rank: what it says itself through the hook, else the first number that was seen of it.
+
+    Ranks that nothing numbers are counted, and counted anew when one is gone, so a later number may be wrong.
     """
     hook = history.hooks.get(process.pid)
     if process.role == "rank" and hook is not None and hook.facts is not None and hook.facts.rank is not None:
@@ -229,9 +238,9 @@ def world_size(history: History, host: HostSample) -> int:
 
 
 def waiting_for(frames: Sequence[Frame], channel: str | None = None) -> tuple[Doing, str | None]:
-    """What the process does, and the name of the call it is in, from its main thread's own frames, outermost first.
+    """What the process does, and the name of the call it is in, by its main thread's own frames (outermost first).
 
-    `channel` is what the kernel says that it waits in.
+    `channel` is what the main thread waits in, in the kernel's words.
     """
     seen = read_stack(frames)
     if seen.worker:
@@ -253,6 +262,6 @@ def waiting_for(frames: Sequence[Frame], channel: str | None = None) -> tuple[Do
 
 
 def _innermost_call(frames: Sequence[Frame]) -> str | None:
-    """The library's function that the user's innermost line called, None where the line itself is all there is."""
+    """The library function that the user's innermost line called; None where that line is the end of the stack."""
     below = below_user(frames)
     return below[0].function if below else None

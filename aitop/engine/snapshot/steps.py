@@ -1,4 +1,4 @@
-"""Step records to what a step looks like: rate, percentiles, phase shares; and what steps achieve: operations, MFU."""
+"""Computes the figures of steps from step records: rate, percentiles, phase shares, operations per second, MFU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases, Steps
 from aitop.model.steps import HookFacts, StepRecord
 
-# For each parameter and token, forward and backward, or forward alone.
+# Floating-point operations per parameter and token: of forward and backward, and of a forward alone.
 TRAINED, INFERRED = 6, 2
-# Fast steps are timed on the device only now and then.
+# The device clock is used from this many steps with device times on: fast steps have them only now and then.
 ENOUGH_ON_DEVICE = 8
 
 
@@ -24,7 +24,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def steps_view(pid: int, records: Sequence[StepRecord], count: int, spread: Sequence[StepRecord] = ()) -> Steps | None:
-    """Steps of one process in the window, None where there were none. `count` is of all steps seen."""
+    """The figures of one process's steps in the window; None without steps. `count` is the number of all steps seen."""
     if not records:
         return None
     seconds = sorted(record.seconds for record in records)
@@ -50,7 +50,7 @@ def steps_view(pid: int, records: Sequence[StepRecord], count: int, spread: Sequ
 
 
 def _phases(records: Sequence[StepRecord], total: float) -> Phases:
-    """Shares of step time. A device clock decides where there is one: a waiting host is not a starving device."""
+    """Phase shares of step time, by the device's clock where there is one: it may be busy while the host waits."""
     on_device = [record for record in records if record.device_forward is not None]
     if len(on_device) >= ENOUGH_ON_DEVICE:
         return _device_phases(records, on_device, total)
@@ -72,7 +72,7 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
 
 
 def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], total: float) -> Phases:
-    """Shares by the device clock. What a step computes hardly varies: the mean of the `timed` steps stands for all.
+    """Phase shares by the device's clock. What steps compute hardly varies, so the mean of `timed` stands for all.
 
     Where the host launches slowly, a timed step may take longer than the others: then the phases are scaled down, so
     that with the wait for data they add up to 1.
@@ -83,7 +83,7 @@ def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], t
         for phase in ("forward", "backward", "optimizer")
     )
     busy = forward + backward + optimizer
-    # Where no device clock says how long the device was idle, it was while it did not compute.
+    # Without a measured idle time, the device was idle for as long as it did not compute.
     data = sum(
         min(
             record.loading,
@@ -96,7 +96,7 @@ def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], t
     whole = max(total - data, busy + max(0.0, idle - data))
     left = (total - data) / total / whole if whole > 0 else 0.0
     outside = (whole - busy) * left
-    # While the host copies, the device mostly idles; what it does at the same time counts as its own.
+    # While the host copies, the device mostly idles; where it computes meanwhile, that time stays in its phase.
     copies = [(record.transfer_apart, record.seconds) for record in records if record.transfer_apart is not None]
     copied, of = (sum(part) for part in zip(*copies, strict=True)) if copies else (0.0, 0.0)
     transfer = min(outside, copied / of) if of > 0 else None
@@ -113,7 +113,7 @@ def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], t
 
 
 def _others(records: Sequence[StepRecord], total: float, outside: float) -> dict[str, float]:
-    """Shares of the phases that have no field in a record, together at most `outside`: the host's clock times them."""
+    """Shares of the phases that have no field in a record, limited to `outside` as only the host's clock times them."""
     shares: dict[str, float] = {}
     for key in dict.fromkeys(key for record in records for key in record.others):
         shares[key] = min(outside, sum(record.others.get(key, 0.0) for record in records) / total)
@@ -129,7 +129,10 @@ class Operations(NamedTuple):
 
 
 def operations(facts: HookFacts, records: Sequence[StepRecord]) -> Operations | None:
-    """The operations of these steps; None for inference without token ids and graphs that hide their shapes."""
+    """The operations of these steps; None where neither the shapes in the graph nor the number of tokens tells them.
+
+    Those of inference are known by the tokens alone.
+    """
     if not records:
         return None
     if records[-1].kind == "train":
@@ -148,7 +151,7 @@ def _by_tokens(facts: HookFacts, records: Sequence[StepRecord], times: int) -> O
 
 
 def compute_dtype(facts: HookFacts) -> str | None:
-    """The dtype that products are made in; tf32 where float32 may be rounded to it."""
+    """The dtype of matrix products; tf32 where torch may round float32 to it."""
     dtype = facts.flops_dtype or facts.autocast or (facts.parameter_dtypes[0] if facts.parameter_dtypes else None)
     if dtype == "float32" and facts.flops_dtype is None and facts.matmul_precision in ("high", "medium"):
         return "tf32"
@@ -156,7 +159,7 @@ def compute_dtype(facts: HookFacts) -> str | None:
 
 
 def device_of(pid: int | None, gpu: GpuSample | None) -> GpuDevice | None:
-    """A device that the process computes on; of several the first, as long as all are of one name."""
+    """The first device that the process computes on; None where there is none, or where several differ in name."""
     devices = gpu.devices if gpu is not None else ()
     used = [device for device in devices if device.runs(pid)]
     used = used or [device for device in devices if device.mine]
@@ -164,9 +167,9 @@ def device_of(pid: int | None, gpu: GpuSample | None) -> GpuDevice | None:
 
 
 def with_throughput(steps: Steps, facts: HookFacts | None, gpu: GpuSample | None) -> tuple[Steps, HookFacts | None]:
-    """`steps` with their rate of operations, and its share of the device's peak where that and the dtype are known.
+    """`steps` with their operations per second, and with the MFU where the device's peak for the dtype is known.
 
-    `facts` come back with how the operations were counted.
+    The returned `facts` also say how the operations were counted.
     """
     total = sum(record.seconds for record in steps.recent)
     made = operations(facts, steps.recent) if facts is not None else None

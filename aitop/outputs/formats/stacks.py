@@ -50,7 +50,7 @@ def sampled(events: Iterable[Event]) -> Iterator[Sampled]:
 
 
 def to_speedscope(stacks: Iterable[Sampled], name: str) -> str:
-    """One profile for each thread, in seconds; samples stand in the order of the windows that they were taken in."""
+    """One profile per thread, in seconds, with its samples in the order of their windows."""
     frames: dict[Place, int] = {}
     profiles: dict[tuple[int, str], dict[str, Any]] = {}
     for stack in stacks:
@@ -82,7 +82,7 @@ def to_speedscope(stacks: Iterable[Sampled], name: str) -> str:
 
 
 def to_collapsed(stacks: Iterable[Sampled]) -> str:
-    """A line for each distinct stack: process, thread and frames with `;` between them, then the number of samples."""
+    """One line per distinct stack: process, thread and frames separated by `;`, then the number of samples."""
     counts: Counter[str] = Counter()
     for each in stacks:
         frames = (f"{at.function} ({at.file}:{at.line})" for at in each.stack)

@@ -1,4 +1,4 @@
-"""A recording as a table (CSV): a row for each Snapshot. Pure. An empty cell was not measured."""
+"""A recording as a table (CSV) with one row per Snapshot. An empty cell was not measured. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from datetime import datetime, timezone
 from aitop.model.snapshot import Snapshot
 
 Cell = float | int | str | None
-# Series of single worker processes come and go with their pids.
+# Series of single loader workers are left out: they come and go with their pids.
 _OF_WORKERS = re.compile(r"worker\d+\.")
 
 
 def to_csv(snapshots: Iterable[Snapshot]) -> str:
-    """The rows in order, under all columns that any of them has; empty without a row."""
+    """The rows in order, with every column that any of them has; empty without rows."""
     rows = [_row(snapshot) for snapshot in snapshots]
     if not rows:
         return ""
@@ -67,7 +67,7 @@ def _row(snapshot: Snapshot) -> dict[str, Cell]:
 
 
 def _wall(seconds: float) -> str | None:
-    """ISO 8601 in UTC; None of a time that no calendar has."""
+    """ISO 8601 in UTC; None for a time outside of the calendar."""
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
     except (OverflowError, OSError, ValueError):

@@ -1,7 +1,7 @@
 """Steps, requests and iterations as a Chrome trace, which Perfetto and chrome://tracing open. Pure.
 
-Of a phase only its length within the step is known: phases are drawn one after the other, in the order of a step, and
-what is left of the step stands at its end.
+Only the length of a phase within its step is known. So phases are drawn one after the other, in the order of a step,
+and the rest of the step at its end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS, ENGINE, PAUSES = 1, 2, 3
 """Thread numbers of the tracks of a process."""
 TRACKS = {STEPS: "steps", ENGINE: "engine iterations", PAUSES: "pauses"}
 GPUS = 0
-"""The process number under which devices stand."""
+"""The process number that devices have in the trace."""
 REQUEST_PARTS = ("queue", "preprocess", "model", "postprocess")
 
 TraceEvent = dict[str, Any]
@@ -47,7 +47,7 @@ def to_trace(events: Iterable[Event]) -> str:
 
 
 class _Trace:
-    """The events of a trace as they come. `_ends` is where the last slice of each track ended, in microseconds."""
+    """Collects the events of a trace. `_ends` is where the last slice of each track ended, in microseconds."""
 
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
@@ -56,7 +56,7 @@ class _Trace:
         self._requests = 0
 
     def add(self, event: Event) -> None:
-        """Take an event; those of other kinds have no place in a trace."""
+        """Take an event; kinds that have no place in a trace are ignored."""
         if isinstance(event, HookSample):
             for step in event.steps:
                 self._step(event.pid, step)
@@ -112,7 +112,7 @@ class _Trace:
         self._slices((pid, ENGINE), turn.kind or "iteration", turn.end, turn.seconds, parts=parts, facts=facts)
 
     def _request(self, pid: int, request: RequestRecord) -> None:
-        """Requests overlap, so each is a track of its own: a pair of events, with pairs for its parts inside."""
+        """Add a request, as a pair of events around pairs for its parts: requests overlap, so each is its own track."""
         self._requests += 1
         start, end = (request.end - request.seconds) * 1e6, request.end * 1e6
         self._pair(pid, "request", start, end, {"tokens": request.tokens, "prompt tokens": request.prompt_tokens})
@@ -137,7 +137,7 @@ class _Trace:
         parts: Iterable[tuple[str, float]] = (),
         facts: dict[str, Any] | None = None,
     ) -> None:
-        """A slice and its parts in it. Slices of a track must not overlap: one begins where the last one ended."""
+        """Add a slice and its parts. Slices of a track must not overlap, so it begins after the end of the last one."""
         finish = end * 1e6
         start = min(finish, max(finish - seconds * 1e6, self._ends.get(track, 0.0)))
         self._ends[track] = finish

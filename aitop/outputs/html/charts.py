@@ -1,6 +1,6 @@
-"""What the script of the HTML report draws: ledgers, call trees, steps and series of a Snapshot as numbers and words.
+"""The data that the script of the HTML report draws: ledgers, call trees, steps and series of a Snapshot.
 
-Pure. What was not measured has no chart. Times are seconds before the Snapshot, so they are negative.
+Pure. What was not measured has no chart. Times are seconds relative to the Snapshot, so they are negative.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_POINTS = 300
 BUCKETS_PER_DECADE = 12
 OUTSIDE = "outside"
 HUES: dict[str, str] = {**{phase.key: phase.hue for phase in (*MEASURED, *SERVED)}, "environment": "data_wait"}
-"""The hue (the key of a kind in ui.theme.palette) of each phase of the ledger; others have that of OUTSIDE."""
+"""The hue (the key of a kind in ui.theme.palette) of each phase of the ledger; all others have that of OUTSIDE."""
 LANES: dict[Lane, str] = {"main": "The thread that does the work", "producers": PRODUCERS}
 
 Drawn = dict[str, Any]
 Quantity = Literal["ms", "count", "cores", "bytes", "share", "rate"]
-# The charts over minutes: title, quantity, and the series in each with their names.
+# The charts over minutes: title, quantity, and for each line the key of its series and its name.
 OVER_TIME: tuple[tuple[str, Quantity, tuple[tuple[str, str], ...]], ...] = (
     ("Step time", "ms", (("step_p50", "p50"), ("step_p95", "p95"))),
     ("Latency of requests", "ms", (("request_p50", "p50"), ("request_p99", "p99"))),
@@ -57,9 +57,9 @@ _DEVICE = re.compile(r"(?:gpu|alloc)(\d+)\.")
 
 
 class Charts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them, as report.js reads them. `workers` has the cores that each loader worker used.
+    """All charts, as report.js reads them. `workers` are the cores that each loader worker used.
 
-    A flame has the call tree of one thread: a node is [function, place, whose code, samples, children].
+    A flame is the call tree of one thread; its nodes are [function, place, whose code, samples, children].
     """
 
     ledgers: tuple[Drawn, ...] = ()
@@ -142,7 +142,7 @@ def _node(node: CallNode) -> list[Any]:
 def _steps(records: Sequence[StepRecord]) -> Drawn | None:
     """Steps over time, stacked by phase. A column has its first and last step, and mean milliseconds by phase.
 
-    Consecutive steps share one where there are too many. None where none was timed.
+    Where there are too many steps, consecutive ones share a column. None without steps.
     """
     if not records:
         return None
@@ -169,7 +169,7 @@ def _mean_phases(records: Sequence[StepRecord]) -> list[float]:
 
 
 def _charts(snapshot: Snapshot, wanted: Iterable[tuple[str, Quantity, tuple[tuple[str, str], ...]]]) -> Iterator[Drawn]:
-    """Those of the charts of which something was measured."""
+    """The wanted charts of which something was measured."""
     for title, quantity, members in wanted:
         lines = [_line(name, snapshot.series[key], snapshot.time) for key, name in members if key in snapshot.series]
         if any(value is not None for line in lines for _, value in line["points"]):
@@ -200,9 +200,8 @@ def _line(name: str, series: Series, now: float) -> Drawn:
 
 
 def _latency(serving: Serving) -> Drawn | None:
-    """How long the requests of the window took, in seconds: `counts[i]` between `bounds[i]` and `bounds[i + 1]`.
-
-    None where single requests were not seen.
+    """The histogram of request latencies in the window: `counts[i]` requests took between `bounds[i]` and
+    `bounds[i + 1]` seconds. None where no single requests were seen.
     """
     seconds = [max(request.seconds, 1e-6) for request in serving.requests]
     if not seconds or serving.latency is None:

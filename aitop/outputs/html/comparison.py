@@ -28,14 +28,14 @@ def comparison_html(compared: RunComparison) -> str:
 
 
 def _flames(compared: RunComparison) -> Iterator[Drawn]:
-    """The call trees of each role as they were before and as they are after, the longer one first."""
+    """Two flame graphs per role, one of each run, the longer one first."""
     for role, tree in compared.stacks.items():
         for after in sorted((False, True), reverse=tree.after_ms > tree.before_ms):
             yield {"name": f"{role} · {'after' if after else 'before'}", "root": _node(tree, after=after)}
 
 
 def _node(node: ChangedNode, *, after: bool) -> list[Any]:
-    """[function, place, whose code, milliseconds, children, before, after, whether that is more than chance]."""
+    """[function, place, whose code, milliseconds, children, ms before, ms after, whether they differ beyond chance]."""
     children = [_node(child, after=after) for child in node.children if (child.after_ms if after else child.before_ms)]
     width = node.after_ms if after else node.before_ms
     return [node.function, node.place, node.whose, width, children, node.before_ms, node.after_ms, node.sure]

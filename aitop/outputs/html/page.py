@@ -1,7 +1,8 @@
-"""The report as a page: words and tables from the template, charts by the script in it.
+"""The report as an HTML page: its template has the words and tables, its script draws the charts.
 
-Everything that came from the target is escaped by the template, is data to the script (which makes text nodes of it),
-and has lost its control characters. A policy in the page lets no other script run and nothing be loaded.
+In everything that came from the target, control characters are replaced. The template escapes it, and to the script it
+is only data, of which it makes text nodes. A content security policy in the page lets no other script run and nothing
+load.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from aitop.outputs.report import rounded, sources_of
 LINES_AROUND = 5
 MOST_PLACES = 8
 """Places of a verdict whose source is shown."""
-# Columns of the ranks: heading, the field of RankView or of its phases, and how it is written.
+# Columns of the ranks: heading, field of RankView or of its phases, and the function that makes words of it.
 RANK_COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("step", "p50", duration),
     ("late", "lateness", duration),
@@ -77,7 +78,7 @@ def to_html(snapshot: Snapshot, source_around: SourceAround | None = None) -> st
 
 
 def rendered(name: str, charts: Charts, **values: Any) -> str:
-    """The page of a template, with charts in it."""
+    """The page of the template `name`, with charts in it."""
     script = _part("report.js")
     return _template(name).render(
         charts=charts,
@@ -105,7 +106,7 @@ def _template(name: str) -> Template:
 
 
 def _shown(value: Any) -> Any:
-    """What an expression of the template puts into the page: text without control characters."""
+    """What the template puts into the page for an expression: text without control characters."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -115,9 +116,9 @@ def _part(name: str) -> str:
 
 
 def _data(charts: Charts) -> Any:
-    """The charts as values for JSON, texts without control characters, and fractions with no more digits than a report.
+    """The charts as values for JSON: text without control characters, fractions with no more digits than in the report.
 
-    A recording may say anything, and JSON has no infinity.
+    A recording may say anything and JSON has no infinity, so figures that are not finite become 0.
     """
 
     def clean(value: Any) -> Any:
@@ -133,7 +134,7 @@ def _data(charts: Charts) -> Any:
 
 
 def _served(snapshot: Snapshot) -> list[str]:
-    """The figures of a server; empty where none is known."""
+    """The figures of a server in words; empty where none is known."""
     figures, state, serving = text.serving_figures(snapshot), text.serving_state(snapshot), snapshot.serving
     words = [*figures, *([state] if state else [])]
     known = words or text.serving_times(snapshot)
@@ -145,7 +146,7 @@ def _hue(key: str) -> str:
 
 
 def _finding(snapshot: Snapshot, verdict: Verdict, source_around: SourceAround | None) -> dict[str, Any]:
-    """A verdict with all that the page shows of it. `changes` are fixes in words and, where possible, as a diff."""
+    """All that the page shows of a verdict. `changes` are the fixes in words and, where possible, as a diff."""
     edits: dict[str, Edit] = {}
     host, target = snapshot.host, snapshot.target
     if host is not None and source_around is not None:
@@ -178,7 +179,7 @@ def _place(place: Where, host: HostSample | None, source_around: SourceAround | 
 
 
 def _setting(fix: Fix) -> Edit | None:
-    """A setting's change where no line of source is known that makes it."""
+    """The change of a setting as a diff, where no line of source is known that sets it; None without its old value."""
     setting = fix.setting
     if setting is None or setting.current is None:
         return None
@@ -186,9 +187,10 @@ def _setting(fix: Fix) -> Edit | None:
 
 
 def _rank_table(ranks: Ranks) -> dict[str, Any]:
-    """Each rank beside the others, in the columns of which something was measured.
+    """The table that compares the ranks, with the columns that have a measured figure.
 
-    A cell is a figure in words, and how far (0..1) it lies above the least of its column, as a share of a step.
+    A cell is a figure in words, and how far above the least of its column it lies, as a share (0..1) of a step; 0 for
+    figures that are no time.
     """
     longest = max((rank.p50 or 0.0 for rank in ranks.ranks), default=0.0)
     columns: list[tuple[str, list[tuple[str, float]]]] = []

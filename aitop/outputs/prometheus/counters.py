@@ -1,4 +1,4 @@
-"""What is counted of one rank and only grows: sums over Snapshots of its steps, requests and iterations."""
+"""The counters of one rank, which only grow: sums of its steps, requests and iterations over all Snapshots."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 
-# Seconds, three to a decade: from a tiny step to a slow request.
+# Bounds of the buckets in seconds, three per decade: from a tiny step to a slow request.
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 
 Record = TypeVar("Record", StepRecord, RequestRecord, IterationRecord)
 
 
 class Tally:
-    """A histogram: how many values lie between each of BOUNDS and the one before, how many lie above, and their sum."""
+    """A histogram: the number of values between each of BOUNDS and the one before, the number above, and their sum."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
@@ -41,7 +41,7 @@ class RankCounters:
         self.first_token_seconds = Tally()
         self.hook_seconds: float | None = None
         self._pid = 0
-        # What was seen of the present process: its number of steps, and when the newest record of a kind ended.
+        # Of the present process: its number of steps, and by kind when the newest record ended.
         self._steps: int | None = None
         self._ended: dict[str, float] = {}
 
@@ -80,7 +80,7 @@ class RankCounters:
             self.hook_seconds = (self.hook_seconds or 0.0) + made * facts.cost_us / 1e6
 
     def _new(self, kind: str, records: Sequence[Record]) -> list[Record]:
-        """Those of the records that were not seen before; their lengths are counted."""
+        """The records that were not seen before. Their lengths go into the histogram of their kind."""
         before = self._ended.get(kind)
         new = [record for record in records if before is None or record.end > before]
         if new:
@@ -92,6 +92,6 @@ class RankCounters:
 
 
 def _step_of(pid: int, snapshot: Snapshot) -> int | None:
-    """The number of the last step of a rank that does not lead."""
+    """The number of the last step of a rank that is not the lead process."""
     views = snapshot.ranks.ranks if snapshot.ranks else ()
     return next((view.step for view in views if view.pid == pid), None)

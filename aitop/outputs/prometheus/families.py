@@ -31,9 +31,10 @@ UNSEEN: tuple[SourceState, ...] = ("denied", "failed")
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """A process that has series of its own. `devices` are the UUIDs of those that it computes on.
+    """A process that has series of its own. `devices` are the UUIDs of the devices that it computes on.
 
-    `label` is its number over the whole job, empty for a process that is the only one and has no number.
+    `label` is its rank number in the whole job, empty for an only process without a number, and `pid` with its pid
+    where several processes would have the same label.
     """
 
     pid: int
@@ -43,7 +44,7 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 class WatchedJob:
-    """The newest Snapshot of a job, and what was counted of its ranks."""
+    """The newest Snapshot of a job, and the counters of its ranks."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -60,7 +61,7 @@ class WatchedJob:
 
 
 class JobsCollector(Collector):
-    """The families of the jobs that are watched now. Any thread may call. `cpu` is what aitop uses, in cores."""
+    """Collects the metric families of all watched jobs. Any thread may call. `cpu` is aitop's own CPU use in cores."""
 
     def __init__(self, node: str) -> None:
         self.cpu: float | None = None
@@ -79,7 +80,7 @@ class JobsCollector(Collector):
             watched.take(snapshot)
 
     def close(self, job: Job) -> None:
-        """Take note of a job into which aitop may not look."""
+        """Note a job that aitop may not look into."""
         with self._lock:
             self._closed[job.pid] = job
 
@@ -90,7 +91,7 @@ class JobsCollector(Collector):
             self._closed.pop(pid, None)
 
     def collect(self) -> Iterable[Metric]:
-        """All families, those without a sample left out."""
+        """All families that have a sample."""
         with self._lock:
             jobs, closed = list(self._jobs.values()), list(self._closed.values())
             families = list(self._families(jobs, closed))
@@ -146,7 +147,7 @@ class _Families:
         return iter(vars(self).values())
 
     def add(self, watched: WatchedJob, snapshot: Snapshot) -> None:
-        """The samples of one job."""
+        """Add the samples of one job."""
         job = watched.job
         self.info.add_metric(_of_info(job), 1.0)
         stacks, hook = snapshot.sources.get("stacks"), snapshot.sources.get("hook")
@@ -163,7 +164,7 @@ class _Families:
         self._add_losses(watched, snapshot, verdicts)
 
     def _add_verdict(self, watched: WatchedJob, verdict: Verdict, order: int) -> None:
-        # Only the first verdict says where: every other line would be a series of its own.
+        # Only the first verdict has a file and line: each other one would make a series of its own.
         where = verdict.where[0] if verdict.where and order == 1 else None
         place = (_label(where.file), str(where.line)) if where is not None else ("", "")
         about = (verdict.id, verdict.subtype or "", verdict.severity, *place)
@@ -174,13 +175,13 @@ class _Families:
                 self.share.add_metric((*labels, *about), verdict.share)
             if verdict.speedup is not None:
                 self.speedup.add_metric((*labels, verdict.id), verdict.speedup)
-            # What is only said for information may be the loading of a data set.
+            # Memory that grows with severity "info" may be the loading of a data set.
             if verdict.full_in is not None and verdict.severity != "info":
                 self.full.add_metric((*labels, verdict.id), verdict.full_in)
 
     def _add_losses(self, watched: WatchedJob, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> None:
         stalled = any(verdict.id == "hang" for verdict in verdicts)
-        # The kernel's counters are rates only from the second look on.
+        # Rates of the kernel's counters are known only from the second look on.
         measured = snapshot.host is not None and any(process.cpu is not None for process in snapshot.host.processes)
         first = next((verdict for verdict in verdicts if verdict.share is not None), None)
         lost = None if first is None else 0.0 if first.severity == "info" else first.share
@@ -227,7 +228,7 @@ def _of_job(job: Job) -> tuple[str, str]:
 
 
 def _of_rank(job: Job, rank: Rank) -> tuple[str, ...]:
-    """A rank on several devices has no UUID: one series of it stands for all of them."""
+    """The labels of a rank. One on several devices has no UUID, so that it has one series and not one per device."""
     device = rank.devices[0] if len(rank.devices) == 1 else ""
     return (*_of_job(job), rank.label, _label(device))
 
@@ -238,7 +239,7 @@ def _of_info(job: Job) -> tuple[str, ...]:
 
 
 def _label(text: str) -> str:
-    """A value that a label may have, whatever a program calls itself."""
+    """Text of any origin as a label's value: printable and bounded."""
     return printable(text)[:LONGEST_LABEL]
 
 
@@ -246,7 +247,7 @@ def _label(text: str) -> str:
 
 
 def ranks_here(snapshot: Snapshot) -> tuple[Rank, ...]:
-    """The ranks of the job on this machine; of a program without ranks the processes that do the work or serve."""
+    """The ranks of the job on this machine; of a server or a program without ranks, the processes that do the work."""
     ranks = (process for process in snapshot.processes if process.role == "rank" and process.state != "Z")
     numbers = {process.pid: process.rank for process in ranks}
     if snapshot.engine is not None or not numbers:
@@ -263,14 +264,17 @@ def ranks_here(snapshot: Snapshot) -> tuple[Rank, ...]:
 
 
 def _rank_label(pid: int, number: int | None, *, alone: bool) -> str:
-    """Two series must not have the same labels: several processes with one number, or with none, show their pids."""
+    """The label of a rank. Several processes with one number, or with none, get their pids: labels must be unique."""
     if not alone:
         return f"pid{pid}"
     return "" if number is None else str(number)
 
 
 def _devices(pid: int, snapshot: Snapshot, ranks: int) -> tuple[str, ...]:
-    """Where the driver lists no processes, or those of another pid namespace, a single rank has all that are ours."""
+    """The UUIDs of the devices that a process computes on.
+
+    Where the driver lists no processes, or only pids of another namespace, a single rank gets all devices of the job.
+    """
     devices = snapshot.gpu.devices if snapshot.gpu else ()
     used = [device for device in devices if device.runs(pid)]
     if not used and ranks == 1:
@@ -279,7 +283,7 @@ def _devices(pid: int, snapshot: Snapshot, ranks: int) -> tuple[str, ...]:
 
 
 def phases_of(rank: Rank, snapshot: Snapshot) -> dict[str, float]:
-    """The share (0..1) of each phase that was measured of a rank's step, or of a server's request or iteration."""
+    """The share (0..1) of each measured phase of a rank's step, or of a server's request or iteration."""
     views = snapshot.ranks.ranks if snapshot.ranks else ()
     compared = next((view.phases for view in views if view.pid == rank.pid), None)
     if compared is not None:
@@ -294,7 +298,7 @@ def phases_of(rank: Rank, snapshot: Snapshot) -> dict[str, float]:
 
 
 def _shares(phases: RankPhases) -> dict[str, float]:
-    """Seconds of a rank's step as shares of it; what it waits for the others is its communication."""
+    """The phases of a rank's step as shares of it (0..1); its wait for the others is its communication."""
     seconds = {name: value for name, value in msgspec.structs.asdict(phases).items() if value is not None}
     total = sum(seconds.values())
     names = {"wait": "communication"}
@@ -302,5 +306,5 @@ def _shares(phases: RankPhases) -> dict[str, float]:
 
 
 def named(ranks: Sequence[Rank], numbers: Sequence[int]) -> Sequence[Rank]:
-    """Those of the ranks that have one of these numbers; all of them where none of them has."""
+    """The ranks that have one of these numbers; all ranks where none has."""
     return [rank for rank in ranks if rank.number in numbers] or ranks

@@ -1,4 +1,4 @@
-"""Hands the metrics out: over HTTP, at an address that was asked for (nothing else in aitop listens), or to a file."""
+"""Serves the metrics over HTTP at an address that the user gave (nothing else in aitop listens), or writes a file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from aitop.output_file import replace_output
 
 LOOPBACK = "127.0.0.1"
-# node_exporter runs as a user of its own.
+# Readable by all: node_exporter runs as a user of its own.
 READABLE = 0o644
 
 
 class Address(NamedTuple):
-    """Where to listen. Without a host only this machine can ask."""
+    """Where to listen. Without a host that is the loopback, which only this machine can reach."""
 
     host: str
     port: int
@@ -60,5 +60,5 @@ def serve(registry: CollectorRegistry, address: Address, tls: Tls | None = None)
 
 def write_textfile(registry: CollectorRegistry, path: Path) -> None:
     """Replace the file for node_exporter's textfile collector, whole or not at all. Raises OSError."""
-    # The collector reads only files that end in .prom: not the one that is replaced by it.
+    # The collector reads only files that end in .prom, so it does not read the unfinished file that replaces this one.
     replace_output(path, generate_latest(registry), READABLE)

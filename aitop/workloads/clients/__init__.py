@@ -1,1 +1,1 @@
-"""What asks the servers among the bundled runs."""
+"""Clients of the servers among the bundled runs."""
