@@ -170,7 +170,7 @@ class Attempt:
                 time.sleep(poll)
                 poll = min(1.03 * poll, ANSWER_POLLS_S[1])
         except OSError as error:
-            # A process that ends meanwhile shows in /proc and ptrace as errors of many kinds.
+            # If the process ends while we work on it, /proc and ptrace raise errors of many kinds.
             raise unreachable(self._target.status, error) from error
 
     def why_not(self) -> AttachRefused:

@@ -57,7 +57,7 @@ def wait_event(tid: int, options: int) -> WaitEvent | None:
 
 
 def pause(microseconds: int) -> None:
-    """Sleeps without releasing the GIL."""
+    """Sleep without releasing the GIL."""
     _libc().usleep(microseconds)
 
 

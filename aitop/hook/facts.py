@@ -149,7 +149,7 @@ def _measured(measures: Sequence[Measure]) -> dict[str, Any]:
 def ready_batches(iterator: Any) -> int:
     """Return how many batches of a multi-process DataLoader iterator are ready. Takes no lock."""
     queue = iterator._data_queue
-    plain = getattr(queue, "queue", None)  # a queue.Queue behind the pinning thread, whose qsize takes a lock
+    plain = getattr(queue, "queue", None)  # with pinned memory it is a queue.Queue, whose qsize takes a lock
     waiting = queue.qsize() if plain is None else len(plain)
     # Batches that came out of order are kept in _task_info, although _tasks_outstanding no longer counts them.
     return int(waiting + max(0, len(iterator._task_info) - iterator._tasks_outstanding))

@@ -144,4 +144,4 @@ class Journal:
 
 
 def nothing(*args: Any) -> None:
-    """Stands for a function where there is none."""
+    """Do nothing: the placeholder for a function that is not set."""

@@ -27,7 +27,7 @@ class Patches:
         if isinstance(wrapper, FunctionType):
             _dress(wrapper, original)
             if isinstance(owner, ModuleType):
-                # Pickle looks a function up by the module that it names, and must find the same object there.
+                # Pickle looks a function up in the module that it names, and must find the same object there.
                 wrapper.__module__ = owner.__name__
         patch = SimpleNamespace(owner=owner, name=name, inherited=inherited, original=original, wrapper=wrapper)
         # Recorded before the attribute is set, because a KeyboardInterrupt may come in between.
@@ -39,7 +39,7 @@ class Patches:
             _restore(patch)
 
     def has(self, owner: Any, name: str) -> bool:
-        """Return whether this attribute is replaced by us."""
+        """Return whether we have replaced this attribute."""
         return any(patch.owner is owner and patch.name == name for patch in self._made)
 
     def lost(self, owner: Any, name: str) -> bool:

@@ -9,8 +9,8 @@ without being examined. A step that was longer than the others is then noticed o
 stays unknown. After such a step all batches and forwards are examined for `LOOK_TIMES` its length. That doubles the
 cost, but leaves at most a hundredth of the time unexplained.
 
-These are noted and end the counting in any case: a new iterator, the last batch of one, a save. While batches and
-forwards are examined, so do a data wait that is much longer than the others and a forward without gradient. The
+These always end the counting, and are noted: a new iterator, the last batch of one, a save. While batches and forwards
+are examined, a data wait that is much longer than the others and a forward without gradient end it as well. The
 counting resumes a few steps later.
 """
 

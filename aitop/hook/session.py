@@ -60,7 +60,10 @@ class Known(dict[int, Any]):
         self._alive: dict[int, Any] = {}
 
     def add(self, thing: Any, value: Any = None) -> None:
-        """Add an object. Raises TypeError for one that cannot be weakly referenced."""
+        """Add an object; if there are too many, all others are forgotten.
+
+        Raises TypeError for one that cannot be weakly referenced.
+        """
         key = id(thing)
         if len(self) >= MOST_KNOWN:
             self.forget_all()
@@ -95,7 +98,7 @@ class Session:
         self.pid = os.getpid()
         self.stays = way != "attach"
         if torch is not None:
-            # While tracing, dynamo replaces this call with True, and so never traces a wrapper.
+            # Dynamo replaces this call with True while it traces, so it never traces the rest of a wrapper.
             # Torch 2.2 has no public name for it.
             public = getattr(torch.compiler, "is_dynamo_compiling", None)
             self.compiling: Callable[[], bool] = public or torch._utils.is_compiling
@@ -259,7 +262,11 @@ class Session:
             self.leave_soon()
 
     def not_owner(self, training: bool = False) -> bool:
-        """Return whether the calling thread is not the owner (the thread that steps) and cannot become it."""
+        """Return whether the calling thread is not the owner (the stepping thread) and cannot become it now.
+
+        It becomes the owner if there is none, or if it trains (`training`) and the owner has not stepped for
+        NEW_OWNER_AFTER_NS. If the hook was about to leave, it leaves here.
+        """
         journal = self.journal
         if journal.owner == GONE:
             if self._leaving and not self._gone:
@@ -281,7 +288,10 @@ class Session:
         return True
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a forward that was called in a thread other than the owner. If nothing trains, it counts as a step."""
+        """Run a forward that was called in a thread other than the owner.
+
+        If nothing trains and it has no gradient, it serves a request and counts as a step.
+        """
         local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
@@ -331,7 +341,7 @@ class Session:
             self.failed()
 
     def met_module(self, module: Any) -> bool:
-        """Return whether this outermost module is a root; if so, note its facts, and whether it has been trained."""
+        """Return whether this outermost module is a root. If so, note its facts, and if it already has gradients."""
         try:
             if self._roots is None or not self._roots.met(module):
                 return False

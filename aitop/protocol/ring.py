@@ -20,7 +20,7 @@ W_MAGIC, W_VERSION, W_PID, W_STRIDE, W_CAPACITY, W_JSON_ROOM = 0, 1, 2, 3, 4, 5
 W_WRITTEN, W_STATE, W_WAY, W_INSTALLED = 6, 7, 8, 10
 # W_FACTS_SEQ: sequence lock of the JSON area, odd while it is being written. W_FACTS_LENGTH: bytes of the text in it.
 W_FACTS_SEQ, W_FACTS_LENGTH = 11, 12
-# A monitor's request for a profile: a serial number above 16 bits, the number of steps below.
+# A monitor's request for a profile: serial number in the bits above 16, number of steps below.
 W_BURST = 13
 # Lease slots, two words each: the monitor's pid and the deadline of its lease. A released slot has pid 0 and the
 # deadline RELEASED, which distinguishes it from a slot that was never taken (both words 0).
@@ -46,5 +46,5 @@ STRIDE = WORD * EVENT_WORDS
 SIZE = RECORDS_AT + CAPACITY * STRIDE
 
 STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
-# How the hook came in: W_WAY is an index into these.
+# How the hook came in. W_WAY is an index into this tuple.
 WAYS = ("attach", "run", "import")

@@ -46,7 +46,7 @@ def shares_memory(pid: int, other: int) -> bool:
 
 
 def same_process(status: ProcStatus) -> bool:
-    """Return whether the pid still belongs to the process that `status` was read from, and that process is alive."""
+    """Return whether the pid surely still belongs to the process that `status` was read from, and that is alive."""
     stat = procfs.stat(status.pid)
     return stat is not None and stat.start == status.started and not stat.ended
 

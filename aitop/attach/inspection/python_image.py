@@ -16,7 +16,7 @@ NEEDED = (
     *("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyGILState_Ensure", "PyGILState_Release"),
     "Py_IsInitialized",
 )
-# The last two name one function before and after 3.13.
+# The last two are the names of one function up to 3.12 and since 3.13.
 WANTED = (*NEEDED, "_PyRuntime", "Py_Version", "Py_NewRef", "_PyThreadState_UncheckedGet", "PyThreadState_GetUnchecked")
 OLDEST, NEWEST = (3, 10), (3, 14)
 LONGEST_LINE = 640
@@ -100,7 +100,7 @@ def locate_python(pid: int, memory: Memory) -> PythonImage:
 
 
 def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
-    """Return the path of each mapped file → address of its first page."""
+    """Return, by path, the address of the first page of each mapped file."""
     files: dict[str, int] = {}
     for mapping in maps:
         if mapping.offset == 0 and mapping.path.startswith("/"):

@@ -40,7 +40,7 @@ try:
  for _ in (lambda n:(exec({inner!r},n),n['k']))({{}})[1]:pass
 except BaseException:pass
 """
-# The injected line must be short, so it reads the rest from the carrier, which begins with this.
+# The injected line must be short, so it continues with this text, which it reads from the carrier.
 _SECOND = """\
 import marshal as m,sys
 {claim};b=m.loads(o.pread(d,{size},{at}));g=b[3];a='error: interrupted'

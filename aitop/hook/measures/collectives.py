@@ -265,7 +265,7 @@ class DdpLog:
         return self._settings | dict(zip(DDP_TIMES, means, strict=True))
 
     def _module(self) -> Any:
-        """Return the DistributedDataParallel in the root module, None where there is none."""
+        """Return the DistributedDataParallel in the root module, None if there is none."""
         parallel = sys.modules.get("torch.nn.parallel.distributed")
         root = self._facts.root_module
         module = root() if root is not None else None

@@ -146,7 +146,7 @@ class DeviceClock:
         return now < self._window_ends
 
     def pause(self) -> None:
-        """Time no steps until `resume`."""
+        """Stop timing steps until `resume`."""
         # A pending step may have the boundary as its last event: then the event is still needed.
         if self._boundary is not None and not self._pending:
             self._pool.append(self._boundary)
@@ -154,7 +154,7 @@ class DeviceClock:
         self._spans, self._whole, self._boundary, self._optimizer, self._on = [], True, None, None, False
 
     def resume(self, last_end: int) -> None:
-        """Time steps again; the last one ended at `last_end`."""
+        """Time steps again. The last one ended at `last_end`."""
         self._last_end = last_end
 
     def flush(self) -> None:

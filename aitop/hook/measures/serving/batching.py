@@ -29,7 +29,7 @@ class Batching(Server):
     outer           a web server's requests, by the id of the request that they handed to the manager
     known           requests that have been in a batch, by id
     tokenless       those of them that have no token yet, with the states that transformers keeps
-    schedule, prepare, model, output    nanoseconds of the current turn in each part
+    schedule, prepare, model, output    nanoseconds of the current turn in each part (`schedule` includes `prepare`)
     stepped         a batch was made in the current turn
     prefill, decode, requests_in_batch  prompt tokens, decoded tokens and requests in the current batch
     waiting         requests that waited before the batch was made, -1 if not known
