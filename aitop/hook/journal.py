@@ -102,7 +102,7 @@ class Journal:
 
     def __init__(self, tick: Callable[[int], None]) -> None:
         self.words: list[int] = []
-        # Safe to call in any thread: the GIL makes it add all five words at once or none.
+        # Safe to call in any thread: it adds all five words or none, and no other thread's words between them.
         self.extend = self.words.extend
         self.owner = NOBODY
         self.busy = False

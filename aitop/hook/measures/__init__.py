@@ -1,7 +1,9 @@
 """What the hook measures beside the phases of each step. Each measure is a file here and a row of `MEASURES`.
 
-The core of the hook is installed first; the measures are loaded afterwards, a few per tick, while the run goes on. To
-add one, write a file with a subclass of `Measure`, a row below, and fields for its facts in `HookFacts`
+With `aitop run` or an import, all measures are loaded at once. An attach installs the core of the hook first and loads
+most measures afterwards, a few per tick, while the run goes on.
+
+To add one, write a file with a subclass of `Measure`, a row below, and fields for its facts in `HookFacts`
 (model/steps.py). A measure that times a phase of its own notes an event, which needs a row in model/phases.py.
 """
 

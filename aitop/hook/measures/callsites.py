@@ -1,6 +1,7 @@
 """Sums up certain calls (count, time, bytes) by the line of user code that makes them.
 
-Where there are many calls, only a random sample is added, scaled up. Only the stepping thread uses these tables.
+Where there are many calls, only a random sample is added, scaled up. These tables have no lock: only the stepping
+thread uses them, and autograd's own threads during its backward.
 """
 
 from __future__ import annotations
