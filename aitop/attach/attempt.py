@@ -33,7 +33,7 @@ ANSWER_POLLS_S = (0.001, 0.02)
 RETRIES_S = (0.03, 0.5)
 # After the answer the target still has to return from CPython's pending calls before the next attach.
 SETTLE_S = 0.005
-# How long to wait for a hook that has begun to install itself: it cannot be withdrawn any more.
+# How long to wait for a hook that has begun to install itself, because then the request cannot be withdrawn any more.
 BEGUN_PATIENCE_S = 3.0
 TURN_POLL_S = 0.01
 
@@ -79,7 +79,7 @@ def turn(pid: int, deadline: float) -> Iterator[None]:
 
 
 def _locked(fd: int) -> bool:
-    """Try to take the lock; whether that succeeded."""
+    """Try to take the lock. Return whether that succeeded."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -101,7 +101,7 @@ class _Backoff:
 
 @dataclass
 class _Pending:
-    """A request that waits for its answer: the ways that may be tried, and `entered`, those that brought it in."""
+    """A request that waits for its answer: the ways that may be tried, and `entered`, those that have brought it in."""
 
     request: Request
     ways: dict[WayIn, _Backoff]
@@ -170,11 +170,11 @@ class Attempt:
                 time.sleep(poll)
                 poll = min(1.03 * poll, ANSWER_POLLS_S[1])
         except OSError as error:
-            # A process that ends meanwhile shows in /proc and ptrace as errors of many kinds.
+            # If the process ends while we work on it, /proc and ptrace raise errors of many kinds.
             raise unreachable(self._target.status, error) from error
 
     def why_not(self) -> AttachRefused:
-        """The refusal to raise if no answer came."""
+        """Return the refusal to raise if no answer came."""
         if not same_process(self._target.status):
             return ended(self._pid)
         if self._pending is None or not self._pending.entered:
@@ -206,7 +206,7 @@ class Attempt:
         return None if answer is None else self._settle(self._pending, answer)
 
     def _settle(self, pending: _Pending, answer: str) -> Attachment | None:
-        """Clean up after an answer. Returns None if the hook answered "busy": then the request is made again later."""
+        """Clean up after an answer. Returns None if the hook answered "busy"; a new request is then made later."""
         self._pending = None
         for way in pending.entered:
             # If a second way queued the line as well, the target may be reading it now.
@@ -219,7 +219,7 @@ class Attempt:
         return Attachment(pending.way, answer)
 
     def _try_next_way(self, pending: _Pending) -> None:
-        """Try the best way that is due. A way that has brought the request in is not used again."""
+        """Try the best way that is due. A way that has already brought the request in is not used again."""
         now = time.monotonic()
         if now < pending.next_way_at:
             return
@@ -262,7 +262,7 @@ class Attempt:
 
 
 def _open_ways(target: TargetProcess, ways: Sequence[WayIn]) -> list[WayIn]:
-    """The ways that are open for this target. Raises AttachRefused if there are none."""
+    """Return the ways that are open for this target. Raises AttachRefused if there are none."""
     obstacles = [(way, way.obstacle(target)) for way in ways]
     usable = [way for way, obstacle in obstacles if obstacle is None]
     if not usable:
@@ -274,7 +274,7 @@ def _open_ways(target: TargetProcess, ways: Sequence[WayIn]) -> list[WayIn]:
 
 
 def unreachable(status: ProcStatus, error: OSError) -> AttachRefused:
-    """The refusal for an error of the operating system."""
+    """Return the refusal for an error of the operating system."""
     if not same_process(status):
         return ended(status.pid)
     return AttachRefused("failed", f"process {status.pid} could not be reached: {error}")

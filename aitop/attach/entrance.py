@@ -1,4 +1,4 @@
-"""Gets the hook into a running process and out again, and says beforehand which ways are open. What others call."""
+"""The interface for other packages: install or remove the hook in a running process, or survey which ways are open."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ TURN_S = 1.0
 
 
 def install(pid: int, *, timeout: float = 5.0) -> Attachment:
-    """Puts the hook into process `pid`, waiting at most about `timeout` seconds for a safe point.
+    """Install the hook in process `pid`, waiting at most about `timeout` seconds for a safe point.
 
-    Raises AttachRefused, with the target as it was.
+    Raises AttachRefused if that fails; the target is then unchanged.
     """
     return settled(pid, deliver(pid, "install", hook_sources(), timeout=timeout))
 
 
 def begin(pid: int, *, torch: bool = True) -> Attempt:
-    """Begins to put the hook into process `pid`. The attempt may be waited for repeatedly, and must be closed.
+    """Begin to install the hook in process `pid`. The attempt may be waited for repeatedly, and must be closed.
 
-    Raises AttachRefused, with the target as it was, where there is no way in, or with `torch` none is loaded there.
+    Raises AttachRefused, with the target unchanged, if there is no way in, or if `torch` is required and not loaded.
     """
     return Attempt(pid, "install", hook_sources(), WAYS, time.monotonic() + TURN_S, torch=torch)
 
 
 def settled(pid: int, done: Attachment) -> Attachment:
-    """The answer to an install; raises AttachRefused where it means that the hook is not in."""
+    """Return the answer to an install. Raises AttachRefused if it says that the hook is not in."""
     if done.answer in ("installed", "already"):
         return done
     if done.answer == "no-torch":
@@ -47,9 +47,9 @@ def settled(pid: int, done: Attachment) -> Attachment:
 
 
 def remove(pid: int, *, timeout: float = 3.0) -> str:
-    """Takes the hook out of process `pid`. Returns `removed`, or `absent` where it was not in.
+    """Remove the hook from process `pid`. Returns `removed`, or `absent` if it was not in.
 
-    Raises AttachRefused where the process cannot be reached or the hook could not leave.
+    Raises AttachRefused if the process cannot be reached or the hook could not leave.
     """
     done = deliver(pid, "remove", (), timeout=timeout)
     if done.answer in ("removed", "absent"):
@@ -66,9 +66,9 @@ def deliver(
     ways: Sequence[WayIn] = WAYS,
     torch: bool = True,
 ) -> Attachment:
-    """Brings one request in and returns the hook's answer, whatever it is. Raises AttachRefused where none came.
+    """Bring one request in and return the hook's answer, whatever it is. Raises AttachRefused if none comes in time.
 
-    With `torch` False a process without torch is entered as well.
+    `timeout` is in seconds. With `torch` False a process without torch is entered as well.
     """
     limit = Limit(time.monotonic() + timeout)
     attempt = Attempt(pid, action, sources, ways, limit.deadline, torch=torch)
@@ -84,11 +84,12 @@ def deliver(
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What stands in the way of the hook, before it is tried.
+    """What stands in the way of the hook, found out before an attach is tried.
 
-    `already`: a hook is in, and going to stay. `ways` has each way in with the reason why it is closed, None where it
-    is open; it is empty where the process cannot be entered at all, and `refused` says why. `folder` takes the file
-    that carries the hook, as the target names it; "" where no file is needed, because memory of ours carries it.
+    `already`: a hook is in and is going to stay. `ways` lists each way in with the reason why it is closed, None if it
+    is open. It is empty if the process cannot be entered at all; `refused` then says why. `folder` is where the file
+    that carries the hook would be, as the target names it; "" if no file is needed because our memory carries it; None
+    if not known.
     """
 
     already: bool = False
@@ -103,9 +104,9 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def survey(pid: int, *, torch: bool = True) -> Survey:
-    """Say which ways into process `pid` are open, by only reading its memory. A refusal is returned, not raised.
+    """Find out which ways into process `pid` are open, by only reading its memory. A refusal is returned, not raised.
 
-    With `torch` False that is not missed.
+    With `torch` False a process without torch is not refused.
     """
     seen = Survey(already=should_stay(pid))
     try:

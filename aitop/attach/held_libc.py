@@ -1,7 +1,7 @@
-"""System calls made without releasing our own GIL.
+"""System calls that do not release our own GIL.
 
-While a thread of the target is stopped, no other thread of the monitor may run: it could keep the GIL for
-milliseconds, and the target would stand still for them.
+While a thread of the target is stopped, no other thread of the monitor may run: it could hold the GIL for milliseconds,
+during which the target would stay stopped.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
 
 
 class WaitEvent(msgspec.Struct, frozen=True):
-    """What happened to a traced thread: CLD_ code, and its status (a signal, plus 256 × the ptrace event)."""
+    """What happened to a traced thread: a CLD_ code, and its status (signal number plus 256 × the ptrace event)."""
 
     code: int
     status: int
 
 
 def wait_event(tid: int, options: int) -> WaitEvent | None:
-    """`waitid` for one thread, never blocking. None where nothing happened; raises OSError."""
+    """`waitid` for one thread, without blocking. None if nothing has happened; raises OSError."""
     buffer = ctypes.create_string_buffer(SIGINFO_SIZE)
     ctypes.set_errno(0)
     _checked(_libc().waitid(os.P_PID, tid, buffer, options | os.WNOHANG), "waitid")
@@ -57,7 +57,7 @@ def wait_event(tid: int, options: int) -> WaitEvent | None:
 
 
 def pause(microseconds: int) -> None:
-    """Sleeps without releasing the GIL."""
+    """Sleep without releasing the GIL."""
     _libc().usleep(microseconds)
 
 

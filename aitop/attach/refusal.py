@@ -1,4 +1,4 @@
-"""How an attach says no."""
+"""The errors with which an attach says no."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from aitop.sources.source import SourceError
 
 
 class AttachRefused(SourceError):  # noqa: N818
-    """The hook cannot get into, or out of, that process now, and nothing was changed there.
+    """The hook cannot get into, or out of, that process now. Nothing was changed there.
 
-    The state is `absent` where it cannot work here, `denied` where the system or the owner forbids it, and `failed`
-    where it was tried in vain.
+    The state is `absent` if attaching cannot work for this process, `denied` if the system or the owner forbids it, and
+    `failed` if it was tried in vain.
     """
 
 
@@ -23,11 +23,11 @@ class WaitingForTarget(AttachRefused):
 
 
 def ended(pid: int) -> AttachRefused:
-    """The refusal for a process that is gone, or that cannot be read: a lack of descriptors looks alike."""
+    """Return the refusal for a process that has ended, or that cannot be read (as when we are out of descriptors)."""
     if procfs.stat(pid) is None and not procfs.gone(pid):
         return AttachRefused("failed", f"process {pid} cannot be read just now", "try again", transient=True)
     return AttachRefused("absent", f"process {pid} ended")
 
 
 class NotNow(Exception):  # noqa: N818
-    """This way in does not suit the moment (the thread is in the wrong place); the target is as it was."""
+    """This way in cannot be used at this moment, e.g. because of where the thread is. The target is unchanged."""

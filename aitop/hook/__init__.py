@@ -1,6 +1,6 @@
-"""What runs inside the target: it uses the standard library and the torch that is already there, nothing else.
+"""The hook: code that runs inside the target. It uses only the standard library and the torch that is already loaded.
 
-`import aitop.hook` in a script puts the hook in, at once or as soon as torch is imported. An attach recreates this
+`import aitop.hook` in a script installs the hook, at once or as soon as torch is imported. An attach recreates this
 package in the target, together with `aitop.protocol`, under the name `_aitop`, and calls `install`. However it came in,
 the hook of a process is `sys.modules["_aitop_hook"]`.
 """
@@ -19,11 +19,13 @@ _torch_watch: TorchWatch | None = None
 
 
 def install(way: str, load: Callable[[str], Any] | None = None, *, imported: bool = False) -> str:
-    """Put the hook in. `way` is attach, run or import. An attach gives `load`: see `session.Session`. `imported` says
-    that torch's own code has run, though Python may still count its import as under way. A process without torch takes
-    it from an attach, if it is a web server.
+    """Install the hook. `way` is attach, run or import. An attach passes `load` (see `session.Session`).
 
-    Returns installed, already, busy (ask again: torch is being imported), no-torch, or `error: …`. Never raises.
+    `imported`: torch's module code has run, even if Python still marks its import as in progress. A process without
+    torch gets the hook only from an attach, and only if it is a web server.
+
+    Returns installed, already, busy (ask again: torch is being imported, or the hook was removed while it came in),
+    no-torch, or `error: …`. Never raises.
     """
     try:
         return _install(way, imported or _is_torch_imported(), load)
@@ -34,7 +36,8 @@ def install(way: str, load: Callable[[str], Any] | None = None, *, imported: boo
 def remove() -> str:
     """Take the hook out. Never raises.
 
-    Returns removed, absent, or busy: another thread runs a profile, and the hook leaves by itself in that thread.
+    Returns removed, absent, `error: …`, or busy: another thread runs a profile, and the hook will leave by itself in
+    that thread.
     """
     try:
         return _remove()
@@ -43,7 +46,7 @@ def remove() -> str:
 
 
 def install_when_torch_is_there(way: str) -> str:
-    """Install now if torch is imported, else right after it is. Returns what `install` does, or waiting."""
+    """Install now if torch is imported, else right after its import. Returns what `install` returns, or waiting."""
     global _torch_watch
     try:
         if "torch" in sys.modules:
@@ -67,7 +70,7 @@ def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str
     if torch is None:
         from .measures import WEB_SERVERS
 
-        # Only an attach knows that requests are handed on here to a process that runs a model.
+        # Only whoever attaches knows that this process forwards its requests to one that runs a model.
         if way != "attach" or not any(name in sys.modules for name in WEB_SERVERS):
             return "no-torch"
     elif not imported:
@@ -80,11 +83,11 @@ def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str
     if _session is not None and not _session.gone:
         if _session.pid == os.getpid():
             return "already"
-        # A copy from before a fork, which does nothing in this process.
+        # A session that this process inherited in a fork. It does nothing here.
         _session.remove()
     if session.is_loader_worker():
         return "error: a loader worker takes no hook"
-    # A child of multiprocessing may become a loader worker: it shows no ring before its first step.
+    # A child of multiprocessing may become a loader worker, so it opens no ring before its first step.
     child = way != "attach" and _is_multiprocessing_child()
     _session = mine = session.Session(torch, way, load, waits_for_a_step=child)
     sys.modules[NAME] = sys.modules[__name__]
@@ -93,7 +96,7 @@ def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str
     except BaseException:
         mine.remove()
         raise
-    # A removal may have come meanwhile.
+    # The hook may have been removed while it was being installed.
     return "busy" if mine.gone else "installed"
 
 
@@ -121,15 +124,15 @@ def _is_multiprocessing_child() -> bool:
     process = sys.modules.get("multiprocessing.process")
     if process is None:
         return False
-    # While a spawned child is still unpickling what it is to do, it is only marked as inheriting.
+    # A spawned child that is still unpickling its task has no parent process set yet, only this mark.
     return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)
 
 
 class TorchWatch:
-    """Calls `imported`, which must not raise, right after torch was imported.
+    """An import finder that calls `imported`, which must not raise, right after torch has been imported.
 
-    It is a finder of modules that finds none itself: it lets the other finders find torch, and then waits for the end
-    of its import. Until then it costs one string comparison per import, afterwards nothing.
+    It finds no module itself: it asks the other finders for torch and wraps the loader that they return, so as to see
+    the end of the import. Until then it costs one string comparison per import, afterwards nothing.
     """
 
     def __init__(self, imported: Callable[[], object]) -> None:
@@ -137,7 +140,7 @@ class TorchWatch:
         self._asking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec that another finder has for torch, None for other modules."""
+        """Return the spec that another finder has for torch, None for any other module."""
         if name != "torch" or self._asking:
             return None
         self._asking = True
@@ -154,7 +157,7 @@ class TorchWatch:
 
     def stop(self) -> None:
         """Take this finder out."""
-        # A new list: a thread that imports at this moment iterates the old one, and would miss a finder in it.
+        # A new list, because a thread that is importing now iterates the old one and would skip a finder in it.
         if self in sys.meta_path:
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
@@ -173,7 +176,7 @@ class TorchWatch:
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            # A loader with slots: torch is imported without the hook.
+            # The loader takes no new attributes (it has __slots__): torch is imported without the hook.
             self.stop()
 
 

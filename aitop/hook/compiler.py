@@ -1,4 +1,4 @@
-"""How the hook keeps out of the way of torch.compile, and what torch.compile has counted of itself.
+"""Keeps the hook's own code out of torch.compile, and reads torch.compile's counters.
 
 Nothing of torch.compile is imported for this.
 """
@@ -15,10 +15,10 @@ LONGEST_REASON = 300
 
 
 def keep_from_compiling(*codes: CodeType, inner: bool = False) -> None:
-    """Make dynamo pass over these functions, with `inner` also over what they call.
+    """Make dynamo skip the frames of these functions, and with `inner` also those of everything that they call.
 
-    That is for where dynamo looks at frames as they are entered, after a graph break. A call within code that it traces
-    is not affected.
+    That matters where dynamo examines each frame as it is entered, as after a graph break. It does not affect a call
+    inside code that dynamo traces.
     """
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     try:
@@ -31,12 +31,12 @@ def keep_from_compiling(*codes: CodeType, inner: bool = False) -> None:
             for code in codes:
                 frames.skip_code(code)
     except (AttributeError, TypeError):
-        # Another version of torch: dynamo may count a frame of ours, which does no harm.
+        # Another version of torch: dynamo may count a frame of ours, which is harmless.
         pass
 
 
 def compiles() -> bool:
-    """Return whether torch.compile has looked at any code of this program."""
+    """Return whether torch.compile has examined any code of this program."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     frames = getattr(dynamo, "counters", {}).get("frames")
     return bool(frames and frames.get("total"))
@@ -47,7 +47,7 @@ def compiler_facts() -> dict[str, Any]:
     try:
         return _compiler_facts()
     except Exception:
-        # A compiling thread may change the counters meanwhile.
+        # Another thread that compiles may change the counters at the same time.
         return {}
 
 
@@ -70,7 +70,7 @@ def _compiler_facts() -> dict[str, Any]:
 
 
 def reasons(utils: Any) -> list[str]:
-    """Return why the last recompilations were made, the newest first: where, and which guard failed."""
+    """Return the reasons of the last recompilations, newest first: function, file, line, and the guard that failed."""
     texts: list[str] = []
     for metrics in reversed(list(getattr(utils, "_compilation_metrics", ()))):
         reason = getattr(metrics, "recompile_reason", None)

@@ -1,4 +1,4 @@
-"""Facts that change rarely: how the loaders are set up, which optimizers and model run, how large a step's graph is."""
+"""Collects facts that change rarely: settings of the loaders, optimizers, the model, and what the measures report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Facts:
         self.changed = True
 
     def met_iterator(self, iterator: Any) -> Callable[[Any], int] | None:
-        """Add a loader's settings. Returns the function that counts its ready batches, None without workers."""
+        """Add the settings of an iterator's loader. Returns the function that counts its ready batches, or None.
+
+        None: it has no workers, or torch keeps its state under other names.
+        """
         workers = int(getattr(iterator, "_num_workers", 0))
         loader = {
             "workers": workers,
@@ -53,7 +56,7 @@ class Facts:
             "dataset": _name_of(getattr(iterator, "_dataset", None)),
         }
         key = tuple(loader.values())
-        # A new epoch of the loader that was met last says nothing new.
+        # A new epoch of the loader that was met last changes nothing.
         self.changed = self.changed or not self._loaders or loader != next(reversed(self._loaders.values()))
         self._loaders.pop(key, None)
         self._loaders[key] = loader
@@ -62,7 +65,7 @@ class Facts:
         return ready_batches if workers and hasattr(iterator, "_task_info") else None
 
     def met_optimizer(self, optimizer: Any) -> None:
-        """Add an optimizer's class and settings, and the size of what it updates."""
+        """Add an optimizer's class and settings, and the number of parameters that it updates."""
         name = type(optimizer).__name__
         if name not in self._optimizers and len(self._optimizers) < MOST_OPTIMIZERS:
             self._optimizers.append(name[:LONGEST_NAME])
@@ -76,9 +79,9 @@ class Facts:
         self.changed = True
 
     def met_root(self, module: Any) -> None:
-        """Add the largest root module: its class, its parameters and their dtypes."""
+        """Add a root module if it is the largest so far: its class, number of parameters and their dtypes."""
         count, names, tensors = _extent(module.parameters())
-        # If the hook came in within a forward, the first module met is a part of the model, with fewer parameters.
+        # If the hook came in during a forward, the first module met is a part of the model, with fewer parameters.
         if self._root is None or count >= self._root[1]:
             inner = _unwrapped(module)
             if self.root_module is None or self.root_module() is not module:
@@ -88,17 +91,17 @@ class Facts:
             self.changed = True
 
     def _in_embeddings(self, module: Any) -> int:
-        """Return the number of parameters that only embeddings have: a step reads some rows of them, not all."""
+        """Return the number of parameters that only embeddings use: a step reads some of their rows, not all."""
         nn = self._torch.nn
         read: set[int] = set()
         for child in module.modules():
-            # An output layer may share the table, and reads it whole.
+            # An output layer may share (tie) an embedding's table, and reads all of it.
             if not isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
                 read.update(map(id, child.parameters(recurse=False)))
         return _extent(tensor for tensor in module.parameters() if id(tensor) not in read)[0]
 
     def text(self, measures: Sequence[Measure]) -> bytes:
-        """Return all facts as JSON, with those of the measures."""
+        """Return the text of the ring's JSON area: all facts, with those of the measures, and allocator figures."""
         torch = self._torch
         rank, world = _rank()
         facts: dict[str, Any] = {
@@ -121,21 +124,21 @@ class Facts:
             facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root
             facts["looked_up_parameters"] = self._looked_up
         elif self._updated[0]:
-            # The model is no module: only what an optimizer updates can be seen of it.
+            # The model is no nn.Module, so all that is known of it is what an optimizer updates.
             facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._updated
         allocators = facts.pop("allocators", [])
         return json.dumps({"facts": facts, "allocators": allocators}).encode()
 
 
 def _measured(measures: Sequence[Measure]) -> dict[str, Any]:
-    """Return the facts of all measures: the call sites (`calls`) of all that cost most, of other facts the last."""
+    """Merge the facts of all measures. `calls` has the call sites that cost most; for other facts the last one wins."""
     result: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for measure in measures:
         try:
             facts = dict(measure.facts())
         except Exception:
-            # What it reports on may change meanwhile; the other measures still can report.
+            # The program may change what a measure reads at that moment. The other measures can still report.
             facts = {}
         calls += facts.pop("calls", ())
         result.update(facts)
@@ -144,16 +147,16 @@ def _measured(measures: Sequence[Measure]) -> dict[str, Any]:
 
 
 def ready_batches(iterator: Any) -> int:
-    """Return how many batches of a multi-process iterator lie ready. Takes no lock."""
+    """Return how many batches of a multi-process DataLoader iterator are ready. Takes no lock."""
     queue = iterator._data_queue
-    plain = getattr(queue, "queue", None)  # a queue.Queue behind the pinning thread, whose qsize takes a lock
+    plain = getattr(queue, "queue", None)  # with pinned memory it is a queue.Queue, whose qsize takes a lock
     waiting = queue.qsize() if plain is None else len(plain)
-    # Batches that came out of order are stored with their task, after they were counted as received.
+    # Batches that came out of order are kept in _task_info, although _tasks_outstanding no longer counts them.
     return int(waiting + max(0, len(iterator._task_info) - iterator._tasks_outstanding))
 
 
 def _extent(tensors: Iterable[Any]) -> tuple[int, list[str], int]:
-    """Return the number of parameters in these tensors, their dtypes, and the number of tensors."""
+    """Return the number of elements in these tensors, their dtypes, and the number of tensors."""
     count, dtypes, number = 0, [], 0
     for number, tensor in enumerate(itertools.islice(tensors, MOST_PARAMETERS), 1):  # noqa: B007 - the count is wanted
         count += tensor.numel()
@@ -163,7 +166,7 @@ def _extent(tensors: Iterable[Any]) -> tuple[int, list[str], int]:
 
 
 def _unwrapped(module: Any) -> Any:
-    """Return the user's model inside what torch.compile or data parallelism put around it."""
+    """Return the user's model inside the wrappers of torch.compile and data parallelism."""
     children = module._modules
     while len(children) == 1 and (inner := children.get("_orig_mod") or children.get("module")) is not None:
         module, children = inner, inner._modules
@@ -171,7 +174,7 @@ def _unwrapped(module: Any) -> Any:
 
 
 def _foreach(group: dict[str, Any]) -> bool:
-    """Return whether the optimizer handles all tensors at once. Where it was not set, torch does so on CUDA."""
+    """Return whether the optimizer updates all tensors at once (foreach or fused). By default torch does so on CUDA."""
     if group["foreach"] is not None or group.get("fused"):
         return bool(group["foreach"] or group.get("fused"))
     return all(parameter.is_cuda for parameter in group["params"][:4])
@@ -184,7 +187,7 @@ def _rank() -> tuple[int | None, int | None]:
             rank, world = dist.get_rank(), dist.get_world_size()
         else:
             rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # Some programs set -1 where nothing is distributed.
+        # Some programs set -1 when they are not distributed.
         return (rank, world) if 0 <= rank < world <= MOST_RANKS else (None, None)
     except (KeyError, ValueError, RuntimeError):
         return None, None

@@ -1,7 +1,7 @@
-"""The events that the wrappers have noted and that were not written to the ring yet, and the state that they share.
+"""Holds the events that are not written to the ring yet, and the state that the wrappers share.
 
-The code that runs in every step is out of the processor's caches when its turn comes, so it has to be short. An event
-is five integers one after the other in one list, as in the ring (see protocol/events.py).
+Code that runs once a step is no longer in the CPU's caches when it runs again, so it has to be short. An event is five
+consecutive integers in one flat list, as in the ring (see protocol/events.py).
 """
 
 from __future__ import annotations
@@ -11,59 +11,59 @@ from typing import Any
 
 from ..protocol.ring import EVENT_WORDS
 
-# Owners that are no threads: none has stepped so far; the hook has left or is about to.
+# Values of `owner` that are no threads: none has stepped so far; the hook has left or is about to.
 NOBODY = 0
 GONE = -1
 
-# Bounds the list where nobody empties it: in forked workers, and within one long call.
+# Bounds the list where nobody empties it: in forked workers, and during one long call.
 MOST_WORDS = EVENT_WORDS * 16384
 
-# In a fast run `look_after` is called after this number of phases that are only noted. One more is a prime number, so
-# that each kind of phase has its turn.
+# In a fast run, phases that are only noted between two calls of `look_after`. One more is a prime number, so that each
+# kind of phase gets its turn.
 PHASES_SKIPPED = 16
-# No phase is skipped when `look_after` is overdue by this time: a fast run may become a slow one.
+# `look_after` is called without skipping once a tick is overdue by this much: a fast run may have become a slow one.
 LATE_NS = 50_000_000
 
 
 class Journal:
-    """Events of one process, and the state of the thread that steps.
+    """Events of one process, and the state of the stepping thread. Times are CLOCK_MONOTONIC nanoseconds.
 
-    owner           ident of the thread that steps, or NOBODY, or GONE
+    owner           ident of the thread that makes the steps, or NOBODY, or GONE
     busy            the owner is inside an outermost batch, forward or backward
-    collecting      when the garbage collection under way began
+    collecting      when the current garbage collection began
 
     Optimizers:
-    optimizer       id of the optimizer whose step is under way, else 0; while counting, of the one that ends steps
+    optimizer       id of the optimizer that is stepping, else 0; while counting, of the one whose steps are counted
     stepping        when its step began, else 0
-    nested          further optimizers that step inside it
-    nests           an optimizer was seen that calls another one, or its base class
+    nested          number of further optimizers that are stepping inside it
+    nests           an optimizer was seen that calls another one, or the `step` of its base class
     steps           optimizer steps so far
     last_step       when the last one ended
 
-    How much is looked at:
-    fast            steps are short, so measuring has to be brief
-    skip            phases that are still only noted until `look_after` is called
+    How much is examined:
+    fast            steps are short, so measuring must cost little
+    skip            phases to note before `look_after` is called again
     due             when `tick` has to be called
-    size, tokens    leading dimension and token ids of the forward that was looked at last
-    inputs          counts the token ids in the arguments of a forward, -1 for none; None where nobody wants to know
-    called          is told of a forward while it is looked at; None where nobody wants to know
-    cpu_reads       steps until the CPU clock of the thread is read again
-    ops_due         at this backward from now `count_ops` is called, which counts the graph; 0 for never
-    device          the clock of the device (DeviceClock), None without one
-    computed        is told when a model began and ended to compute; None where no requests are measured
+    size, tokens    leading dimension and number of token ids of the forward that was examined last, -1 for none
+    inputs          counts the token ids in the arguments of a forward, -1 for none; None if no measure needs that now
+    called          is called when a forward is examined; None if no measure needs that now
+    cpu_reads       the thread's CPU clock is read at the end of this many next steps
+    ops_due         backwards until one is counted; `count_ops` is called at each of them, none while this is 0
+    device          the DeviceClock, None without one
+    computed        is called with the start and end of each of the model's computations; None if nobody serves requests
 
     While steps are only counted (see sampling.py):
     counting        steps are not timed
     count_until     when counting ends at the latest
-    count_soon      counting begins at the end of the step under way
-    longest         a longer step, or wait for a batch, ends the counting (nanoseconds)
-    forward_began   when the first forward of the step under way began
-    passes          batches and forwards that are still passed on without a look
-    has_teacher     most steps have forwards without gradient, so that such a forward does not end the counting
+    count_soon      counting begins at the end of the current step
+    longest         a step or data wait longer than this ends the counting (ns); 0: the current step ends it
+    forward_began   when the first forward of the current step began
+    passes          batches and forwards that are still to be passed on without being examined
+    has_teacher     most steps have forwards without gradient, so such a forward does not end the counting
     begin_counting, stop_counting   see Sampling
     """
 
-    # Without them a step costs about 1 µs more (10.7 against 9.1 where it is only counted).
+    # Without slots a step costs about 1 µs more (a step that is only counted 10.7 instead of 9.1 µs).
     __slots__ = (
         "begin_counting",
         "busy",
@@ -102,7 +102,7 @@ class Journal:
 
     def __init__(self, tick: Callable[[int], None]) -> None:
         self.words: list[int] = []
-        # Safe in any thread: it adds all five words or none, and nothing in between.
+        # Safe to call in any thread: it adds all five words or none, and no other thread's words between them.
         self.extend = self.words.extend
         self.owner = NOBODY
         self.busy = False
@@ -136,7 +136,7 @@ class Journal:
         return self.words[-EVENT_WORDS] if self.words else -1
 
     def take(self) -> list[int]:
-        """Return the events and remove them here. Other threads may be adding some meanwhile."""
+        """Return the events and remove them from the journal. Other threads may add events at the same time."""
         words = self.words
         taken = words[:]
         del words[: len(taken)]
@@ -144,4 +144,4 @@ class Journal:
 
 
 def nothing(*args: Any) -> None:
-    """Stands for a function where there is none."""
+    """Do nothing: the placeholder for a function that is not set."""

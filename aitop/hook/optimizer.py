@@ -1,11 +1,10 @@
-"""Steps of optimizers, which end the steps of a training run: the hooks around them, and where these are put in.
+"""Sees optimizer steps, which end the steps of a training run: the hooks around them, and where these are installed.
 
-The hooks that torch has for all optimizers cost least. But code that went through `step` under torch.compile checks
-each time whether there are any, and is compiled again when some come or go. So where the program compiles,
-`record_function` is wrapped instead, which torch enters for each step that is not compiled, and which torch.compile
-ignores.
+torch's global optimizer hooks cost least. But code compiled from an optimizer's `step` has a guard on these hooks and
+is recompiled when one is added or removed. So where the program uses torch.compile, `record_function` is wrapped
+instead: torch enters it for each optimizer step that is not compiled, and torch.compile ignores it.
 
-torch's table of hooks is not changed, as a thread may be in a loop over it: another table takes its place.
+torch's own table of hooks is never changed, because a thread may be iterating it: another table takes its place.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from .phases import look_after
 if TYPE_CHECKING:
     from .session import Session
 
-# How torch calls the ranges that it records around steps.
+# What the names of the profiler ranges that torch records around optimizer steps begin with.
 RANGE = "Optimizer.step#"
-# torch's wrapper around each optimizer's own `step`, with the loops over the hooks.
+# File and name of torch's wrapper around each optimizer's own `step`. It loops over the hooks.
 FILE, WRAPPER = "torch/optim/optimizer.py", "wrapper"
-# The tables of hooks in torch.optim.optimizer, and our key in ours; torch's keys are numbers.
+# The tables of hooks in torch.optim.optimizer, and the key of our hook in our tables (torch's keys are numbers).
 TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 KEY = "aitop"
 
@@ -58,12 +57,12 @@ def _hook_before(session: Session) -> Callable[..., None]:
                 journal.nested += 1
                 journal.nests = True
                 return
-            # An exception ended the step before.
+            # The previous step ended in an exception.
             journal.nested = 0
         journal.busy = False
         if journal.device is not None:
             journal.device.begin_optimizer()
-        # The id only: where the step raises, the program may want to drop the optimizer and its memory.
+        # Only the id: if the step raises, the program may want to free the optimizer and its memory.
         journal.optimizer = identity(optimizer)
         journal.stepping = now = clock()
         try:
@@ -72,7 +71,7 @@ def _hook_before(session: Session) -> Callable[..., None]:
                 return
         except ValueError:
             pass
-        # There is a closure, whose forward and backward will come in between.
+        # The step has a closure, whose forward and backward run before the step ends.
         extend((OPTIMIZER_BEGINS, now, now, 0, 0))
 
     return before_step
@@ -94,7 +93,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
             elif ident() == journal.owner:
                 _end_counting(journal, key, now)
             else:
-                # The thread that stepped may have ended meanwhile.
+                # The owner may have ended: then this thread takes over.
                 session.not_owner(training=True)
             return
         if journal.nested or journal.optimizer != key:
@@ -125,14 +124,14 @@ def _hook_after(session: Session) -> Callable[..., None]:
 
 
 def ask_optimizer(optimizer: Any, session: Session) -> int:
-    """Return the CPU clock of the thread. Remember the optimizer if it is not known yet."""
+    """Return the thread's CPU clock (ns). Remember the optimizer if it is not known yet."""
     if id(optimizer) not in session.optimizers:
         session.met_optimizer(optimizer)
     return time.thread_time_ns()
 
 
 def _end_counting(journal: Journal, key: int, now: int) -> None:
-    """End the counting at the end of a step that was long or another optimizer's, or when its time is over."""
+    """End the counting with the step that ends now: it was long or another optimizer's, or counting time is over."""
     usual = now - journal.last_step < journal.longest and journal.optimizer == key
     if not usual:
         journal.stop_counting(now, True)
@@ -147,7 +146,7 @@ keep_from_compiling(_end_counting.__code__, inner=True)
 
 
 class OptimizerWatch:
-    """Puts the session's hooks in where they are seen by all optimizers."""
+    """Installs the session's hooks for the steps of all optimizers."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
@@ -156,13 +155,13 @@ class OptimizerWatch:
         keep_from_compiling(self._before.__code__, self._after.__code__, inner=True)
         self._session = session
         self._module: Any = sys.modules.get("torch.optim.optimizer")
-        # Name, torch's own table and ours.
+        # The replaced tables: name, torch's own table, ours.
         self._replaced: list[tuple[str, Any, Any]] = []
 
     def install(self) -> None:
         """Put the hooks in."""
         if compiles() or any(getattr(self._module, name, None) for name in TABLES):
-            # Hooks of the program's own stay in torch's table, from which it may remove them.
+            # If the program has hooks of its own, torch's table must stay: the program may remove them from it.
             self._wrap_ranges()
             return
         for name, hook in zip(TABLES, self._hooks, strict=True):
@@ -172,33 +171,34 @@ class OptimizerWatch:
                 setattr(self._module, name, table)
 
     def look(self) -> None:
-        """Change over to `record_function` when the program has begun to compile, or has hooks in torch's own table; in
-        time if no optimizer is yet.
+        """Switch to `record_function` once the program uses torch.compile or has hooks in torch's own table.
+
+        That comes in time to avoid a recompilation if no optimizer has been compiled yet.
         """
         if self._replaced and (compiles() or any(original for _, original, _ in self._replaced)):
             self.remove()
             self._wrap_ranges()
 
     def rest(self, resting: bool) -> None:
-        """Have torch's own table in the place of the one with the hook before steps, or ours again."""
+        """Take out the hook before steps (`resting`: put torch's own table in the place of ours), or put it back."""
         self.look()
         for name, original, table in self._replaced[:1]:
             before, after = (table, original) if resting else (original, table)
-            # Hooks of the program's own may have been added to ours.
+            # Not if the program has added hooks of its own to our table.
             if getattr(self._module, name) is before and len(table) == 1:
                 setattr(self._module, name, after)
                 if not self._replaced:
-                    # A removal came in between.
+                    # `remove` ran in between.
                     setattr(self._module, name, original)
 
     def remove(self) -> None:
-        """Take the hooks back. Patches are taken back by whoever owns them."""
+        """Take the hooks out of torch's tables. The owner of `patches` undoes the patches."""
         while self._replaced:
             name, original, table = self._replaced.pop()
             if len(table) == 1 and getattr(self._module, name) is table:
                 setattr(self._module, name, original)
             else:
-                # The program has put in hooks of its own meanwhile, and may remove them from this very table.
+                # The program has added hooks of its own, and may remove them from this very table: it must stay.
                 table[KEY] = nothing
 
     def _wrap_ranges(self) -> None:
@@ -237,7 +237,7 @@ class OptimizerWatch:
 
 
 def within_step(times: int) -> bool:
-    """Return whether this thread is inside `times` of torch's wrappers around `step`, one in another."""
+    """Return whether this thread is inside at least `times` nested calls of torch's wrapper around `step`."""
     frame: Any = sys._getframe(1)
     while frame is not None and times:
         times -= frame.f_code.co_name == WRAPPER and frame.f_code.co_filename.endswith(FILE)

@@ -1,4 +1,4 @@
-"""Replaces attributes of torch, and puts them back: afterwards each is the very same object in the very same place."""
+"""Replaces attributes of torch and restores them. After that each is the very same object in the very same place."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .compiler import keep_from_compiling
 
 
 class Patches:
-    """The attributes that are replaced now, newest last: their owner and name, the original and its wrapper."""
+    """The attributes that are replaced at the moment, newest last: owner, name, original and wrapper of each."""
 
     def __init__(self) -> None:
         self._made: list[SimpleNamespace] = []
         self._over = False
 
     def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Replace `owner.name` (of a class or a module) by `wrap(original)`. No effect after `take_all_back`."""
+        """Replace the attribute `name` of a class or module by `wrap(original)`. No effect after `take_all_back`."""
         own = vars(owner)
         inherited = name not in own
         original = getattr(owner, name) if inherited else own[name]
@@ -27,23 +27,23 @@ class Patches:
         if isinstance(wrapper, FunctionType):
             _dress(wrapper, original)
             if isinstance(owner, ModuleType):
-                # Pickle looks a function up by the module that it names, and must find the same object there.
+                # Pickle looks a function up in the module that it names, and must find the same object there.
                 wrapper.__module__ = owner.__name__
         patch = SimpleNamespace(owner=owner, name=name, inherited=inherited, original=original, wrapper=wrapper)
-        # Noted first: a KeyboardInterrupt may come in between.
+        # Recorded before the attribute is set, because a KeyboardInterrupt may come in between.
         self._made.append(patch)
         setattr(owner, name, wrapper)
         if self._over:
-            # A removal may have interrupted us between any two bytecodes; then we go on after it.
+            # `take_all_back` may have run between any two bytecodes of this method.
             self.take_all_back()
             _restore(patch)
 
     def has(self, owner: Any, name: str) -> bool:
-        """Return whether this attribute is replaced by us."""
+        """Return whether we have replaced this attribute."""
         return any(patch.owner is owner and patch.name == name for patch in self._made)
 
     def lost(self, owner: Any, name: str) -> bool:
-        """Return whether somebody has put back what was there before this attribute was replaced by us."""
+        """Return whether we replaced this attribute and somebody has since put something else in its place."""
         wrappers = [patch.wrapper for patch in self._made if patch.owner is owner and patch.name == name]
         return bool(wrappers) and vars(owner).get(name) not in wrappers
 
@@ -61,7 +61,7 @@ class Patches:
 
 
 def _dress(wrapper: Any, original: Any) -> None:
-    """Give the wrapper the name, signature and source of the original, for those that ask."""
+    """Give the wrapper the name, docstring, signature and source of the original, for code that inspects it."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         value = getattr(original, name, None)
         if isinstance(value, str):
@@ -70,7 +70,7 @@ def _dress(wrapper: Any, original: Any) -> None:
 
 
 def _restore(patch: SimpleNamespace) -> None:
-    """Put the original back. If somebody has wrapped our wrapper meanwhile, ours stays, and only forwards."""
+    """Put the original back. If somebody has wrapped our wrapper since, it stays and only forwards calls."""
     if vars(patch.owner).get(patch.name) is not patch.wrapper:
         return
     if patch.inherited:
@@ -80,7 +80,7 @@ def _restore(patch: SimpleNamespace) -> None:
 
 
 def put_method(patches: Patches, owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method that `owner`, a C type, has or inherits, by `wrap(original)`. No effect where it has none."""
+    """Replace a method that a C type `owner` has or inherits by `wrap(original)`. No effect if it has none."""
     if not hasattr(owner, name):
         return
 
@@ -94,10 +94,10 @@ def put_method(patches: Patches, owner: Any, name: str, wrap: Callable[[Any], Ca
 
 
 class StandIn:
-    """Replaces a method of a C type: runs `call`, but equals the `original` and has its hash.
+    """Replaces a method of a C type: runs `call`, but compares equal to `original` and has its hash.
 
-    Libraries look up methods of Tensor in sets and dictionaries to decide what to do for a subclass, and torch.compile
-    looks at them too. `place` is the class and the name by which the method is found.
+    That is needed because libraries and torch.compile look up methods of Tensor in sets and dictionaries, for example
+    to decide how to handle a subclass. `place` is the class and the name under which the method is found.
     """
 
     __slots__ = ("call", "original", "place")
@@ -124,7 +124,7 @@ class StandIn:
         return getattr(self.original, name)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, str]]:
-        """Pickle and copy by name: where it is read there may be no hook."""
+        """Pickle and copy by name, because the process that reads it may have no hook."""
         return getattr, self.place
 
     def __repr__(self) -> str:

@@ -3,12 +3,13 @@
 Each wrapper calls the original exactly once and passes on its result or exception; the wrapper itself never raises. In
 the common case it reads the clock, calls the original, reads the clock again and notes an event.
 
-Wrappers run with cold CPU caches, where touching an object costs more than an instruction. So constants are bound to
-names of the enclosing function, and no globals are used. Bound methods are stored in a name first, because Python
-caches attribute lookups, but not the lookup of a method that is not one of the class.
+Wrappers run with cold CPU caches, where touching one more object costs more than one more instruction. So they use no
+globals: constants and functions are bound to names of the enclosing function. That includes callables stored on an
+instance (`journal.extend`), because Python caches the lookup of attributes and of a class's methods, but not of a call
+on an instance's attribute.
 
-A KeyboardInterrupt may come after any call. So `busy` is set after the wrapper's last call before the original, inside
-the `try`, and reset before any other call.
+A KeyboardInterrupt may arrive after any call. So each wrapper sets `busy` inside the `try`, with no call between that
+and the original, and resets it first thing in the `finally`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .journal import GONE, LATE_NS, MOST_WORDS, PHASES_SKIPPED, Journal
 if TYPE_CHECKING:
     from .session import Session
 
-# Of forwards that are passed on, one in so many batches and forwards is asked whether it has a gradient: that takes 2
-# to 4 µs with cold caches. A prime number, so that whatever a step calls has its turn.
+# While batches and forwards are passed on unseen, the gradient mode is read only at one in this many of them, because
+# that takes 2 to 4 µs with cold caches. A prime number, so that each call of a step gets its turn.
 ASKED_EVERY = 5
 
 _now = time.monotonic_ns
@@ -33,7 +34,7 @@ _ident = _thread.get_ident
 
 
 def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """Wrap `_BaseDataLoaderIter.__next__`: the wait for a batch."""
+    """Wrap `_BaseDataLoaderIter.__next__`: the data wait, until the next batch is there."""
     journal, clock, ident, identity, extend = session.journal, _now, _ident, id, session.journal.extend
     came, none_came, late = NEXT, NO_NEXT, LATE_NS
 
@@ -74,7 +75,7 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
 
 
 def ask_feed(iterator: Any, session: Session) -> int:
-    """Return how many batches are ready in the queue, -1 if the iterator has no workers."""
+    """Return how many batches are ready in the iterator's queue, -1 if it has no workers."""
     try:
         key = id(iterator)
         if key not in session.iterators:
@@ -87,7 +88,7 @@ def ask_feed(iterator: Any, session: Session) -> int:
 
 
 def wrap_iter(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """Wrap `DataLoader.__iter__`: making an iterator, which starts the workers."""
+    """Wrap `DataLoader.__iter__`, which makes an iterator and starts its workers."""
     journal, ident = session.journal, _ident
 
     def __iter__(self: Any) -> Any:  # noqa: N807
@@ -107,17 +108,17 @@ def wrap_iter(original: Callable[..., Any], session: Session) -> Callable[..., A
 
 
 def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = None) -> Callable[..., Any]:
-    """Wrap `__call__` of a root's class.
+    """Wrap `__call__` of a root module's class.
 
-    If `__call__` was inherited from the class `holder`, look it up there at each call: others may patch it later,
-    as the tracer of torch.fx does.
+    If the class inherits `__call__`, `holder` is the class that defines it. It is looked up there at each call, because
+    others may patch it later, as the tracer of torch.fx does.
     """
     journal, clock, ident, extend = session.journal, _now, _ident, session.journal.extend
     compiling, grad_enabled = session.compiling, session.grad_enabled
     with_gradient, alone, late, every = FORWARD, FORWARD_ALONE, LATE_NS, ASKED_EVERY
     holder = _Own(original) if holder is None else holder
 
-    # One long function, as each call costs time. `args[0]` is the module.
+    # One long function, because each call costs time. `args[0]` is the module.
     def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
         call = holder.__call__
         if compiling():
@@ -126,7 +127,7 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
             journal.passes = left = journal.passes - 1
             if left % every or grad_enabled():
                 return call(*args, **kwargs)
-            # An evaluation, or a part of a forward that was passed on: this step is the last that is counted.
+            # No gradient: an evaluation, or a part of a forward that was passed on. Counting ends with this step.
             journal.passes = journal.longest = 0
         if ident() == journal.owner:
             if journal.busy:
@@ -165,7 +166,7 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
 
 
 class _Own:
-    """Stands for a class that has a `__call__` of its own."""
+    """Stands in for `holder` where the class defines `__call__` itself."""
 
     __slots__ = ("__call__",)
 
@@ -201,7 +202,7 @@ def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
     journal = session.journal
     try:
         journal.size = journal.tokens = -1
-        # A torch.jit trace would record our own look at the tensors.
+        # A torch.jit trace would record what we read of the tensors.
         if not session.traced():
             journal.size = leading(args, kwargs, session.tensor)
             if journal.inputs is not None:
@@ -213,9 +214,10 @@ def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
 
 
 def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
-    """Return the first dimension of the first tensor that has one among the arguments, -1 without one.
+    """Return the leading dimension (usually the batch size) of the first tensor argument that has one, else -1.
 
-    The features of a single sample, a vector that is no list of ids, count as one.
+    A floating-point vector counts as the features of a single sample, so it gives 1. Lists, tuples and dicts are
+    searched two levels deep.
     """
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, tensor):
@@ -238,10 +240,10 @@ def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
 
 
 def look_after(journal: Journal, now: int) -> None:
-    """Tick if it is due. In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase."""
+    """Tick if a tick is due. In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase."""
     if now > journal.due:
         journal.tick(now)
-        # Two readings of the CPU clock in a row make one figure; each is a system call.
+        # Two consecutive readings of the thread's CPU clock give one figure. Not more, as each is a system call.
         journal.cpu_reads = 2
     journal.skip = PHASES_SKIPPED if journal.fast and journal.due and not journal.count_soon else 0
     if not journal.fast:
@@ -249,7 +251,7 @@ def look_after(journal: Journal, now: int) -> None:
 
 
 def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """Wrap `torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
+    """Wrap `torch.autograd._engine_run_backward`, or `torch.autograd.backward` where torch has no such function."""
     journal, clock, ident, extend = session.journal, _now, _ident, session.journal.extend
     kind, late = BACKWARD, LATE_NS
 
@@ -271,7 +273,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
             end = clock()
             if span is not None:
                 device.end(span, True)
-            # Without `accumulate_grad` (torch.autograd.grad) no gradients of parameters are filled.
+            # With `accumulate_grad` False (torch.autograd.grad) no gradients are accumulated into parameters.
             extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
             if journal.skip and end - journal.due < late:
                 journal.skip -= 1
@@ -296,7 +298,7 @@ def wrap_save(original: Callable[..., Any], session: Session) -> Callable[..., A
         finally:
             end = _now()
             journal.note(SAVE, start, end)
-            # A program that only prepares data may save repeatedly and never reach another wrapper.
+            # A program that only prepares data may save again and again without ever reaching another wrapper.
             if end > journal.due:
                 journal.tick(end)
 

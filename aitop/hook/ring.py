@@ -1,6 +1,6 @@
-"""Writes events and facts to the ring, anonymous shared memory that monitors open through /proc/PID/fd.
+"""Writes events and facts to the ring: anonymous shared memory that monitors open through /proc/PID/fd.
 
-Nothing here blocks, and nothing is on disk. One process writes; a forked child must not (callers check that).
+Nothing here blocks, and nothing is written to disk. Only one process writes: callers check that it is no forked child.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _ALLOW_SEALING = 0x0002
 _CLOEXEC = 0x0001
 
 
-# How long the hook stays before any monitor has taken a lease. With the time between two looks, and with an attach that
-# a busy target takes late, that is less than two leases: a monitor may be killed before its first.
+# How long the hook stays if no monitor takes a lease: a monitor may be killed before its first one. Even with the time
+# between two looks, and with an attach that a busy target answers late, this is less than two leases.
 GRACE_NS = 6_000_000_000
 
-# Maps that cannot be closed.
+# Maps that are kept, because closing them would close somebody else's descriptor.
 _never_closed: list[object] = []
 
 
 class Ring:
-    """The ring of this process, from the writer's end."""
+    """The ring of this process, as its writer. `way` is how the hook came in; `written` counts the events written."""
 
     def __init__(self, way: str) -> None:
         self.pid = os.getpid()
@@ -38,7 +38,7 @@ class Ring:
             fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
             status = os.fstat(fd)
             self._file = (status.st_dev, status.st_ino)
-            # The map holds its own duplicate of the descriptor: that one stays open for monitors to find.
+            # The map keeps a duplicate of the descriptor open. That is the one that monitors find.
             self._map = mmap.mmap(fd, at.SIZE, flags=mmap.MAP_SHARED)
         finally:
             os.close(fd)
@@ -58,7 +58,10 @@ class Ring:
         words[at.W_MAGIC] = at.MAGIC
 
     def write(self, words: list[int]) -> None:
-        """Append events, five words each. Writes nothing and raises OverflowError or TypeError for other values."""
+        """Append events, five words each.
+
+        Raises OverflowError or TypeError, and writes nothing, if a value is not a signed 64-bit integer.
+        """
         events = self._events
         if len(words) > len(events):
             words = words[-len(events) :]
@@ -73,16 +76,16 @@ class Ring:
         self._words[at.W_WRITTEN] = self.written
 
     def write_progress(self, steps: int, trains_until: int) -> None:
-        """Write for monitors that come later how many steps there were, and until when the run counts as training."""
+        """Write how many steps there were and until when the run counts as training, for monitors that come later."""
         self._words[at.W_STEPS] = steps
         self._words[at.W_TRAINS_UNTIL] = trains_until
 
     def write_sequence(self, sequence: int) -> None:
-        """Write that the collective with this number in the group of all ranks begins now."""
+        """Write the sequence number, in the process group of all ranks, of the collective that begins now."""
         self._words[at.W_SEQUENCE] = sequence
 
     def write_alive(self, requests: int) -> None:
-        """Write how many requests are under way now."""
+        """Write how many requests are in flight."""
         self._words[at.W_ALIVE] = requests + 1
 
     def write_facts(self, text: bytes) -> None:
@@ -90,7 +93,7 @@ class Ring:
         if len(text) > at.JSON_ROOM:
             return
         words = self._words
-        # Odd also where a KeyboardInterrupt left the last text half written.
+        # The next odd number, even if a KeyboardInterrupt left the last text half written and the number odd.
         writing = words[at.W_FACTS_SEQ] + 1 | 1
         words[at.W_FACTS_SEQ] = writing
         self._bytes[at.HEADER_SIZE : at.HEADER_SIZE + len(text)] = text
@@ -111,7 +114,7 @@ class Ring:
 
     @property
     def burst(self) -> int:
-        """The newest request for a profile: a serial number above 16 bits, the number of steps below; 0 for none."""
+        """The newest request for a profile: serial number in the bits above 16, number of steps below; 0 for none."""
         return int(self._words[at.W_BURST])
 
     def leaving(self) -> None:
@@ -119,7 +122,7 @@ class Ring:
         self._words[at.W_STATE] = at.STATE_REMOVING
 
     def close(self, mark: bool = True) -> None:
-        """Give the memory back. With `mark`, monitors that still have it open see that the hook is gone."""
+        """Release the memory. With `mark`, monitors that still have it open see that the hook is gone."""
         if mark:
             self._words[at.W_STATE] = at.STATE_REMOVED
         self._words.release()

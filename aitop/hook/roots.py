@@ -1,4 +1,7 @@
-"""Finds the root modules: `Module.__call__` is wrapped for a few calls, then only the roots' own classes are."""
+"""Finds the root modules: those with parameters that the program calls directly, not from within another module.
+
+`Module.__call__` is wrapped for a few calls, afterwards only `__call__` of the classes of the roots that were found.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ CALLS_TO_WATCH = 8
 FIRST_AGAIN_NS = 10_000_000_000
 LONGEST_AGAIN_NS = 300_000_000_000
 AGAIN_WHEN_BLIND_NS = 5_000_000_000
-# Each watch changes the class of all modules twice. From Python 3.13 on, a class that was changed a thousand times has
-# slow lookups for good.
+# Each watch changes torch's Module class twice. From Python 3.13 on, attribute lookups on a class that was changed a
+# thousand times stay slow for good.
 MOST_WHEN_BLIND, MOST_WATCHES = 20, 200
 MOST_CLASSES = 64
 
 
 class Roots:
-    """The classes of which an instance was called outermost. While `watching`, the calls of all modules are wrapped."""
+    """The classes of the root modules. While `watching`, the calls of all modules are wrapped."""
 
     def __init__(self, module_class: Any, patches: Patches, session: Session) -> None:
         self._module_class = module_class
@@ -43,7 +46,7 @@ class Roots:
         self._tracer: Callable[[], Any] = getattr(frames, "get_eval_frame_callback", lambda: None)
 
     def watch(self, now: int, steps: int = 0) -> None:
-        """Wrap the calls of all modules from now on. `steps` were made so far."""
+        """Wrap the calls of all modules from now on. `steps`: number of steps so far."""
         self._calls = 0
         self._began = steps
         self._since = now
@@ -57,7 +60,7 @@ class Roots:
         )
 
     def met(self, module: Any) -> bool:
-        """Return whether this outermost module is a root: it has parameters, as a loss or a transform has not."""
+        """Return whether this outermost module is a root, which has parameters, unlike a loss or a transform."""
         if next(module.parameters(), None) is None:
             return False
         self._calls += 1
@@ -66,7 +69,7 @@ class Roots:
         return True
 
     def may_be(self, module: Any) -> bool:
-        """Return whether this module, called outermost in another thread than the owner's, may be a root."""
+        """Return whether this module, called outermost in a thread other than the owner, may be a root."""
         try:
             return not self.watching or self.met(module)
         except Exception:
@@ -74,10 +77,11 @@ class Roots:
             return True
 
     def look(self, now: int, steps: int, blind: bool) -> None:
-        """Narrow the watch when enough was seen, and widen it again from time to time.
+        """End the watch when it has seen enough, and begin a new one from time to time.
 
-        That is soon where steps come without forwards (`blind`). `steps` were made so far: those of a run that serves
-        are forwards. A known root's own class is wrapped, so that its calls are not met here again.
+        With `blind` (steps are seen, but no forwards) the next watch comes sooner. `steps`: number of steps so far; in
+        a run that serves, forwards count as steps. After a watch the roots' own classes are wrapped, so a new watch
+        does not meet the calls of known roots.
         """
         if not self.watching:
             soon = blind and self._watches < MOST_WHEN_BLIND
@@ -87,7 +91,7 @@ class Roots:
                 self.watch(now, steps)
             return
         if self._patches.lost(self._module_class, "__call__"):
-            # An attach came while a tracer (torch.fx, torch.compile) had its own `__call__` in place for a while.
+            # A tracer (torch.fx, torch.compile) had its own `__call__` in place when we patched it, and restored it.
             self.watch(now, steps)
             return
         seen = steps - self._began
@@ -95,7 +99,7 @@ class Roots:
             self._narrow()
 
     def _within(self) -> None:
-        """End the watch where torch.compile is about to trace a root: it would compile again when the watch ends."""
+        """End the watch if torch.compile is about to trace a root: otherwise it would recompile when the watch ends."""
         try:
             if self.watching and callable(self._tracer()):
                 self._narrow()
@@ -116,7 +120,7 @@ def _wrapping(session: Session, holder: Any) -> Callable[[Any], Any]:
 
 
 def _inherits_from(root: Any) -> Any:
-    """Return the class that a root's class inherits `__call__` from, None where it has its own."""
+    """Return the class that a root's class inherits `__call__` from, None if it defines its own."""
     holder = next(base for base in root.__mro__ if "__call__" in vars(base))
     return None if holder is root else holder
 

@@ -1,16 +1,17 @@
-"""Which steps are timed and which are only counted.
+"""Decides which steps are timed and which are only counted.
 
-Timing a step costs more than 1 % of steps shorter than 2.5 ms. So where steps are short, `COUNT_NS` of only counting
-them, at a third of the cost, and `TIME_NS` of timing them take turns. The reader gives the steps that were only counted
-the phases of steps that were timed shortly before.
+Timing costs more than 1 % of a step that is shorter than 2.5 ms. So where steps are short, two periods alternate: for
+`COUNT_NS` steps are only counted, at a third of the cost, and for `TIME_NS` they are timed. The reader gives the
+counted steps the phases of steps that were timed shortly before.
 
-While steps are counted, what only tells when a phase of a timed step began and ended is taken out, and batches and
-forwards are passed on without a look. Only the end of a step then tells that it was longer than the others, and what
-made it so stays unseen. After such a step all are looked at for `LOOK_TIMES` its length, which doubles the cost, so
-that at most a hundredth of the time stays unexplained.
+While steps are counted, the wrappers that only time phases are taken out, and batches and forwards are passed on
+without being examined. A step that was longer than the others is then noticed only at its end, and what made it longer
+stays unknown. After such a step all batches and forwards are examined for `LOOK_TIMES` its length. That doubles the
+cost, but leaves at most a hundredth of the time unexplained.
 
-A new iterator, the last batch and a save are noted as always, and so is, where the wrappers look, a wait for a batch
-that is much longer than the others, and a forward without gradient. The counting goes on some steps later.
+These always end the counting, and are noted: a new iterator, the last batch of one, a save. While batches and forwards
+are examined, a data wait that is much longer than the others and a forward without gradient end it as well. The
+counting resumes a few steps later.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ from .compiler import keep_from_compiling
 from .journal import Journal
 
 COUNT_NS, TIME_NS = 500_000_000, 50_000_000
-# Ticks with short steps before counting begins; one tick with long steps takes TICKS_LOST of them back.
+# Ticks with short steps that it takes before counting begins. A tick with long steps cancels TICKS_LOST of them.
 FAST_TICKS, TICKS_LOST = 20, 5
-# How long batches and forwards are looked at after a forward without gradient, and after a long step by its length.
+# How long all batches and forwards are examined: after a forward without gradient, and after a long step as a multiple
+# of its length.
 LOOK_NS, LOOK_TIMES = 10_000_000_000, 100
-# The most batches and forwards of a step that are passed on without a look.
+# Batches and forwards per counted step that may be passed on without being examined.
 PASSES = 3
-# Phases that are timed when something has ended the counting early.
+# Phases that are timed after something has ended the counting early, before it resumes.
 PHASES_TIMED = 32
 # A step counts as much longer than the others if it exceeds MEDIAN_STEPS median steps plus LEAST_LONG_NS.
 MEDIAN_STEPS, LEAST_LONG_NS = 4, 1_000_000
 
 
 class Sampling:
-    """Begins and ends the counting of steps, in the thread that steps. `counted` is the number of such steps so far.
+    """Begins and ends the counting of steps, in the stepping thread. `counted`: steps so far that were only counted.
 
-    `rest` takes out the wrappers that counted steps do not need, or puts them back in.
+    `rest(True)` takes out the wrappers that counted steps do not need, `rest(False)` puts them back.
     """
 
     def __init__(self, journal: Journal, rest: Callable[[bool], None]) -> None:
@@ -63,7 +65,10 @@ class Sampling:
         journal.begin_counting, journal.stop_counting = self.begin, self.end
 
     def consider(self, words: list[int], kinds: bytes) -> None:
-        """Decide, by the events of a tick and their kinds, whether counting begins after the step under way."""
+        """Decide whether counting begins at the end of the current step.
+
+        `words` are the events of a tick, five words each, and `kinds` their kinds, a byte each.
+        """
         journal = self._journal
         tail = kinds[kinds.rfind(COUNTED) + 1 :]
         steps = tail.count(OPTIMIZER_ENDS)
@@ -72,7 +77,7 @@ class Sampling:
         journal.has_teacher = 2 * alone > steps
         journal.count_soon = False
         if not journal.fast or BACKWARD not in tail:
-            # One tick does not make a slow run: it may be a stall.
+            # A single tick with long steps may be a stall: it does not make this a slow run.
             self._fast_ticks = max(0, self._fast_ticks - TICKS_LOST)
             return
         self._fast_ticks = min(FAST_TICKS, self._fast_ticks + 1)
@@ -88,7 +93,7 @@ class Sampling:
         first = len(kinds) - len(tail)
         ends = [(first + at) * EVENT_WORDS for at, kind in enumerate(tail) if kind == OPTIMIZER_ENDS]
         if len({words[at + 3] for at in ends}) > 1:
-            # Several optimizers may make one step together, which a count of one optimizer's steps would not tell.
+            # Several optimizers may make one step together. A count of one optimizer's steps would not show that.
             return
         lengths = sorted(words[after + 2] - words[before + 2] for before, after in pairwise(ends))
         self._median = max(1, lengths[len(lengths) // 2])
@@ -96,7 +101,7 @@ class Sampling:
         journal.count_soon = True
 
     def begin(self, now: int, optimizer: int) -> None:
-        """Only count steps from now on. A step of this optimizer has just ended."""
+        """Only count steps from now on. `optimizer` is the id of the one whose step has just ended."""
         journal = self._journal
         journal.count_soon = False
         if now >= journal.count_until:
@@ -107,7 +112,7 @@ class Sampling:
             journal.device.pause()
         self._began, self._steps_then = now, journal.steps
         journal.forward_began = 0
-        # Steps end with a step of this one.
+        # The optimizer whose steps are counted.
         journal.optimizer = optimizer
         journal.skip = 1
         if now > self._look_until and not journal.has_teacher:
@@ -116,9 +121,9 @@ class Sampling:
         self._rest(True)
 
     def end(self, now: int, whole: bool = False) -> None:
-        """Time steps from now on: for `TIME_NS`, or if counting ends early, for some steps.
+        """Time steps again: for `TIME_NS`, or for `PHASES_TIMED` phases if the counting ended early.
 
-        `whole` tells that the step under way ends now.
+        `whole`: the current step ends now, so none of it is timed.
         """
         journal = self._journal
         if not journal.counting:
@@ -130,7 +135,7 @@ class Sampling:
         last, count = journal.last_step, journal.steps - self._steps_then
         self.counted += count
         journal.note(COUNTED, self._began, last, count)
-        # Where forwards are looked at, what came before the first one is known: nothing that was worth noting.
+        # If forwards were examined, nothing worth noting came before the step's first one. Only the rest is unseen.
         looked = journal.longest and not passes
         unseen = max(journal.forward_began, last) if looked else last
         if whole or unseen > last or not looked:
@@ -140,7 +145,7 @@ class Sampling:
             self._look_until = max(self._look_until, now + look)
         if journal.device is not None:
             journal.device.resume(last)
-        # What ended the counting early may happen often: it goes on after a few steps.
+        # What ended the counting early may happen often, so the counting resumes after a few steps.
         journal.count_soon = now < journal.count_until and journal.longest > 0
         journal.skip = PHASES_TIMED if journal.count_soon else 0
         journal.due = journal.count_until if journal.count_soon else now + TIME_NS

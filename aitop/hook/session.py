@@ -1,4 +1,4 @@
-"""The hook in one process, from install to remove: puts patches in, writes to the ring, takes everything back."""
+"""The hook in one process, from install to remove: patches torch, writes events to the ring, undoes every patch."""
 
 from __future__ import annotations
 
@@ -42,25 +42,28 @@ TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 12
 LOOK_EVERY_NS = 200_000_000
 FACTS_EVERY_NS = 1_000_000_000
-# Measures are loaded in slices of this length, so that no step waits long; the last one in a slice may take 0.8 ms.
+# Each tick loads measures for this long, so that no step waits long. The last one begun in it may take 0.8 ms.
 LOAD_NS = 300_000
 TICKS_KEPT = 15
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
 MOST_KNOWN = 64
-# The events that open a ring which waits for a step.
+# Events at which the ring is opened if that waits for the first step or request.
 OPENS = frozenset((OPTIMIZER_ENDS, FORWARD_ALONE, ITERATION, REQUEST))
 
 
 class Known(dict[int, Any]):
-    """A dict from objects of the program (by id) to values. It holds weak references: an entry goes with its object."""
+    """A dict from the id of an object of the program to a value. An entry disappears when its object is freed."""
 
     def __init__(self) -> None:
         super().__init__()
         self._alive: dict[int, Any] = {}
 
     def add(self, thing: Any, value: Any = None) -> None:
-        """Add an object. Raises TypeError for one that has no weak references."""
+        """Add an object; if there are too many, all others are forgotten.
+
+        Raises TypeError for one that cannot be weakly referenced.
+        """
         key = id(thing)
         if len(self) >= MOST_KNOWN:
             self.forget_all()
@@ -73,7 +76,7 @@ class Known(dict[int, Any]):
         self[key] = value
 
     def alive(self) -> list[Any]:
-        """Return the objects."""
+        """Return the objects that still exist."""
         return [thing for reference in list(self._alive.values()) if (thing := reference()) is not None]
 
     def forget_all(self) -> None:
@@ -85,9 +88,9 @@ class Known(dict[int, Any]):
 class Session:
     """The running hook. Wrappers call it from any thread.
 
-    `load` imports a module of this package by name. An attach passes its own, which imports from what it has brought
-    along; None imports as usual. `way` is how the hook came in. With `waits_for_a_step` the ring is opened at the first
-    step. Without torch (None) it only measures the requests that this process takes for others.
+    `torch` is None in a web server without torch: then only requests are measured. `way` is how the hook came in.
+    `load` imports a module of this package by name: an attach passes a function that loads the code which it carried
+    in; None imports as usual. With `waits_for_a_step` the ring is opened only at the first step or request.
     """
 
     def __init__(self, torch: Any, way: str, load: Callable[[str], Any] | None, waits_for_a_step: bool) -> None:
@@ -95,7 +98,7 @@ class Session:
         self.pid = os.getpid()
         self.stays = way != "attach"
         if torch is not None:
-            # While tracing, dynamo replaces this call with True, and so never traces a wrapper.
+            # Dynamo replaces this call with True while it traces, so it never traces the rest of a wrapper.
             # Torch 2.2 has no public name for it.
             public = getattr(torch.compiler, "is_dynamo_compiling", None)
             self.compiling: Callable[[], bool] = public or torch._utils.is_compiling
@@ -108,17 +111,17 @@ class Session:
             self._backward = torch.autograd, entry
         self.facts = Facts(torch, way)
         self.journal = Journal(self.tick)
-        # Iterators of loaders, each with a function that counts its ready batches; None without workers.
+        # DataLoader iterators, each with the function that counts its ready batches (None without workers).
         self.iterators = Known()
         self.optimizers = Known()
-        # In threads other than the owner, `busy` is set inside an outermost forward.
+        # `local.busy` is set while a thread other than the owner is inside an outermost forward.
         self.local: Any = threading.local()
         self.sampling = Sampling(self.journal, self.rest)
-        # For each of the last ticks: steps timed, steps counted, and how long the tick took (ns).
+        # For each of the last ticks: steps timed, steps only counted, and how long the tick took (ns).
         self.ticks: deque[tuple[int, int, int]] = deque(maxlen=TICKS_KEPT)
         self.measures: list[Measure] = []
         self.burst: Any = None
-        # What the measures of servers share (Requests); None before the first of them.
+        # What the measures of servers share (a Requests); None until the first of them is loaded.
         self.requests: Any = None
         self.ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._way = way
@@ -134,7 +137,7 @@ class Session:
         # How many of `_steps` were only counted.
         self._counted = 0
         self._trains_until = 0
-        # Whether no forward was seen before the last optimizer step; the forwards since then.
+        # Whether the hook sees optimizer steps without any forward, and the forwards since the last such step.
         self._blind = False
         self._forwards = 0
         # Forwards with gradient since the last backward.
@@ -145,7 +148,7 @@ class Session:
     # Coming in and leaving.
 
     def install(self) -> None:
-        """Put all patches in. Raises if torch is not as expected; then `remove` takes back those already in."""
+        """Put all patches in. Raises if torch is not as expected; the caller must then call `remove`."""
         if self.torch is not None:
             self._watch_steps()
         gc.callbacks.append(self._gc)
@@ -154,13 +157,13 @@ class Session:
             if self._load is None or self.torch is None or not sys.modules.keys().isdisjoint(AT_ONCE.get(row, ())):
                 self._load_measure(load, row)
         if self._gone:
-            # A removal may interrupt us between any two bytecodes. We go on after it, and undo the rest.
+            # `remove` may have run between any two bytecodes of this method: undo what was patched since.
             self._take_out()
             return
         now = time.monotonic_ns()
         self._write_facts(now)
         if self._load is not None:
-            # The attach has already held up the run: do not tick at once.
+            # The attach has just held up the run, so the first tick comes later.
             self.journal.due = now + TICK_EVERY_NS
 
     def _watch_steps(self) -> None:
@@ -180,7 +183,7 @@ class Session:
         self._patches.put(*self._backward, lambda call: phases.wrap_backward(call, self))
 
     def _load_some(self, load: Callable[[str], Any]) -> None:
-        """Load measures for LOAD_NS."""
+        """Load measures until LOAD_NS have passed."""
         until = time.monotonic_ns() + LOAD_NS
         while self._to_load and time.monotonic_ns() < until:
             self._load_measure(load, self._to_load[0])
@@ -194,14 +197,14 @@ class Session:
         try:
             self.measures.append(getattr(load(f"measures.{module}"), name)(self.torch, self._patches, self))
             if self._gone:
-                # The hook was removed in between.
+                # The hook was removed while the measure was being loaded.
                 self.measures[-1].over()
         except Exception:
             # The hook goes on without this measure. Patches that it put in before it failed only forward calls.
             self._errors += 1
 
     def remove(self) -> None:
-        """Take every patch back and close the ring. Idempotent."""
+        """Undo every patch and close the ring. Idempotent."""
         if self._gone:
             return
         self._gone = True
@@ -247,7 +250,7 @@ class Session:
 
     @property
     def must_wait(self) -> bool:
-        """Whether `remove` must not be called here: only the thread that began a profile can end it."""
+        """Whether `remove` must not be called in this thread: only the thread that began a profile can end it."""
         return self.burst is not None and self.burst.runs_elsewhere
 
     # Called by the wrappers.
@@ -259,7 +262,11 @@ class Session:
             self.leave_soon()
 
     def not_owner(self, training: bool = False) -> bool:
-        """Return whether the calling thread is not the owner (the thread that steps) and cannot become it."""
+        """Return whether the calling thread is not the owner (the stepping thread) and cannot become it now.
+
+        It becomes the owner if there is none, or if it trains (`training`) and the owner has not stepped for
+        NEW_OWNER_AFTER_NS. If the hook was about to leave, it leaves here.
+        """
         journal = self.journal
         if journal.owner == GONE:
             if self._leaving and not self._gone:
@@ -281,7 +288,10 @@ class Session:
         return True
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a forward in another thread than the owner. If nothing trains, it serves a request: a step."""
+        """Run a forward that was called in a thread other than the owner.
+
+        If nothing trains and it has no gradient, it serves a request and counts as a step.
+        """
         local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
@@ -307,7 +317,7 @@ class Session:
                 self.failed()
 
     def rest(self, resting: bool) -> None:
-        """While steps are only counted, take out what only tells when a phase of a timed step began and ended."""
+        """Take out the wrappers that only timed steps need (`resting`: steps are only counted), or put them back."""
         try:
             if not resting and not self._patches.has(*self._backward):
                 self._watch_backward()
@@ -331,14 +341,14 @@ class Session:
             self.failed()
 
     def met_module(self, module: Any) -> bool:
-        """Return whether this outermost module is a root; if so, note its facts, and whether it has been trained."""
+        """Return whether this outermost module is a root. If so, note its facts, and if it already has gradients."""
         try:
             if self._roots is None or not self._roots.met(module):
                 return False
             self.facts.met_root(module)
             now = time.monotonic_ns()
             if now > self._trains_until and any(p.grad is not None for p in module.parameters()):
-                # It has gradients from before the hook came in: this may be the evaluation of a training run.
+                # Gradients without a backward that we saw: this may be the evaluation of a training run.
                 self.journal.note(TRAINED, now, now)
                 self._trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
         except Exception:
@@ -351,11 +361,11 @@ class Session:
         """Write the events to the ring, and call `look` when it is due. Never raises."""
         self.journal.due = now + TICK_EVERY_NS
         if os.getpid() != self.pid:
-            # This is a forked child: from now on its wrappers only forward calls.
+            # A forked child: from now on its wrappers only forward calls.
             self.journal.owner = GONE
             return
         if self._ticking or self._gone:
-            # Another thread may be in here, in a program that serves requests in threads.
+            # A program that serves requests in threads may be ticking in another thread.
             return
         try:
             self._ticking = True
@@ -400,7 +410,7 @@ class Session:
                 self._errors += 1
         if self.ring is None:
             return
-        # Once torch is there, the hook is to come again and measure steps as well.
+        # torch has been imported since: leave, so that the next attach measures steps as well.
         outgrown = self.torch is None and "torch" in sys.modules
         if outgrown or (not self.stays and not self.ring.wanted(now)):
             self.leave_soon()
@@ -414,7 +424,7 @@ class Session:
             self.ring.write_facts(self.facts.text(self.measures))
 
     def _send(self, now: int) -> None:
-        """Write the noted events to the ring, and update from them whether the run trains and how fast it steps."""
+        """Write the noted events to the ring. Conclude from them whether the run trains and how short its steps are."""
         journal = self.journal
         if journal.device is not None:
             journal.device.drain()
@@ -433,7 +443,7 @@ class Session:
         self._steps += steps + self._counted - counted if trains else served
         self._forwards += forwards
         if steps:
-            # Counted over several ticks: in a slow run each phase has its own tick.
+            # Forwards are counted over several ticks, because in a slow run each phase has a tick of its own.
             self._blind, self._forwards = not self._forwards, 0
         self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         journal.fast = steps + served > FAST_STEPS_IN_A_TICK
@@ -471,7 +481,7 @@ def is_loader_worker() -> bool:
 
 
 def forget_modules() -> None:
-    """Drop the hook's modules as an attach or `aitop run` has put them in; an imported `aitop.hook` loses its alias."""
+    """Drop the hook's modules that an attach or `aitop run` added. An imported `aitop.hook` only loses its alias."""
     for name in [name for name in list(sys.modules) if name.partition(".")[0] in ("_aitop", "_aitop_hook")]:
         sys.modules.pop(name, None)
 

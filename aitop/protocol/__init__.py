@@ -1,5 +1,5 @@
-"""What the hook in a target and the monitor that reads it agree on: the ring, its events, the memory of a profile.
+"""The binary protocol between the hook in a target and the monitor: the ring, its events, the memory of a profile.
 
-Only numbers and names, so that it can travel into a target together with the hook. A change here that an older hook
-or reader would misread needs a new `ring.VERSION`.
+These modules hold only numbers and names, because they are carried into the target together with the hook. A change
+that an older hook or reader would misread needs a new `ring.VERSION`.
 """

@@ -1,1 +1,1 @@
-"""Looks at a process from outside: whether it may be entered, and where its Python lies. Nothing is stopped for it."""
+"""Examines a process from outside, without stopping it: may it be entered, and where in its memory is its Python?"""

@@ -1,6 +1,6 @@
 """Looks up symbols of a loaded ELF file in a process's memory.
 
-Reading what runs, not the file, works for files that were deleted or replaced, and in other mount namespaces.
+Reading the memory instead of the file also works if the file was deleted or replaced, or is in another mount namespace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NotElfError(Exception):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A piece of the process's memory, such as a symbol's: address and size in bytes."""
+    """A range of the process's memory, such as a symbol's: address, and size in bytes."""
 
     address: int
     size: int
@@ -41,7 +41,7 @@ class Segment(msgspec.Struct, frozen=True):
 class ElfImage:
     """One loaded 64-bit ELF file; `base` is where its first page is mapped.
 
-    `read(address, size)` reads the process's memory and raises OSError where it cannot.
+    `read(address, size)` reads the process's memory and raises OSError if it cannot.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], base: int) -> None:
@@ -65,7 +65,7 @@ class ElfImage:
         self.bias = base - first // PAGE * PAGE
 
     def symbols(self, names: Iterable[str]) -> dict[str, Span]:
-        """The exported symbols among `names` that this file defines."""
+        """Return those of the symbols `names` that this file defines and exports."""
         try:
             table = self._dynamic()
             if not {DT_STRTAB, DT_SYMTAB, DT_GNU_HASH} <= table.keys():
@@ -77,13 +77,13 @@ class ElfImage:
         return {name: Span(self.bias + hit[0], hit[1]) for name, hit in hits.items() if hit is not None}
 
     def ends_of_writable_data(self) -> list[int]:
-        """For each writable segment the address just past its last byte (end of `.bss`)."""
+        """Return, for each writable segment, the address just past its last byte (the end of `.bss`)."""
         return [
             self.bias + s.address + s.size for s in self.segments if s.kind == PT_LOAD and s.flags & PF_WRITE and s.size
         ]
 
     def ends_of_constants(self) -> list[int]:
-        """For each segment that is neither writable nor code the address just past its last byte."""
+        """Return, for each segment that is neither writable nor executable, the address just past its last byte."""
         return [
             self.bias + s.address + s.size
             for s in self.segments
@@ -91,7 +91,7 @@ class ElfImage:
         ]
 
     def _dynamic(self) -> dict[int, int]:
-        """The dynamic table: tag → address in the process (the loader may or may not have relocated it)."""
+        """Return the dynamic table: tag → address in the process, whether or not the loader has relocated the entry."""
         segment = next((s for s in self.segments if s.kind == PT_DYNAMIC), None)
         if segment is None:
             return {}
@@ -113,7 +113,7 @@ class _GnuHash:
         self._chain = self._buckets + 4 * self._buckets_n
 
     def find(self, name: str) -> tuple[int, int] | None:
-        """Link-time address and size of a defined symbol, None where there is none."""
+        """Return the link-time address and size of a defined symbol, None if there is none."""
         if not self._buckets_n:
             return None
         wanted = gnu_hash(name)
@@ -138,7 +138,7 @@ class _GnuHash:
 
 
 def gnu_hash(name: str) -> int:
-    """The hash of a symbol's name in a DT_GNU_HASH table."""
+    """Return the hash of a symbol's name in a DT_GNU_HASH table."""
     value = 5381
     for byte in name.encode():
         value = (value * 33 + byte) & 0xFFFFFFFF

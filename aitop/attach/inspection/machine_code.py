@@ -1,6 +1,7 @@
-"""Reads, from the x86-64 code of small C functions, where CPython and libc keep a variable in this very build.
+"""Finds where this very build of CPython and libc keeps certain variables, from the x86-64 code of small C functions.
 
-So no layout of CPython's own structures need be known. A function whose code is not recognised answers None.
+So the layout of CPython's own structures need not be known. The functions here return None if they do not recognise the
+code.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _ERRNO_MUSL = re.compile(
 
 
 def initialized_at(memory: Memory, function: Span) -> int | None:
-    """The address of the number that `Py_IsInitialized` returns."""
+    """Return the address of the number that `Py_IsInitialized` returns."""
     start, code = function.address, memory.read(function.address, LONGEST_FUNCTION)
     if match := _FLAG_IN_TABLE.match(code):
         return memory.read_word(_relative(start, match)) + _signed(match["b"] or match["c"] or b"")
@@ -60,7 +61,10 @@ def initialized_at(memory: Memory, function: Span) -> int | None:
 
 
 def current_thread_state(memory: Memory, function: Span, fs_base: int, *, is_musl: bool) -> int | None:
-    """What `PyThreadState_GetUnchecked` would return in the thread whose fs segment begins at `fs_base`."""
+    """Return what `PyThreadState_GetUnchecked` would return in the thread whose fs segment begins at `fs_base`.
+
+    That is the address of its thread state, 0 if it has none at the moment.
+    """
     start, code = function.address, memory.read(function.address, LONGEST_FUNCTION)
     if match := _POINTER_IN_TABLE.match(code):
         offset = _signed(match["b"] or match["c"])
@@ -69,7 +73,7 @@ def current_thread_state(memory: Memory, function: Span, fs_base: int, *, is_mus
         return memory.read_word(_relative(start, match))
     if match := _TLS_GENERAL.match(code):
         module, offset = struct.unpack("<QQ", memory.read(_relative(start, match), 16))
-        # The thread's vector of TLS blocks has two words for each module in glibc, and one in musl.
+        # The thread's vector of TLS blocks (dtv) has two words for each module in glibc, and one in musl.
         entry = 8 if is_musl else 16
         block = memory.read_word(memory.read_word(fs_base + 8) + entry * module)
         return memory.read_word(block + offset) if block and block + 1 < 1 << 64 else 0
@@ -82,7 +86,7 @@ def current_thread_state(memory: Memory, function: Span, fs_base: int, *, is_mus
 
 
 def errno_offset(memory: Memory, function: Span) -> int | None:
-    """How many bytes from its fs base a thread's errno lies, read from `__errno_location`."""
+    """Return the offset of a thread's errno from its fs base, read from the code of `__errno_location`."""
     start, code = function.address, memory.read(function.address, LONGEST_FUNCTION)
     if match := _ERRNO_GLIBC.match(code):
         return _signed(memory.read(_relative(start, match), 8))
@@ -92,10 +96,10 @@ def errno_offset(memory: Memory, function: Span) -> int | None:
 
 
 def _relative(start: int, match: re.Match[bytes]) -> int:
-    """The address that displacement `a`, counted from the next instruction, means in a function at `start`."""
+    """Return the address that the rip-relative displacement `a` refers to, in a function at `start`."""
     return start + match.end("a") + _signed(match["a"])
 
 
 def _signed(raw: bytes) -> int:
-    """The number in these bytes, lowest first."""
+    """Return the signed number in these bytes (little-endian)."""
     return int.from_bytes(raw, "little", signed=True)

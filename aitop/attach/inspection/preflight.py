@@ -1,7 +1,7 @@
-"""Checks, from what `/proc` says, that a process may be entered; each refusal says why.
+"""Checks from `/proc` whether a process may be entered. Each refusal says why it may not.
 
-Whether tracing is allowed is asked of the kernel itself: opening `/proc/PID/mem` needs the same right. Only where it
-refuses is the reason looked for.
+Whether tracing is allowed is decided by the kernel itself: opening `/proc/PID/mem` needs the same right as ptrace. Only
+if that fails is the reason looked for.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from aitop.sources.access import why_denied
 from aitop.sources.process_status import ProcStatus, read_status
 
 SECCOMP_STRICT = 1
-# A forked process is entered once it is this old, and its main thread has had this much CPU time.
+# A forked process is entered only once it is this old and its main thread has had this much CPU time.
 YOUNG_SECONDS, SETTLED_CPU_NS = 0.3, 2_000_000
 SWITCH, OPTIONS = "PYTHON_DISABLE_REMOTE_DEBUG", frozenset({"disable-remote-debug", "-Xdisable-remote-debug"})
 
 
 def check_alive(pid: int) -> ProcStatus:
-    """The status of a process whose main thread can be asked to run something; raises AttachRefused for any other."""
+    """Return the status of a process whose main thread can be made to run something, or raise AttachRefused."""
     if platform.system() != "Linux":
         reason = f"the hook cannot get into a running process on {platform.system()}"
         raise AttachRefused("absent", reason, "aitop run -- CMD")
@@ -38,7 +38,8 @@ def check_alive(pid: int) -> ProcStatus:
     if status.state in "ZX":
         raise AttachRefused("absent", f"process {pid} has ended and is a zombie")
     if status.tracer:
-        # The kernel names the thread that traces, which may have a name of its own: Python 3.14 gives it one.
+        # The kernel gives the id of the tracing thread, which may have a name of its own (Python 3.14 gives it one), so
+        # the process of that thread is looked up.
         thread = read_status(status.tracer)
         tracer = read_status(thread.leader) if thread else None
         by = f"{tracer.name} ({tracer.pid})" if tracer else str(status.tracer)
@@ -54,11 +55,11 @@ def check_alive(pid: int) -> ProcStatus:
 
 
 def check_settled(status: ProcStatus) -> None:
-    """Raises AttachRefused for a process that was forked a moment ago: it may have no memory of its own (vfork), or
-    hold locks that no thread of it will release.
+    """Raise AttachRefused for a process that was forked a moment ago.
 
-    A child of fork first makes the interpreter's locks anew, in a fraction of `SETTLED_CPU_NS`. CPU time is asked as
-    well as age, because on a loaded machine it may have had no processor yet.
+    It may still use its parent's memory (vfork), or have inherited locks that none of its threads will release. A child
+    of fork first recreates the interpreter's locks, which takes a fraction of `SETTLED_CPU_NS`. CPU time is checked as
+    well as age, because on a loaded machine the child may not have run at all yet.
     """
     pid = status.pid
     if shares_memory(pid, status.parent):
@@ -70,7 +71,7 @@ def check_settled(status: ProcStatus) -> None:
 
 
 def open_memory(status: ProcStatus) -> Memory:
-    """The target's memory; raises AttachRefused with the reason where the kernel refuses it."""
+    """Open the target's memory. Raises AttachRefused with the reason if the kernel refuses."""
     try:
         memory = Memory(status.pid)
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -80,7 +81,7 @@ def open_memory(status: ProcStatus) -> Memory:
             raise ended(status.pid) from error
         denied = why_denied(status.pid)
         raise AttachRefused(denied.state, denied.reason, denied.remedy) from error
-    # The open file stays bound to that process; another one may have taken its pid since the status was read.
+    # The open file stays bound to one process. Make sure that no other one has taken the pid since the status was read.
     if not same_process(status):
         memory.close()
         raise ended(status.pid)
@@ -88,7 +89,7 @@ def open_memory(status: ProcStatus) -> Memory:
 
 
 def check_consent(pid: int) -> None:
-    """Raises AttachRefused where the target's owner switched remote debugging off."""
+    """Raise AttachRefused if the target's owner switched remote debugging off."""
     environment = procfs.environ(pid)
     if environment is None:
         raise ended(pid)
@@ -99,19 +100,19 @@ def check_consent(pid: int) -> None:
 
 
 def check_torch(pid: int) -> None:
-    """Raises AttachRefused where torch is not loaded, or not yet."""
+    """Raise AttachRefused if torch is not loaded (yet)."""
     if procfs.framework_of(procfs.maps(pid) or b"") != "torch":
         raise without_torch(pid)
 
 
 def without_torch(pid: int) -> AttachRefused:
-    """The refusal for a process without torch, which may load it later."""
+    """Return the refusal for a process without torch. It is transient, because torch may be loaded later."""
     remedy = "nothing to do if it is about to: aitop looks again"
     return AttachRefused("absent", f"process {pid} has not loaded torch", remedy, transient=True)
 
 
 def _interpreter_options(arguments: Sequence[str]) -> list[str]:
-    """The interpreter's options: everything up to the first `-c`, `-m` or file name."""
+    """Return the interpreter's options: all arguments up to the first `-c`, `-m` or file name."""
     options: list[str] = []
     for argument in arguments[1:]:
         if argument in ("-c", "-m") or (not argument.startswith("-") and options[-1:] not in (["-X"], ["-W"])):

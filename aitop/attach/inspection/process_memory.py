@@ -11,12 +11,12 @@ import msgspec
 
 from aitop.attach import held_libc
 
-# Sizes come from the target (a table in an image says how long it is), so they are bounded.
+# Sizes are read from the target's own tables, so they must be bounded.
 LARGEST_READ = 16 << 20
 
 
 class Mapping(msgspec.Struct, frozen=True):
-    """One line of `/proc/PID/maps`: addresses, `rwxp` permissions, offset in the file, path or ''."""
+    """One line of `/proc/PID/maps`: addresses, permissions such as `r-xp`, offset in the file, path or ''."""
 
     start: int
     end: int
@@ -28,7 +28,7 @@ class Mapping(msgspec.Struct, frozen=True):
 class Memory:
     """The memory of one process. Opening it needs the same right as ptrace, and binds it to that very process.
 
-    Reads and writes raise OSError where the address is not mapped or the process is gone.
+    Reads and writes raise OSError if the address is not mapped or the process is gone.
     """
 
     def __init__(self, pid: int) -> None:
@@ -42,7 +42,7 @@ class Memory:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -65,7 +65,7 @@ class Memory:
 
 
 def mappings(pid: int) -> Iterator[Mapping]:
-    """The mappings of the process in order of address."""
+    """Yield the mappings of the process, in order of address."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
         for line in file:
             parts = line.rstrip("\n").split(None, 5)

@@ -1,4 +1,4 @@
-"""Finds CPython and its C library in a running process: functions, variables, and room for the injected line."""
+"""Finds CPython and its C library in a running process: functions, variables, and memory for the injected line."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ NEEDED = (
     *("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyGILState_Ensure", "PyGILState_Release"),
     "Py_IsInitialized",
 )
-# The last two name one function before and after 3.13.
+# The last two are the names of one function up to 3.12 and since 3.13.
 WANTED = (*NEEDED, "_PyRuntime", "Py_Version", "Py_NewRef", "_PyThreadState_UncheckedGet", "PyThreadState_GetUnchecked")
 OLDEST, NEWEST = (3, 10), (3, 14)
 LONGEST_LINE = 640
 MARK = b"#aitop\n"
 MOST_STACK_PADDING = 8192
 ARGUMENTS_START_FIELD = 45
-# Up to 3.11 "the current thread state" is that of whichever thread holds the GIL. Its structure holds that thread's
-# pthread_self(), which is the base of its fs segment, within this many bytes.
+# Up to 3.11 "the current thread state" is that of whichever thread holds the GIL. Within this many bytes of its start,
+# the structure holds that thread's pthread_self(), which equals the base of its fs segment.
 THREAD_STATE_SIZE = 512
 FIRST_WITH_OWN_THREAD_STATES = (3, 12)
-# mov $15,%rax; syscall: what every C library has signal handlers return to.
+# mov $15,%rax; syscall (rt_sigreturn): the code that signal handlers return to in every C library.
 SIGRETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
 
 
 class ErrnoPlace(msgspec.Struct, frozen=True):
-    """Where each thread's errno is: `offset` bytes from its fs base. `swab` is the address of the C function."""
+    """Where each thread's errno is: `offset` bytes from its fs base. `swab` is the address of that C function."""
 
     offset: int
     swab: int
 
 
 class LibcImage(msgspec.Struct, frozen=True):
-    """The C library as it is loaded. `restorer` is the address of the return path of signal handlers.
+    """The C library as it is loaded. `restorer` is the address of the code that signal handlers return to.
 
-    What was not found is None.
+    None means not found.
     """
 
     restorer: int | None
@@ -52,8 +52,9 @@ class LibcImage(msgspec.Struct, frozen=True):
 class PythonImage(msgspec.Struct, frozen=True):
     """CPython as it is loaded in one process.
 
-    `version` is (major, minor). `scratch` is room for the injected line, None where there is none. `initialized` is the
-    address of a number that is 0 before the interpreter has begun and from its end on, None where that is not known.
+    `version` is (major, minor). `symbols` has those of WANTED that it exports. `scratch` is memory for the injected
+    line, None if there is none. `initialized` is the address of a number that is 0 before the interpreter is
+    initialised and again once it is being finalised, None if not known.
     """
 
     version: tuple[int, int]
@@ -66,7 +67,7 @@ class PythonImage(msgspec.Struct, frozen=True):
         return self.symbols[name].address
 
     def holds_gil(self, memory: Memory, fs_base: int) -> bool | None:
-        """Whether the stopped thread whose fs segment begins at `fs_base` holds the GIL; None where not known."""
+        """Return whether the stopped thread whose fs segment begins at `fs_base` holds the GIL; None if not known."""
         function = self.symbols.get("PyThreadState_GetUnchecked") or self.symbols.get("_PyThreadState_UncheckedGet")
         if function is None:
             return None
@@ -79,7 +80,7 @@ class PythonImage(msgspec.Struct, frozen=True):
 
 
 def locate_python(pid: int, memory: Memory) -> PythonImage:
-    """Finds CPython in the process; raises AttachRefused where there is none that can be entered."""
+    """Find CPython in the process. Raises AttachRefused if there is none that can be entered."""
     maps = list(mappings(pid))
     files = _loaded_files(maps)
     program = os.readlink(f"/proc/{pid}/exe")
@@ -92,14 +93,14 @@ def locate_python(pid: int, memory: Memory) -> PythonImage:
             "run the job with a Python from 3.10 to 3.14",
         )
     libc = locate_libc(memory, maps, program)
-    # musl gives the padding behind each library's data to malloc.
+    # With musl the padding behind each library's data is no option, because musl gives it to malloc.
     scratch = None if libc.is_musl else _find_scratch(memory, maps, files, path, "rw")
     scratch = scratch or _find_stack_padding(pid, memory, maps) or _find_scratch(memory, maps, files, path, "r--p")
     return PythonImage(version, symbols, libc, scratch, initialized_at(memory, symbols["Py_IsInitialized"]))
 
 
 def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
-    """Path of each mapped file → address of its first page."""
+    """Return, by path, the address of the first page of each mapped file."""
     files: dict[str, int] = {}
     for mapping in maps:
         if mapping.offset == 0 and mapping.path.startswith("/"):
@@ -108,7 +109,7 @@ def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
 
 
 def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: str) -> tuple[dict[str, Span], str]:
-    """CPython's symbols and the file that holds them: libpython, or the program itself."""
+    """Return CPython's symbols, and the path of the file that holds them: libpython, or the program itself."""
     candidates = [path for path in files if path == program or "python" in os.path.basename(path)]
     for path in sorted(candidates, key=lambda path: ("libpython" not in path, path != program)):
         try:
@@ -123,7 +124,7 @@ def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: 
 
 
 def _version(memory: Memory, symbols: dict[str, Span]) -> tuple[int, int]:
-    """The version of the interpreter: `Py_Version` has it since 3.11, and `Py_NewRef` came with 3.10."""
+    """Return the version of the interpreter: `Py_Version` holds it since 3.11, and `Py_NewRef` exists since 3.10."""
     if (symbol := symbols.get("Py_Version")) is not None:
         number = memory.read_word(symbol.address)
         return number >> 24 & 0xFF, number >> 16 & 0xFF
@@ -133,10 +134,11 @@ def _version(memory: Memory, symbols: dict[str, Span]) -> tuple[int, int]:
 def _find_scratch(
     memory: Memory, maps: Sequence[Mapping], files: dict[str, int], first: str, permissions: str
 ) -> Span | None:
-    """The unused end of the last page of a library's data ("rw") or constants ("r--p"), the interpreter's first.
+    """Return the unused end of the last page of a library's data ("rw") or constants ("r--p"), or None.
 
-    Nothing is allocated in the target; a page of constants becomes the target's own copy when it is written. Room that
-    is all zero is preferred to room that still holds the line of an aitop that was killed.
+    The file `first`, which holds the interpreter, is tried first. Nothing is allocated in the target; a page of
+    constants becomes the target's private copy when it is written. Memory that is all zero is preferred to memory that
+    still holds the line of a killed aitop.
     """
     libraries = [first, *(path for path in files if ".so" in os.path.basename(path) and "ld-" not in path)]
     used: Span | None = None
@@ -145,7 +147,7 @@ def _find_scratch(
             content = memory.read(scratch.address, scratch.size)
             if not content.strip(b"\0"):
                 return scratch
-            # A line is wiped from its first byte on.
+            # A line is wiped first byte first, so the mark may lack that byte.
             if content[1:].startswith(MARK[1:]) and used is None:
                 used = scratch
     return used
@@ -166,9 +168,9 @@ def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int, permissions: 
 
 
 def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Span | None:
-    """The unused bytes between the program's arguments and what the kernel put below them.
+    """Return the unused bytes of the stack just below the program's arguments, None if they are too few.
 
-    The kernel leaves a random number of bytes there, up to 8192, to shift the stack; nothing ever uses them.
+    The kernel leaves a random number of bytes there, up to 8192, to shift the stack. Nothing ever uses them.
     """
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         end = int(file.read().rsplit(")", 1)[1].split()[ARGUMENTS_START_FIELD])
@@ -177,7 +179,7 @@ def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Sp
         return None
     start = max(stack.start, end - MOST_STACK_PADDING)
     content = memory.read(start, end - start)
-    # The mark tells what an aitop that was killed left there.
+    # The mark shows where a killed aitop has left its line. That may be overwritten.
     left = content.rfind(MARK[1:])
     used = left - 1 if left > 0 else len(content.rstrip(b"\0"))
     first = (start + used + 63) & ~63
@@ -185,12 +187,12 @@ def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Sp
 
 
 def locate_libc(memory: Memory, maps: Sequence[Mapping], program: str) -> LibcImage:
-    """Finds the C library, which may be linked into the `program` itself."""
+    """Find the C library, which may be linked statically into the `program` itself."""
     shared = {mapping.path for mapping in maps if _is_libc(mapping.path)}
     paths = shared or {program}
     first = {mapping.path: mapping.start for mapping in reversed(maps) if mapping.offset == 0}
     errno = next((place for path in paths if (place := _find_errno(memory, first.get(path, 0)))), None)
-    # A program without a shared library has static musl in it, or static glibc: only the former is common.
+    # Without a shared C library, the program contains static musl or static glibc. Only the former is common.
     is_musl = not shared or any("musl" in path for path in shared)
     return LibcImage(_find_restorer(memory, maps, paths), errno, is_musl)
 

@@ -1,8 +1,9 @@
 """Packs the hook's files into the block of bytes that the target loads.
 
-The core of the hook (what its session imports) is loaded at once, the rest by the hook itself, a measure at a time.
-Loading all of it in one go took the main thread of a torch process 5.2 to 5.7 ms of CPU time (Python 3.11), which is
-more than an attach may take; the core takes 1.6 ms and 0.9 ms to install itself, a measure 0.2 to 0.8 ms.
+The core of the hook (its session and what that imports) is loaded at once. The hook itself loads the rest later, one
+measure at a time. Loading everything in one go took the main thread of a torch process 5.2 to 5.7 ms of CPU time
+(Python 3.11), which is more than an attach may take. The core takes 1.6 ms, plus 0.9 ms to install itself; a measure
+takes 0.2 to 0.8 ms.
 """
 
 from __future__ import annotations
@@ -25,24 +26,25 @@ from aitop.output_file import replace_output
 
 Action = Literal["install", "remove"]
 Sources = Sequence[tuple[str, str]]
-# The oldest format that every supported Python reads.
+# A marshal format that every supported Python reads.
 MARSHAL_VERSION = 2
 DRIVER = "<aitop>/in_target.py"
-# What travels: packages of aitop, which import each other by relative names only.
+# The packages of aitop that are carried into the target. They import each other by relative names only.
 PACKAGES = ("hook", "protocol")
 INIT = "__init__"
-# An import of the hook's own at the top of a module. To parse all modules for them took 80 ms of an attach's 130.
+# A relative import at the top of a module. A regular expression, because parsing all modules for their imports took
+# 80 ms of the 130 ms of an attach.
 _IMPORT = re.compile(r"^from (\.+)([\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 _COMMENT = re.compile(r"#.*")
-# What the core is made of, with all that they import; loaded in this order.
+# The modules of the core, in the order in which they are loaded. What they import belongs to the core as well.
 CORE = (f"{HOOK}.session", f"{HOOK}.{INIT}")
 
 
 @functools.cache
 def hook_sources() -> tuple[tuple[str, str], ...]:
-    """Return (module name below aitop, source) of every file of the hook and its protocol.
+    """Return (module name below aitop, source) for every file of the hook and its protocol.
 
-    A package itself is named like its file: `hook.__init__`. Raises AttachRefused where the files cannot be read.
+    A package itself is named like its file: `hook.__init__`. Raises AttachRefused if the files cannot be read.
     """
     root = importlib.resources.files("aitop")
     try:
@@ -53,7 +55,7 @@ def hook_sources() -> tuple[tuple[str, str], ...]:
 
 def _sources(folder: Any, package: str) -> Iterator[tuple[str, str]]:
     entries = {entry.name: entry for entry in folder.iterdir()}
-    if f"{INIT}.py" not in entries:  # no package: the folder of sitecustomize, or a cache
+    if f"{INIT}.py" not in entries:  # not a package: the folder of sitecustomize, or __pycache__
         return
     for name, entry in entries.items():
         if name.endswith(".py"):
@@ -63,10 +65,12 @@ def _sources(folder: Any, package: str) -> Iterator[tuple[str, str]]:
 
 
 def pack(action: Action, sources: tuple[tuple[str, str], ...], interpreter: str | None = None) -> bytes:
-    """What the injected line executes: `marshal` of (magic number, driver, its text, start). Raises AttachRefused.
+    """Return what the injected line executes: `marshal` of (magic number, driver's code, driver's source, `start`).
 
-    The modules travel as bytecode of the target's `interpreter` where that answers, else of ours, because compiling
-    would be most of the pause; and as text for a target that does not read it.
+    `interpreter` is the path of the target's Python, None if ours is of the same version or the target's must not be
+    started. Modules are carried as bytecode of that interpreter, or of ours if it is None or does not answer, because
+    compiling in the target would make up most of the pause. They are carried as source too, for a target that cannot
+    read the bytecode. Raises AttachRefused if our files are damaged.
     """
     # Removing the hook needs only what is in the target already.
     texts = sources if action == "install" else ()
@@ -90,13 +94,13 @@ def pack(action: Action, sources: tuple[tuple[str, str], ...], interpreter: str 
 
 
 def _kept_or_compiled(files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
-    """What `compiled` returns, kept beside our own bytecode for the next time and only for the very same files.
+    """Return what `compiled` returns, from a cache file beside our own bytecode if that was made from the same files.
 
-    Compiling takes 45 ms of CPU, which a run that fills all cores would go without.
+    Compiling takes 45 ms of CPU time, which on a machine with no idle core would be taken from the run.
     """
     path = Path(importlib.util.cache_from_source(__file__)).with_name(f"hook.{sys.implementation.cache_tag}.marshal")
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
-        # Who may write here may write our bytecode as well.
+        # Reading this is safe: whoever may write here may change our own bytecode as well.
         magic, sources, codes = marshal.loads(path.read_bytes())  # noqa: S302
         if (magic, sources) == (importlib.util.MAGIC_NUMBER, files):
             return magic, codes
@@ -109,20 +113,20 @@ def _kept_or_compiled(files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[b
 
 @functools.cache
 def _layout(texts: tuple[tuple[str, str], ...]) -> tuple[list[str], dict[str, list[str]]]:
-    """The modules of the core, in order; and of each other module those that are loaded for it."""
+    """Return the modules of the core, in order, and for each other module those that are loaded with it."""
     sources = dict(texts)
     core = _with_imports(CORE, sources)
     return core, {name: _with_imports((name,), sources, core) for name in sources if name not in core}
 
 
 def _damaged(error: Exception) -> AttachRefused:
-    """The refusal for files that are damaged or being written at this moment."""
+    """Return the refusal for files of aitop that are damaged or being written right now."""
     reason = f"aitop's own files are being changed, or are damaged: {error}"
     return AttachRefused("failed", reason, "install aitop again, and restart it")
 
 
 def _with_imports(roots: Sequence[str], texts: dict[str, str], loaded: Sequence[str] = ()) -> list[str]:
-    """Return the modules `roots` and all that they import, but for those `loaded`, each after those it imports."""
+    """Return the modules `roots` and all that they import, except those in `loaded`, each after those it imports."""
     ordered: list[str] = []
 
     def add(name: str, importers: tuple[str, ...]) -> None:
@@ -142,7 +146,7 @@ def _with_imports(roots: Sequence[str], texts: dict[str, str], loaded: Sequence[
 
 
 def _imports(name: str, source: str) -> list[str]:
-    """Return what the module `name` imports of the packages at its top: modules, packages, and names in them."""
+    """Return what the module `name` imports by relative imports at its top: modules, packages, and names in them."""
     names: list[str] = []
     for dots, end, listed in _IMPORT.findall(source):
         module = ".".join(part for part in [*name.split(".")[: -len(dots)], *end.split(".")] if part)

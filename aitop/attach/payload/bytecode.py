@@ -1,8 +1,8 @@
-"""Compiles our files for a target: in this interpreter, or in the target's own Python, beside the target.
+"""Compiles our files to bytecode for a target, in this interpreter or in a new process of the target's own Python.
 
-Compiling takes tens of milliseconds, for which a target that had to do it itself would stand still. For another
-Python this very file is run as a script: it reads JSON from stdin, [[file name, source]], and writes what `compiled`
-returns as one list of texts in hexadecimal digits. So it imports nothing of aitop.
+Compiling takes tens of milliseconds, which would hold up the target if it had to do it itself. For another Python this
+very file is run as a script, so it imports nothing of aitop: it reads JSON from stdin, [[file name, source]], and
+writes what `compiled` returns as one list of hexadecimal texts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import marshal
 import subprocess
 import sys
 
-# aitop's end waits for a compilation under way.
+# Kept short, because aitop cannot exit before a running compilation is over.
 SECONDS = 2.0
 
 
 @functools.cache
 def compiled(files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
-    """This interpreter's magic number, and the marshalled code of each (file name, source), without docstrings.
+    """Return this interpreter's magic number, and the marshalled code (without docstrings) of each (file name, source).
 
     Raises SyntaxError and ValueError as `compile` does.
     """
@@ -30,7 +30,7 @@ def compiled(files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
 
 
 def compiled_by(program: str, files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]] | None:
-    """What `compiled` returns in the interpreter `program`; None where it gives no answer now."""
+    """Return what `compiled` returns in the interpreter `program`; None if that gives no usable answer now."""
     try:
         return _compiled_by(program, files)
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):

@@ -1,11 +1,11 @@
-"""What a request lies in while it waits for its target, and how exactly one of the two takes it.
+"""Carriers: what holds a request while it waits for its target, and how exactly one side, target or monitor, claims it.
 
-Where the target may look into our own process, the carrier is memory of ours without a name (memfd): a monitor that is
-killed leaves nothing behind, and takes along what had not begun. Elsewhere (another user or namespace, other rights) it
-is a file, which the target unlinks as its first act.
+If the target may open our own process's descriptors, the carrier is anonymous memory of ours (memfd). Then a monitor
+that is killed leaves nothing behind, and a request that has not begun disappears with it. Otherwise (another user or
+namespace, other rights) the carrier is a file, which the target unlinks as its first act.
 
-The names on the way to that file belong to the target: a link among them must not lead a monitor with more rights to a
-place that the target could not reach: `open_folder_as` walks them one by one with the target's rights.
+The directories in that file's path belong to the target. A symbolic link among them must not lead a monitor with more
+rights to a place that the target could not reach, so `open_folder_as` walks them one by one with the target's rights.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from aitop.sources.foreign_file import open_folder_as
 from aitop.sources.process_status import CAP_CHOWN, ProcStatus, own_status
 
 ABANDONED_SECONDS = 60.0
-# The file is made with O_EXCL, for the target's user alone, under a name nobody can guess.
+# World-writable folders are safe: the file is made with O_EXCL, for the target's user alone, under a random name.
 FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
 MEMFD_NAME = "aitop-request"
-# The names of our own files: only those are cleaned up.
+# Matches the names of our own files. Only those are cleaned up.
 REQUEST = re.compile(r"\.aitop-[0-9]+-[0-9a-f]{12}")
 PR_GET_DUMPABLE = 3
-# The byte that says who owns the request: nobody yet, the target, or we again. It is changed under a lock, which is
-# only tried and never waited for.
+# The state byte in memory of ours: the request is free to take, begun by the target, or taken back by us. It is changed
+# under a lock that both sides only try to take and never wait for.
 FREE, BEGUN, TAKEN_BACK = b"-", b"b", b"x"
 
 
 class Carrier:
-    """What a request lies in. `fd` is our descriptor; the target opens `path` with `flags`, and `claim` takes it."""
+    """Holds a request. `fd` is our descriptor of it.
+
+    The target opens `path` with `flags`. `claim` is the Python code with which the target then claims the request; it
+    raises an exception if we have taken the request back.
+    """
 
     fd = -1
     path: str
@@ -45,24 +49,24 @@ class Carrier:
     claim: str
 
     def is_there(self) -> bool:
-        """Whether the target has not begun with the request."""
+        """Return whether the target has not begun with the request yet."""
         raise NotImplementedError
 
     def take_away(self) -> bool:
-        """Takes the request back. True: the target will never run it. False: it had already begun."""
+        """Take the request back. True: the target will never run it. False: it has already begun."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the descriptor. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
 
 
 class Nameless(Carrier):
-    """Memory of ours (memfd), which the target opens through `/proc`. Raises OSError where the system has none.
+    """Memory of ours (memfd), which the target opens through `/proc`. Raises OSError if the system has no memfd.
 
-    The byte at `state_at` must be FREE before the target learns of it.
+    The byte at offset `state_at` must be FREE before the target learns of the memory.
     """
 
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -91,7 +95,7 @@ class Nameless(Carrier):
 
 
 class Named(Carrier):
-    """A file in a folder that the target knows as `path`. `folder` is a descriptor of it, closed with the carrier.
+    """A file in a folder. `path` is the folder's name for the target, `folder` our descriptor of it, closed with this.
 
     Raises OSError.
     """
@@ -106,7 +110,7 @@ class Named(Carrier):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.fd = os.open(self._name, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=folder)
-            # Only where the user differs: the target's group may be one that we may not give files to.
+            # Only if the user differs, because we may not be allowed to give files to the target's group.
             if target.uids[1] != os.geteuid():
                 os.fchown(self.fd, target.uids[1], target.gids[1])
         except OSError:
@@ -135,10 +139,10 @@ class Named(Carrier):
 
 
 def may_look_into_us(target: ProcStatus) -> bool:
-    """Whether the kernel lets the target open a descriptor of ours through `/proc` (ptrace(2), access mode checking).
+    """Return whether the kernel lets the target open a descriptor of ours through `/proc`.
 
-    True only for the same user, namespaces, security profile and restrictions, and where we have no right that the
-    target lacks.
+    See "access mode checking" in ptrace(2). True only if user, groups, namespaces, security profile and restrictions
+    are the same, and we have no capability that the target lacks.
     """
     try:
         ours = own_status()
@@ -152,14 +156,14 @@ def may_look_into_us(target: ProcStatus) -> bool:
             and _profile(here) == _profile(there)
             and ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
         )
-        # Its /proc may be another one, or none.
+        # In the target's root, /proc may be that of another PID namespace, or missing.
         return alike and os.path.samestat(os.stat(f"{there}/root/proc/{os.getpid()}/ns/pid"), os.stat(f"{here}/ns/pid"))
     except OSError:
         return False
 
 
 def _profile(process: str) -> bytes:
-    """What a security module calls the process's profile, empty where there is no such module."""
+    """Return the process's profile in the security module (such as AppArmor), empty without such a module."""
     try:
         with open(f"{process}/attr/current", "rb") as file:
             return file.read()
@@ -168,7 +172,7 @@ def _profile(process: str) -> bytes:
 
 
 def carriers(target: ProcStatus, state_at: int, problems: list[str], *, file: bool) -> Iterator[Carrier]:
-    """New carriers to try, best first; only files where `file` asks for one. What went wrong is added to `problems`."""
+    """Yield new carriers to try, best first. With `file` only files are tried. Errors are added to `problems`."""
     folders = _folders(target.pid)
     if not file and may_look_into_us(target):
         with contextlib.suppress(OSError):
@@ -185,7 +189,7 @@ def carriers(target: ProcStatus, state_at: int, problems: list[str], *, file: bo
 
 
 def first_folder(target: ProcStatus) -> str:
-    """The folder in which a request would make its file, as the target names it. Raises AttachRefused for none."""
+    """Return the folder in which a request would make its file, as the target names it, or raise AttachRefused."""
     problems: list[str] = []
     if target.uids[1] != os.geteuid() and not own_status().capabilities & CAP_CHOWN:
         reason = f"a file for the user of process {target.pid} cannot be made: root lacks CAP_CHOWN"
@@ -207,7 +211,7 @@ def first_folder(target: ProcStatus) -> str:
 
 
 def no_carrier(pid: int, problems: list[str]) -> AttachRefused:
-    """The refusal where nothing carries a request to the process."""
+    """Return the refusal if no carrier can be made for the process."""
     reason = f"no folder of process {pid} takes a file ({'; '.join(problems)})"
     return AttachRefused("failed", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
 
@@ -217,10 +221,10 @@ def _prefix(pid: int) -> str:
 
 
 def _cleaned_folder(target: ProcStatus, path: str) -> int:
-    """A descriptor of the folder that the target knows as `path`; raises OSError.
+    """Return a descriptor of the folder that the target knows as `path`, and remove files of killed monitors from it.
 
-    Removes what an aitop that was killed left there. Nobody else attaches to this target now, so its files can go at
-    once; files for other targets stay until no request could still be under way.
+    Nobody else is attaching to this target now, so files for it are removed at once. Files for other targets are
+    removed once they are so old that no request can still use them. Raises OSError.
     """
     folder, now = open_folder_as(target.pid, path, target.user), time.time()
     with contextlib.suppress(OSError):  # not readable, or read and unlinked by the target just now
@@ -235,7 +239,7 @@ def _cleaned_folder(target: ProcStatus, path: str) -> int:
 
 
 def _folders(pid: int) -> list[str]:
-    """Where the target can read and unlink a file, best first, as the target names them."""
+    """Return folders where the target may be able to read and unlink a file, best first, as the target names them."""
     first, *others = FOLDERS
     own = (procfs.environ(pid) or {}).get("TMPDIR", "")
     folders = [first, own, *others, procfs.link(f"{procfs.PROC}/{pid}/cwd") or ""]

@@ -1,12 +1,12 @@
-"""Runs inside the target, in its main thread between two bytecodes: puts the hook in, or takes it out.
+"""Runs inside the target, in its main thread between two bytecodes: installs the hook, or removes it.
 
-This file's text travels to the target and is executed there in a namespace of its own; it imports nothing of aitop.
-Every error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt, which is the user's, goes
-through to the injected line, which hands it back to the program.
+This file is carried into the target and executed there in a namespace of its own, so it imports nothing of aitop. Every
+error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt, which is meant for the program,
+passes through to the injected line, which hands it to the program.
 """
 
-# The main thread may be at a moment at which nothing may be imported. Until that is known, only modules that every
-# interpreter has loaded are used. `__future__` is none of them, so annotations are strings.
+# The main thread may be at a point where nothing may be imported. Until that is known, only modules are used that every
+# interpreter has loaded. `__future__` is not one of them, so annotations are strings.
 import sys
 
 # Not from `typing`, which the target may not have loaded.
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-# The package made of the modules that travel, the hook's package in it, and the name in sys.modules under which the
+# The package that is made of the carried modules, the hook's package in it, and the name in sys.modules under which the
 # hook of a process is found, however it came in.
 ROOT = "_aitop"
 HOOK = "hook"
 ENTRANCE = "_aitop_hook"
-# Functions of importlib that take, hold or release a module's lock. Up to Python 3.11 an import that begins inside one
-# of them breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and so the program.
+# Functions of importlib that take, hold or release a module's lock. Up to Python 3.11, an import inside one of them
+# breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and so the program.
 LOCKING = frozenset(
     ("acquire", "release", "has_deadlock", "_get_module_lock", "cb", "_lock_unlock_module", "__enter__", "__exit__")
 )
 
 
 def taking_an_import_lock() -> bool:
-    """Whether the main thread was interrupted in a function of LOCKING: then nothing may be imported."""
+    """Return whether the main thread was interrupted in a function of LOCKING: then nothing may be imported."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name in LOCKING and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
@@ -38,16 +38,16 @@ def taking_an_import_lock() -> bool:
 
 
 def forget() -> None:
-    """Removes the packages from `sys.modules`."""
+    """Remove the hook's packages from `sys.modules`."""
     for name in [name for name in list(sys.modules) if name.partition(".")[0] in (ROOT, ENTRANCE)]:
         sys.modules.pop(name, None)
 
 
 def load(modules: "list[tuple[str, bytes, bytes]]", loads: "Any") -> "Any":
-    """Makes modules of (name, source, bytecode), each after those that it imports; returns the last.
+    """Create modules from (name, source, bytecode), each listed after those that it imports. Returns the last one.
 
-    `loads` makes code of bytecode, None where this interpreter does not read it.
-    `sys.meta_path` is left alone: a thread that imports at this moment iterates it, and would miss a finder.
+    `loads` is marshal's, which makes code of the bytecode; None if this interpreter cannot read the bytecode.
+    `sys.meta_path` is left alone, because a thread that is importing now iterates it and would skip a finder.
     """
     module: Any = None
     for path, source, compiled in modules:
@@ -67,7 +67,7 @@ def load(modules: "list[tuple[str, bytes, bytes]]", loads: "Any") -> "Any":
 
 
 def package(name: str) -> "Any":
-    """Returns the package of that name; makes it, and those above it, where it is not there yet."""
+    """Return the package of that name. Create it, and those above it, if it is not there yet."""
     if name in sys.modules:
         return sys.modules[name]
     above, _, last = name.rpartition(".")
@@ -80,7 +80,7 @@ def package(name: str) -> "Any":
 
 
 def added(name: str, package_name: str) -> "Any":
-    """Puts a new, empty module into the table of modules."""
+    """Put a new, empty module into `sys.modules` and return it."""
     spec_of: Any = type(sys.__spec__)  # ModuleSpec, without importing importlib
     module: Any = type(sys)(name)
     module.__spec__ = spec_of(name, None, is_package=name == package_name)
@@ -90,15 +90,15 @@ def added(name: str, package_name: str) -> "Any":
 
 
 def file_name(module: str) -> str:
-    """The name of the file in the code of a module, by its name below aitop."""
+    """Return the file name for the code of a module, given its name below aitop."""
     return f"<aitop hook>/{module.removeprefix(HOOK + '.').replace('.', '/')}.py"
 
 
 def bring(start: "dict[str, Any]", loads: "Any") -> str:
-    """Loads the core of the hook and asks it to install itself. Returns its answer.
+    """Load the core of the hook and ask it to install itself. Returns its answer.
 
-    The hook gets a function that loads the rest, by module: it does so later, while the run goes on. Where it does not
-    install itself nothing stays.
+    The hook gets a function with which it loads the other modules later, while the run goes on. If it does not install
+    itself, nothing of it stays.
     """
     hook: Any = sys.modules.get(ENTRANCE)
     if hook is not None:
@@ -110,7 +110,7 @@ def bring(start: "dict[str, Any]", loads: "Any") -> str:
             load([module for module in rest[name] if module[0] not in sys.modules], loads)
             return sys.modules[f"{ROOT}.{HOOK}.{name}"]
         finally:
-            # The hook may have left meanwhile.
+            # The hook may have left while the module was loaded.
             if ENTRANCE not in sys.modules:
                 forget()
 
@@ -126,7 +126,7 @@ def bring(start: "dict[str, Any]", loads: "Any") -> str:
 
 
 def remove() -> str:
-    """Asks the hook to leave and then drops its package."""
+    """Ask the hook to leave, and then drop its package."""
     hook: Any = sys.modules.get(ENTRANCE)
     if hook is None:
         return "absent"
@@ -137,8 +137,8 @@ def remove() -> str:
 
 
 def run(start: "dict[str, Any]", loads: "Any") -> str:
-    """Carries out the request in `start`, which payload/bundle.py made, and returns the answer: one line."""
-    # The main thread may have been interrupted where torch.compile looks at each new frame: it must not look at ours.
+    """Carry out the request in `start`, which payload/bundle.py made. Returns the answer: one line of text."""
+    # The main thread may have been interrupted where torch.compile examines each new frame. It must not examine ours.
     set_eval_frame: Any = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "set_eval_frame", type)
     eval_frame = set_eval_frame(None)
     try:

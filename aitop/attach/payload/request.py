@@ -1,7 +1,7 @@
 """One request to a target: the injected line, the carrier with the rest of it, and the answer.
 
-The target takes the carrier away as its first act; at the latest we do when the request ends. Both keep their own
-descriptor of it: the target appends its answer, and we read it there.
+The target claims the carrier as its first act; if it does not, we take it away when the request ends. Both sides keep
+their own descriptor of it: the target appends its answer, and we read it there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from aitop.sources.process_status import ProcStatus
 
 LONGEST_ANSWER = 4096
 
-# Runs in a namespace of its own. `d` is the carrier: only the inode that we made is read, and only by the process that
-# it is meant for (a child forked meanwhile has the request too). `k` is what the outer line runs through at the end:
-# nothing, or the user's interrupt. The text is compiled first: an interrupt that leaves the `exec` of a text makes
-# CPython end as if nobody had caught it.
+# Runs in a namespace of its own. `d` is the carrier's descriptor: only the inode that we made is read, and only by the
+# process that it is meant for (a child forked in between has the request too). `k` is what the outer line iterates at
+# the end: nothing, or the user's interrupt. The text is compiled before `exec`, because a KeyboardInterrupt that leaves
+# the `exec` of a string makes CPython exit as if nobody had caught it.
 _INNER = """\
 import posix as o
 k=()
@@ -32,15 +32,15 @@ except KeyboardInterrupt:
  import _thread
  k=iter(_thread.interrupt_main,None)
 """
-# No exception may leave the line: it would end the target. An interrupt (Ctrl-C) that arrives meanwhile is the user's:
-# stepping through `k` raises it again as the very last thing, after which CPython looks for signals no more before it
-# is back in the user's own code.
+# No exception may leave the line, because it would end the target. But an interrupt (Ctrl-C) that arrives while it runs
+# is meant for the program. Iterating `k` raises it again as the very last thing, after which CPython does not check for
+# signals before it is back in the user's own code.
 _OUTER = """\
 try:
  for _ in (lambda n:(exec({inner!r},n),n['k']))({{}})[1]:pass
 except BaseException:pass
 """
-# The injected line must be short; it continues with this, which lies in the carrier.
+# The injected line must be short, so it continues with this text, which it reads from the carrier.
 _SECOND = """\
 import marshal as m,sys
 {claim};b=m.loads(o.pread(d,{size},{at}));g=b[3];a='error: interrupted'
@@ -55,11 +55,11 @@ PAYLOAD_AT = STATE_AT + len(FREE)
 
 
 class Request:
-    """One request, which has a carrier until `close`, or until the target has taken it. Raises AttachRefused for none.
+    """One request, with a carrier until `close`. Raises AttachRefused if no carrier can be made.
 
-    `line` is the text to inject, closed by a zero. `path` is the carrier's name in the target: running it as a script,
-    up to its first zero, runs the same line. `file` asks for a file as carrier, for a way in that would make the target
-    complain where nothing is at the path any more.
+    `line` is the text to inject, with a zero byte at its end. `path` is the carrier's name in the target: if that is
+    run as a script (up to its first zero byte), it runs the same line. With `file` the carrier is a file, for a way in
+    that makes the target complain if it finds nothing at the path.
     """
 
     def __init__(self, target: ProcStatus, payload: bytes, *, file: bool = False) -> None:
@@ -80,27 +80,27 @@ class Request:
         raise no_carrier(target.pid, problems)
 
     def answer(self) -> str | None:
-        """The target's answer, None while there is none."""
+        """Return the target's answer, None while there is none."""
         data = os.pread(self._carrier.fd, LONGEST_ANSWER, self._end) if self._carrier is not None else b""
         return data[:-1].decode("utf-8", "replace") if data.endswith(b"\n") else None
 
     def is_there(self) -> bool:
-        """Whether the target has not begun with the request."""
+        """Return whether the target has not begun with the request yet."""
         return self._carrier is not None and self._carrier.is_there()
 
     def cancel(self) -> bool:
-        """Takes the request back. True: the target will never run it. False: it had already begun."""
+        """Take the request back. True: the target will never run it. False: it has already begun."""
         return self._carrier is None or self._carrier.take_away()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Take the carrier away and close it. Idempotent."""
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             carrier.take_away()
             carrier.close()
 
     def _fill(self, carrier: Carrier) -> bytes:
-        """Writes the request into a carrier, and returns the line to inject."""
+        """Write the request into a carrier, and return the line to inject."""
         second = _SECOND.format(claim=carrier.claim, size=len(self._payload), at=PAYLOAD_AT, end=self._end).encode()
         inner = _INNER.format(
             pid=self._target.inner_pid,
@@ -114,7 +114,7 @@ class Request:
         if len(line) > LONGEST_LINE:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         content = line.ljust(LONGEST_LINE, b"\0") + second.ljust(SECOND_ROOM, b"\0") + FREE + self._payload
-        # Not `write`: the file is locked from its current position, which stays the beginning.
+        # `pwrite`, because the file is locked from its current position, which must stay at the beginning.
         if os.pwrite(carrier.fd, content, 0) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return line

@@ -1,11 +1,11 @@
-"""The ways into a process, and what they share: the line that is injected, and how it is put in place and taken back.
+"""The ways into a process, and what they share: how the injected line is put in place and taken back.
 
-Each way makes the target's main thread run that line between two bytecodes, or where the main thread is proven to have
-released the GIL. None runs Python in a thread that was interrupted anywhere.
+Each way makes the target's main thread run that line between two bytecodes, or while the main thread is proven to have
+released the GIL. None runs Python in a thread that was interrupted at an arbitrary point.
 
     remote_debug   Python 3.14 and later: CPython's own protocol (PEP 768); nothing is stopped
-    signal_frame   x86-64: one stopped thread queues a pending call (SignalFrame), or, where it sleeps in a system
-                   call, runs the line there (SleepingCall)
+    signal_frame   x86-64: the briefly stopped main thread queues a pending call (SignalFrame) or, if it sleeps in a
+                   system call, runs the line right there (SleepingCall)
     gdb            other machines: the user's gdb queues the pending call
 
 What was measured of each is in tests/bench/README.md: no target harmed in thousands of cycles.
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Ways that write the target's memory and do not trace it.
 WITHOUT_PTRACE = frozenset(("remote-debug",))
 
-# Copying the line takes the target microseconds of CPU time; on a loaded machine it may wait for a processor meanwhile.
+# For how long the target may be copying the line: that takes microseconds of CPU time, but on a loaded machine the
+# target may have to wait for a core. In nanoseconds of its CPU time, and in seconds at least and at most.
 COPYING_NS, COPYING_S, LONGEST_COPYING_S = 1_000_000, 0.005, 1.0
 
 
@@ -57,17 +58,17 @@ class TargetProcess(msgspec.Struct, frozen=True):
 
     @property
     def scratch(self) -> Span:
-        """The room for the line. Raises NotNow where there is none."""
+        """The memory for the injected line. Raises NotNow if there is none."""
         if self.python.scratch is None:
             raise NotNow("there is no room for the hook's first line")
         return self.python.scratch
 
 
 def check_running(target: TargetProcess) -> None:
-    """Raises NotNow where the interpreter has not begun or is ending, as far as that is known.
+    """Raise NotNow if the interpreter is not initialised yet or is being finalised, as far as that is known.
 
-    When CPython ends it frees what a call would use, long before the process is gone: a call at that time would crash a
-    run that had just finished.
+    At its end CPython frees what our call would use, long before the process is gone. A call at that time would crash a
+    run that has just finished.
     """
     place = target.python.initialized
     if place is not None and target.memory.read(place, 4) == bytes(4):
@@ -75,9 +76,9 @@ def check_running(target: TargetProcess) -> None:
 
 
 def put_line(target: TargetProcess, line: bytes) -> None:
-    """Writes the line all but for its first byte, which makes it valid.
+    """Write the line except for its first byte, which makes it valid.
 
-    A call that an aitop left in the queue when it was killed reads an empty text meanwhile.
+    Until then a call that a killed aitop has left in the queue reads an empty text.
     """
     place = target.scratch.address
     if target.memory.read(place, len(line)) != line:
@@ -86,10 +87,10 @@ def put_line(target: TargetProcess, line: bytes) -> None:
 
 
 def wipe_line(target: TargetProcess, *, in_use: bool) -> None:
-    """Erases the line: a call that is still queued then runs an empty text, which does nothing.
+    """Erase the line. A call that is still queued then runs an empty text, which does nothing.
 
-    The first byte goes first, so that a reader sees the whole line or nothing. Where it may be `in_use`, the rest goes
-    when a reader has surely finished.
+    The first byte is erased first, so that a reader sees the whole line or nothing. If the target may be reading the
+    line (`in_use`), the rest is erased only when the reader has surely finished.
     """
     scratch = target.scratch
     try:
@@ -102,16 +103,16 @@ def wipe_line(target: TargetProcess, *, in_use: bool) -> None:
 
 
 def wait_for_reader(target: TargetProcess) -> None:
-    """Waits until a main thread that may be copying the line at this moment has surely done so."""
+    """Wait until a main thread that may be copying the line right now has surely finished."""
     let_it_finish(target.pid, COPYING_NS, COPYING_S, LONGEST_COPYING_S)
 
 
 class WayIn:
     """One way in.
 
-    `patience` is how long to wait for the answer before the next way is tried as well, in seconds. A `costly` way
-    stops the whole program for long and is tried only where no other got in. What an `exclusive` way brought in is
-    withdrawn before the next way is tried.
+    `patience` is how many seconds to wait for the answer before the next way is tried as well. A `costly` way stops the
+    whole program for long, so it is tried only if no other way has brought the request in. What an `exclusive` way
+    brought in is withdrawn before the next way is tried.
     """
 
     name: str
@@ -120,16 +121,16 @@ class WayIn:
     exclusive = False
 
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
-        """What closes this way for the target, None where it is open."""
+        """Return what closes this way for the target, None if it is open."""
         raise NotImplementedError
 
     def enter(self, target: TargetProcess, request: Request) -> None:
-        """Brings the request in, once.
+        """Bring the request in, once.
 
-        Raises NotNow, with the target as it was, where another moment may suit, and AttachRefused where none will.
+        Raises NotNow, with the target unchanged, if it may work at another moment, and AttachRefused if it never will.
         """
         raise NotImplementedError
 
     def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
-        """Takes back what `enter` left. `in_use`: the target may be reading it at this moment."""
+        """Take back what `enter` left in the target. `in_use`: the target may be reading it right now."""
         wipe_line(target, in_use=in_use)

@@ -1,15 +1,16 @@
 """The last way in, for machines other than x86-64: the user's gdb queues the line as a pending call.
 
-gdb stops the whole program for a moment, has the main thread call `Py_AddPendingCall`, and lets go. It needs no symbols
-for that: the function's address is known. It runs under a guard (gdb_guard.py), which bounds its time and outlives us.
+gdb stops the whole program for a moment, has the main thread call `Py_AddPendingCall`, and detaches. It needs no
+symbols for that, because the function's address is known. It runs under a guard (gdb_guard.py), which limits its time
+and outlives us.
 
 gdb must never be killed: the process would run into the breakpoint that gdb has left on its stack, and die (30 of 30
-did where gdb was killed inside the call, 1 of 35 at a random moment). So it is not used on x86-64, where the other ways
-have no such moment, and nothing here kills it. lldb has the same flaw and stops a torch process for seconds: it is not
-used at all.
+did when gdb was killed inside the call, 1 of 35 at a random moment). So nothing here kills gdb, and it is not used on
+x86-64, where the other ways have no such moment. lldb has the same flaw and also stops a torch process for seconds, so
+it is not used at all.
 
-A gdb that is installed need not work: one that is older than the machine may fail to write its vector registers
-("Couldn't write extended state status: Bad address"), in the middle of the call. So it is tried first on a process of
+A gdb that is installed may still not work: one that is older than the machine may fail to write its vector registers
+("Couldn't write extended state status: Bad address") in the middle of the call. So it is first tried on a process of
 our own (`fault_of_gdb`).
 """
 
@@ -28,13 +29,13 @@ from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused, NotNow, ended
 from aitop.attach.ways import NO_ROOM, Obstacle, TargetProcess, WayIn, gdb_guard, put_line
 
-# When gdb is interrupted, and how long we then wait for it.
+# Seconds after which gdb is interrupted, and how much longer we wait for its guard.
 GDB_SECONDS = 10.0
 GUARD_SECONDS = 6.0
 NOWHERE = "/nonexistent"
 MISSING = Obstacle("gdb is not installed", "install gdb, or start it with: aitop run -- CMD")
 QUEUED, ENDING = re.compile(r"^\$\d+ = 0$", re.M), re.compile(r"^\$\d+ = 7$", re.M)
-# What gdb is tried on: a Python that prints where its `Py_IsInitialized` lies, waits, and exits with 0 unless harmed.
+# What gdb is tried on: a Python that prints the address of `Py_IsInitialized`, waits, and exits with 0 unless harmed.
 TRIAL = (
     "import ctypes, sys; print(ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value, flush=True); "
     "sys.stdin.read()"
@@ -45,7 +46,10 @@ REPLACE_GDB = "install a newer gdb, or start it with: aitop run -- CMD"
 
 
 def gdb_command(program: str, pid: int, call: str) -> list[str]:
-    """A gdb that reads none of the user's settings, and no symbols, which would make it stop the program for long."""
+    """Return the command of a gdb that reads none of the user's settings.
+
+    It reads no symbols either, because that would stop the program for long.
+    """
     settings = (
         *("auto-load off", "auto-solib-add off", "debuginfod enabled off", f"sysroot {NOWHERE}", "pagination off"),
         *("confirm off", "unwindonsignal on", "print thread-events off"),
@@ -55,7 +59,7 @@ def gdb_command(program: str, pid: int, call: str) -> list[str]:
 
 
 def queue_if_initialized(python: PythonImage, line: int) -> str:
-    """The expression for gdb: 0 where the text at `line` was queued, 7 where the interpreter does not run."""
+    """Return the expression for gdb. It gives 0 if the text at `line` was queued, 7 if the interpreter does not run."""
     queue, run = python.address("Py_AddPendingCall"), python.address("PyRun_SimpleString")
     initialized = python.address("Py_IsInitialized")
     queued = f"((int (*)(unsigned long, unsigned long)) {queue:#x})({run:#x}, {line:#x})"
@@ -63,7 +67,7 @@ def queue_if_initialized(python: PythonImage, line: int) -> str:
 
 
 class Gdb(WayIn):
-    """Has the user's gdb queue the line. `always`: also on x86-64, where better ways are open (for tests)."""
+    """Has the user's gdb queue the line. `always`: also on x86-64, where there are better ways (for tests)."""
 
     name = "gdb"
     patience = 1.0
@@ -99,7 +103,7 @@ class Gdb(WayIn):
 
 
 def run_guarded(pid: int, seconds: float, command: list[str]) -> str:
-    """Runs gdb under its guard. Returns gdb's output."""
+    """Run gdb under its guard, which interrupts it after `seconds`. Returns gdb's output."""
     guard = [sys.executable, "-I", "-S", str(Path(gdb_guard.__file__)), str(pid), str(seconds), *command]
     process = subprocess.Popen(
         guard,
@@ -108,7 +112,7 @@ def run_guarded(pid: int, seconds: float, command: list[str]) -> str:
         stderr=subprocess.DEVNULL,
         text=True,
         errors="replace",
-        # A Ctrl-C that ends us must not reach it.
+        # A Ctrl-C in our terminal must not reach it.
         start_new_session=True,
     )
     try:
@@ -121,9 +125,9 @@ def run_guarded(pid: int, seconds: float, command: list[str]) -> str:
 
 @functools.cache
 def fault_of_gdb(program: str) -> Obstacle | None:
-    """Tries this gdb on a Python of our own. None where it works: its call returns, and that Python is unharmed.
+    """Try this gdb on a Python of our own. Returns None if it works: its call returns and that Python is unharmed.
 
-    Takes about a third of a second, once.
+    Takes about a third of a second; the result is cached.
     """
     pipe = subprocess.PIPE
     try:
@@ -144,7 +148,7 @@ def fault_of_gdb(program: str) -> Obstacle | None:
 
 
 def _exit_status(child: subprocess.Popen[bytes]) -> int | None:
-    """None where the child does not end."""
+    """Return the child's exit status, None if it does not end in time."""
     try:
         return child.wait(TRIAL_SECONDS)
     except subprocess.TimeoutExpired:
@@ -152,5 +156,5 @@ def _exit_status(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def _end_of(output: str) -> str:
-    """The end of gdb's output, where its complaint is, on one line."""
+    """Return the end of gdb's output, which has its error message, on one line."""
     return " ".join(output.split())[-200:] or "it says nothing"

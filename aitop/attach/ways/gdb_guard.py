@@ -1,11 +1,11 @@
-"""A program of its own that runs gdb on a process, and sees to it that the process runs on.
+"""A separate program that runs gdb on a process, and makes sure that the process goes on running afterwards.
 
     python -I -S gdb_guard.py PID SECONDS COMMAND ...
 
-It outlives the monitor that started it, so that nothing is left half-way when the monitor is killed. After SECONDS it
-interrupts gdb, which then takes back the call that it has the process make, and lets go. It never kills gdb: that would
-cost the process its life in the middle of a call. Where somebody else kills gdb, a process that is left stopped is
-continued. Prints gdb's output.
+It outlives the monitor that started it, so that nothing is left half done if the monitor is killed. After SECONDS it
+interrupts gdb, which then undoes the call that it is having the process make, and detaches. It never kills gdb: in the
+middle of a call that would kill the process as well. If somebody else kills gdb and leaves the process stopped, the
+process is continued. Prints gdb's output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETTLE_S = 0.2
 
 
 def status(pid: int, tid: int) -> dict[str, str]:
-    """The fields of the `status` file of a thread; empty where it is gone."""
+    """Return the fields of a thread's `/proc` status file; empty if the thread is gone."""
     try:
         with open(f"/proc/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
             return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
@@ -31,7 +31,7 @@ def status(pid: int, tid: int) -> dict[str, str]:
 
 
 def stop_is_left(pid: int) -> bool:
-    """Whether the process is stopped and nobody traces it, or will stop as soon as a thread can take its signal."""
+    """Return whether the process is stopped without a tracer, or has a SIGSTOP pending that will stop it."""
     try:
         threads = [status(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -42,8 +42,8 @@ def stop_is_left(pid: int) -> bool:
 
 
 def run(seconds: float, command: list[str]) -> tuple[int, str]:
-    """Runs gdb to its end, and interrupts it once its time is over. Returns its exit status and its output."""
-    # Not a pipe to the monitor, which may be killed.
+    """Run gdb to its end, and interrupt it when its time is over. Returns its exit status and its output."""
+    # A file, not a pipe to the monitor, because the monitor may be killed.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         while process.returncode is None:
@@ -57,7 +57,7 @@ def run(seconds: float, command: list[str]) -> tuple[int, str]:
 
 
 def continue_stopped(pid: int, started: str) -> None:
-    """Continues the process where a gdb that was killed has left it stopped."""
+    """Continue the process if a gdb that was killed has left it stopped. `started` identifies the process."""
     until = time.monotonic() + SETTLE_S
     while time.monotonic() < until and start_time(pid) == started:
         if stop_is_left(pid):
@@ -66,7 +66,7 @@ def continue_stopped(pid: int, started: str) -> None:
 
 
 def start_time(pid: int) -> str:
-    """Start time in clock ticks after boot, which identifies the process; empty where it is gone."""
+    """Return the start time in clock ticks after boot, which identifies the process; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rsplit(")", 1)[1].split()[19]
@@ -75,7 +75,7 @@ def start_time(pid: int) -> str:
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Not SIG_IGN, which gdb would inherit.
         signal.signal(number, lambda *_: None)

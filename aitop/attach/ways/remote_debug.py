@@ -1,4 +1,4 @@
-"""The way in for Python 3.14 and later: CPython's remote debugging protocol (PEP 768), spoken by ourselves.
+"""The way in for Python 3.14 and later: our own implementation of CPython's remote debugging protocol (PEP 768).
 
 A few bytes written into the target's memory make its main thread run a script at its next safe point. Nothing is
 stopped.
@@ -16,16 +16,19 @@ from aitop.attach.ways import Obstacle, TargetProcess, WayIn, check_running, wai
 
 COOKIE = b"xdebugpy"
 FIRST = (3, 14)
-# Where `debugger_support` lies in struct _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h).
+# Offset of `debugger_support` in struct _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h).
 SUPPORT_AT = {(3, 14): 712}
-# runtime_state.interpreters_head; interpreter_state.threads_main
+# Offsets in the same struct of runtime_state.interpreters_head and interpreter_state.threads_main.
 INTERPRETERS_AT, MAIN_THREAD_AT = 40, 80
 PLEASE_STOP = 1 << 5
 SHORTEST_PATH, LARGEST_OFFSET = 64, 1 << 24
 
 
 class _Mailbox(msgspec.Struct, frozen=True):
-    """Addresses in the target: the main thread's flags, the "script pending" switch, and `room` bytes for its path."""
+    """Addresses in the target: the main thread's eval breaker, the "script pending" flag, and the script's path.
+
+    `room` is the number of bytes for the path.
+    """
 
     breaker: int
     pending: int
@@ -38,11 +41,12 @@ class RemoteDebug(WayIn):
 
     name = "remote-debug"
     patience = 0.3
-    # An interpreter that finds no file at the path complains on the target's stderr.
+    # If another way were to take the request first, the interpreter would find no file at the path and complain on the
+    # target's stderr.
     exclusive = True
 
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
-        """Raises AttachRefused where the target's owner does not want this."""
+        """Return what closes this way, or None. Raises AttachRefused if the target's owner switched it off."""
         if target.python.version < FIRST:
             return Obstacle("its Python is older than 3.14")
         if target.python.version not in SUPPORT_AT:
@@ -66,12 +70,12 @@ class RemoteDebug(WayIn):
         memory = target.memory
         memory.write(mailbox.path, path)
         memory.write(mailbox.pending, struct.pack("<i", 1))
-        # Only the byte that has the flag: the target may change the others at the same time.
+        # Write only the byte that has the flag, because the target may be changing the others.
         flags = memory.read(mailbox.breaker, 1)[0]
         memory.write(mailbox.breaker, bytes((flags | PLEASE_STOP,)))
 
     def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
-        """Clears the switch; a main thread that has just seen it gets time to open the file."""
+        """Clear the flag. A main thread that has just seen it gets time to open the file before the path is erased."""
         try:
             mailbox = _find(target)
             if mailbox is None:
@@ -80,16 +84,16 @@ class RemoteDebug(WayIn):
             if in_use:
                 wait_for_reader(target)
             target.memory.write(mailbox.path, bytes(mailbox.room))
-        except (OSError, _UnknownLayoutError):  # the process is gone, and the switch with it
+        except (OSError, _UnknownLayoutError):  # the process is gone, and the flag with it
             pass
 
 
 class _UnknownLayoutError(Exception):
-    """What lies in the target's memory is not what this version of Python has there."""
+    """The target's memory does not have the layout that this version of Python should have."""
 
 
 def _find(target: TargetProcess) -> _Mailbox | None:
-    """The mailbox, None where there is no main thread yet. Raises AttachRefused where the owner switched it off."""
+    """Return the mailbox, None if there is no main thread yet. Raises AttachRefused if the owner switched it off."""
     symbol = target.python.symbols.get("_PyRuntime")
     if symbol is None:
         raise _UnknownLayoutError("its Python does not export its runtime")

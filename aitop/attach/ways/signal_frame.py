@@ -1,17 +1,17 @@
 """The ways in on x86-64: a stopped thread calls functions through a synthetic signal frame, then goes on as before.
 
-How it gets in, with Python 3.10 to 3.14:
+How it works, with Python 3.10 to 3.14:
 
-1. The main thread is stopped for a fraction of a millisecond (stopped_thread.py) and its state read.
-2. What the kernel does to deliver a signal is done by us: below the thread's stack goes a frame that holds everything
-   it was doing (`build`), and the thread is set to the first instruction of a function.
-3. The function returns into `rt_sigreturn`, and the kernel itself restores general and vector registers, flags and
-   signal mask. Frames can be chained: the end of one function starts the next.
+1. The main thread is stopped for a fraction of a millisecond (stopped_thread.py) and its state is read.
+2. We do what the kernel does to deliver a signal: write a frame with the thread's complete state below its stack
+   pointer (`build`), and set its registers to the first instruction of a function.
+3. The function returns into `rt_sigreturn`, with which the kernel itself restores general and vector registers, flags
+   and signal mask. Frames can be chained: when one function returns, the next one starts.
 
-Once the registers are set nothing depends on aitop any more: it may be killed. `SignalFrame` calls `Py_AddPendingCall`,
-which is harmless at any place: CPython runs the line later, between two bytecodes. `SleepingCall` is for a main thread
-that sleeps in a system call without the GIL and would not look at its pending calls: it takes the GIL, runs the line
-and gives the GIL back.
+Once the registers are set nothing depends on aitop any more, so it may be killed. `SignalFrame` calls
+`Py_AddPendingCall`, which is safe at any point: CPython runs the line later, between two bytecodes. `SleepingCall` is
+for a main thread that sleeps in a system call without the GIL, and so would not get to its pending calls: it takes the
+GIL, runs the line and releases the GIL.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from aitop.attach.ways.stopped_thread import Registers, StoppedThread, ThreadSta
 RED_ZONE = 128
 SIGNAL_INFO_SIZE = 128
 CODE_SEGMENT_64 = 0x33
-# The trap and direction flags must be off where a function begins.
+# The trap and direction flags must be off at the start of a function.
 FLAGS_OFF = ~0x500
 NO_SYSTEM_CALL = (1 << 64) - 1
 UCONTEXT_FLAGS = 7
-# Not a valid mode: the kernel then leaves the alternate stack alone.
+# Not a valid mode, so the kernel leaves the thread's alternate signal stack alone.
 IGNORED_STACK_FLAGS = 0x7F
 SIGCONTEXT_ORDER = (
     *("r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "rdi", "rsi", "rbp", "rbx", "rdx", "rax", "rcx"),
@@ -73,7 +73,7 @@ BETWEEN_LOOKS_S = 0.1
 # What PyGILState_Ensure returns in a thread that did not hold the GIL.
 GIL_WAS_NOT_HELD = 1
 
-# The vector state in a signal frame.
+# Layout of the vector state in a signal frame.
 MAGIC_1, MAGIC_2 = 0x46505853, 0x46505845
 SOFTWARE_BYTES_AT = 464
 HEADER_AT = 512
@@ -98,10 +98,10 @@ class SignalFrame(WayIn):
 
 
 class SleepingCall(WayIn):
-    """Runs the line in the main thread while it sleeps, as a C extension's callback would run Python.
+    """Runs the line in the main thread while it sleeps in a system call, as a callback of a C extension would.
 
-    Two looks must show the thread at the same place of the same system call, without the GIL. The thread takes the
-    GIL, runs the line and gives the GIL back by itself, through chained signal frames.
+    Two looks must show the thread at the same point of the same system call, without the GIL. Chained signal frames
+    then make the thread take the GIL, run the line and release the GIL.
     """
 
     name = "sleeping-call"
@@ -112,7 +112,7 @@ class SleepingCall(WayIn):
 
     def enter(self, target: TargetProcess, request: Request) -> None:
         check_running(target)
-        # A thread that is seen to run is not stopped for a look.
+        # /proc is asked first, so that a thread that runs is not stopped just for a look.
         for pause in (BETWEEN_LOOKS_S, 0):
             if not may_be_asleep(target.pid):
                 raise NotNow("the main thread is not asleep")
@@ -134,7 +134,7 @@ def _run_asleep(target: TargetProcess, line: bytes, first: ThreadState) -> None:
 
     def still_asleep(thread: StoppedThread, target: TargetProcess) -> ThreadState:
         state = thread.state()
-        # Our first stop makes the kernel restart a timed wait, which then has another number.
+        # Our first stop made the kernel restart a timed wait, which then has another system call number.
         if state.system_call not in (first.system_call, SYS_RESTART) or any(
             state.registers[name] != first.registers[name] for name in ("rip", "rsp", "rdi", "rsi")
         ):
@@ -146,7 +146,7 @@ def _run_asleep(target: TargetProcess, line: bytes, first: ThreadState) -> None:
 
 
 def _asleep(thread: StoppedThread, target: TargetProcess) -> ThreadState:
-    """The state of a thread that sleeps without the GIL; raises NotNow for any other."""
+    """Return the state of a thread that sleeps without the GIL. Raises NotNow for any other."""
     state = thread.state()
     if state.system_call not in SLEEPS:
         raise NotNow("the main thread is not asleep")
@@ -159,26 +159,26 @@ def _check_no_gil(target: TargetProcess, state: ThreadState) -> None:
         raise NotNow("the main thread is just waking up")
     try:
         held = target.python.holds_gil(target.memory, state.registers["fs_base"])
-    except OSError:  # the thread state was freed meanwhile
+    except OSError:  # CPython has freed the thread state
         held = None
     if held is not False:
         raise NotNow("the main thread does not let go of the interpreter")
 
 
-# Looks at the stopped main thread; raises NotNow where it is in the wrong place.
+# Reads the state of the stopped main thread. Raises NotNow if the calls cannot be made where the thread is.
 Look = Callable[[StoppedThread, TargetProcess], ThreadState]
 
 
 def look_in(target: TargetProcess, look: Look) -> ThreadState:
-    """Stops the main thread for a look. Returns its state."""
+    """Stop the main thread just long enough to read its state, and return that."""
     with _stopped(target) as thread:
         return look(thread, target)
 
 
 def call_in_main_thread(target: TargetProcess, calls: Sequence[Call], look: Look, line: bytes) -> None:
-    """Puts the line in place and has the main thread make the calls and then go on with what it was doing.
+    """Put the line in place, have the main thread make the calls, and then have it go on with what it was doing.
 
-    To be called within `in_own_thread`. Until the registers are set nothing has happened to the target; from then on
+    Call this within `in_own_thread`. Nothing has happened to the target until the registers are set; after that
     everything happens without us.
     """
     if cannot_be_woken(target.pid):
@@ -204,7 +204,7 @@ def call_in_main_thread(target: TargetProcess, calls: Sequence[Call], look: Look
 
 
 def _errno_of(target: TargetProcess, state: ThreadState) -> SavedErrno | None:
-    """The thread's errno and where it lies; None where that is not known."""
+    """Return the thread's errno and its address; None if the address is not known."""
     place = target.python.libc.errno
     if place is None:
         return None
@@ -213,7 +213,7 @@ def _errno_of(target: TargetProcess, state: ThreadState) -> SavedErrno | None:
 
 
 def frame_obstacle(target: TargetProcess) -> Obstacle | None:
-    """Why no signal frame can be made for this target, None where one can."""
+    """Return why no signal frame can be made for this target, None if one can."""
     python = target.python
     if not on_x86_64():
         return Obstacle("signal frames are known for x86-64 only")
@@ -227,12 +227,12 @@ def frame_obstacle(target: TargetProcess) -> Obstacle | None:
 
 
 def anywhere(thread: StoppedThread, _target: TargetProcess) -> ThreadState:
-    """The look for calls that are harmless at any place."""
+    """The look for calls that are safe at any point: accept the thread wherever it is."""
     return thread.state()
 
 
 def check_interruptible(thread: StoppedThread, target: TargetProcess, state: ThreadState) -> None:
-    """Raises NotNow in the few places where the kernel would not simply deliver a signal."""
+    """Raise NotNow at the few points where the kernel would not simply deliver a signal."""
     if state.registers["cs"] & 0xFFFF != CODE_SEGMENT_64:
         raise NotNow("the main thread runs 32-bit code")
     if (area := thread.rseq_area()) is None:
@@ -249,14 +249,14 @@ def _stopped(target: TargetProcess) -> StoppedThread:
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function in the target and its (at most three) integer arguments. Its result is dropped."""
+    """A call to make in the target: address of the function, and at most three integer arguments."""
 
     function: int
     arguments: tuple[int, ...] = ()
 
 
 class SavedErrno(msgspec.Struct, frozen=True):
-    """A thread's errno: where it lies, its four bytes, and the C function `swab` that puts them back."""
+    """A thread's errno: its address, its four bytes, and the address of C's `swab`, which puts them back."""
 
     address: int
     content: bytes
@@ -264,7 +264,7 @@ class SavedErrno(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """The bytes to write at `address`, and the registers to set after that."""
+    """A signal frame: the bytes to write at `address`, and the registers to set after that."""
 
     address: int
     content: bytes
@@ -274,9 +274,9 @@ class Frame(msgspec.Struct, frozen=True):
 def build(
     state: ThreadState, calls: Sequence[Call], restorer: int, layout: XsaveLayout, saved_errno: SavedErrno | None = None
 ) -> Frame:
-    """A frame that runs `calls` one after the other, puts `saved_errno` back, and then brings `state` back.
+    """Return the frame that runs `calls` one after the other, then restores `saved_errno` and finally `state`.
 
-    `restorer` is the address of a `mov $15,%rax; syscall` in the target.
+    `restorer` is the address of a `mov $15,%rax; syscall` (rt_sigreturn) in the target.
     """
     vector = layout.seal(state.xstate)
     area = (state.registers["rsp"] - RED_ZONE - len(vector)) & ~63
@@ -286,22 +286,23 @@ def build(
     registers = state.registers
     if saved_errno is not None:
         at -= ERRNO_ROOM
-        # `swab` swaps the bytes of each pair that it copies.
+        # `swab` swaps the two bytes of each pair that it copies, so they are swapped here first.
         writes.append((at, bytes(saved_errno.content[i ^ 1] for i in range(4))))
         calls = [*calls, Call(saved_errno.swab, (at, saved_errno.address, 4))]
     for call in reversed(calls):
         context = _ucontext(resumed, vector_at, state.signal_mask)
-        # The stack is 8 off a multiple of 16 where a function begins, just behind its return address.
+        # At a function's start the ABI wants the stack pointer, which points to the return address, 8 off a multiple
+        # of 16.
         at = ((at - 16 - 8 - len(context) - SIGNAL_INFO_SIZE) & ~15) - 8
         writes.append((at, struct.pack("<Q", restorer) + context))
         registers = _entering(state.registers, call, at)
-        # Between two calls the vector state is reset to its defaults, as a function may expect.
+        # Between two calls the vector state is reset to its defaults, as functions may expect.
         resumed, vector_at = registers, 0
     return Frame(*_joined(writes), registers)
 
 
 def _joined(writes: Sequence[tuple[int, bytes]]) -> tuple[int, bytes]:
-    """The writes joined to one, with zeros in the gaps, which are small."""
+    """Join the writes into one: (address, bytes), with zeros in the gaps, which are small."""
     start = min(at for at, _ in writes)
     whole = bytearray(max(at + len(data) for at, data in writes) - start)
     for at, data in writes:
@@ -310,21 +311,24 @@ def _joined(writes: Sequence[tuple[int, bytes]]) -> tuple[int, bytes]:
 
 
 def resumption(state: ThreadState) -> Registers:
-    """The registers that the thread goes on with, as the kernel sets them when a signal interrupts a system call."""
+    """Return the registers with which the thread goes on.
+
+    They are set as the kernel sets them after a signal has interrupted a system call.
+    """
     registers = dict(state.registers)
     number = state.system_call
     if number is None:
         return registers
     if -state.result in (RESTART_SYS, RESTART_NO_INTR, RESTART_NO_HAND):
-        # A lock wait returns EINTR, so that CPython looks at its pending calls and then waits on. Any other call is
-        # issued again, as the kernel does where no handler runs.
+        # A wait for a lock returns EINTR, so that CPython runs its pending calls and then waits on. Any other system
+        # call is issued again, as the kernel does if no handler runs.
         if number == SYS_FUTEX and -state.result == RESTART_SYS:
             registers["rax"] = -errno.EINTR & NO_SYSTEM_CALL
         else:
             _issue_again(registers)
     elif -state.result == RESTART_BLOCK:
-        # The kernel forgets how to restart a timed wait when a frame is returned from. A `poll` that waits for ever, or
-        # not at all, can be issued again.
+        # After rt_sigreturn the kernel no longer knows how to restart a timed wait. But a `poll` without a time limit,
+        # or with one of zero, can be issued again.
         if number == SYS_POLL and _signed_int(registers["rdx"]) <= 0:
             _issue_again(registers)
         else:
@@ -343,7 +347,7 @@ def _signed_int(word: int) -> int:
 
 
 def _entering(registers: Registers, call: Call, stack: int) -> Registers:
-    """The registers at the first instruction of a function."""
+    """Return the registers at the first instruction of the called function."""
     entering = dict(registers)
     entering.update(
         rip=call.function, rsp=stack, rax=0, orig_rax=NO_SYSTEM_CALL, eflags=registers["eflags"] & FLAGS_OFF
@@ -353,7 +357,7 @@ def _entering(registers: Registers, call: Call, stack: int) -> Registers:
 
 
 def _ucontext(registers: Registers, vector_at: int, signal_mask: bytes) -> bytes:
-    """`struct ucontext` of the kernel, with the registers to go on with."""
+    """Return the kernel's `struct ucontext` with the registers to restore. `vector_at`: address of the vector state."""
     general = struct.pack("<18Q", *(registers[name] for name in SIGCONTEXT_ORDER))
     segments = struct.pack("<4H", registers["cs"] & 0xFFFF, 0, 0, registers["ss"] & 0xFFFF)
     # err, trapno, oldmask, cr2, fpstate, reserved
@@ -363,15 +367,16 @@ def _ucontext(registers: Registers, vector_at: int, signal_mask: bytes) -> bytes
 
 
 class XsaveLayout(msgspec.Struct, frozen=True):
-    """The vector state's layout in a signal frame: mask of the state components, and size in bytes without the trailing
-    magic number.
+    """The layout of the vector state in a signal frame.
+
+    `features` is the mask of its state components, `size` its bytes without the trailing magic number.
     """
 
     features: int
     size: int
 
     def seal(self, xstate: bytes) -> bytes:
-        """Makes a thread's vector state into the area that `rt_sigreturn` restores bit for bit."""
+        """Turn a thread's vector state into the area that `rt_sigreturn` restores bit for bit."""
         layout = self._for(xstate)
         area = bytearray(xstate[: layout.size])
         software = struct.pack("<IIQI", MAGIC_1, layout.size + 4, layout.features, layout.size)
@@ -379,7 +384,7 @@ class XsaveLayout(msgspec.Struct, frozen=True):
         return bytes(area) + struct.pack("<I", MAGIC_2)
 
     def _for(self, xstate: bytes) -> XsaveLayout:
-        """The layout for this vector state: the full one if the thread uses matrix tiles (AMX), else this one."""
+        """Return the layout for this vector state: the full one if the thread uses matrix tiles (AMX), else `self`."""
         (in_use,) = struct.unpack_from("<Q", xstate, HEADER_AT)
         if in_use & AMX_FEATURES:
             (supported,) = struct.unpack_from("<Q", xstate, SOFTWARE_BYTES_AT)
@@ -391,9 +396,10 @@ class XsaveLayout(msgspec.Struct, frozen=True):
 
 @functools.cache
 def xsave_layout() -> XsaveLayout:
-    """The layout on this machine, found by sending this thread one signal; handler and mask are put back.
+    """Return the layout on this machine, found by sending our own thread a signal. Handler and mask are restored.
 
-    Neither Python nor ptrace tells how large the area is that a process without matrix tiles may restore.
+    That is needed because neither Python nor ptrace tells the size of the area that a process without matrix tiles may
+    restore.
     """
     number = int(signal.SIGRTMAX) - 5
     libc = ctypes.CDLL(None)
@@ -405,7 +411,7 @@ def xsave_layout() -> XsaveLayout:
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(handler)
     address = ctypes.cast(callback, ctypes.c_void_p).value or 0
-    # glibc and musl alike: handler, mask of 128 bytes, flags, restorer.
+    # struct sigaction in both glibc and musl: handler, mask of 128 bytes, flags, restorer.
     action = struct.pack("<Q128siiQ", address, b"", SA_SIGINFO, 0, 0)
     before = ctypes.create_string_buffer(len(action))
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,8 +1,8 @@
 """Stops one thread of another process, reads and sets its registers, and lets it go (ptrace, x86-64 Linux).
 
-ptrace is bound to the calling operating-system thread, so everything from stop to release happens in one thread made
-for it (`in_own_thread`). When that thread ends, or aitop is killed, the kernel lets the target run on with the
-registers it has at that moment.
+ptrace is bound to the calling operating-system thread. So everything from stop to release happens in one thread that is
+made for it (`in_own_thread`). When that thread ends, or aitop is killed, the kernel lets the target run on with the
+registers that it has then.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ REGISTER_NAMES = (
 Registers = dict[str, int]
 WORD = (1 << 64) - 1
 
-# Longer than any stop and anything that may delay one: no other thread of ours asks for the GIL meanwhile.
+# While a thread of the target is stopped, none of our other threads may take the GIL. So this is longer than any stop,
+# with anything that may delay it.
 SWITCH_INTERVAL_S = 1.0
 Result = TypeVar("Result")
 _one_stop_at_a_time = threading.Lock()
 
 
 def in_own_thread(work: Callable[[], Result]) -> Result:
-    """Runs `work` in a thread that ends with it, so that the kernel ends every tracing that `work` began.
+    """Run `work` in a new thread that ends with it, so that the kernel ends all tracing that `work` began.
 
-    Where the system lets us, the thread has real-time priority: a stopped target should not wait for a processor.
+    If the system allows it the thread gets real-time priority, so that a stopped target need not wait until we get a
+    core.
     """
     results: list[Result] = []
     errors: list[BaseException] = []
@@ -78,7 +80,7 @@ def in_own_thread(work: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keeps garbage collection and our other threads from coming between a stop and its end."""
+    """Keep garbage collection and our other threads from running between a stop and its end."""
     with _one_stop_at_a_time:
         interval, collects = sys.getswitchinterval(), gc.isenabled()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -96,7 +98,7 @@ class _IoVec(ctypes.Structure):
 
 
 class ThreadState(msgspec.Struct, frozen=True):
-    """What a stopped thread was doing: registers, vector state in the kernel's layout, signal mask."""
+    """The state of a stopped thread: registers, vector state in the kernel's XSAVE layout, signal mask."""
 
     registers: Registers
     xstate: bytes
@@ -104,7 +106,7 @@ class ThreadState(msgspec.Struct, frozen=True):
 
     @property
     def system_call(self) -> int | None:
-        """Number of the system call the thread is in, None in user code."""
+        """The number of the system call that the thread is in, None in user code."""
         number = self.registers["orig_rax"]
         return number if number < 1 << 63 else None
 
@@ -116,13 +118,13 @@ class ThreadState(msgspec.Struct, frozen=True):
 
 
 class StoppedThread:
-    """Context manager: seizes and stops one thread, and releases it at the end. Use it within `in_own_thread`.
+    """Context manager that seizes and stops one thread, and releases it at the end. Use it within `in_own_thread`.
 
-    `is_same_process` says whether the pid still belongs to the process that was inspected. A child of our own must not
-    be waited for (`Popen.poll`) elsewhere while it is stopped here.
+    `is_same_process` tells whether the pid still belongs to the process that was inspected. If the process is a child
+    of ours, it must not be waited for elsewhere (`Popen.poll`) while it is stopped here.
 
-    Raises AttachRefused where the kernel does not allow it or the process is going away, and NotNow where the thread
-    does not stop in time.
+    Raises AttachRefused if the kernel does not allow it or the process is ending, and NotNow if the thread does not
+    stop in time.
     """
 
     def __init__(self, tid: int, is_same_process: Callable[[], bool]) -> None:
@@ -137,7 +139,7 @@ class StoppedThread:
             raise _explain_seize(self.tid, error) from error
         self._attached = True
         try:
-            # A traced process keeps its pid until we release it.
+            # A traced process keeps its pid until we release it, so the answer stays true.
             if not self._is_same_process():
                 raise ended(self.tid)
             ptrace(INTERRUPT, self.tid)
@@ -156,12 +158,12 @@ class StoppedThread:
     def _let_go(self) -> None:
         if self._attached:
             self._attached = False
-            # Refused for a thread that died or did not stop; then the end of our own thread ends the tracing.
+            # This fails if the thread died or did not stop. Then the end of our own thread ends the tracing.
             with contextlib.suppress(OSError):
                 ptrace(DETACH, self.tid)
 
     def _await_stop(self) -> None:
-        """Waits for the requested stop; a signal that arrives first is passed on to the target."""
+        """Wait for the requested stop. A signal that arrives first is passed on to the target."""
         deadline = time.monotonic() + STOP_PATIENCE_S
         while True:
             event, what = divmod(self._next_event(deadline), 256)
@@ -173,9 +175,9 @@ class StoppedThread:
             ptrace(CONT, self.tid, 0, 0 if event else what)
 
     def _next_event(self, deadline: float) -> int:
-        """The next stop of this thread: its signal, plus 256 × the ptrace event.
+        """Return the status of the thread's next stop: signal number plus 256 × the ptrace event.
 
-        Never takes away the exit status of a process, which may be a child of ours.
+        Never consumes the exit status of the process, because it may be a child of ours.
         """
         hold_until = time.monotonic() + HELD_S
         while True:
@@ -194,7 +196,7 @@ class StoppedThread:
                 pause(HELD_POLL_US)
 
     def state(self) -> ThreadState:
-        """Reads everything that a signal frame has to bring back."""
+        """Read everything that a signal frame has to restore."""
         return ThreadState(self.registers(), self._regset(NT_X86_XSTATE, LARGEST_XSTATE), self._signal_mask())
 
     def registers(self) -> Registers:
@@ -208,7 +210,7 @@ class StoppedThread:
         ptrace(SETREGSET, self.tid, NT_PRSTATUS, ctypes.addressof(vector))
 
     def rseq_area(self) -> int | None:
-        """Address of the thread's restartable-sequence area, None where it has none or the kernel cannot say."""
+        """Return the address of the thread's restartable-sequence (rseq) area, None without one or if not known."""
         buffer = ctypes.create_string_buffer(24)
         try:
             ptrace(RSEQ_CONFIGURATION, self.tid, 24, ctypes.addressof(buffer))

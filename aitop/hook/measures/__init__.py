@@ -1,8 +1,10 @@
-"""What the hook measures beside the phases of each step: a file each, in a row of `MEASURES`.
+"""What the hook measures beside the phases of each step. Each measure is a file here and a row of `MEASURES`.
 
-The core of the hook comes in first; then measures are loaded, a few in each tick, while the run goes on. To add
-one: a file with a class like `Measure`, a row below, and its facts in `HookFacts` (model/steps.py). One that times
-a phase of its own notes an event, which has a row in model/phases.py.
+With `aitop run` or an import, all measures are loaded at once. An attach installs the core of the hook first and loads
+most measures afterwards, a few per tick, while the run goes on.
+
+To add one, write a file with a subclass of `Measure`, a row below, and fields for its facts in `HookFacts`
+(model/steps.py). A measure that times a phase of its own notes an event, which needs a row in model/phases.py.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from ..patches import Patches
 if TYPE_CHECKING:
     from ..session import Session
 
-# Module and class of each, in the order in which they are loaded.
+# Module and class of each measure, in the order in which they are loaded.
 MEASURES = (
     "inputs.Inputs",
     "callers.Callers",
@@ -34,32 +36,34 @@ MEASURES = (
     "serving.http.Http",
 )
 
-# A web server without torch, which takes requests for other processes, only has this one.
+# The measures of a web server without torch, which forwards requests to other processes.
 FRONT = ("serving.http.Http",)
-# Modules that such a process has loaded.
+# Such a process has at least one of these modules loaded.
 WEB_SERVERS = ("uvicorn.server", "gunicorn.workers", "aiohttp.web_protocol", "http.server")
 
-# Those that are loaded at once where one of these modules is: such a process may never step, nor load any otherwise.
+# Measures that an attach loads at once if one of these modules is there. Others are loaded at ticks, which such a
+# process may never reach: it may never make a step.
 AT_ONCE = {"serving.vllm.Vllm": ("vllm.v1.core.sched.scheduler",), "serving.http.Http": WEB_SERVERS}
 
 
 class Measure:
-    """A measure may put patches in and note events in the session's journal. If one fails, the hook goes on without it.
+    """One measurement of the hook. It may put patches in and note events in the session's journal.
 
-    `watches` names the figures that steps have because of it (transfer, blocking, collective, tokens).
+    If it fails, the hook goes on without it. `watches` names the figures that it adds to steps (transfer, blocking,
+    collective, tokens).
     """
 
     watches: tuple[str, ...] = ()
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
-        """Begin to measure."""
+        """Begin to measure. `torch` is None in a web server without torch."""
 
     def look(self, now: int) -> None:
-        """Do what is due. Called a few times a second in the thread that steps, between two of its calls into torch."""
+        """Do what is due at `now` (ns). Called a few times a second, between the stepping thread's calls into torch."""
 
     def facts(self) -> dict[str, Any]:
-        """Return its facts, by the fields of `HookFacts`, fit for JSON. Called about once a second."""
+        """Return its facts: JSON values by the names of the fields of `HookFacts`. Called about once a second."""
         return {}
 
     def over(self) -> None:
-        """End it, as the hook leaves; patches and events are taken back by the session."""
+        """Clean up as the hook leaves. The session itself undoes the patches and writes the last events."""

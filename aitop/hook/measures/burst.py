@@ -1,7 +1,7 @@
 """Runs torch.profiler around a few steps when a monitor asks for it (a burst), and hands out the trace.
 
-It begins and ends between two steps, in the thread that steps. torch writes the trace to a file in a directory of its
-own, which is copied into anonymous memory that the monitor reads, and removed at once.
+It begins and ends between two steps, in the stepping thread. torch writes the trace to a file in a temporary directory.
+The file is copied into anonymous memory that the monitor reads, and the directory is removed at once.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ..session import Session
 
 LONGEST_NS = 60_000_000_000
-# Without an optimizer step for this long, steps are counted from forward to forward.
+# Without an optimizer step for this long, a step is from forward to forward.
 TRAINING_OVER_NS = 60_000_000_000
-# How long a finished trace is there for a monitor to read it.
+# How long a finished trace is kept for a monitor to read it.
 HELD_FOR_NS = 60_000_000_000
-# A variable of c10: messages below this level are not printed. Otherwise torch would warn, in the user's output, of
-# memory that is older than the profile and freed in it.
+# A variable of c10 (torch's C++ core): messages below this level are not printed. Without it torch would warn, in the
+# user's output, of memory that was allocated before the profile and freed during it.
 LOG_LEVEL_SYMBOL, FATAL = "FLAGS_caffe2_log_level", 3
 QUIET = {"KINETO_LOG_LEVEL": "99"}
 TEARDOWN = "TEARDOWN_CUPTI"
@@ -39,7 +39,7 @@ _CLOEXEC = 0x0001
 
 
 class Burst(Measure):
-    """At most one at a time. `tick` is called in the thread that steps, between two of its phases."""
+    """Runs at most one profile at a time. `tick` is called in the stepping thread, between two phases."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         session.burst = self
@@ -66,7 +66,7 @@ class Burst(Measure):
         return self._state in (at.WAITING, at.RUNNING)
 
     def look(self, now: int) -> None:
-        """Take a request of a monitor."""
+        """Accept a monitor's new request, and drop a trace that was kept for long enough."""
         request = self._session.ring.burst if self._session.ring is not None else 0
         if self._fd >= 0 and not self.active and now > self._ended + HELD_FOR_NS:
             self._close()
@@ -82,11 +82,11 @@ class Burst(Measure):
         self._say(at.WAITING)
 
     def tick(self, now: int, last_step: int, forward: bool) -> None:
-        """Begin or end the profile if a step has ended. Called after a phase, a `forward` or another one.
+        """Begin or end the profile if a step has ended. Called after each phase; `forward`: it was one for inference.
 
-        `last_step` is when the last optimizer step ended, 0 for never. A step is from the first phase after an
-        optimizer step to the next such: inside the optimizer, its own range in the trace would be cut. Where nothing
-        trains, a step is from forward to forward.
+        `last_step` is when the last optimizer step ended, 0 if there was none. A profiled step lasts from the end of
+        the first phase after an optimizer step to the next such moment: right at the optimizer step, the optimizer's
+        own range in the trace would be cut. Where nothing trains, a step is from forward to forward.
         """
         thread = _thread.get_ident()
         if self._thread not in (0, thread):
@@ -98,7 +98,7 @@ class Burst(Measure):
                 self._step_ended(thread)
         elif last_step not in (now, self._last_step):
             first, self._last_step = not self._last_step, last_step
-            # The step in which the request came is not profiled: its beginning is past.
+            # The step in which the request came is not profiled, because its beginning is over.
             if not first:
                 self._step_ended(thread)
 
@@ -113,20 +113,20 @@ class Burst(Measure):
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether a profile runs in another thread, which alone can end it, and seems to step still."""
+        """Whether a profile runs in another thread, which alone can end it and still seems to be making steps."""
         if self._profile is None or self._thread == _thread.get_ident() or self._pid != os.getpid():
             return False
         return time.monotonic_ns() < self._begun + 2 * LONGEST_NS
 
     def over(self) -> None:
-        """End the profile without writing a trace, as the hook leaves. Does not raise errors of torch."""
+        """End the profile without writing a trace, as the hook leaves. Errors of torch are not raised."""
         try:
-            # In a forked child neither the profiler's threads nor the device are there.
+            # A forked child has neither the profiler's threads nor the device, so nothing can be ended there.
             with self._ending() as profile:
                 if profile is not None and self._pid == os.getpid():
                     self._exit(profile)
         except Exception:
-            # The hook leaves nevertheless.
+            # The hook leaves in any case.
             pass
         finally:
             self._close()
@@ -148,11 +148,11 @@ class Burst(Measure):
         self._say(at.RUNNING)
 
     def _stand_guard(self) -> None:
-        """Patch what must end the profile first: a fork, and the start of a profiler of the program's own.
+        """Patch the calls before which our profile must end: a fork, and the start of a profiler by the program.
 
-        The child of a fork would go on recording for as long as it lives.
+        Otherwise the child of a fork would go on recording for as long as it lives.
         """
-        # A set of patches can be taken back only once.
+        # A Patches object can take its patches back only once.
         self._guards = Patches()
         profiler = self._torch.autograd.profiler
         for owner, name in ((os, "fork"), (profiler, "_prepare_profiler"), (profiler, "_enable_profiler")):
@@ -165,14 +165,14 @@ class Burst(Measure):
                 if self._profile is not None and self._thread == _thread.get_ident():
                     self._make_way()
             except Exception:
-                # The program goes on with what it was about to do.
+                # The program must go on with what it was about to do.
                 pass
             return original(*args, **kwargs)
 
         return guarded
 
     def _make_way(self) -> None:
-        """End the profile early, with the steps that are done. If there are none, start again at the next step."""
+        """End the profile early, with the steps that it has. If it has none yet, start again at the next step."""
         if self._left < self._steps:
             self._stop()
             return
@@ -186,14 +186,14 @@ class Burst(Measure):
             self._speak()
 
     def _entered(self) -> Any:
-        """Return a running profile. The settings that keep it from printing hold only while it is made."""
+        """Start and return a profile. The environment that keeps Kineto from printing is set only during the start."""
         before = {name: os.environ.get(name) for name in QUIET}
         os.environ.update(QUIET)
         try:
             device = "cuda" if self._torch.cuda.is_initialized() else None
             make = self._torch.autograd.profiler.profile
             profile = make(use_kineto=True, use_device=device, record_shapes=True, profile_memory=True)
-            # Older torch makes Python objects of all events as it stops, which takes seconds and is not needed.
+            # Older torch makes Python objects of all events when it stops, which takes seconds and is not needed.
             profile._parse_kineto_results = lambda *args, **kwargs: []
             self._hush()
             return profile.__enter__()
@@ -205,7 +205,7 @@ class Burst(Measure):
             _restore(before)
 
     def _hush(self) -> None:
-        """Suppress C++ messages of torch while the profile runs, where torch has the switch for that."""
+        """Suppress torch's C++ messages while the profile runs, if this torch has the switch for that."""
         level = _level_of_torch()
         if level is not None:
             self._level = level, level.value
@@ -231,9 +231,10 @@ class Burst(Measure):
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[Any]:
-        """Take the guards back, yield the profile for the caller to end, and restore all settings.
+        """Take the guards out, yield the profile (None without one) for the caller to end, and restore all settings.
 
-        CUPTI is detached as the profile ends: otherwise every later launch of the run would be slower.
+        CUPTI is torn down as the profile ends, unless CUDA graphs are in use: otherwise it would slow down every later
+        kernel launch of the run.
         """
         before = {TEARDOWN: os.environ.get(TEARDOWN)}
         try:
@@ -248,7 +249,7 @@ class Burst(Measure):
                 _restore(before)
 
     def _exit(self, profile: Any) -> None:
-        """End the profile, even if a KeyboardInterrupt comes in the middle."""
+        """End the profile, even if a KeyboardInterrupt arrives while it ends."""
         try:
             profile.__exit__(None, None, None)
         except BaseException:
@@ -256,17 +257,17 @@ class Burst(Measure):
             raise
 
     def _end_recording(self) -> None:
-        """Stop recording after whatever went wrong. Does not raise."""
+        """Stop recording after an error of any kind. Does not raise."""
         try:
             autograd = self._torch.autograd
             if autograd._profiler_enabled():
                 autograd._disable_profiler()
         except Exception:
-            # torch has ended its profiler by itself.
+            # torch has already ended its profiler by itself.
             pass
 
     def _save(self, results: Any) -> int:
-        """Copy the trace into the memory. Returns its size in bytes."""
+        """Copy the trace into the memory that the monitor reads. Returns its size in bytes."""
         folder = _folder()
         try:
             path = os.path.join(folder, "trace.json")
@@ -305,9 +306,9 @@ class Burst(Measure):
 
 
 def _folder() -> str:
-    """Make a directory that only this user can look into, in memory where possible.
+    """Make a directory that only this user can read, in memory (/dev/shm) where possible.
 
-    If the process is killed meanwhile, a monitor recognises the directory by its name and removes it.
+    If the process is killed before it removes the directory, a monitor recognises it by its name and removes it.
     """
     prefix = f"{at.FOLDER_PREFIX}{os.getpid()}-"
     try:
@@ -317,7 +318,7 @@ def _folder() -> str:
 
 
 def _graphs_in_use() -> bool:
-    """Return whether CUDA graphs may be in use, which crash when CUPTI is torn down, as torch's own profiler says."""
+    """Return whether CUDA graphs may be in use. They crash if CUPTI is torn down (torch's own profiler says so)."""
     return "torch._inductor.cudagraph_trees" in sys.modules
 
 
@@ -330,7 +331,7 @@ def _restore(before: dict[str, str | None]) -> None:
 
 
 def _level_of_torch() -> Any:
-    """Return the log level variable in the libraries of torch's extension module; None where there is none."""
+    """Return torch's C++ log level variable, as a ctypes integer; None if this torch does not export it."""
     extension = getattr(sys.modules.get("torch._C"), "__file__", None)
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(extension), LOG_LEVEL_SYMBOL) if extension else None

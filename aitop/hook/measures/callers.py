@@ -1,4 +1,7 @@
-"""Collects the user's lines above the calls of a root: read in the process, so that no torn stack is among them."""
+"""Collects the lines of user code from which root modules are called.
+
+Stacks that are read within the process are never torn, unlike those that py-spy reads from outside.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ if TYPE_CHECKING:
 
 # Most programs call their models from a handful of lines.
 MOST_LINES = 64
-# Calls that are looked at between two looks of the session, a few microseconds each.
+# Calls per look of the session whose stacks are read, a few microseconds each.
 AT_ONCE = 4
 
 
 class Callers(Measure):
-    """Looks up the stack at some of the calls of a root, and collects the lines that it stands in."""
+    """Reads the stack at some of the calls of root modules, and collects the lines of user code on it."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._journal = session.journal
@@ -33,7 +36,7 @@ class Callers(Measure):
         self._journal.called = self.saw
 
     def saw(self) -> None:
-        """Add the user's lines that are under way in this thread."""
+        """Add the lines of user code that are on this thread's stack."""
         self._left -= 1
         if self._left <= 0 or len(self._lines) >= MOST_LINES:
             self._journal.called = None

@@ -1,6 +1,7 @@
-"""Tables of the lines of user code that make certain calls, with the sums over the calls there.
+"""Sums up certain calls (count, time, bytes) by the line of user code that makes them.
 
-When there are many calls, only a random sample of them is looked at. Only the thread that steps uses these tables.
+Where there are many calls, only a random sample is added, scaled up. These tables have no lock: only the stepping
+thread uses them, and autograd's own threads during its backward.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NOBODYS, LIBRARY, USER = range(3)
 
 
 class Sites:
-    """The lines that make one `kind` of calls (transfer, blocking, collective); frames of `torch` are skipped."""
+    """The lines of user code that make one `kind` of calls (transfer, blocking, collective), with sums over them."""
 
     def __init__(self, kind: str, torch: Any) -> None:
         self._kind = kind
@@ -33,17 +34,17 @@ class Sites:
         self._dice = 12345
 
     def add(self, name: str, length: int, size: int = -1, pageable: int = -1, counted: bool = True) -> None:
-        """Add a call of `name` that took `length` nanoseconds to the user's line that makes it.
+        """Add a call of `name` that took `length` nanoseconds to the line of user code that made it.
 
-        It moved `size` bytes, `pageable` of them from memory that is not pinned; negative is not measured. With
-        `counted` False only its time counts, as it belongs to a call that was counted already. Call this only where
-        `wants_next` returned True.
+        It moved `size` bytes, `pageable` of them from memory that is not pinned; negative means not measured. With
+        `counted` False only the time is added, because it belongs to a call that was counted already. Call this only
+        if `wants_next` has just returned True.
         """
         frame = self._users_frame()
         if frame is None:
             return
         code = frame.f_code
-        # Code that was made at run time may have no lines.
+        # Code that was generated at run time may have no line numbers.
         key = (name, code.co_filename, frame.f_lineno or 0)
         site = self._sites.get(key)
         if site is None:
@@ -61,30 +62,34 @@ class Sites:
             site.pinning_known = True
 
     def wants_next(self) -> bool:
-        """Return whether this call is to be added. Chance decides when there are many, as calls come in patterns."""
+        """Return whether this call is to be added.
+
+        Where there are many calls a random sample is taken, because calls repeat in patterns that a fixed stride could
+        follow.
+        """
         self._calls += 1
         if self._every == 1:
             return True
         self._skip -= 1
         if self._skip > 0:
             return False
-        # Not from `random`: the program's random numbers must stay as they are.
+        # A generator of our own: using `random` would change the program's random numbers.
         self._dice = (self._dice * 1103515245 + 12345) & 0x7FFFFFFF
         self._skip = 1 + (self._dice >> 8) % (2 * self._every - 1)
         return True
 
     def tick(self) -> None:
-        """Set the rate of the sample by the number of calls since the last tick. Called a few times a second."""
+        """Set the sampling rate by the number of calls since the last tick. Called a few times a second."""
         self._every = max(1, self._calls // LOOKS_BETWEEN_TICKS)
         self._calls = 0
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return the sites that took the most time, by the fields of `CallSite`."""
+        """Return the sites that took the most time, as dicts with the fields of `CallSite` (model/steps.py)."""
         dearest = sorted(self._sites.items(), key=lambda item: -item[1].length)[:SHOWN]
         return [site.facts(self._kind, key) for key, site in dearest if len(key[1]) <= LONGEST_FILE]
 
     def _users_frame(self) -> Any:
-        """Return the innermost frame of the user's; where there is none, that of a library other than torch."""
+        """Return the innermost frame of user code; without one, that of a library other than torch; else None."""
         frame: Any = sys._getframe(2)
         library = None
         for _ in range(MOST_FRAMES):
@@ -105,13 +110,13 @@ class Sites:
 
 
 class Owners:
-    """Whose code is in a file: nobody's (torch, the standard library, this hook), a library's or the user's."""
+    """Tells whose code is in a file: nobody's (torch, the standard library, this hook), a library's or the user's."""
 
     def __init__(self, torch: Any) -> None:
-        # The folder of the hook package, by the file name in our code: an attached hook has no files.
+        # The folder of the hook package, from the file name in our code object: an attached hook has no `__file__`.
         self._own = os.path.dirname(os.path.dirname(self.of.__code__.co_filename)) + os.sep
         self._torch = os.path.dirname(torch.__file__ or "") + os.sep
-        # `sysconfig` knows the folder too, but importing it would hold up the target for most of a millisecond.
+        # `sysconfig` knows this folder too, but importing it would hold up the target for most of a millisecond.
         standard = os.path.dirname(getattr(os, "__file__", None) or "")
         self._standard = (standard + os.sep,) if standard else ()
         self._known: dict[str, int] = {}

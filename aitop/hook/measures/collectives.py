@@ -1,8 +1,8 @@
-"""Measures calls into `torch.distributed`, and reads what DistributedDataParallel measures of itself.
+"""Measures calls into `torch.distributed`, and reads the figures that DistributedDataParallel logs of itself.
 
-The methods of a process group are wrapped, not the functions that call them: those may have been imported by name, and
-torch.compile looks at them. The waits inside of DistributedDataParallel's backward cannot be seen from here; they are
-in its own figures.
+The methods of process groups are wrapped, not the functions of torch.distributed that call them: the program may have
+imported those by name, and torch.compile examines them. The waits inside DistributedDataParallel's backward cannot be
+seen from here; its own figures contain them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .callsites import Sites
 if TYPE_CHECKING:
     from ..session import Session
 
-# Methods of a process group, and the function of torch.distributed that calls them.
+# Methods of a process group, and the name of the function of torch.distributed that calls each.
 NAMES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -55,13 +55,13 @@ NAMES = {
     "monitored_barrier": "monitored_barrier",
 }
 WAIT = "wait"
-# The size that is noted for a wait, which is no call of its own.
+# The size that is noted for a wait, which does not count as a call.
 NO_CALL = -1
 MOST_TENSORS = 64
 MOST_MODULES = 64
 SAMPLES = 16
 NS = 1e-9
-# What DistributedDataParallel logs of an iteration, by the fields of `DdpInfo`.
+# Fields of `DdpInfo`, and what DistributedDataParallel calls these times in its log (nanoseconds).
 DDP_TIMES = {
     "backward": "backward_compute_time",
     "communication": "backward_comm_time",
@@ -73,11 +73,11 @@ _ident = _thread.get_ident
 
 
 def _nobody() -> None:
-    """Stands for the group of all ranks while there is none."""
+    """Stands in for `Watch.world` while there is no group of all ranks."""
 
 
 class Collectives(Measure):
-    """Puts its patches in as soon as the program has joined a process group."""
+    """Measures collectives. It patches nothing before the program has joined a process group."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._patches = patches
@@ -111,9 +111,10 @@ class Collectives(Measure):
 
 
 class Watch:
-    """State of the wrappers. `dispatched` is the id of the `Work` that the newest call returned, `name` that call's.
+    """State of the wrappers.
 
-    `world` returns the group of all ranks, which numbers its collectives itself, as long as the program keeps it.
+    `dispatched` is the id of the `Work` that the newest call returned, `name` is that call's name. `world` returns the
+    process group of all ranks, or None: it is a weak reference. That group numbers its collectives itself.
     """
 
     def __init__(self, session: Session, sites: Sites) -> None:
@@ -126,31 +127,32 @@ class Watch:
         self._numbered = True
 
     def follow(self, distributed: Any) -> None:
-        """Find out which group has all ranks: a program may leave it and join another one."""
+        """Find out which group has all ranks. A program may destroy it and join another one."""
         world = getattr(getattr(distributed, "group", None), "WORLD", None)
         if world is not self.world():
             self.world = _nobody if world is None else weakref.ref(world)
             self._numbered = True
 
     def begins(self, group: Any) -> None:
-        """Write the number of a collective that begins to the ring at once: it may never end."""
+        """Write the sequence number of a collective to the ring before it starts, because it may never end."""
         try:
             ring = self.session.ring
             if ring is not None and self._numbered and group is self.world():
                 ring.write_sequence(group._get_sequence_number_for_group() + 1)
         except Exception:
-            self._numbered = False  # this kind of group has none
+            self._numbered = False  # this kind of group has no sequence numbers
 
     def counts(self) -> bool:
-        """Return whether a call in this thread belongs to the thread that steps.
+        """Return whether a call in this thread belongs to the steps.
 
-        That includes threads that Python did not start: the engine of autograd calls hooks in such threads.
+        That is so in the owner, and while it is busy in threads that Python did not start: autograd's engine calls
+        hooks in such threads.
         """
         ident, journal = _ident(), self.journal
         return ident == journal.owner or (journal.busy and ident not in threading._active)  # type: ignore[attr-defined]
 
     def called(self, name: str, start: int, work: Any, args: tuple[Any, ...]) -> None:
-        """Note a call of a collective that ends now; what it asked for may still be under way."""
+        """Note a call of a collective that returns now. The collective itself may still be running."""
         try:
             end = _now()
             size = max((size_of(value) for value in args[:2]), default=0)
@@ -162,7 +164,7 @@ class Watch:
             self.session.failed()
 
     def waited(self, start: int, work: Any) -> None:
-        """Note a wait that ends now: that of the call just made, or a later one of the program's own."""
+        """Note a wait that ends now. If it is for the newest call, its time is added to the line of that call."""
         try:
             end = _now()
             own = id(work) == self.dispatched
@@ -210,7 +212,7 @@ def wrap_wait(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
 
 
 def size_of(value: Any) -> int:
-    """Return the bytes of a tensor, or of all tensors in lists (up to `MOST_TENSORS` in each); 0 for anything else."""
+    """Return the bytes of a tensor, or of the tensors in (nested) lists, up to `MOST_TENSORS` items each; else 0."""
     if isinstance(value, (list, tuple)):
         return sum(size_of(item) for item in value[:MOST_TENSORS])
     numel = getattr(value, "numel", None)
@@ -218,9 +220,9 @@ def size_of(value: Any) -> int:
 
 
 class DdpLog:
-    """Reads the figures that DistributedDataParallel logs of itself, between two iterations.
+    """Reads the figures that DistributedDataParallel logs of itself.
 
-    It times its first ten iterations, and then one in a hundred.
+    DistributedDataParallel times its first ten iterations, and after that one in a hundred.
     """
 
     def __init__(self, facts: Any) -> None:
@@ -228,11 +230,11 @@ class DdpLog:
         self._iteration = -1
         self._settings: dict[str, Any] = {}
         self._samples: deque[tuple[int, ...]] = deque(maxlen=SAMPLES)
-        # The times of the first look may be of the first iterations: they go when newer ones come.
+        # The only sample is the first look's. It may be of the first iterations, so it goes when a newer one comes.
         self._first_only = False
 
     def look(self) -> None:
-        """Read the times of an iteration that was timed since the last look."""
+        """Read the times of the newest iteration that DistributedDataParallel has timed since the last look."""
         logger = getattr(self._module(), "logger", None)
         if logger is None:
             return
@@ -254,7 +256,7 @@ class DdpLog:
             self._samples.append(tuple(numbers.get(name, 0) for name in DDP_TIMES.values()))
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the means by the fields of `DdpInfo`; None without DistributedDataParallel."""
+        """Return settings and mean times (seconds) by the fields of `DdpInfo`; None without DistributedDataParallel."""
         if not self._settings:
             return None
         if not self._samples:
@@ -263,7 +265,7 @@ class DdpLog:
         return self._settings | dict(zip(DDP_TIMES, means, strict=True))
 
     def _module(self) -> Any:
-        """Return the DistributedDataParallel in the root module, None where there is none."""
+        """Return the DistributedDataParallel in the root module, None if there is none."""
         parallel = sys.modules.get("torch.nn.parallel.distributed")
         root = self._facts.root_module
         module = root() if root is not None else None

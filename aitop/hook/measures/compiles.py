@@ -1,4 +1,4 @@
-"""Notes when torch.compile compiles: while a server does so, its requests wait."""
+"""Notes when torch.compile compiles, because the requests of a server wait meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODULE = "torch._dynamo.callback"
 
 
 class Compiles(Measure):
-    """Asks torch.compile to call it at the begin and the end of each compilation (the outermost, where they nest)."""
+    """Has torch.compile call it at the start and end of each compilation (only the outermost, where they nest)."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._journal = session.journal
@@ -28,7 +28,7 @@ class Compiles(Measure):
 
     def look(self, now: int) -> None:
         handler = getattr(sys.modules.get(MODULE), "callback_handler", None)
-        # A program that resets torch.compile drops them.
+        # Register again if the callbacks are gone: a reset of torch.compile by the program drops them.
         if handler is not None and self._begin not in handler.start_callbacks:
             self._handler = handler
             handler.register_start_callback(self._begin)

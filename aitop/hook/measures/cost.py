@@ -1,4 +1,4 @@
-"""Measures what the hook costs: its wrappers around empty functions, now and then, and each of its ticks."""
+"""Measures what the hook costs per step: the time of its wrappers, tried out around a dummy, and of its ticks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 SAMPLES = 15
 FIRST_ROUNDS = 5
-# Not at once: coming in has held up the run already.
+# Not at once, because installing the hook has just held up the run.
 FIRST_AFTER_NS = 100_000_000
 FIRST_EVERY_NS, EVERY_NS = 1_000_000_000, 30_000_000_000
-# More than fits into the caches of a core.
+# More than fits into the caches of a core: reading it evicts the wrappers, as a step of the run does.
 COLD_BYTES = 5 << 18
 NEVER_NS = 10**15
 
@@ -33,10 +33,10 @@ _now = time.monotonic_ns
 
 
 class Cost(Measure):
-    """Gives the mean cost of a step: the wrappers' time in timed and in counted steps, and the time of the ticks.
+    """Reports the mean cost of a step: the wrappers' time in timed and in counted steps, plus the time of the ticks.
 
-    Between entering a wrapper and leaving it, a step fills the processor's caches with something else. So does a round
-    of measurements, which takes a millisecond.
+    In a real step the CPU's caches are filled with other data between entering a wrapper and leaving it. A round of
+    measurements does the same, and takes a millisecond.
     """
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
@@ -48,7 +48,7 @@ class Cost(Measure):
         self._began = self._ended = 0
         self._journal = journal = Journal(lambda now: None)
         journal.owner, journal.due = _thread.get_ident(), _now() + NEVER_NS
-        # What the wrappers ask of a session, with nothing new to them.
+        # What the wrappers use of a session, with an iterator and an optimizer that are already known.
         stand_in: Any = SimpleNamespace(
             journal=journal,
             compiling=lambda: False,
@@ -63,16 +63,16 @@ class Cost(Measure):
             *((wrap(self._inside, stand_in), (self,)) for wrap in (wrap_next, wrap_forward, wrap_backward)),
             *((hook, (self, (self,), {})) for hook in (before, after)),
         ]
-        # The wrapper of a backward and the hook before a step are out meanwhile.
+        # While steps are counted, the backward's wrapper and the hook before optimizer steps are taken out.
         self._counting = [*self._wrapped[:2], *self._plain[2:4], self._wrapped[4]]
 
     def look(self, now: int) -> None:
         if now <= self._due:
             return
         self._due = now + (FIRST_EVERY_NS if len(self._timed) < FIRST_ROUNDS else EVERY_NS)
-        # Not zeros, for which the kernel may map one page again and again.
+        # Not zeros: the kernel may map one shared page for all of them, which would stay in the cache.
         self._cold = b"\1" * COLD_BYTES
-        # The first pass only warms up: what a run does in each step is never as cold as a first call.
+        # The first pass only warms up, because code that runs in every step is never as cold as on a first call.
         for _ in range(2):
             plain, timed, counted = self._step(self._plain), self._timed_step(), self._counted_step()
         self._cold = b""
@@ -83,9 +83,9 @@ class Cost(Measure):
         return {"cost_us": self.us_per_step()}
 
     def us_per_step(self) -> float | None:
-        """Return microseconds, None before the first round and where nothing makes steps, as in a server.
+        """Return the cost of a step in microseconds; None before the first round, and in a server without steps.
 
-        Of medians: a measurement may have been preempted.
+        It is made of medians, because single measurements may have been preempted.
         """
         timed, counted = (sum(tick[at] for tick in self._ticks) for at in (0, 1))
         steps = timed + counted
@@ -97,7 +97,7 @@ class Cost(Measure):
         return round((cost + ticks) / 1000, 2)
 
     def _timed_step(self) -> int:
-        """Return the nanoseconds of a timed step's calls, as in a fast run."""
+        """Return the nanoseconds that the wrappers' calls take in a timed step of a fast run."""
         journal = self._journal
         journal.fast, journal.skip, journal.cpu_reads = True, PHASES_SKIPPED, 0
         length = self._step(self._wrapped)
@@ -105,7 +105,7 @@ class Cost(Measure):
         return length
 
     def _counted_step(self) -> int:
-        """Return the nanoseconds of the calls of a step that is only counted, in a run without anything rare."""
+        """Return the nanoseconds that the wrappers' calls take in a counted step with nothing unusual in it."""
         journal = self._journal
         journal.optimizer, journal.passes = id(self), NEVER_NS
         journal.longest = journal.count_until = _now() + NEVER_NS
@@ -116,9 +116,9 @@ class Cost(Measure):
         return length
 
     def _step(self, calls: list[_Call]) -> int:
-        """Return how long it took to get into each of these calls and out again, each after the caches were filled.
+        """Return the nanoseconds to enter and leave all of these calls, each time with cold caches.
 
-        Where no optimizer steps, the unit is a forward: that is the only call of a step's that the run makes.
+        Where no optimizer steps, a step is a forward, so only that call is made.
         """
         length = 0
         for call, args in calls if self._run.steps else calls[1:2]:

@@ -1,10 +1,11 @@
-"""Tells how much of an optimizer's state is denormal: a CPU takes a hundred times as long to compute with such numbers.
+"""Estimates how much of the optimizers' state is denormal: a CPU takes a hundred times as long for such numbers.
 
-A weight that no longer gets a gradient leaves them behind: its moving average shrinks at each step until it is below
-the smallest normal number, and rounding keeps it there. Updates become slower and slower, whatever the model does.
+A weight that no longer gets a gradient produces them: its moving average shrinks at each step until it is below the
+smallest normal number, and rounding keeps it there. Updates become slower and slower, whatever the model does.
 
-A core computes with some neighbours at once, and one denormal number slows all of them. So it is counted how many of
-some hundred groups of neighbours have one. They are read in place, and none of the numbers leaves the process.
+A core computes with several neighbouring numbers at once (SIMD), and a single denormal number slows all of them. So the
+measure is the share of groups of neighbours with a denormal number, from a sample of a hundred groups. They are read in
+place, and none of the numbers leaves the process.
 """
 
 from __future__ import annotations
@@ -21,22 +22,24 @@ from . import Measure
 if TYPE_CHECKING:
     from ..session import Session
 
-# A look takes 0.4 ms of the thread that steps.
+# A look takes 0.4 ms of the stepping thread's time.
 EVERY_NS = 5_000_000_000
-# Tensors that are considered, and groups that are looked at, of each kind of state (such as the average of gradients).
+# Limits: tensors that are considered of each optimizer, and groups that are sampled of each kind of state (such as the
+# moving average of gradients).
 MOST_TENSORS, GROUPS = 512, 100
-# Numbers of a group, which is one register of most CPUs, and their bytes.
+# Numbers in a group, which fill one vector register of most CPUs, and bytes of each.
 GROUP, BYTES = 8, 4
-# A float32 is denormal where its bits without the sign are more than zero and less than those of the smallest normal.
+# A float32 is denormal if its bits without the sign are above zero and below those of the smallest normal number.
 NO_SIGN, NORMAL = 0x7FFF_FFFF, 0x0080_0000
-# Multiples of it, without their whole part, lie evenly between 0 and 1, and in step with no length of a row.
+# The fractional parts of its multiples are spread evenly over 0..1 and fall into step with no length of a row.
 GOLDEN = 0.6180339887498949
 
 
 class Denormals(Measure):
-    """Looks every few seconds. `share` (0..1) is None before, and where no state lies in memory as float32.
+    """Samples the state of all optimizers every few seconds.
 
-    It is that of the kind of state with most of them.
+    `share` (0..1) of the groups have a denormal number, in the kind of state that has most of them. It is None before
+    the first look, and if no state is in the CPU's memory as float32.
     """
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
@@ -60,7 +63,7 @@ class Denormals(Measure):
         return {} if self.share is None else {"denormals": round(self.share, 4)}
 
     def _is_plain(self, tensor: Any) -> bool:
-        """Return whether the tensor's numbers lie in this process's memory, one after the other, as float32."""
+        """Return whether the tensor is contiguous float32 in this process's memory."""
         torch = self._torch
         return (
             type(tensor) is torch.Tensor
@@ -75,14 +78,14 @@ class Denormals(Measure):
 
 
 def _state(optimizer: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what the optimizer keeps for each parameter, with its name."""
+    """Yield the state that the optimizer keeps for each parameter: (kind, such as `exp_avg`; value)."""
     kept = [state for state in list(optimizer.state.values()) if isinstance(state, dict)]
     return (item for state in kept for item in list(state.items()))
 
 
 def _share(tensors: Sequence[Any]) -> float:
-    """Return the share of groups with a denormal number, of groups from all over the tensors."""
-    # torch has imported it.
+    """Return the share (0..1) of groups with a denormal number, in a sample spread evenly over the tensors."""
+    # torch has imported ctypes already.
     string_at, unpack = sys.modules["ctypes"].string_at, struct.Struct(f"={GROUP}I").unpack
     ends = list(itertools.accumulate(tensor.numel() // GROUP for tensor in tensors))
     places = sorted(int(ends[-1] * (number * GOLDEN % 1.0)) for number in range(GROUPS))

@@ -1,8 +1,8 @@
-"""Times the phases on the device by CUDA events from a pool, which are read when they are done and never waited for.
+"""Times the phases on the device with CUDA events from a pool. Events are read once they are done, never waited for.
 
-While a CUDA graph is being captured, by whatever thread, nothing is recorded or queried, as that would end the capture.
-After a few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS` are timed for a twentieth of each
-second only.
+While any thread captures a CUDA graph, nothing is recorded or queried, because that would abort the capture. After a
+few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS` are timed only for a twentieth of each
+second.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ NS_PER_MS = 1e6
 UNKNOWN = (NOT_MEASURED,) * 4
 
 Span = tuple[int, Any]
-# The spans (phase, begin, end) of a step and the events at its two ends.
+# The spans of a step (phase, begin event, end event), and the events at its beginning and end.
 Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
 
 
 class Device(Measure):
-    """Has the steps timed on the device as well, as soon as the program uses it, and reports its memory."""
+    """Starts the DeviceClock as soon as the program uses CUDA, and reports the caching allocator's figures."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
@@ -54,7 +54,7 @@ class Device(Measure):
 
 
 class DeviceClock:
-    """Times the steps of one thread, each under a number, and notes the times in its journal in that order."""
+    """Times the steps of one thread on the device. Each has a number, and times are noted in order of the numbers."""
 
     def __init__(self, torch: Any, journal: Journal, patches: Patches) -> None:
         self._new_event = torch.cuda.Event
@@ -103,14 +103,14 @@ class DeviceClock:
         return capture_end
 
     def begin(self, phase: int) -> Span | None:
-        """Record the start of a phase on the current stream. Returns None when this step is not timed."""
+        """Record the start of a phase on the current stream. Returns its span; None if this step is not timed."""
         if not self._on:
             return None
         event = self._recorded()
         return None if event is None else (phase, event)
 
     def end(self, span: Span, keep: bool) -> None:
-        """Record the end of a phase; without `keep` the phase is dropped."""
+        """Record the end of a phase. Without `keep` the phase is dropped."""
         phase, begun = span
         event = self._recorded() if keep and len(self._spans) < MOST_SPANS else None
         if event is not None:
@@ -124,7 +124,7 @@ class DeviceClock:
         self._optimizer = self.begin(OPTIMIZER)
 
     def step_ends(self, now: int) -> None:
-        """Record the end of an optimizer step, which ends a (part of a) step; note its number if all was timed."""
+        """Record the end of an optimizer step, which ends a step or part of one. Note its number if all was timed."""
         if self._optimizer is not None:
             self.end(self._optimizer, True)
             self._optimizer = None
@@ -140,30 +140,30 @@ class DeviceClock:
             self._journal.note(TIMED, now, now, self._number)
 
     def _in_window(self, now: int) -> bool:
-        """Return whether short steps are timed now."""
+        """Return whether short steps are timed at `now`: for WINDOW_NS of every EVERY_NS."""
         if now > self._window_due:
             self._window_due, self._window_ends = now + EVERY_NS, now + WINDOW_NS
         return now < self._window_ends
 
     def pause(self) -> None:
-        """Time no steps until `resume`."""
-        # A step that still waits for the device has the boundary as its last event.
+        """Stop timing steps until `resume`."""
+        # A pending step may have the boundary as its last event: then the event is still needed.
         if self._boundary is not None and not self._pending:
             self._pool.append(self._boundary)
         self._pool += [event for _, begun, ended in self._spans for event in (begun, ended)]
         self._spans, self._whole, self._boundary, self._optimizer, self._on = [], True, None, None, False
 
     def resume(self, last_end: int) -> None:
-        """Time steps again; the last one ended at `last_end`."""
+        """Time steps again. The last one ended at `last_end`."""
         self._last_end = last_end
 
     def flush(self) -> None:
-        """Note that the steps that still wait for the device have no times."""
+        """Give up on the pending steps: note that they have no times."""
         while self._pending:
             self._note(self._pending.popleft()[0], UNKNOWN)
 
     def drain(self) -> None:
-        """Note the times of the steps that the device is done with."""
+        """Note the times of the pending steps that the device has finished."""
         if not self._pending:
             return
         try:
@@ -189,7 +189,7 @@ class DeviceClock:
         self._journal.note(DEVICE_REST, number, idle)
 
     def _recycle(self, timing: Timing) -> None:
-        # The last event is the next step's first, and goes back to the pool with that step.
+        # The last event is also the next step's first one, and returns to the pool with that step.
         self._pool.append(timing[1])
         for _, begun, ended in timing[0]:
             self._pool += (begun, ended)
@@ -214,7 +214,7 @@ def _done(timing: Timing) -> bool:
 
 
 def _read(timing: Timing) -> tuple[int, int, int, int]:
-    """Return the nanoseconds in forward, backward, optimizer, and between them."""
+    """Return the nanoseconds in forward, backward and optimizer, and the rest of the step (idle)."""
     spans, first, last = timing
     sums = [0.0, 0.0, 0.0]
     for phase, begun, ended in spans:
@@ -225,13 +225,13 @@ def _read(timing: Timing) -> tuple[int, int, int, int]:
 
 
 def allocators(torch: Any) -> list[dict[str, int]]:
-    """Return what the caching allocator holds on each device in use, in bytes. The driver is not asked."""
+    """Return the caching allocator's figures for each device in use, in bytes. Does not ask the driver."""
     samples = []
     for device in range(min(torch.cuda.device_count(), 16)):
         try:
             stats = torch.cuda.memory_stats(device)
         except RuntimeError:
-            # The program may have plugged in an allocator that has no figures.
+            # The program may have installed an allocator without statistics.
             break
         reserved = stats.get("reserved_bytes.all.current", 0)
         if not reserved:

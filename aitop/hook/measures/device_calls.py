@@ -1,8 +1,8 @@
-"""Measures copies between host and device, and calls that wait for the device: values read from tensors on it, shapes
-that depend on values, synchronisations.
+"""Measures copies between host and device, and calls that block until the device is done: reading values of tensors,
+operations whose output shape depends on values, and explicit synchronisation.
 
-Only calls of the thread that steps count, of plain tensors, and only once a device is in use: before, nothing is
-patched. None of this synchronises by itself; the calls do what they did, between two readings of the host's clock.
+Only calls of the stepping thread on plain tensors are measured. Nothing is patched before a device is in use. The
+measurement itself never synchronises: it only reads the host's clock before and after each call.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .callsites import Sites
 if TYPE_CHECKING:
     from ..session import Session
 
-# Methods of Tensor that copy it.
+# Methods of Tensor that may copy between host and device.
 COPIES = ("to", "cuda", "cpu", "copy_")
-# Methods of Tensor that wait for their result on the host. `numpy` wants its tensor on the host already.
+# Methods of Tensor that wait for the device. `numpy` is not among them, as it accepts only tensors on the host.
 WAITS = (
     *("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "equal"),
     *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "__repr__"),
@@ -42,7 +42,7 @@ _ident = _thread.get_ident
 
 
 class DeviceCalls(Measure):
-    """Puts its patches in as soon as the program uses a device."""
+    """Puts its patches in as soon as the program has initialised a device."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
@@ -69,7 +69,7 @@ class DeviceCalls(Measure):
 
 
 def device_in_use(torch: Any) -> Callable[[Any], bool] | None:
-    """Return a test for tensors on the kind of device that this process has initialised; None without one."""
+    """Return a predicate for tensors on the kind of device that this process has initialised; None without one."""
     for kind in ("cuda", "xpu"):
         module = getattr(torch, kind, None)
         if module is not None and getattr(module, "is_initialized", bool)():
@@ -78,7 +78,7 @@ def device_in_use(torch: Any) -> Callable[[Any], bool] | None:
 
 
 class Watch:
-    """State shared by the wrappers. `far` tests for a tensor on a device; `nested` is set inside a call that waits."""
+    """State shared by the wrappers. `far` tells if a tensor is on a device; `nested` is set inside a blocking call."""
 
     def __init__(self, torch: Any, session: Session, far: Callable[[Any], bool]) -> None:
         self.session = session
@@ -91,7 +91,7 @@ class Watch:
         self.waits = Sites("blocking", torch)
 
     def waited(self, name: str, start: int) -> None:
-        """Note a call that waits for the device and ends now."""
+        """Note a blocking call that ends now."""
         try:
             end = _now()
             self.journal.note(BLOCKING, start, end, -1, 0)
@@ -101,11 +101,11 @@ class Watch:
             self.session.failed()
 
     def moved(self, name: str, start: int, source: Any) -> None:
-        """Note a copy from the tensor `source` in host memory to a device, which ends now as far as the host sees."""
+        """Note a copy of `source` from host memory to a device. The call returns now; the copy may still be running."""
         try:
             end = _now()
             if self.session.traced():
-                # A trace of torch.jit would record that we ask.
+                # A torch.jit trace would record what we read of the tensor.
                 return
             size = source.numel() * source.element_size()
             self.journal.note(TRANSFER, start, end, size, -1)
@@ -119,7 +119,7 @@ keep_from_compiling(Watch.waited.__code__, Watch.moved.__code__, inner=True)
 
 
 def put_in(torch: Any, patches: Patches, watch: Watch) -> None:
-    """Wrap the copies and the calls that wait."""
+    """Wrap the copies and the blocking calls."""
     for name in COPIES:
         put_method(patches, torch.Tensor, name, partial(wrap_copy, name=name, watch=watch))
     for name in WAITS:
@@ -129,9 +129,9 @@ def put_in(torch: Any, patches: Patches, watch: Watch) -> None:
 
 
 def _synchronisations(torch: Any) -> list[tuple[Any, str, str]]:
-    """Return where a program may wait for all of a device, a stream or an event: owner, attribute, name to show.
+    """Return the functions that wait for a whole device, a stream or an event: (owner, attribute, name to show).
 
-    For `torch.cuda.synchronize` it is what that calls, as others may have imported it by name.
+    `torch.cuda.synchronize` may have been imported by name, so the function that it calls is wrapped instead.
     """
     places = [(torch._C, f"_{kind}_synchronize", f"{kind}.synchronize") for kind in ("cuda", "xpu")]
     for kind in ("cuda", "xpu"):
@@ -142,17 +142,16 @@ def _synchronisations(torch: Any) -> list[tuple[Any, str, str]]:
 
 
 def is_async(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a copy was asked not to block. Arguments may be tensors, which must not be compared."""
+    """Return whether a copy was asked not to block. Compares by identity only, because arguments may be tensors."""
     if kwargs and kwargs.get("non_blocking") is True:
         return True
     return len(args) > 1 and args[-1] is True
 
 
 def wrap_copy(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
-    """Wrap a method that returns the tensor in another place, or the tensor itself if it is there already; or `copy_`,
-    which fills the tensor from another one.
+    """Wrap one of COPIES: a method that returns the tensor in another place, or `copy_`, which fills the tensor.
 
-    A copy to the device is a transfer. A copy back to the host blocks, unless it was asked not to.
+    A copy from host to device is a transfer. A copy from device to host blocks, unless it was asked not to.
     """
     compiling, journal, plain, far, fills = watch.compiling, watch.journal, watch.plain, watch.far, name == "copy_"
 
@@ -164,7 +163,7 @@ def wrap_copy(original: Callable[..., Any], name: str, watch: Watch) -> Callable
         source = self
         if fills:
             source = args[0] if args else kwargs.get("other", kwargs.get("src"))
-        # Anything else came from a class or a mode of the user's that overrides torch's functions.
+        # Other types come from a tensor subclass or a mode that overrides torch's functions.
         if result is not source and type(result) in plain and type(source) in plain:
             was_far = far(source)
             if was_far is not far(result):
@@ -178,9 +177,9 @@ def wrap_copy(original: Callable[..., Any], name: str, watch: Watch) -> Callable
 
 
 def wrap_wait(original: Callable[..., Any], name: str, watch: Watch, *, of_tensor: bool = True) -> Callable[..., Any]:
-    """Wrap a method of a tensor that waits if the tensor is on a device, or another function that waits for one.
+    """Wrap a method that waits if its tensor is on a device, or (not `of_tensor`) another function that waits for one.
 
-    What it does inside belongs to it: a tensor is printed by many small calls.
+    Calls nested in it are not noted separately: printing a tensor makes many small ones.
     """
     compiling, journal, plain, far = watch.compiling, watch.journal, watch.plain, watch.far
 

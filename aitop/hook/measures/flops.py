@@ -1,8 +1,8 @@
-"""Counts the floating-point operations of a backward and the forward before it, by the shapes in the autograd graph.
+"""Counts the floating-point operations of a backward and its forward from the shapes in the autograd graph.
 
-Only the shapes along the edges of the graph are read. Saved tensors are left alone: reading one may run code of its
-owner (checkpointing computes it again). Counted as torch.utils.flop_counter does: matrix products, convolutions and
-attention; a multiplication with its addition is two operations.
+Only the shapes along the edges of the graph are read. Saved tensors are left alone, because reading one may run code
+(activation checkpointing recomputes it). Operations are counted as in torch.utils.flop_counter: matrix products,
+convolutions and attention, with two operations for a multiply-add.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-# The graphs of some backwards in a row are counted, as a step may have several different ones: from this backward on,
-# and again after this time.
+# A round counts the graphs of several consecutive backwards, because a step may have several different ones. A round
+# is due at once and then every EVERY_NS, and begins at this backward after that.
 FIRST_BACKWARD = 3
 EVERY_NS = 60_000_000_000
 
 # A large model's graph has some thousand nodes, each of which takes a microsecond or two.
 MOST_NODES = 20_000
-# The most CPU time for a count, read every NODES_A_READ nodes: on a crowded machine others may have the core meanwhile.
+# The most CPU time for one graph; the clock is read every NODES_A_READ nodes. CPU time, not wall time, because on a
+# crowded machine the thread may have to wait for a core.
 MOST_NS, NODES_A_READ = 15_000_000, 64
-# Backwards in a round: divisible by most numbers of backwards that a step may have.
+# Backwards in a round: a multiple of most numbers of backwards that a step may have.
 GRAPHS = 12
 MOST_NS_A_ROUND = 3_000_000
 
-# Custom functions that compute nothing worth counting: what data parallelism puts around a model.
+# Custom autograd functions that compute nothing worth counting: what data parallelism puts around a model.
 TRANSPARENT = ("_DDPSink", "RegisterPostBackward", "PreBackward", "PostBackward", "PostAccumulate")
 MOST_HIDDEN = 8
-# Those that hide a whole model, or parts of it.
+# Custom autograd functions that hide a whole model, or parts of it.
 OPAQUE = ("CompiledFunction", "CheckpointFunction")
 
 
 class Walk(NamedTuple):
-    """The result of one walk through a graph.
+    """The result of one walk through an autograd graph.
 
-    ops             operations in the graph, leaves left out
-    dtypes          floating-point operations of each dtype
-    convolutions    those of them in convolutions
-    hidden          functions that may compute something that no shape tells
-    whole           False where a limit ended the walk
+    ops             number of nodes, without the leaves
+    dtypes          floating-point operations by dtype
+    convolutions    how many of them are in convolutions
+    hidden          names of functions whose operations cannot be told from shapes
+    whole           False if a limit ended the walk
     """
 
     ops: int
@@ -63,7 +64,10 @@ class Walk(NamedTuple):
 
 
 def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
-    """Walk through the graph under `outputs` (a sequence). `custom` is the class of functions written in Python."""
+    """Walk through the autograd graph of `outputs` (a sequence of tensors), for at most `most_ns` of CPU time.
+
+    `custom` is the class of the nodes of autograd functions that are written in Python.
+    """
     until = time.thread_time_ns() + most_ns
     waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
     seen, ops, visited, convolutions = set(waiting), 0, 0, 0.0
@@ -104,18 +108,18 @@ def _result(node: Any) -> Shape:
 
 
 def _input(inputs: Any, position: int) -> Shape | None:
-    """Return the shape of an input that a gradient flows to, None for another input."""
+    """Return the shape of the input at `position` if a gradient flows to it, else None."""
     node, output = inputs[position]
     return None if node is None else tuple(node._input_metadata[output].shape)
 
 
 def _passes(inputs: Any, first: int, second: int) -> int:
-    """Return how many products of the same size a step makes: one forward, and one for each factor's gradient."""
+    """Return how many products of this size are made: one in the forward, and one for each factor's gradient."""
     return 1 + (inputs[first][0] is not None) + (inputs[second][0] is not None)
 
 
 def _product(first: int, second: int) -> Callable[[Any, Any], float | None]:
-    """Return a counter for the product of matrices at these positions, batched or not."""
+    """Return a counter for a matrix product, batched or not, of the inputs at these positions."""
 
     def count(node: Any, inputs: Any) -> float | None:
         left, right = _input(inputs, first), _input(inputs, second)
@@ -145,7 +149,7 @@ def _convolution(node: Any, inputs: Any) -> float | None:
 
 
 def _attention(node: Any, inputs: Any) -> float | None:
-    """Count two products forward and five backward, as the scores are computed again. A causal mask saves none."""
+    """Count two products forward and five backward, where the scores are recomputed. A causal mask saves none."""
     query, key, value = (_input(inputs, position) for position in range(3))
     if query is None or key is None or value is None:
         return None
@@ -155,7 +159,7 @@ def _attention(node: Any, inputs: Any) -> float | None:
 
 
 def _recurrent(node: Any, inputs: Any) -> float | None:
-    """Count three products, one forward and two backward, of each weight matrix with each row of each time step."""
+    """Count, for each weight matrix, one product forward and two backward with each row of each time step."""
     shapes = [_input(inputs, position) for position in range(len(inputs))]
     weights = sum(prod(shape) for shape in shapes if shape is not None and len(shape) == 2)
     return 6.0 * prod(_result(node)[:2]) * weights if weights else None
@@ -183,7 +187,7 @@ COUNTS: dict[str, Callable[[Any, Any], float | None]] = {
 
 
 class Graphs(Measure):
-    """Gives the mean over the graphs of a few backwards in a row."""
+    """Reports the mean over the graphs of a few consecutive backwards (a round)."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
@@ -208,7 +212,7 @@ class Graphs(Measure):
         self._journal.ops_due = 0
 
     def backward_begins(self, arguments: tuple[Any, ...]) -> None:
-        """Count the operations of the graph that this backward goes through, if it is its turn."""
+        """Count the operations of this backward's graph if its turn has come."""
         self._journal.ops_due -= 1
         if self._journal.ops_due:
             return
@@ -220,7 +224,7 @@ class Graphs(Measure):
             self._session.failed()
 
     def add(self, outputs: Any) -> None:
-        """Walk through one more graph; a round has a few, as time allows."""
+        """Walk through one more graph, and finish the round after GRAPHS of them or MOST_NS_A_ROUND of CPU time."""
         start = time.thread_time_ns()
         walks = self._walks
         walks.append(walk(outputs, self._custom, MOST_NODES, MOST_NS))
@@ -236,7 +240,7 @@ keep_from_compiling(Graphs.backward_begins.__code__, inner=True)
 
 
 def figures(torch: Any, walks: list[Walk]) -> dict[str, Any]:
-    """Return the mean over these graphs, by the fields of `HookFacts`."""
+    """Return the mean over these graphs, as fields of `HookFacts`."""
     hidden = list(dict.fromkeys(name for each in walks for name in each.hidden))
     flops = sum(each.flops for each in walks) / len(walks)
     if not all(each.whole for each in walks):
@@ -252,7 +256,7 @@ def figures(torch: Any, walks: list[Walk]) -> dict[str, Any]:
 
 
 def _dtype(torch: Any, walks: list[Walk]) -> str:
-    """Return the dtype of most operations; tf32 where torch may round float32 to it."""
+    """Return the dtype of most operations; "tf32" for float32 where torch may compute it in TF32."""
     sums: dict[str, float] = {}
     for each in walks:
         for dtype, flops in each.dtypes.items():
@@ -266,7 +270,7 @@ def _dtype(torch: Any, walks: list[Walk]) -> str:
 
 def rounds_to_tf32(torch: Any, operation: str) -> bool:
     """Return whether matmul or conv may compute float32 in TF32."""
-    # If it was set in the newer way, the older getters raise.
+    # The older getters raise if the precision was set in the newer way.
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is not None:
         return bool(getter("cuda", operation) == "tf32")

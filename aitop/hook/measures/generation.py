@@ -1,5 +1,6 @@
-"""Measures text generation with transformers: each call of `generate` is a step, with its tokens. The forwards
-inside are no steps of their own. Without transformers nothing is patched.
+"""Measures text generation with transformers: each call of `generate` is a step, with the tokens that it generated.
+
+The forwards inside are no steps of their own. Without transformers nothing is patched.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from ..session import Session
 
 MODULE, CLASS = "transformers.generation.utils", "GenerationMixin"
-# The condition of the loop over tokens: when it is asked for the second time, the first token has reached the host.
+# The condition of the loop over tokens. When it is evaluated for the second time, the first token is on the host.
 CONDITION = "_has_unfinished_sequences"
-# The same for older releases: called after each forward.
+# What is wrapped in older releases instead. It is called after each forward.
 UPDATE = "_update_model_kwargs_for_generation"
 PROMPTS = ("input_ids", "inputs", "inputs_ids")
 
@@ -31,7 +32,10 @@ _ident = _thread.get_ident
 
 
 class Call:
-    """A call of `generate` under way since `start`: how often its condition was asked, when the first token came."""
+    """A running call of `generate`: `start`, calls of its CONDITION or UPDATE (`asked`), and time of its `first` token.
+
+    Times are CLOCK_MONOTONIC nanoseconds; `first` is 0 before the first token.
+    """
 
     __slots__ = ("asked", "first", "start")
 
@@ -41,7 +45,7 @@ class Call:
 
 
 class Generation(Measure):
-    """Puts its patches in as soon as transformers' generation is imported. `calls` are those under way, by thread."""
+    """Puts its patches in as soon as transformers' generation is imported. `calls` are the running ones, by thread."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.session = session
@@ -80,7 +84,7 @@ class Generation(Measure):
             self.session.failed()
 
     def _tokens(self, model: Any, args: Any, kwargs: Any, result: Any) -> int:
-        """Return how many tokens came out, padding of shorter sequences included; -1 where that is not known."""
+        """Return how many tokens were generated, including the padding of shorter sequences; -1 if not known."""
         out = result if isinstance(result, self.tensor) else getattr(result, "sequences", None)
         if not isinstance(out, self.tensor) or out.dim() != 2:
             return -1
@@ -96,7 +100,7 @@ class Generation(Measure):
 
 
 def wrap_generate(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:
-    """Wrap `GenerationMixin.generate`. Servers that stream call it in a thread of its own for each text."""
+    """Wrap `GenerationMixin.generate`. Streaming servers call it in a new thread for each text."""
     session, calls = generation.session, generation.calls
     journal: Journal = session.journal
 
@@ -105,7 +109,7 @@ def wrap_generate(original: Callable[..., Any], generation: Generation) -> Calla
         if thread == journal.owner or not session.not_owner():
             place: Any = journal
         else:
-            # Beside a training run it is no step.
+            # In a thread beside a training run it is no step.
             place = None if journal.steps or journal.owner == GONE else session.local
         if place is None or getattr(place, "busy", False):
             return original(self, *args, **kwargs)
@@ -124,7 +128,7 @@ def wrap_generate(original: Callable[..., Any], generation: Generation) -> Calla
 
 
 def wrap_round(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:
-    """Wrap what `generate` calls once for each token."""
+    """Wrap the method that `generate` calls once per token (CONDITION or UPDATE)."""
     calls = generation.calls
 
     def each_round(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Measures what goes into the root module: dtypes, the number of token ids, and the precision of the computation."""
+"""Measures what goes into the root module: dtypes, number of token ids, autocast and matmul precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("input_ids", "ids", "tokens", "idx")
 
 
 class Inputs(Measure):
-    """Looks at the arguments of a root's forward every few seconds; at those of each forward if they have token ids."""
+    """Examines the arguments of a root's forward every few seconds, or of each forward if they contain token ids."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
@@ -36,13 +36,13 @@ class Inputs(Measure):
             self._journal.inputs = self.saw
 
     def saw(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: int) -> int:
-        """Return the number of token ids in the arguments of a root's forward, -1 where there are none."""
+        """Return the number of token ids in the arguments of a root's forward, -1 if there are none."""
         if now > self._ask_at:
             self._ask_at = now + ASK_EVERY_NS
             self._ask(args, kwargs)
         ids = self._ids(args, kwargs)
         if ids is None:
-            # Not called again until the next look.
+            # Do not call this again until `look` sets it anew.
             self._journal.inputs = None
             return -1
         count = ids.numel()
@@ -76,7 +76,7 @@ class Inputs(Measure):
                 self._collect(item, dtypes, depth + 1)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | int | None:
-        """Return the name or the position of the argument with token ids, or its key if the first one is a dict."""
+        """Return the name or position of the argument with token ids, or its key in a first argument that is a dict."""
         for name in (*NAMES, *kwargs):
             if self._is_ids(kwargs.get(name)):
                 return name
@@ -104,16 +104,16 @@ class Inputs(Measure):
 
 
 def matmul_precision(torch: Any) -> str:
-    """Return torch's setting for products of float32 matrices: highest, high or medium."""
+    """Return torch's precision setting for float32 matrix products: highest, high or medium."""
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:
-        # It was set by operation, the newer way, for which this call raises.
+        # The precision was set per operation, the newer way, for which this call raises.
         return "high" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "highest"
 
 
 def autocast_dtype(torch: Any) -> str | None:
-    """Return the dtype of the autocast that the calling thread is in, None outside of one."""
+    """Return the dtype of the autocast that is active in the calling thread, None without one."""
     if torch.is_autocast_enabled():
         dtype = torch.get_autocast_gpu_dtype() if not hasattr(torch, "get_autocast_dtype") else None
         return str(dtype or torch.get_autocast_dtype("cuda")).removeprefix("torch.")

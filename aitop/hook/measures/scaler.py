@@ -1,7 +1,8 @@
-"""Counts the steps that a GradScaler leaves out because gradients have overflowed.
+"""Counts the optimizer steps that a GradScaler skips because gradients have overflowed.
 
-Such a step is recognised by the optimizer not having been called: what the scaler finds is on the device, and reading
-it would wait. A fused optimizer is always called and decides on the device, so of its steps nothing is known.
+A skipped step is recognised by the scaler not calling the optimizer: the overflow flag itself is on the device, and
+reading it would wait for the device. A fused optimizer is always called and skips on the device, so its skipped steps
+are not seen.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ident = _thread.get_ident
 
 
 class Scaler(Measure):
-    """Wraps the method in which scalers decide. `skips` is None before the first decision."""
+    """Wraps the method in which a GradScaler decides. `skips` counts skipped steps, None before the first decision."""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.session = session
@@ -42,7 +43,7 @@ class Scaler(Measure):
         return {} if self.skips is None else {"scaler_skips": self.skips}
 
     def decided(self, optimizer: Any, steps_before: int, start: int) -> None:
-        """Count and note the step if the scaler did not let the optimizer step."""
+        """Count and note a skipped step, if the scaler did not call the optimizer."""
         try:
             journal = self.session.journal
             self.skips = self.skips or 0
@@ -57,7 +58,7 @@ class Scaler(Measure):
 
 
 def wrap_decision(original: Callable[..., Any], scaler: Scaler) -> Callable[..., Any]:
-    """Wrap `GradScaler._maybe_opt_step(optimizer, state, …)`, which calls the optimizer or does not."""
+    """Wrap `GradScaler._maybe_opt_step(optimizer, state, …)`, which calls the optimizer or skips the step."""
     journal = scaler.session.journal
 
     def _maybe_opt_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

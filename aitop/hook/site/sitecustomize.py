@@ -1,13 +1,14 @@
-"""Puts the hook into Python programs started by `aitop run`, and into their children such as torchrun's ranks.
+"""Installs the hook in Python programs started by `aitop run`, and in their children such as torchrun's ranks.
 
-`aitop run` starts the command with two variables, where SITE is the directory of this file:
+`aitop run` starts the command with two environment variables, where SITE is the directory of this file:
 
-    AITOP_RUN=1                           without it this file only hands over
+    AITOP_RUN=1                           without it this file only hands over (see below)
     PYTHONPATH=SITE[:the old PYTHONPATH]  joined with os.pathsep, SITE first and only once
 
-Python imports `sitecustomize` at its start. This one makes a package `_aitop` of the directory of aitop (which need not
-be importable there), imports the hook from it, asks it to install once torch is imported, takes SITE off `sys.path`,
-and hands over to the `sitecustomize` that would have been imported without it. If anything goes wrong it adds nothing.
+Python imports `sitecustomize` when it starts. This one makes a package `_aitop` from the directory of aitop (which need
+not be importable there), imports the hook from it and asks it to install itself once torch is imported. Then it takes
+SITE off `sys.path` and hands over to the `sitecustomize` that Python would have imported without it. If anything goes
+wrong, the program runs without the hook.
 """
 
 import os
@@ -36,7 +37,7 @@ def _put_hook_in() -> None:
 
 
 def _hand_over() -> None:
-    """Run the next `sitecustomize` on the path, under that name; its errors are reported as without us."""
+    """Run the next `sitecustomize` on the path under that name. Its errors are reported as they would be without us."""
     from importlib.machinery import PathFinder
 
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _SITE]

@@ -1,4 +1,5 @@
-"""What the hook measures inside servers: requests, and the turns of an engine's loop. A file for each kind of server.
+"""What the hook measures inside servers: requests, and iterations (turns) of an engine's loop.
 
-`names.py` has what is patched in which release, `requests.py` what all of them share.
+There is a file for each kind of server. `names.py` lists what is patched in which release; `server.py` and
+`requests.py` have what all of them share.
 """

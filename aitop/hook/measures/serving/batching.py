@@ -1,6 +1,7 @@
-"""Measures transformers' continuous batching: its requests, and the turns of its loop, which run in a thread of theirs.
+"""Measures transformers' continuous batching: its requests, and the iterations (turns) of its loop.
 
-A request begins when it is handed to the manager; where that happens in a request of a web server, this one adds to it.
+The loop runs in a thread of its own. A request begins when it is handed to the manager. If that happens inside a web
+server's request, the figures measured here are added to that request.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ MOST_KNOWN = 100_000
 
 
 class Batching(Server):
-    """The loop as this process runs it.
+    """The continuous batching loop of this process. The current turn is the current iteration of the loop.
 
-    outer           requests of a web server, by the id of what they have handed in
-    known           requests that were in a batch, by id
-    tokenless       those of them that have no token yet, with their states
-    schedule, prepare, model, output, stepped     nanoseconds of the turn under way, and whether a batch was made
-    prefill, decode, requests_in_batch            what the batch of this turn has
-    kv_used         millionths of the KV cache in use with it
-    idle            nanoseconds since the last turn that had a batch
-    throwing        requests are being thrown out of the batch now; `preempted` of them in this turn
+    outer           a web server's requests, by the id of the request that they handed to the manager
+    known           requests that have been in a batch, by id
+    tokenless       those of them that have no token yet, with the states that transformers keeps
+    schedule, prepare, model, output    nanoseconds of the current turn in each part (`schedule` includes `prepare`)
+    stepped         a batch was made in the current turn
+    prefill, decode, requests_in_batch  prompt tokens, decoded tokens and requests in the current batch
+    waiting         requests that waited before the batch was made, -1 if not known
+    kv_used         millionths of the KV cache in use with that batch
+    idle            nanoseconds since the last turn with a batch, -1 before the first one
+    throwing        requests are being preempted right now
+    preempted       requests preempted in the current turn
     """
 
     servers = ("transformers",)
@@ -60,10 +64,10 @@ class Batching(Server):
             "offload_requests": lambda call: wrap_offload(call, self),
         }
 
-    # Called by the wrappers, with the arguments of the wrapped call after those that `noting` adds.
+    # Called by the wrappers, with what `noting` adds (start, result) and then the arguments of the wrapped call.
 
     def entered(self, start: int, name: Any, *_: Any, **__: Any) -> None:
-        """Remember the web server's request that has handed this one in."""
+        """Remember which web server's request handed in the request `name`."""
         outer = current.get()
         if outer is not None and isinstance(name, str):
             if len(self.outer) >= MOST_KNOWN:
@@ -77,14 +81,14 @@ class Batching(Server):
         self.stepped = False
 
     def prepares(self, processor: Any, *_: Any, **__: Any) -> None:
-        """Note how many requests wait before a batch is made."""
+        """Note how many requests are waiting before a batch is made."""
         try:
             self.waiting = len(processor.scheduler.waiting_requests) + processor.input_queue.qsize()
         except Exception:
             self.waiting = NOT_MEASURED
 
     def prepared(self, start: int, made: Any, processor: Any, *_: Any, **__: Any) -> None:
-        """Note what is in the batch that was made, if one was."""
+        """Note what is in the batch, if one was made."""
         self.schedule += now_ns() - start
         if not made:
             return
@@ -120,7 +124,7 @@ class Batching(Server):
         return request
 
     def updated(self, start: int, *_: Any, **__: Any) -> None:
-        """Note the first tokens that came in this turn."""
+        """Note which requests got their first token in this turn."""
         now = now_ns()
         self.output += now - start
         for name in [name for name, (_, state) in self.tokenless.items() if state.generated_tokens]:
@@ -128,7 +132,7 @@ class Batching(Server):
             request.first = request.first or now
 
     def finished(self, scheduler: Any, request_id: str, *_: Any, **__: Any) -> None:
-        """Note a request that has ended, or that was thrown out of the batch."""
+        """Note a request that has ended or was preempted."""
         now, name = now_ns(), request_id
         state = scheduler.active_requests.get(name)
         if state is None:
@@ -142,12 +146,12 @@ class Batching(Server):
         self.tokenless.pop(name, None)
         tokens = len(state.generated_tokens)
         if state._true_initial_tokens:
-            # It was begun again with what it had generated as a part of its prompt.
+            # It was preempted and restarted, with the tokens that it had generated as a part of its prompt.
             tokens += len(state.initial_tokens) - state._true_initial_tokens
         request.tokens, request.model_ended = tokens, now
         if tokens and not request.first:
             request.first = now
-        # Of one that came through a web server, that server's wrapper notes the answer.
+        # If it came through a web server, that server's wrapper notes the answer.
         if request.arrived == request.submitted:
             self.requests.answered(request, now)
 
@@ -173,7 +177,7 @@ class Batching(Server):
 
 
 def batch_of(processor: Any) -> Any:
-    """Return what is in the batch that was prepared last."""
+    """Return the requests in the batch that was prepared last."""
     buffers = processor.inputs_and_outputs
     if hasattr(buffers, "io_pairs"):
         buffers = buffers.io_pairs[buffers.current_pair].host_io
@@ -186,7 +190,7 @@ def kv_millionths(processor: Any) -> int:
 
 
 def wrap_offload(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
-    """Wrap `OffloadingManager.offload_requests`, which throws requests out of the batch."""
+    """Wrap `OffloadingManager.offload_requests`, which preempts requests."""
 
     def offload_requests(*args: Any, **kwargs: Any) -> Any:
         batching.throwing = True

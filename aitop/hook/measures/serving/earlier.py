@@ -1,7 +1,8 @@
-"""Requests of web servers that were under way before the hook came.
+"""Counts the requests that a web server was already answering when the hook came in.
 
-An event loop has a task for each, which tells when it ends. A thread that is busy with one is recognised by its stack,
-and nothing tells when it is done. So while there are such threads, how many requests are under way is not known.
+In an event loop each such request has a task, which reports when it ends. A thread that is answering one is recognised
+by its stack, but nothing reports when it is done. So while there are such threads, the number of requests in flight is
+not known.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ BETWEEN_LOOKS_NS = 50_000_000
 
 
 class Earlier:
-    """The tasks and threads that answer requests which nobody saw begin. `changed` is called as tasks end.
+    """The tasks and threads that answer requests which began before the hook came in.
 
-    `tasks_run`, `threads_run`: the code that answers a request in a task or in a thread, as it is without the hook.
+    `changed` is called when such a task ends. `tasks_run` and `threads_run` are the original (unwrapped) functions'
+    code objects that answer a request in a task or in a thread. `threads` are identifiers of threads that may be busy.
     """
 
     __slots__ = ("changed", "due", "looked", "tasks", "tasks_run", "threads", "threads_run", "waits")
 
     def __init__(self, tasks_run: set[CodeType], threads_run: set[CodeType], changed: Callable[[], None]) -> None:
         self.tasks_run, self.threads_run, self.changed = tasks_run, threads_run, changed
-        # In which a thread waits for the next request of a connection.
+        # The code in which a thread waits for the next request on a connection.
         file = getattr(sys.modules.get("socket"), "SocketIO", None)
         self.waits = getattr(getattr(file, "readinto", None), "__code__", None)
         self.tasks: set[Any] = set()
@@ -36,7 +38,7 @@ class Earlier:
         self.look_at_loop()
 
     def look_at_loop(self) -> None:
-        """Find the tasks of the event loop that runs here, once."""
+        """Find the tasks of the event loop that runs in this thread, once: later calls have no effect."""
         asyncio = sys.modules.get("asyncio")
         if self.looked or asyncio is None or not self.tasks_run:
             return
@@ -52,19 +54,19 @@ class Earlier:
                 task.add_done_callback(self.ended)
 
     def ended(self, task: Any) -> None:
-        """Take note that a task has ended."""
+        """Forget a task that has ended."""
         self.tasks.discard(task)
         self.changed()
 
     def number(self, now: int) -> int | None:
-        """Return how many there are; None while a thread may be busy with one."""
+        """Return how many such requests there are; None while a thread may be busy with one."""
         if self.threads and now > self.due:
             self.due = now + BETWEEN_LOOKS_NS
             self._leave_out_idle_threads()
         return None if self.threads else len(self.tasks)
 
     def over(self) -> None:
-        """Leave the tasks alone."""
+        """Remove our callbacks from the tasks."""
         while self.tasks:
             self.tasks.pop().remove_done_callback(self.ended)
 
@@ -83,10 +85,11 @@ class Earlier:
 
 
 def _current_frames() -> dict[int, FrameType]:
-    """Return the frame of each thread, by its identifier.
+    """Return the current frame of each thread, by the thread's identifier.
 
-    The interpreter holds its list of threads locked meanwhile. A garbage collection that begins then, and frees a
-    `threading.local`, waits for that lock for good (python/cpython#106883; seen with 3.11.2 and 3.11.7).
+    The garbage collector is off during the call, because the interpreter holds the lock on its list of threads. A
+    collection that begins then and frees a `threading.local` waits for that lock and deadlocks (python/cpython#106883;
+    seen with 3.11.2 and 3.11.7).
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,8 +1,9 @@
-"""Measures requests of web servers: uvicorn's, aiohttp's, gunicorn's, Python's own, and werkzeug's (Flask).
+"""Measures requests of web servers: uvicorn, aiohttp, gunicorn, Python's own, and werkzeug (Flask).
 
-A request arrives when the kernel has received it: where the event loop or a worker is busy it waits in the socket,
-which no server sees. It ends when its answer is with the kernel. Its model's part is what root modules and `generate`
-took in the code that works for it; where another thread runs the model for several requests it is not known.
+A request arrives when the kernel has received it. While the event loop or the worker is busy it waits in the socket,
+where no server sees it. It ends when its answer has been handed to the kernel. Its model time is the time in root
+modules and `generate` in the code that works on it; it is not known if another thread runs the model for several
+requests.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ if TYPE_CHECKING:
     from ...session import Session
 
 BODY = "http.response.body"
-# Of the kernel's tcp_info: how long ago the last data was sent and came, in milliseconds.
+# getsockopt(TCP_INFO), and offsets in the kernel's tcp_info of how long ago data was last sent and received (ms).
 IPPROTO_TCP, TCP_INFO, SENT_AT, CAME_AT = 6, 11, 44, 52
 _AGO = struct.Struct("=I")
 MILLISECOND = 1_000_000
 LONGEST_WAIT_NS = 600 * 10**9
-# The kernel counts that time in ticks; this clock goes on with them.
+# The kernel counts these times in ticks. This clock advances at each tick.
 CLOCK_MONOTONIC_COARSE = 6
 
-# An event loop that takes a request up so soon after it came back from a handler has not waited for it.
+# An event loop that takes a request up within this time after a handler has run did not wait for it.
 AT_ONCE_NS = 500_000
-# Where a distribution is cut off at more than this many means, that makes no difference.
+# Cutting an exponential distribution off beyond this many means does not change its mean.
 MOST_CUT = 50.0
-# Of this many of the last requests is learnt how long they wait for the loop.
+# Length, in requests, of the moving averages of how long requests wait.
 LEARNT_FROM = 128
 
 _ident = _thread.get_ident
@@ -47,7 +48,8 @@ coarse_ns = time.clock_gettime_ns
 class Ticks:
     """Tells how long ago the kernel's last tick was, from its coarse clock, which changes at each tick.
 
-    What that clock shows may lie `behind` the tick. By how much is learnt: the last tick is at most one `length` ago.
+    That clock may be `behind` the ticks by some nanoseconds. The offset is learnt from the fact that the last tick is
+    at most one tick (`length`, ns) ago.
     """
 
     __slots__ = ("behind", "length")
@@ -64,19 +66,22 @@ class Ticks:
 
 
 class Loop:
-    """Estimates when requests arrived that the event loop of this process takes up.
+    """Estimates when the requests arrived that this process's event loop takes up.
 
-    While a handler runs, the loop reads no socket. So a request that it takes up right afterwards arrived after it last
-    took one up, and after the answer to the request before it on the same connection. When exactly, the kernel knows
-    only in ticks, of 4 ms on most machines. That is too coarse for one request, but right on average: it tells for
-    which part of the time in which it could have come a request usually waits.
+    While a handler runs, the loop reads no socket. So a request that it takes up right afterwards arrived after the
+    loop last took one up, and after the previous answer on the same connection. The kernel knows the arrival within
+    that interval only in ticks, 4 ms on most machines. That is too coarse for one request but right on average, so the
+    averages give the share of its interval for which a request usually waits.
 
-    Moments are in nanoseconds.
+    Times are CLOCK_MONOTONIC nanoseconds.
 
-    took        when it took up the last request, `since` when it did so before the last handler ran
-    ran         when a handler last gave an answer; `answers` by connection (the number of its descriptor)
-    waited      how long the last LEARNT_FROM requests waited by the kernel's ticks
-    held        how long the times were in which they could have come
+    took        when the loop took up the last request
+    since       when it last took one up before the last handler ran
+    ran         when a handler last gave an answer
+    answers     the same by connection (file descriptor)
+    at_once     the loop took up a request right after a handler had run
+    waited      running sum, over about LEARNT_FROM requests, of their waits by the kernel's ticks
+    held        the same of the intervals in which they could have arrived
     """
 
     __slots__ = ("answers", "at_once", "held", "ran", "since", "tick_ns", "took", "waited")
@@ -95,31 +100,31 @@ class Loop:
             self.answers[connection] = now
 
     def arrival(self, now: int, ticks_ns: int, phase: int, connection: int = -1) -> int:
-        """Return when a request arrived that is taken up now.
+        """Return when the request arrived that is taken up at `now`.
 
-        The kernel has counted `ticks_ns` of whole ticks since then, the last of which was `phase` ago.
+        The kernel has counted `ticks_ns` of whole ticks since the arrival, the last of them `phase` nanoseconds ago.
         """
         if self.ran >= self.took:
-            # A handler ran since the last one was taken up; else both were there when the loop looked.
+            # A handler ran since the last request was taken up. Else both were there when the loop looked.
             self.since, self.at_once = self.took, now - self.ran < AT_ONCE_NS
         self.took = now
         held = now - max(self.since, self.answers.get(connection, 0))
         if not self.at_once or not self.since or ticks_ns > held + self.tick_ns:
-            # One tick may have passed at once.
+            # A single tick may have happened right after the arrival, so it does not prove a wait.
             return now - ticks_ns if ticks_ns > self.tick_ns else now
         self.waited += ticks_ns - self.waited / LEARNT_FROM
         self.held += held - self.held / LEARNT_FROM
         usual = held * self.waited / self.held
-        # It came in the tick's time before the first of these ticks.
+        # It arrived within one tick length before the first of the counted ticks.
         least = phase + ticks_ns - self.tick_ns if ticks_ns else 0
         return now - int(min(max(usual, least), phase + ticks_ns, held))
 
 
 class Threads:
-    """Estimates when requests arrived that threads take up, each of one connection or from a pool.
+    """Estimates when the requests arrived that threads take up (a thread for each connection, or a pool).
 
     The kernel counts in ticks how long a request has waited in its socket. The mean of many such counts is the usual
-    wait. Waits are taken to be distributed exponentially around it, within the tick in which the request came.
+    wait. Within the tick of its arrival, a request's wait is taken to be exponentially distributed with that mean.
     """
 
     __slots__ = ("mean", "tick_ns")
@@ -129,14 +134,14 @@ class Threads:
         self.mean = 0.0
 
     def arrival(self, now: int, ticks_ns: int, phase: int) -> int:
-        """Return when a request arrived that is taken up now; see `Loop.arrival`."""
+        """Return when the request arrived that is taken up at `now`. See `Loop.arrival`."""
         self.mean += (ticks_ns - self.mean) / LEARNT_FROM
         least = phase + ticks_ns - self.tick_ns if ticks_ns else 0
         return now - int(least + _usual_within(phase + ticks_ns - least, self.mean))
 
 
 def _usual_within(width: int, mean: float) -> float:
-    """Return the mean of those values of an exponential distribution with this `mean` that are less than `width`."""
+    """Return the mean of an exponential distribution with this `mean`, truncated at `width`."""
     if mean <= 0.0 or width <= 0:
         return 0.0
     cut = width / mean
@@ -146,7 +151,7 @@ def _usual_within(width: int, mean: float) -> float:
 class Http(Server):
     """The requests of all web servers in this process. `under_way` has those that are being answered.
 
-    Those in `earlier` began before the hook came: they are counted, and not measured.
+    Requests in `earlier` began before the hook came in: they are counted but not measured.
     """
 
     servers = ("uvicorn", "aiohttp", "gunicorn", "http")
@@ -156,14 +161,14 @@ class Http(Server):
         # Threads that are inside of `handle_one_request`.
         self.handling: set[int] = set()
         self.ticks = Ticks()
-        # When the first data came of what is not begun yet, by connection.
+        # When the first data of a request that has not begun yet arrived, by connection (file descriptor).
         self.came: dict[int, int] = {}
         self.loop, self.threads = Loop(self.ticks.length), Threads(self.ticks.length)
-        # What answers a request in a task or in a thread, as it is without the hook.
+        # Code objects of the original functions that answer a request in a task or in a thread.
         self.in_tasks, self.in_threads = set[CodeType](), set[CodeType]()
         self.earlier = Earlier(set(), set(), self.count)
         super().__init__(torch, patches, session)
-        # What is imported later had no request before the hook came.
+        # Copies: servers that are imported later had no request before the hook came in.
         self.earlier = Earlier(self.in_tasks.copy(), self.in_threads.copy(), self.count)
         if self.earlier.tasks:
             self.count()
@@ -171,7 +176,7 @@ class Http(Server):
     def wraps(self) -> dict[str, Wrap]:
         return {
             "run_asgi": lambda call: wrap_in_loop(noted(call, self.in_tasks), self),
-            # Its tasks are connections, which may have no request.
+            # Not `noted`: aiohttp's tasks are connections, which may have no request.
             "data_received": lambda call: wrap_received(call, self),
             "_handle_request": lambda call: wrap_in_loop(call, self),
             "send": lambda call: wrap_send(call, self),
@@ -185,7 +190,7 @@ class Http(Server):
         self.earlier.over()
 
     def count(self) -> None:
-        """Note how many requests are under way, unless there may be others than those that are known."""
+        """Note how many requests are in flight, unless there may be some that are not known."""
         if not self.requests.watched() or self.session.journal.steps:
             return
         earlier = self.earlier.number(now_ns())
@@ -193,17 +198,17 @@ class Http(Server):
             self.requests.count("http", len(self.under_way) + earlier)
 
     def begin(self, socket: Any, loop: Loop | None = None) -> Request | None:
-        """Return a new request that came in on this socket; None within another one, or where none are measured.
+        """Return a new request that came in on this socket; None inside another request, or where none are measured.
 
-        `loop` takes it up; None where a thread of its own does.
-        Beside a training run nobody serves: what is asked for is how the run goes.
+        `loop` is the event loop that takes it up, None if a thread does. Requests to a process that trains are not
+        measured: they do not use the model, but ask how the run is going.
         """
         outer, journal = current.get(), self.session.journal
         if not self.requests.watched() or journal.steps or (outer is not None and not outer.ended):
             return None
         if journal.computed is None:
             journal.computed = self.requests.computed
-        # A thread that begins a request is done with any from before the hook; those of this loop are looked for now.
+        # A thread that begins a request has finished any from before the hook. Those of a loop are searched for now.
         self.earlier.threads.discard(_ident())
         if loop is not None:
             self.earlier.look_at_loop()
@@ -219,13 +224,15 @@ class Http(Server):
         return request
 
     def arrival(self, socket: Any, connection: int) -> int:
-        """Return when the data came that the event loop has just read."""
+        """Return when the data arrived that the event loop has just read."""
         now, ticks_ns = now_ns(), ticks_since(socket)
         return self.loop.arrival(now, ticks_ns, self.ticks.since(now), connection)
 
     def end_in_thread(self, request: Request) -> None:
-        """Note that a thread is done with a request. What it did after the last of its answer was sent holds nobody up,
-        if that took more than a tick.
+        """Note that a thread has finished a request.
+
+        The request ended when the kernel sent the last of its answer, if that is more than a tick ago: what the thread
+        did after that kept no client waiting.
         """
         ended = now = now_ns()
         try:
@@ -252,7 +259,7 @@ class Http(Server):
 
 
 def noted(call: Any, codes: set[CodeType]) -> Any:
-    """Return the call, and add its code, where it has any, to `codes`."""
+    """Return `call`, and add its code object to `codes` if it has one."""
     code = getattr(call, "__code__", None)
     if code is not None:
         codes.add(code)
@@ -260,20 +267,21 @@ def noted(call: Any, codes: set[CodeType]) -> Any:
 
 
 def ticks_since(socket: Any, at: int = CAME_AT) -> int:
-    """Return how long ago the last data came (or what stands there in tcp_info), in whole ticks of the kernel
-    (nanoseconds); 0 where it does not say.
+    """Return how long ago data last arrived (or another time, at offset `at` in tcp_info), in nanoseconds.
+
+    The kernel counts it in whole ticks. 0 if it does not say.
     """
     try:
         (ago,) = _AGO.unpack_from(socket.getsockopt(IPPROTO_TCP, TCP_INFO, 104), at)
     except (AttributeError, OSError, TypeError, struct.error):
-        # No TCP, or no socket that can be asked.
+        # Not TCP, or no socket that can be asked.
         return 0
     waited: int = ago * MILLISECOND
     return waited if waited < LONGEST_WAIT_NS else 0
 
 
 def descriptor(socket: Any) -> int:
-    """Return the number of a socket's descriptor, -1 where it has none."""
+    """Return a socket's file descriptor, -1 if it has none."""
     try:
         number: int = socket.fileno()
         return number
@@ -282,8 +290,9 @@ def descriptor(socket: Any) -> int:
 
 
 def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
-    """Wrap a coroutine method that answers a request in an event loop, called when its head is there: uvicorn's
-    `RequestResponseCycle.run_asgi`, aiohttp's `RequestHandler._handle_request`.
+    """Wrap a coroutine method that answers a request in an event loop, called when the request's head has arrived.
+
+    These are uvicorn's `RequestResponseCycle.run_asgi` and aiohttp's `RequestHandler._handle_request`.
     """
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -297,13 +306,13 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
 
     async def within(coroutine: Any, request: Request) -> Any:
         request.begin()
-        # The context is the task's own, which may go on to the next request.
+        # This sets it in the context of the task. It is reset below, as the task may go on to the next request.
         current.set(request)
         try:
             return await coroutine
         finally:
             current.set(None)
-            # The rest of its own data, if it came later.
+            # Forget when later data of this same request (its body) arrived.
             http.came.pop(request.connection, None)
             if not request.ended:
                 now = now_ns()
@@ -314,7 +323,7 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
 
 
 def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
-    """Wrap aiohttp's `RequestHandler.data_received`: the handler begins in a later turn of the loop."""
+    """Wrap aiohttp's `RequestHandler.data_received`, because the handler begins only in a later turn of the loop."""
 
     def data_received(self: Any, data: Any) -> Any:
         try:
@@ -330,7 +339,7 @@ def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any
 
 
 def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
-    """Wrap uvicorn's `RequestResponseCycle.send`. Of a message only its type, and whether it is empty, is read."""
+    """Wrap uvicorn's `RequestResponseCycle.send`. Of a message only the type is read, and whether its body is empty."""
 
     def send(self: Any, message: Any) -> Any:
         try:
@@ -349,7 +358,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
         try:
             return await original(self, message)
         finally:
-            # What the application does after its answer holds nobody up.
+            # What the application does after its answer keeps no client waiting.
             now = now_ns()
             http.end(request, now)
             http.loop.answered(now, request.connection)
@@ -358,7 +367,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
 
 
 def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method that answers one request; `socket_of` returns its socket from the method's arguments."""
+    """Wrap a method that answers one request. `socket_of` returns the socket, from the method's arguments."""
 
     def handle_request(*args: Any, **kwargs: Any) -> Any:
         request = None
@@ -380,7 +389,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
 
 
 def gunicorn_socket(worker: Any, first: Any, second: Any, *rest: Any) -> Any:
-    """Return the socket: a SyncWorker gets `(listener, req, client, addr)`, a ThreadWorker `(req, conn)`."""
+    """Return the socket: a SyncWorker's method gets `(listener, req, client, addr)`, a ThreadWorker's `(req, conn)`."""
     return rest[0] if rest else second.sock
 
 
@@ -409,7 +418,7 @@ def wrap_handle(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
 
 
 def wrap_parse(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
-    """Wrap `BaseHTTPRequestHandler.parse_request`, called when the first line of a request is there."""
+    """Wrap `BaseHTTPRequestHandler.parse_request`, called when the first line of a request has arrived."""
 
     def parse_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:

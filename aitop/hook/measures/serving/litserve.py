@@ -1,6 +1,6 @@
 """Measures LitServe's workers: requests from the queue, in batches or one by one. Its web server is another process.
 
-The server stamps each request as it puts it into the queue, on the clock that all processes share. A worker takes it
+The server stamps each request with the time (CLOCK_MONOTONIC) at which it puts it into the queue. A worker takes it
 out, calls LitServe's own callbacks as it goes on to decode, predict and encode, and sends the answer back.
 """
 
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 SECOND = 1_000_000_000
 MOST_KNOWN = 100_000
 DECODES, PREDICTS, PREDICTED = "on_before_decode_request", "on_before_predict", "on_after_predict"
-# The status of a response with which an answer begins, and of one part of a streamed answer; any other ends it.
+# The status of the response that begins an answer, and of one part of a streamed answer. Any other status ends it.
 STARTS, GOES_ON = "START", "OK"
 # The parameters of `put_response`.
 RESPONSE = ("self", "transport", "response_queue_id", "uid", "response_data", "status", "response_type")
 
 
 class LitServe(Server):
-    """The requests of this worker.
+    """The requests of this worker. A group of requests that is worked on together makes a turn of its loop.
 
-    known       requests that were taken from the queue, by id
-    group       those that are worked on together, from the first that was taken until the last is answered
-    batch       how many there were in it
-    group_began, group_ended    when it could begin; when the group before it was answered
+    known       requests that were taken from the queue and not answered yet, by id
+    group       the requests of the current group that are not answered yet, by id
+    batch       number of requests that the current group has had
+    group_began when work on the current group could begin: its first request was there, and the last group answered
+    group_ended when the last group was answered
     """
 
     servers = ("litserve",)
@@ -47,7 +48,7 @@ class LitServe(Server):
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            # A worker takes requests from the queue through it.
+            # A worker takes requests from the queue through this.
             "_callmethod": self.noting(after=self.called),
             "trigger_event": self.noting(self.reached),
             "put_response": self.noting(after=self.responded),
@@ -56,35 +57,35 @@ class LitServe(Server):
         }
 
     def look(self, now: int) -> None:
-        # Its queue is one of multiprocessing's, which a program without LitServe may use for anything.
+        # Without LitServe the program may use multiprocessing's queue proxies, which are patched too, for anything.
         if "litserve" in sys.modules:
             super().look(now)
 
-    # Called by the wrappers, with the arguments of the wrapped call after those that `noting` adds.
+    # Called by the wrappers, with what `noting` adds (start, result) and then the arguments of the wrapped call.
 
     def called(self, start: int, result: Any, proxy: Any, methodname: Any, *_: Any, **__: Any) -> None:
-        """Note what came out of the queue: (number of the queue for the answer, id, time, payload)."""
+        """Note what came out of the queue: (number of the response queue, request id, time stamp, payload)."""
         if methodname in ("get", "get_nowait") and type(result) is tuple and len(result) == 4:
             name, stamp = result[1:3]
             if type(name) is str and type(stamp) is float:
                 self.taken(name, stamp, now_ns())
 
     def taken(self, name: str, stamp: float, now: int) -> None:
-        """Remember a request that was taken from the queue."""
+        """Remember a request that was taken from the queue. `stamp` is when it was put there (seconds)."""
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
             self.group.clear()
         request = Request(min(now, int(stamp * SECOND)))
         request.began = now
         if not self.group:
-            # If it came while the last ones were worked on, the loop has not waited for it.
+            # If it arrived while the last group was worked on, the loop was not idle in between.
             self.group_began, self.batch = max(request.arrived, self.group_ended), 0
         self.known[name] = self.group[name] = request
         self.batch += 1
         self.requests.count("litserve", len(self.known))
 
     def reached(self, runner: Any, event_name: Any, *_: Any, **__: Any) -> None:
-        """Note a step on the way of the requests that this code works on."""
+        """Note a stage (DECODES, PREDICTS, PREDICTED) that the current request or group has reached."""
         event, now, own = event_name, now_ns(), current.get()
         for request in (own,) if own is not None else tuple(self.group.values()):
             if event == DECODES:
@@ -102,7 +103,7 @@ class LitServe(Server):
         if request is None or status == STARTS:
             return
         if streams:
-            # The model runs while the answer goes out.
+            # The model runs while the answer is being sent.
             request.model_ended = 0
             request.chunks += 1
             request.first = request.first or now
@@ -116,7 +117,7 @@ class LitServe(Server):
             self.turned(request, now)
 
     def turned(self, last: Request, now: int) -> None:
-        """Note the turn of the loop that ends with its last answer."""
+        """Note the turn of the loop that ends with the group's `last` answered request."""
         before, began = self.group_ended, self.group_began
         self.group_ended = now
         decode, model, after = last.began, last.model_began, last.model_ended
@@ -133,12 +134,12 @@ class LitServe(Server):
 
 
 def wrap_task(original: Callable[..., Any], litserve: LitServe) -> Callable[..., Any]:
-    """Wrap what answers one request in a task of its own, beside others (asynchronous APIs)."""
+    """Wrap a coroutine method that answers one request in a task of its own, beside others (asynchronous APIs)."""
 
     def process(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         own = None
         try:
-            # Tasks overlap, so that there is no turn that they make together.
+            # Tasks overlap, so they make no turn together: the request leaves the group.
             own = litserve.known.get(request[1])
             litserve.group.pop(request[1], None)
         except Exception:

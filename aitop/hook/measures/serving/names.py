@@ -1,7 +1,7 @@
-"""What is patched in servers: a table of names by server. Standard library and libraries only, no code of users.
+"""The table of what is patched in each server: only names of the standard library and of libraries, no user code.
 
-All of these are looked up by their server at each call, so that it does not matter when they are replaced. Where a name
-is missing (another release), what it would measure stays unknown and nothing else is lost.
+The servers look up all of these names at each call, so it does not matter when they are replaced. Where a name is
+missing (in another release), what it would measure stays unknown and nothing else is lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# The wrapper of a function, made from it.
+# Takes a function and returns its wrapper.
 Wrap = Callable[[Any], Any]
 
 # Module, class, attribute.
@@ -17,12 +17,12 @@ Row = tuple[str, str, str]
 
 
 def _rows(owners: dict[str, str]) -> tuple[Row, ...]:
-    """The rows of a server, from MODULE:CLASS and the names of the attributes there."""
+    """Return the rows of a server. `owners` maps MODULE:CLASS to the attributes there, separated by spaces."""
     return tuple((*owner.split(":"), name) for owner, names in owners.items() for name in names.split())  # type: ignore[misc]
 
 
 _BATCHING = "transformers.generation.continuous_batching"
-# By server. The releases that they were seen in stand beside them.
+# The rows by server. A comment on each says in which release the names were seen.
 TABLE: dict[str, tuple[Row, ...]] = {
     # vllm 0.32.0
     "vllm": _rows({
@@ -40,7 +40,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         f"{_BATCHING}.input_outputs:ContinuousBatchingIOs": "prepare_batch_tensors",
         f"{_BATCHING}.offloading_manager:OffloadingManager": "offload_requests",
     }),
-    # litserve 0.2.19; its queue of requests is one of multiprocessing's managers
+    # litserve 0.2.19; its queue of requests is a proxy of a multiprocessing manager
     "litserve": _rows({
         "litserve.loops.base:LitLoop": "put_response",
         "litserve.callbacks.base:CallbackRunner": "trigger_event",
@@ -60,7 +60,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         "gunicorn.workers.sync:SyncWorker": "handle_request",
         "gunicorn.workers.gthread:ThreadWorker": "handle_request",
     }),
-    # Python 3.10 to 3.14; werkzeug 3.1.9 (Flask's own server) is made of the first, Django's of the second
+    # Python 3.10 to 3.14; werkzeug 3.1.9 (Flask's own server) builds on the first class, Django's server on the second
     "http": _rows({
         "http.server:BaseHTTPRequestHandler": "handle_one_request parse_request",
         "wsgiref.handlers:BaseHandler": "run",

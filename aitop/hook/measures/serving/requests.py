@@ -1,7 +1,7 @@
-"""The requests under way in this process, and the events of those that were answered. All times in nanoseconds.
+"""The requests in flight in this process, and the events of those that were answered. All times are in nanoseconds.
 
-Where a request passes several layers that are measured (a web server, and an engine that it calls), the outermost makes
-the record, and the inner one adds what it knows.
+Where a request passes through several measured layers (a web server, and an engine that it calls), the outermost layer
+makes the record and the inner one adds what it knows.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ _pid = os.getpid
 
 
 class Request:
-    """A request under way. Moments are of CLOCK_MONOTONIC, 0 where they have not come or are not known.
+    """A request in flight. Timestamps are CLOCK_MONOTONIC, 0 if not reached yet or not known.
 
     arrived         when it arrived
-    began           when this process began to work on it; what passed before is queue
-    worker, ran     the kernel's id of the thread that works on it, 0 where none is known, and the CPU time that it had
-                    used before, -1 where not known
-    submitted       when it was handed to an engine; from then until `model_began` it is in the queue again
-    model_began, model_ended    from the model's first call to the end of its last one
-    between         how long it was not called in between: code that answers token by token works there
+    began           when this process began to work on it; the time before is queue time
+    worker, ran     kernel id of the thread that works on it (0: not known), and the CPU time that the thread had used
+                    before (-1: not known)
+    submitted       when it was handed to an engine; from then until `model_began` it is in a queue again
+    model_began, model_ended    start of the model's first call and end of its last one
+    between         time between the model's calls, in which code that generates token by token does its own work
     first           when its first token was there
-    chunks          parts of the answer that went out, `first_chunk` when the first did
-    connection      the number of its socket's descriptor where an event loop has taken it up, else -1
-    socket          that of its connection while a thread works for it, else None
-    tokens, prompt_tokens, preempted    counts, -1 where not known
+    chunks          number of parts of the answer that were sent; `first_chunk` is when the first was
+    ended           when it was answered
+    connection      file descriptor of its socket if an event loop took it up, else -1
+    socket          its connection's socket while a thread works on it, else None
+    tokens, prompt_tokens, preempted    tokens generated, tokens of the prompt, preemptions; -1: not known
     """
 
     __slots__ = (
@@ -83,13 +84,13 @@ class Request:
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
 
     def begin(self) -> None:
-        """Note that the calling thread begins to work on it."""
+        """Note that the calling thread begins to work on the request."""
         self.began, self.worker, self.ran = now_ns(), _thread_id(), time.thread_time_ns()
 
     def parts(self, end: int) -> tuple[int, int, int, int]:
-        """Return the nanoseconds of queue, preprocess, model and postprocess, one after the other; -1: not known.
+        """Return the nanoseconds in queue, preprocess, model and postprocess of a request answered at `end`.
 
-        What is done between two calls of the model is counted as done after them.
+        -1: not known. The parts do not overlap. Time between two calls of the model counts as postprocess.
         """
         began, submitted, model, after = self.began, self.submitted, self.model_began, self.model_ended
         between = self.between
@@ -101,25 +102,25 @@ class Request:
         preprocess = (submitted or model) - (began or self.arrived) if began or submitted else NOT_MEASURED
         if not after:
             return queue, preprocess, NOT_MEASURED, NOT_MEASURED
-        # Where the model's end is all that was seen of the answer, what came after it is not known.
+        # If the answer is taken to end with the model, it is not known what came after that.
         postprocess = end - after + between if end > after or between else NOT_MEASURED
         return queue, preprocess, after - model - between, postprocess
 
 
-# The request that the code running now works for. Tasks and threads that a framework starts for it inherit it.
+# The request that the running code works on. Tasks and threads that a framework starts for it inherit the value.
 current: ContextVar[Request | None] = ContextVar("aitop_request", default=None)
 
 
 class Requests:
-    """Notes what was answered, and keeps the number of requests under way in the ring's header."""
+    """Notes answered requests and engine iterations, and writes the number of requests in flight to the ring."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.journal: Journal = session.journal
-        # Requests under way, by the layer that counts them: a request may be in several.
+        # Requests in flight, by the layer that counts them. A request may be in several layers.
         self.alive: dict[str, int] = {}
         self.due = 0
-        # The CPU time that threads had used when they were done with a request, by the kernel's id.
+        # The CPU time that each thread had used when it finished its last request, by the kernel's thread id.
         self.ran: dict[int, int] = {}
 
     @classmethod
@@ -130,10 +131,10 @@ class Requests:
         return session.requests  # type: ignore[no-any-return]
 
     def watched(self) -> bool:
-        """Return whether requests are to be measured: not after the hook has left, and not in a forked child."""
+        """Return whether requests are to be measured. They are not once the hook has left, nor in a forked child."""
         journal = self.journal
         if journal.owner == GONE:
-            # Here the hook leaves, if it was about to.
+            # This call makes the hook leave if it was about to.
             self.session.not_owner()
             return False
         if _pid() != self.session.pid:
@@ -142,7 +143,7 @@ class Requests:
         return True
 
     def count(self, layer: str, number: int) -> None:
-        """Note how many requests are under way in this layer."""
+        """Note how many requests are in flight in this layer. The largest of all layers' numbers goes to the ring."""
         alive, ring = self.alive, self.session.ring
         if alive.get(layer) != number:
             alive[layer] = number
@@ -150,12 +151,12 @@ class Requests:
                 ring.write_alive(max(alive.values()))
 
     def answered(self, request: Request, end: int) -> None:
-        """Note a request that was answered at `end`; once only."""
+        """Note that a request was answered at `end`. Has no effect if it was answered before."""
         if request.ended:
             return
         request.ended = end
         arrived, first, sent = request.arrived, request.first, 0
-        # An answer in one piece has no first part. The first part of one may go out before its first token is there.
+        # Only a streamed answer has a first chunk. It may be sent before the first token is there.
         if request.chunks > 1 and request.first_chunk:
             sent = max(first, request.first_chunk) - arrived
         self.note(
@@ -177,14 +178,14 @@ class Requests:
         )
 
     def used(self, request: Request) -> int:
-        """Return the CPU time that the thread which worked on a request has used for it; 0 where that is not known."""
+        """Return the CPU time that the thread which worked on a request used for it; 0 if not known."""
         thread, before = request.worker, request.ran
         if not thread:
             return 0
         try:
             now = time.clock_gettime_ns(clock_of(thread))
         except OSError:
-            # It has ended.
+            # The thread has ended.
             return 0
         if len(self.ran) >= MOST_THREADS:
             self.ran.clear()
@@ -202,7 +203,7 @@ class Requests:
         tokens: tuple[int, int, int, int] = (NOT_MEASURED,) * 4,
         state: tuple[int, int, int] = (NOT_MEASURED,) * 3,
     ) -> None:
-        """Note a turn of an engine's loop; what `parts`, `tokens` and `state` are stands in protocol/events.py."""
+        """Note an iteration (turn) of an engine's loop. See ITERATION in protocol/events.py for the arguments."""
         self.note(
             (
                 ITERATION_PARTS,
@@ -222,17 +223,20 @@ class Requests:
         )
 
     def note(self, words: tuple[int, ...], end: int) -> None:
-        """Add these events all at once, and tick if it is due."""
+        """Add these events in one piece, and tick if a tick is due."""
         journal = self.journal
         if len(journal.words) < MOST_WORDS:
             journal.extend(words)
-        # A time of its own: while root modules are searched for, the journal's is always due.
+        # Not the journal's `due`: while root modules are searched for, that is always over.
         if end > self.due:
             self.due = end + TICK_EVERY_NS
             journal.tick(end)
 
     def computed(self, start: int, end: int, tokens: int = NOT_MEASURED, first: int = 0) -> None:
-        """Count what a model computed as a part of the request that the calling code works for."""
+        """Add a computation of a model to the request that the calling code works on.
+
+        `tokens` were generated in it (-1: not known), the first of them at `first` (0: not known).
+        """
         request = current.get()
         if request is None or request.submitted:
             return
@@ -240,7 +244,7 @@ class Requests:
             request.model_began = start
             thread = _thread_id()
             if request.worker not in (0, thread):
-                # It was handed to this thread, which has done nothing since it was done with its last one.
+                # The request was handed to this thread, which was idle since it finished its last request.
                 request.worker, request.ran = thread, self.ran.get(thread, NOT_MEASURED)
         elif start > request.model_ended:
             request.between += start - request.model_ended
@@ -251,18 +255,18 @@ class Requests:
 
 
 def clock_of(thread: int) -> int:
-    """Return the kernel's clock of the CPU time of a thread of this process, by its id."""
-    # As the kernel's `make_thread_cpuclock` does it: of one thread (4), as the scheduler counts it (2).
+    """Return the id of the kernel's CPU clock of a thread of this process, from the kernel's thread id."""
+    # As in the kernel's `make_thread_cpuclock`: a per-thread clock (4) with the scheduler's count (2).
     return (~thread << 3) | 6
 
 
 def mono_of(wall: float, now: int) -> int:
-    """Return the moment of CLOCK_MONOTONIC at a time of the wall clock (seconds), at the latest `now`, the present."""
+    """Convert a wall clock time (seconds) to CLOCK_MONOTONIC nanoseconds, at most `now` (the current time there)."""
     return min(now, now - (time.time_ns() - int(wall * 1e9)))
 
 
 def whole(value: Any) -> int:
-    """Return a count as an integer, -1 where it is none."""
+    """Return `value` if it is an integer, else -1."""
     return value if type(value) is int else NOT_MEASURED
 
 

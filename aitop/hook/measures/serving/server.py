@@ -1,4 +1,4 @@
-"""What the measures of all servers have in common: how they come in, and go where a release is not as expected."""
+"""The base class of the measures of servers: it patches a server, and unpatches it if a release is not as expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Note = Callable[..., None]
 
 
 class Server(Measure):
-    """Wraps what `TABLE` has for its `servers` as soon as it is imported. `wraps` has the wrappers by attribute."""
+    """Wraps what `TABLE` lists for its `servers`, as soon as their modules are imported."""
 
     servers: tuple[str, ...] = ()
 
@@ -35,11 +35,11 @@ class Server(Measure):
         self.look(0)
 
     def wraps(self) -> dict[str, Wrap]:
-        """Return the wrappers by the name of the attribute that each of them replaces."""
+        """Return the wrappers, by the name of the attribute that each of them replaces."""
         return {}
 
     def look(self, now: int) -> None:
-        """Patch what can be patched by now: a server's modules may be imported after the hook has come."""
+        """Patch what can be patched by now. A server's modules may be imported after the hook has come in."""
         rest = []
         for row in self._rest:
             module, name, attribute = row
@@ -51,7 +51,7 @@ class Server(Measure):
         self._rest = rest
 
     def failed(self) -> None:
-        """Count an error; after MOST_ERRORS this server is left alone, and all else that the hook measures goes on."""
+        """Count an error. After MOST_ERRORS this server is unpatched; the other measures go on."""
         self._errors += 1
         if self._errors >= MOST_ERRORS:
             self._rest = []
@@ -61,8 +61,10 @@ class Server(Measure):
                     self._patches.take_back(owner, attribute)
 
     def noting(self, before: Note | None = None, after: Note | None = None) -> Wrap:
-        """Return a wrapper that tells `before` the arguments of each call, and `after` when it began (nanoseconds), its
-        result and its arguments. Of a call that raises, `after` does not hear.
+        """Return a wrapper that calls `before(*args)` ahead of each call and `after(start, result, *args)` behind it.
+
+        `args` are the arguments of the wrapped call (keywords are passed too), `start` is when it began (ns). If the
+        call raises, `after` is not called.
         """
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +82,7 @@ class Server(Measure):
         return wrap
 
     def timing(self, part: str) -> Wrap:
-        """Return a wrapper that adds the nanoseconds of each call to the attribute `part`."""
+        """Return a wrapper that adds the duration of each call (ns) to the attribute `part`."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             def timed(*args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Measures vLLM's engine (V1) in the process that schedules: its requests, and the turns of its loop.
+"""Measures vLLM's engine (V1) in the process that schedules: its requests, and the iterations (turns) of its loop.
 
-A turn is what lies between the ends of two `update_from_output`, less the time in which there was nothing to do: so it
-is right for asynchronous scheduling too, where the next batch is scheduled before the last one has come back. Its
-model's part is the wait for the executor, on the clock of the thread that schedules.
+A turn is the time between the ends of two consecutive calls of `update_from_output`, without the time in which there
+was nothing to do. That definition also holds for asynchronous scheduling, where the next batch is scheduled before the
+last one has come back. The model's part of a turn is the wait of the scheduling thread for the executor.
 
-A request begins with the time that the API server stamped on it before tokenising. What passes from there until this
-process has received it is its `preprocess`, from there to the first schedule it waits in the `queue`. Turning tokens
-into text and sending them is done by the API server and not part of it.
+A request begins at the time that the API server stamped on it before tokenising. From then until this process has
+received it is its `preprocess`; from there until it is first scheduled it waits in the `queue`. Detokenising and
+sending the answer are done by the API server and are not included.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from ...session import Session
 
 MILLION = 1_000_000
-# Requests that were received and never freed are dropped above this many.
+# Bound for requests that were received and never freed: above this many, all are forgotten.
 MOST_KNOWN = 100_000
 
 
 class Vllm(Server):
-    """The engine's scheduler, as this process runs it.
+    """The engine's scheduler in this process. The current turn is the current iteration of its loop.
 
-    known           requests by id, from their arrival here until they are freed
+    known           requests by id, from their arrival in this process until they are freed
     tokenless       those of them that were scheduled and have no token yet
-    turn_began      when the first schedule of this turn began, 0 before it
-    turn_ended      when the last turn ended; `rests` says that there was nothing left to do then
-    scheduling, sampling    nanoseconds of this turn
-    preempted       requests thrown out of the batch in this turn
-    waiting         requests that waited before it
-    kv_used         millionths of the KV cache in use with its batch
+    turn_began      when the first schedule of the current turn began, 0 before that
+    turn_ended      when the last turn ended
+    rests           no request was running or waiting when the last turn ended
+    scheduling, sampling    nanoseconds of the current turn in `schedule` and `sample_tokens`
+    preempted       requests preempted in the current turn
+    waiting         requests that waited before the current turn
+    kv_used         millionths of the KV cache in use with the current batch
     """
 
     servers = ("vllm",)
@@ -56,15 +57,15 @@ class Vllm(Server):
             "schedule": self.noting(self.schedules, self.scheduled),
             "update_from_output": self.noting(after=self.updated),
             "add_request": self.noting(after=self.added),
-            # Each request goes through it when it has ended.
+            # Called for each request when it has ended.
             "_free_request": self.noting(self.freed),
             "_preempt_request": self.noting(self.threw_out),
-            # Called in a thread of its own, as soon as a request comes in; all others in the one that schedules.
+            # Called in another thread as soon as a request comes in. All others are called in the scheduling thread.
             "preprocess_add_request": self.noting(self.received),
             "sample_tokens": self.timing("sampling"),
         }
 
-    # Called by the wrappers, with the arguments of the wrapped call after those that `noting` adds.
+    # Called by the wrappers, with what `noting` adds (start, result) and then the arguments of the wrapped call.
 
     def received(self, engine: Any, request: Any, *_: Any, **__: Any) -> None:
         """Remember a request that came in from the API server."""
@@ -77,16 +78,16 @@ class Vllm(Server):
         self.known[request.request_id] = known
 
     def added(self, start: int, result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-        """Note how many requests are under way."""
+        """Note how many requests are in flight."""
         self.requests.count("vllm", len(scheduler.requests))
 
     def schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
-        """Note how many requests wait at the begin of a turn."""
+        """Note how many requests are waiting at the beginning of a turn."""
         if not self.turn_began:
             self.waiting = counts(scheduler)[1]
 
     def scheduled(self, start: int, output: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-        """Note a batch, and who runs for the first time in it."""
+        """Note a batch, and which requests run for the first time in it."""
         end = now_ns()
         self.turn_began = self.turn_began or start
         self.scheduling += end - start
@@ -103,10 +104,10 @@ class Vllm(Server):
         for name in [name for name in self.tokenless if name in requests and requests[name].num_output_tokens]:
             self.tokenless.pop(name).first = end
         running, waiting = counts(scheduler)
-        # Without a schedule in this turn it only waited for a batch of an earlier one.
+        # A turn without a call of `schedule` only waited for the batch of an earlier turn.
         began = self.turn_began or self.turn_ended
         if self.turn_ended and not self.rests:
-            # Taking requests in and handing results out, between two turns, belong to the second.
+            # Taking in requests and handing out results between two turns counts for the second one.
             turn, idle = self.turn_ended, 0
         else:
             turn, idle = began, began - self.turn_ended if self.turn_ended else NOT_MEASURED
@@ -128,11 +129,11 @@ class Vllm(Server):
         self.requests.count("vllm", len(requests))
 
     def threw_out(self, *_: Any, **__: Any) -> None:
-        """Count a request that is thrown out of the batch."""
+        """Count a request that is preempted."""
         self.preempted += 1
 
     def freed(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
-        """Note a request that has ended. One that its client gave up was not answered."""
+        """Note a request that has ended. One that its client aborted does not count as answered."""
         now = now_ns()
         known = self.known.pop(request.request_id, None)
         self.tokenless.pop(request.request_id, None)
@@ -140,7 +141,7 @@ class Vllm(Server):
             return
         tokens = whole(request.num_output_tokens)
         if known is None:
-            # It came before the hook did.
+            # The request arrived before the hook came in.
             known = Request(mono_of(request.arrival_time, now))
         elif not known.first and tokens > 0:
             known.first = now
@@ -151,7 +152,7 @@ class Vllm(Server):
 
 
 def counts(scheduler: Any) -> tuple[int, int]:
-    """Return how many requests run and how many wait."""
+    """Return how many requests are running and how many are waiting."""
     running, waiting = scheduler.get_request_counts()
     return running, waiting
 
@@ -162,7 +163,7 @@ def kv_millionths(scheduler: Any) -> int:
 
 
 def tokens_of(output: Any) -> tuple[int, int]:
-    """Return the tokens of prompts, and those decoded, in a batch. What is computed again counts as prompt."""
+    """Return the numbers of prompt (prefill) and decoded tokens in a batch. Recomputed tokens count as prompt."""
     numbers, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
     total = output.total_num_scheduled_tokens
     new = {one.req_id for one in output.scheduled_new_reqs}
