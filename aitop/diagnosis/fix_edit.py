@@ -20,7 +20,7 @@ SourceAround = Callable[[ProcessId, str, int], "list[tuple[int, str]] | None"]
 
 
 class Edit(NamedTuple):
-    """A line (its number, from 1) and what to make of it; `file` is where it stands, empty where that is not said."""
+    """A changed line: its number (from 1), its text before and after, and its file, empty where that is not known."""
 
     number: int
     before: str
@@ -34,9 +34,9 @@ def editable(fix: Fix) -> bool:
 
 
 def edit_of(fix: Fix, lines: Iterable[tuple[int, str]]) -> Edit | None:
-    """The line of a file where a fix sets a loader's keyword; None for other fixes and where no line sets it.
+    """The line of a file in which a fix sets a keyword of a loader; None for other fixes, and if there is no such line.
 
-    A keyword that is there gets its new value; else the first call that makes a loader gets the keyword.
+    If the keyword is in the file, it gets the new value. Otherwise num_workers is added to the first `DataLoader(...)`.
     """
     if not editable(fix) or fix.setting is None:
         return None
