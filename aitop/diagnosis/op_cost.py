@@ -23,5 +23,5 @@ ONE_BY_ONE, FOREACH, FUSED = (24.5e-6, 1.8e-9), (14e-6, 3e-9), (4.5e-6, 0.8e-9)
 # 2026-11-26). They were the same in all three ways, for 431,000 and for 1,300,000 parameters, of which 2 to 60 % were
 # denormal.
 DENORMAL = 13e-9
-# The same on a GPU, all tensors together.
+# Seconds per tensor, and per parameter, on a GPU, all tensors together.
 CUDA_TOGETHER = (0.3e-6, 3e-11)

@@ -74,7 +74,7 @@ def idle_share(serving: Serving) -> float | None:
     requests = serving.requests_of(serving.pid)
     if not requests:
         return None
-    # From the newest to the oldest: if a request ended before all later ones had come, nothing was under way in between.
+    # From the newest to the oldest: if a request ended before all later ones came, nothing was under way in between.
     rest, first = 0.0, requests[-1].end
     for one in reversed(requests):
         if one.end < first:

@@ -133,7 +133,7 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
 
 
 def _answering(snapshot: Snapshot) -> int:
-    """How many threads of a server have a request to themselves. The ledger has all threads of a pool under one name."""
+    """How many threads of a server have a request to themselves; the ledger has threads of a pool under one name."""
     ledger, stacks = lead_ledger(snapshot), snapshot.stacks
     if ledger is None or stacks is None or snapshot.kind != "inference":
         return 0

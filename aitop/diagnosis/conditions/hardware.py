@@ -45,7 +45,7 @@ HARDWARE_XIDS = {
     154: "the driver asks for the GPU to be recovered: dmesg says how",
     171: "a memory error that could not be corrected",
 }
-# What the device dealt with itself, or what cost one program only.
+# Errors that the device handled by itself, or that cost only one program.
 MILD_XIDS = {63, 92, 94, 144, 145, 154}
 
 
@@ -104,7 +104,7 @@ def _taken(device: GpuDevice) -> float:
 
 @condition("pcie-degraded")
 def slow_link(snapshot: Snapshot) -> Explanation | str | None:
-    """The PCIe link runs below what card and slot can do, although the device works."""
+    """The verdict on a PCIe link that runs below what card and slot can do, although the device works."""
     slow = [device for device in own_devices(snapshot) if _link_share(device) < 1.0]
     if not slow:
         return without_figures(snapshot)
@@ -167,7 +167,7 @@ def _link_used(device: GpuDevice) -> float | None:
 
 
 def _transfer(snapshot: Snapshot) -> float | None:
-    """Share of step time in which the host copies: phases by the device's clock do not have it."""
+    """Share of step time in which the host copies, from the steps: phases timed by the device clock do not have it."""
     measured = share_of_steps(records(snapshot), lambda step: step.transfer, MIN_STEPS)
     return snapshot.phases.transfer if measured is None else measured
 
