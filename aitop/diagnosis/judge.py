@@ -159,7 +159,7 @@ def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def _importance(verdict: Verdict, *, follows: bool) -> tuple[int, bool, bool, float, str]:
-    """The sort key of verdicts of one severity: causes by weight, then consequences, then what takes no time."""
+    """The sort key of verdicts: severity; within it causes by weight, then consequences, then what takes no time."""
     weight = verdict.share or 0.0
     if verdict.full_in is not None:
         weight = max(weight, 1.0 - verdict.full_in / HOUR_SECONDS)

@@ -167,7 +167,7 @@ def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
 
 @condition("fragmentation", 0.2, 0.15)
 def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
-    """The verdict on memory that the allocator holds in pieces: free, but between blocks in use, so it has to keep it."""
+    """The verdict on memory that the allocator cannot give back: it is free, but in pieces between blocks in use."""
     counted = [held for held in _held(snapshot) if held.allocator is not None and _waste(held.allocator) is not None]
     if not counted:
         cuda = snapshot.facts is not None and snapshot.facts.cuda

@@ -28,8 +28,8 @@ COMPILING = "the run compiles all the time, and what is compiled stays in memory
 # The least growth of one process that counts, in bytes and in bytes per second: every process grows a little.
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
-# The least part of a rise that has to be newly mapped memory. The rest is the first use of memory that was mapped before
-# (an array that is being filled, a file that is being read), which ends by itself.
+# The least part of a rise that has to be newly mapped memory. The rest is the first use of memory mapped before (an
+# array that is being filled, a file that is being read), which ends by itself.
 NEWLY_MAPPED = 0.5
 SOON_SECONDS = 1800.0
 # A trend is extrapolated to at most this many times the time for which it was watched. A replay buffer or a cache that

@@ -147,7 +147,7 @@ def _longer(requests: Iterable[RequestRecord], phase: Phase, least: float) -> It
 def _as_seen(
     handling: Sequence[HoldUp], requests: Sequence[RequestRecord], usual: float, snapshot: Snapshot
 ) -> list[HoldUp]:
-    """Long handling, with less weight if stack samples saw little of the handlers' code: then it waited for its turn."""
+    """Long handling, with less weight if stack samples saw little of the handlers' code: it waited for a turn then."""
     seconds = sum((each.until - each.begin) * each.weight for each in handling)
     if snapshot.stacks is None or seconds <= 0.0:
         return list(handling)

@@ -32,8 +32,8 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Setting, Where
 
-# From ENTER on a request waits longer than it is worked on. In a server that is half busy, requests of equal length that
-# come at random spend a third of their time in the queue.
+# From ENTER on a request waits longer than it is worked on. In a server that is half busy, requests of equal length
+# that come at random spend a third of their time in the queue.
 ENTER, LEAVE = 0.5, 0.4
 # A server that is at work for less of the time does not lack capacity: its requests wait for something else.
 LEAST_BUSY = 0.7
@@ -122,7 +122,7 @@ def _waits_for_batch(entry: Entry) -> bool:
 
 
 def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
-    """The verdict on requests that wait while no thread works for them. `waits`: the lines where they wait, if known."""
+    """The verdict on requests that wait while no thread works for them, with the lines where they do, if known."""
     evidence = [f"no thread of the server works for {percent(held)} of the time in which requests are under way"]
     if serving.latency is not None:
         evidence.append(f"half of the requests take longer than {duration(serving.latency.p50)}")
@@ -214,7 +214,7 @@ def _means(serving: Serving) -> tuple[float, float]:
 
 
 def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | None:
-    """Predict the effect of batches MORE times as large; None where it is not known, or where the KV cache has no room."""
+    """Predict the effect of batches MORE times as large; None if it is not known, or if the KV cache has no room."""
     if cost is None or (serving.kv_used or 0.0) >= KV_FULL / MORE:
         return None
     if _batch(serving) > 1:

@@ -32,8 +32,8 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, factor, percent
 from aitop.model.verdict import Fix, NamedShare, Where
 
-# The tail is the slowest 1 % of the requests, at least five: fewer may have been slow by chance. Five of less than fifty
-# are no tail.
+# The tail is the slowest 1 % of the requests, at least five: fewer may have been slow by chance. Five of less than
+# fifty are no tail.
 PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
 # Random arrivals alone make the slowest requests of a half busy server more than twice as long as the usual one.
 LEAST_RATIO = 2.0
@@ -140,8 +140,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lines = _lines(first, snapshot, bursts)
     measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
-    # The cause is slight if it alone makes requests no longer than random arrivals do. If others take the cores, that is
-    # no fault of the server's; if its own threads do, that is cpu-oversubscription.
+    # The cause is slight if it alone makes requests no longer than random arrivals do. If others take the cores, that
+    # is no fault of the server's; if its own threads do, that is cpu-oversubscription.
     slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or first == "cores"
     times = _times(first, held, requests, of_requests, usual) if measured else None
     slight |= times is not None and times.least < PART
@@ -331,7 +331,7 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
 
 
 def _claims(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Iterable[HoldUp]) -> tuple[Entry, ...]:
-    """The entries that take their time mostly while they hold requests up, so that no other cause has to explain them."""
+    """The entries that take their time mostly while they hold requests up: no other cause has to explain them."""
     came = tuple(entry for burst in bursts if burst.kind == kind for entry in burst.entries)
     if came or kind not in ("event-loop", "handler"):
         return came
@@ -377,7 +377,7 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
 # --- where single requests are not known ------------------------------------------------------------------------------
 #
 # Requests that come at random meet a pause of the whole process with a probability that equals its share of the time.
-# What stops the process for 1 % of the time (PART) makes the slowest 1 % of the requests, however long they usually take.
+# What stops the process for 1 % of the time (PART) makes the slowest 1 % of requests, however long they usually take.
 
 
 def longest_stop(snapshot: Snapshot) -> Stop | None:
@@ -404,7 +404,7 @@ def _compiler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
 
 
 def _handler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
-    """Lines of handlers that run for long in few requests, each in a thread: other threads wait for the GIL meanwhile."""
+    """Lines of handlers in threads that run for long in few requests: other threads wait for the GIL meanwhile."""
     called = [entry for entry in handler_entries(snapshot) if entry.handler != "event-loop" and entry.does in AT_WORK]
     places = {entry.at: [each for each in called if each.where == entry.where] for entry in called}
     found = []
