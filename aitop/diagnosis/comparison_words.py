@@ -50,7 +50,7 @@ def in_a_sentence(compared: RunComparison) -> str | None:
 
 
 def headline(change: Change, unit: str) -> list[str]:
-    """The answer, and what limits it."""
+    """The answer, its reason, and under which load and beside which other programs it holds."""
     what = "as fast as before" if unit == "request" else "the throughput"
     ratio = "" if change.ratio is None else f"  {change.ratio:.2f}× {what}"
     between = "" if change.range is None else " (95 %: {:.2f}-{:.2f})".format(*change.range)
@@ -72,7 +72,7 @@ def headline(change: Change, unit: str) -> list[str]:
 
 
 def side_words(side: Side) -> str:
-    """The file, and how many units it has of which length."""
+    """One run in a line: its file, the number of its units, and their mean length."""
     if side.mean_ms is None:
         return f"{side.file}: no unit was timed"
     warm_up = f", {side.warm_up:,} more left out as warm-up" if side.warm_up else ""

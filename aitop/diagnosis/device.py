@@ -13,7 +13,7 @@ from aitop.model.steps import CallKind, CallSite
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
-# Bytes per second of one PCIe lane, by generation, after the line code; of these about nine tenths are data.
+# Bytes per second of one PCIe lane, by generation, without the line code; of these about nine tenths are data.
 LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}
 PAYLOAD = 0.9
 # A device that is busy for less than IDLE_DEVICE of the time mostly idles; for less than USED, it is not used at all.
@@ -62,7 +62,7 @@ def device_busy(snapshot: Snapshot) -> float | None:
 
 
 def memory_taken(snapshot: Snapshot) -> float:
-    """How full (0..1) the fullest device of the run gets: by tensors at their peak, else by what the driver counts."""
+    """How full (0..1) the fullest device of the run gets: by its tensors at their peak, else by the driver's figure."""
     tensors = {
         allocator.device: (allocator.peak_allocated or allocator.allocated) / allocator.capacity
         for allocator in snapshot.allocators

@@ -65,7 +65,7 @@ class Lines(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> float:
-        """How many stack samples they stand for."""
+        """How many stack samples these entries stand for."""
         return sum(entry.samples for entry in self.entries)
 
 

@@ -16,7 +16,7 @@ CALL = re.compile(r"\bDataLoader\(")
 
 
 SourceAround = Callable[[ProcessId, str, int], "list[tuple[int, str]] | None"]
-"""The source of a process around (process, file, line) as numbered lines, line 0: all; None when it cannot be read."""
+"""Returns the source around (process, file, line) as numbered lines; all of it for line 0, None if it is unreadable."""
 
 
 class Edit(NamedTuple):
@@ -29,7 +29,7 @@ class Edit(NamedTuple):
 
 
 def editable(fix: Fix) -> bool:
-    """Whether the fix sets a keyword that a line of source may have."""
+    """Whether the fix sets a keyword that may stand in the source."""
     return fix.setting is not None and fix.setting.name in KEYWORDS
 
 

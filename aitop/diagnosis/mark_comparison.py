@@ -1,4 +1,4 @@
-"""Are steps faster or slower since the mark that the user set, and by more than noise explains? Pure."""
+"""Tells whether steps became faster or slower since the user's mark, by more than noise explains. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The outcome for a person: '1.32× faster (±0.05)'."""
+        """The outcome in words, as in '1.32× faster (±0.05)'."""
         if self.factor is None or self.margin is None:
             return f"not enough steps yet ({self.steps} of {LEAST_VALUES})"
         if self.outcome == "same":

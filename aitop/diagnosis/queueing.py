@@ -15,7 +15,7 @@ import msgspec
 from aitop.diagnosis.what_if import LEFT, Length, TurnCost, estimated
 from aitop.model.serving import RequestRecord
 
-# Fewer requests than this do not tell how arrivals and service vary; more than so many only cost time.
+# Fewer than LEAST_REQUESTS do not tell how arrivals and service vary; more than MOST_REQUESTS only cost CPU.
 LEAST_REQUESTS, MOST_REQUESTS = 30, 600
 # The simulated latency may differ from the measured one by this part; the range of the gain gets wider by as much.
 MOST_OFF = 0.25

@@ -22,7 +22,7 @@ from aitop.model.verdict import Abstention, Base, Fix, NamedShare, Severity, Ver
 CRITICAL_SHARE = 0.3
 # Confidence without any signal, what each signal adds, and the highest value. Many steps add to it as well.
 LEAST_CONFIDENCE, OF_SIGNAL, MOST_CONFIDENCE = 0.5, 0.12, 0.95
-# Highest confidence where the evidence cannot prove the cause: only host times of a run on a GPU, say, or one reading.
+# The highest confidence if the evidence cannot prove the cause: host times alone of a run on a GPU, or one reading.
 UNPROVEN = 0.45
 # The library functions below a line are named if at least this share of its samples ends in them.
 MOSTLY = 0.5

@@ -334,7 +334,7 @@ def _beside_equal_others(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, floa
 
 
 def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Change:
-    """How fast `new` is beside `old`, and how sure that is."""
+    """How fast `new` is compared with `old`, and how sure that is."""
     untimed = " and ".join(side.run.file for side in (old, new) if not side.holds)
     if untimed:
         return Change(verdict="cannot-tell", reason=f"no unit of work was timed in {untimed}: that takes the hook")

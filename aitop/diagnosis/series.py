@@ -46,7 +46,7 @@ def mean_of(snapshot: Snapshot, name: str, seconds: float | None = None) -> floa
 
 
 def rise(snapshot: Snapshot, name: str, seconds: float) -> float | None:
-    """By how much a counter went up within the last `seconds`; None without two readings of it."""
+    """By how much a series rose within the last `seconds`; None with fewer than two readings."""
     values = values_since(snapshot, name, seconds)
     return values[-1][1] - values[0][1] if len(values) >= 2 else None
 

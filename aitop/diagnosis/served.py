@@ -17,14 +17,17 @@ from aitop.model.phases import SERVED, Phase
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
-# Fewer iterations or requests than this say little about how the time is divided; more requests only cost time.
+# Fewer than LEAST_UNITS iterations or requests say little about how time is divided; more than MOST_REQUESTS requests
+# only cost CPU.
 LEAST_UNITS, MOST_REQUESTS = 8, 1000
 
 Span = tuple[float, float]
 
 
 class Served(msgspec.Struct, frozen=True):
-    """`shares` (0..1) of one process's time by phase, which add up to 1, and the mean seconds from unit to unit."""
+    """How a server's process spends its time. `shares` (0..1) are by phase and add up to 1; `length` is the mean time
+    from one unit to the next, in seconds.
+    """
 
     unit: Unit
     length: float

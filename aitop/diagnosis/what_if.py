@@ -60,12 +60,12 @@ class Length(msgspec.Struct, frozen=True):
 
     @property
     def speedup(self) -> float:
-        """The factor in units per second."""
+        """By what factor there are more units per second."""
         return 1.0 / max(self.likely, 1.0 / MOST_SPEEDUP)
 
     @property
     def speedup_range(self) -> tuple[float, float]:
-        """The bounds of that factor."""
+        """The 95 % bounds of `speedup`."""
         low, high = 1.0 / self.most, 1.0 / max(self.least, 1.0 / MOST_SPEEDUP)
         return round(min(low, self.speedup), 3), round(max(high, self.speedup), 3)
 

@@ -56,7 +56,7 @@ def _waits_alone(snapshot: Snapshot) -> float | None:
 
 
 def _elsewhere(ranks: Ranks) -> list[str]:
-    """How many ranks are on other machines, in words; empty where none is."""
+    """Evidence of how many ranks are on other machines; empty where none is."""
     number = (ranks.world_size or 0) - len(ranks.ranks)
     told = f"{number} of {ranks.world_size} ranks are on other machines, and one of them may be late"
     return [f"{told}: `aitop fleet` compares all ranks, where `aitop export --hook` watches them"] if number > 0 else []
@@ -112,7 +112,7 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
 
 
 def scaling(ranks: Ranks) -> list[str]:
-    """How well the job makes use of its ranks, in words."""
+    """Evidence of the scaling efficiency; empty where it was not measured."""
     if ranks.efficiency is None:
         return []
     return [f"scaling efficiency {percent(ranks.efficiency)}: for the rest of their time the ranks wait for each other"]
@@ -130,7 +130,7 @@ def _latency(exchange: float, snapshot: Snapshot) -> bool:
 
 
 def _where(snapshot: Snapshot, sites: Sequence[CallSite]) -> tuple[Where, ...]:
-    """The lines of the calls; else the line under which gradients are exchanged."""
+    """The lines of the calls; without calls, the line of the backward pass, in which gradients are exchanged."""
     pid = snapshot.steps.pid if snapshot.steps else None
     if sites and pid is not None:
         return tuple(

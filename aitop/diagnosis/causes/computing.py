@@ -112,7 +112,7 @@ def _without_steps(snapshot: Snapshot) -> Explanation | None:
 
 
 def _achieved(snapshot: Snapshot) -> list[str]:
-    """FLOP/s that the run computes, and the share of its devices' peak, in words, as far as they are known."""
+    """Evidence of the FLOP/s that the run reaches, and of its MFU; empty where they are not known."""
     steps, facts = snapshot.steps, snapshot.facts
     if steps is None or steps.flops_per_second is None:
         return []

@@ -1,4 +1,4 @@
-"""gil-contention: other Python threads hold the interpreter's lock, or one core is all a server's front can use."""
+"""gil-contention: other Python threads hold the GIL, or a server's front fills the one core that its thread can use."""
 
 from __future__ import annotations
 

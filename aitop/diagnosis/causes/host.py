@@ -1,4 +1,6 @@
-"""host-bound: host code on the critical path that no other cause explains, with its line. Asked last."""
+"""host-bound: host code on the critical path that no other cause explains, with its line. Runs after all causes of time
+but compute-bound.
+"""
 
 from __future__ import annotations
 

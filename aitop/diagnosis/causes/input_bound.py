@@ -36,7 +36,7 @@ from aitop.model.verdict import Fix
 
 # If workers work for less than this part of their time, batches are ready when needed: taking one is no wait for them.
 IDLE_WORKERS = 0.5
-# A wait that was watched for less (seconds) may not last.
+# A wait that was watched for less than this (seconds) may not last.
 LEAST_SECONDS = 1.5
 # A wait is over after QUIET_WINDOWS quiet windows in a row. Only if SEEN_WINDOWS windows show it, it can be told from
 # how a run begins.
@@ -152,7 +152,7 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
 def _own_code(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread makes the next batch itself: host code before the model's call.
 
-    In inference only what reads data counts here: computing the model's input is preprocessing, and what blocks an
+    In inference only reading data counts here: computing the model's input is preprocessing-bound, and blocking an
     event loop is host-bound.
     """
     if snapshot.kind == "unknown":

@@ -28,7 +28,7 @@ SAME = 0.8
 
 @rule("optimizer-bound", 0.2, 0.14, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | None:
-    """The optimizer takes far longer than its parameters justify."""
+    """The verdict on an optimizer that takes longer than updating its parameters needs."""
     steps = snapshot.steps
     share = steps.phases.optimizer if steps else None
     if share is None or steps is None:
@@ -73,7 +73,7 @@ def _beyond(facts: HookFacts | None, expected: float | None, *, denormal: bool) 
 
 
 def _needs(facts: HookFacts, expected: float, *, denormal: bool) -> str:
-    """What an update of these parameters would take."""
+    """Evidence of what an update of these parameters would take."""
     names = ", ".join(facts.optimizers) or "the optimizer"
     tensors = f" in {count(facts.parameter_tensors)} tensors" if facts.parameter_tensors else ""
     if denormal:

@@ -29,8 +29,8 @@ CROWDED, OWN_CROWD = 1.5, 1.1
 # A process that wants at least MORE_THAN_ONE cores has several threads at work; one that wants at least SOME has one.
 MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
-# Others are to blame if the main thread waits for a core for this share of the time, and they use this share of the
-# cores.
+# Other programs are to blame if the main thread waits for a core for OTHERS_DELAY of the time, and they use OTHERS_PART
+# of the cores.
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
 # Why a server's queue and batches are not judged while other programs have the cores.
 BECAUSE_OF_OTHERS = "requests may wait only because other programs have the cores"
@@ -80,7 +80,7 @@ class Crowd(msgspec.Struct, frozen=True):
 # It needs no steps: the kernel's run queues show a lack of cores before any step was seen.
 @rule("cpu-oversubscription", 0.12, 0.07, scope=Scope(everywhere=True), missing=None)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether the run's own threads take each other's cores, or its quota stops them; else who takes them."""
+    """Whether the quota stops the run's threads, or these take each other's cores; else whether other programs do."""
     crowd = _crowd(snapshot)
     if crowd is None:
         return "run queues of the threads have not been read twice yet"
@@ -199,7 +199,7 @@ def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
 
 
 def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation:
-    """The control group's quota ran out: the kernel stops every thread until the next period."""
+    """The verdict that the control group's quota runs out: the kernel stops every thread until the next period."""
     share = min(crowd.delay, throttled, host_limit(snapshot), 0.95)
     enough = max(1, int(crowd.usable // max(1, crowd.ranks)))
     return Explanation(
@@ -219,7 +219,7 @@ def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation
 
 
 def others_have_cores(snapshot: Snapshot) -> bool:
-    """Whether somebody else's load keeps the run from its cores."""
+    """Whether the load of other programs keeps the run from its cores."""
     crowd = _crowd(snapshot)
     return crowd is not None and crowd.held_up
 

@@ -41,8 +41,8 @@ BUSY_CORES = 0.5
 WORTH_IT, MOST_OF_IT = 1.03, 0.5
 # The step does not wait for threads or processes that work for less than this part of their time.
 LEAST_MAKING = 0.3
-# A worker slows the others down if it is busy for at least SLOW_BUSY of the time, and they for at most MOST_OF_OTHERS
-# as long.
+# One worker holds up the others if it is busy for at least SLOW_BUSY of the time, and each of them for at most
+# MOST_OF_OTHERS as long, in at least SLOW_READINGS readings.
 SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS = 3, 0.5, 0.5
 # Seconds above which the start of a loader counts, and the share of all waits that such starts must make up.
 START, MOSTLY_STARTS = 0.002, 0.6
@@ -363,7 +363,7 @@ class Makers(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """3 processes."""
+        """Their number and kind, as in "3 processes"."""
         return plural(self.count, "process", "processes") if self.processes else plural(self.count, "thread")
 
 

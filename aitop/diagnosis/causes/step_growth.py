@@ -95,7 +95,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         sampled = _of_stacks(snapshot)
         return sampled if isinstance(sampled, Explanation) else None
     if growth.phase == "optimizer" and has_denormals(snapshot.facts):
-        # optimizer-bound says why, and how long it would take without them.
+        # optimizer-bound says why, and how long the update would take without denormal numbers.
         return None
     if seconds < (LASTING_DRIFT if growth.phase in DRIFTS else LASTING):
         sampled = _of_stacks(snapshot)
@@ -278,7 +278,7 @@ def _is_the_machine(steps: Sequence[StepRecord]) -> bool:
 
 
 def _rise(medians: Sequence[float]) -> float:
-    """By how much a line through them rises, relative to their mean."""
+    """By how much a line through the medians rises, relative to their mean."""
     return _slope(medians) * PARTS * (PARTS - 1) / sum(medians)
 
 
@@ -297,7 +297,7 @@ def _slope(medians: Sequence[float]) -> float:
 
 
 def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
-    """Whether they lie on a rising line, whose later half rises as well."""
+    """Whether the medians lie on a rising line, and those of the later half rise as well."""
     slope, fits = line_through(range(PARTS), medians)
     return slope > 0 and fits >= fit and _slope(medians[-(PARTS // 2) :]) > 0.3 * slope
 
@@ -311,7 +311,7 @@ def _is_steady(medians: Sequence[float]) -> bool:
 
 
 def _longer_batches(steps: Sequence[StepRecord]) -> bool:
-    """Whether later steps simply get more to do: more samples or longer sequences."""
+    """Whether later steps simply have more work: more samples or longer sequences."""
     third = len(steps) // 3
     for counts in ([step.samples for step in steps], [step.tokens for step in steps]):
         known = [count for count in counts if count is not None]

@@ -84,7 +84,7 @@ def _phases(view: RankView) -> RankPhases:
 
 
 def _each_collective(ranks: Ranks, least: float) -> list[str]:
-    """Who comes last to the collectives of a step, in words, for those in which at least `least` seconds are waited."""
+    """Evidence of who comes last to each collective of a step in which the others wait for `least` seconds or more."""
     return [
         f"collective {collective.place} of {len(ranks.collectives)} in a step: rank {collective.last} comes last in "
         f"{percent(collective.often)} of the steps, the others wait {1e3 * collective.waited:.1f} ms for the last one"

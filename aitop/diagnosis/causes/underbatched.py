@@ -1,4 +1,4 @@
-"""underbatched: samples or requests are handled so few at a time that most of a step does not depend on how many."""
+"""underbatched: batches are so small that most of a step costs the same for any number of samples or requests."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _around_call(snapshot: Snapshot) -> Lines:
 
 
 def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:
-    """What a step of these few samples consists of; None where nothing says that batches would help."""
+    """The cost of a step with these few samples; None where nothing says that larger batches would help."""
     if on_gpu(snapshot):
         idle = idle_share(snapshot)
         if idle is None or idle < MOSTLY_IDLE:

@@ -12,7 +12,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix, Severity
 
-# Clocks that are held back by less cost nothing to speak of.
+# A clock that is held back by less than this part costs next to nothing.
 LEAST_HELD_BACK = 0.05
 # A power limit below this part of the maker's was lowered by somebody.
 LOWERED = 0.85
@@ -24,7 +24,7 @@ UNTOLD = "the driver does not tell what holds the clocks back"
 
 @condition("thermal-throttle")
 def throttled(snapshot: Snapshot) -> Explanation | str | None:
-    """The clocks are held back by heat."""
+    """The verdict on a clock that is held back by heat."""
     missing = _missing(snapshot)
     hot = [device for device in own_devices(snapshot) if any("thermal" in reason for reason in device.throttle or ())]
     if missing or not hot:
@@ -49,7 +49,7 @@ def throttled(snapshot: Snapshot) -> Explanation | str | None:
 
 @condition("power-cap")
 def power_capped(snapshot: Snapshot) -> Explanation | str | None:
-    """The clocks are held back by a limit on power: as designed, or because somebody lowered it."""
+    """The verdict on a clock that is held back by a power limit: as designed, or because somebody lowered it."""
     missing = _missing(snapshot)
     capped = [device for device in own_devices(snapshot) if _by_power(device)]
     if missing or not capped:

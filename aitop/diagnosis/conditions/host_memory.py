@@ -1,4 +1,4 @@
-"""host-memory-pressure: the machine's memory, or the control group's, is nearly gone, and what has taken it."""
+"""host-memory-pressure: the memory of the machine or of the control group is nearly gone. Names what has taken it."""
 
 from __future__ import annotations
 

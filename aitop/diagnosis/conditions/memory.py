@@ -11,12 +11,12 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent, rate, size
 from aitop.model.verdict import Fix, Severity, Where
 
-# A rise is looked for in the last minute, and where there is one, over the longer time.
+# A rise is looked for over the last WATCH_SECONDS and, if there is one, over LONG_SECONDS.
 WATCH_SECONDS, LONG_SECONDS = 60.0, 300.0
 # Growth has to last this long, since warm-up looks like a leak for a while; not longer, since `diagnose` does not watch
 # for longer by default. Lists that grow in the source code only name the line; they decide nothing.
 PATIENCE_SECONDS = 12.0
-# Reading a data set looks like a leak as well: where nothing shows that the run steps, only this long a rise counts.
+# Reading a data set looks like a leak as well: if no step was seen, only a rise of this many seconds counts.
 BLIND_SECONDS = 55.0
 BLIND = "where no step was seen, a leak and the loading of a data set look the same"
 # Why the line comes from the source: adding to a list takes a microsecond. Of a real leak, 0 of 828 stack samples
@@ -143,7 +143,7 @@ def _processes(snapshot: Snapshot, name: str) -> int:
 
 
 def what_grows(name: str) -> str:
-    """A series of memory in words."""
+    """Words for the memory of a series, by its name."""
     if name in ("rss", "workers_rss"):
         return "host memory" if name == "rss" else "memory of the loader workers"
     return "allocated GPU memory" if name.startswith("alloc") else "GPU memory"

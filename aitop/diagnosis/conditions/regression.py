@@ -217,7 +217,7 @@ def _computing(change: Slowdown) -> float:
 
 
 def _of_input(change: Slowdown, unit: PastUnit) -> list[Reason]:
-    """More of what goes into a unit."""
+    """The reason that a unit holds more tokens or samples, if it does."""
     more, name = max((_growth(change, name), name) for name in ("tokens", "samples"))
     both = change.of(name)
     if both is None or more < LEAST_CHANGE:
@@ -228,7 +228,7 @@ def _of_input(change: Slowdown, unit: PastUnit) -> list[Reason]:
 
 
 def _of_interpreter(change: Slowdown, unit: PastUnit) -> list[Reason]:
-    """Compilations by torch.compile, and collections of garbage."""
+    """The reasons of the interpreter: more recompilations by torch.compile, more garbage collection."""
     reasons = []
     compiled, collected = change.of("recompiles"), change.of("gc")
     if compiled is not None and compiled[1] > 2 * compiled[0]:
@@ -244,7 +244,7 @@ def _of_interpreter(change: Slowdown, unit: PastUnit) -> list[Reason]:
 
 
 def _of_clock(change: Slowdown) -> list[Reason]:
-    """A slower clock of the device."""
+    """The reason that the device's clock is slower, if it is."""
     clock = change.of("clock")
     if clock is None or clock[1] <= 0 or clock[0] < (1.0 + LEAST_CHANGE / 2) * clock[1] or not change.certain("clock"):
         return []
@@ -254,7 +254,7 @@ def _of_clock(change: Slowdown) -> list[Reason]:
 
 
 def _of_cores(change: Slowdown) -> list[Reason]:
-    """Waits for a core, by what takes it: other programs, the run itself, or a quota."""
+    """The reasons for longer waits for a core: other programs, the run itself, or a quota."""
     reasons = []
     waited, throttled = change.rise("waited"), change.rise("throttled")
     others, own = change.of("others"), change.of("own")
@@ -295,7 +295,7 @@ def _phases(change: Slowdown) -> list[Reason]:
 
 
 def _as_much_per_second(change: Slowdown) -> bool:
-    """Whether as much goes through in a second as before."""
+    """Whether throughput in tokens or samples is (nearly) what it was before."""
     return 1.0 + max(_growth(change, "tokens"), _growth(change, "samples")) >= 0.9 * change.ratio
 
 

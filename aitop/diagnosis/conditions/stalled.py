@@ -136,7 +136,7 @@ def _verdict(
         confidence=confidence,
         title=title,
         where=where,
-        # Of a stopped process every sample shows where it stands, not where its time goes.
+        # All samples of a stopped process show where it stands, not where its time goes: no other rule may claim them.
         claims=main_lines(
             snapshot, lambda entry: any(entry.at == place.at for place in where) or entry.pid in processes
         ).entries,
@@ -148,20 +148,20 @@ def _verdict(
 
 
 def _stopped(snapshot: Snapshot) -> list[ProcessSample]:
-    """Processes that somebody has stopped: of a server any, else the target and those that do the work."""
+    """Processes that are stopped: any of a server, otherwise only the target and the working ones."""
     stopped = [process for process in snapshot.processes if process.state in ("T", "t")]
     mine = {snapshot.target.pid, *snapshot.working}
     return stopped if snapshot.serving is not None else [process for process in stopped if process.pid in mine]
 
 
 def _longest(serving: Serving) -> float | None:
-    """The longest that anything took that ended; None where too little ended to know what is usual."""
+    """The longest seconds of an iteration or request that ended; None if too few ended to know what is usual."""
     lengths = [record.seconds for record in serving.iterations or serving.requests]
     return max(lengths) if len(lengths) > 1 else None
 
 
 def _has_engine(serving: Serving) -> bool:
-    """Whether requests under way are in an engine, which always gets on with them."""
+    """Whether requests under way are in an engine, which makes progress with them as long as nothing is wrong."""
     return bool(serving.iterations) or serving.basis == "metrics"
 
 

@@ -26,7 +26,7 @@ from aitop.stacks.origin import is_user
 
 # A thread that runs for nine tenths of the time is full: requests wait ten times as long as it works on them.
 FULL = 0.9
-# If the model waits for requests for less of the time, a faster front gains next to nothing.
+# If the model waits for requests for less than this share of the time, a faster front gains next to nothing.
 LEAST_IDLE = 0.1
 # From this share on, a full thread mostly makes inputs and outputs of the model.
 MOSTLY = 0.5

@@ -46,10 +46,10 @@ WORTH_IT = 1.05
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """`share` of the requests' time that they wait, `busy` the part of its time that the server works (None: unknown).
+    """How long requests wait: `share` (0..1) of their time. `busy` is the part of its time that the server works.
 
-    `seconds` is the mean wait, None where only the number of waiting requests is known. `waiting` is that number.
-    `where` are the lines on which threads wait for their turn, empty where the wait is seen elsewhere.
+    `seconds` is the mean wait, None where only `waiting`, the mean number of waiting requests, is known. `where` are
+    the lines on which threads wait for their turn, empty where the wait is seen elsewhere.
     """
 
     share: float
@@ -234,7 +234,7 @@ def _here(replica: Change | None, snapshot: Snapshot) -> Length | None:
     used, idle = (mean_of(snapshot, name) for name in ("cores_used", "cores_idle"))
     if replica is None or idle is None or not used:
         return None
-    # What this monitor takes is free again when it has gone.
+    # The cores that this monitor uses are free again when it ends.
     idle += snapshot.cost.monitor_cpu or 0.0
     usable = snapshot.host.usable_cores if snapshot.host is not None else None
     if usable is not None:

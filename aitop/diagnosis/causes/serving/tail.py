@@ -207,7 +207,7 @@ def _times(
     A single pause may make a whole tail of the few requests that meet it, but says next to nothing of the next hour.
     """
     own: Kind = "handler" if kind == "event-loop" else kind
-    # Only these can have been made so much longer.
+    # Only requests that are so long in all can have been made so much longer.
     longer = (one for one in requests if one.seconds >= LEAST_RATIO * usual)
     late = [one for one in longer if of_requests.of(one).get(own, 0.0) >= (LEAST_RATIO - 1.0) * usual]
     spans = [(one.end - one.seconds, one.end) for one in late]
@@ -268,7 +268,7 @@ def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind
 
 
 def computed_twice(serving: Serving) -> float | None:
-    """The share of the computed tokens that belong to requests which were thrown out before; None if not measured."""
+    """The share of the computed tokens that were computed again after a preemption; None where it was not measured."""
     if not any(one.preempted for one in serving.iterations):
         return None
     computed = sum((one.prefill_tokens or 0) + (one.decode_tokens or 0) for one in serving.iterations)
@@ -279,7 +279,7 @@ def computed_twice(serving: Serving) -> float | None:
 
 
 def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
-    """Lines that take time in bursts: in code that handles requests, or in a thread that holds the lock meanwhile."""
+    """Lines that take time in bursts: in code that handles requests, or in a thread that holds the GIL meanwhile."""
     ledger = lead_ledger(snapshot)
     if ledger is None:
         return []
