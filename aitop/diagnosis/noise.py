@@ -15,7 +15,7 @@ from itertools import accumulate
 from statistics import fmean
 
 LEAST_VALUES = 20
-# Numbers of blocks into which a series is divided. With fewer, their scatter cannot be estimated.
+# Numbers of blocks into which a series is divided. With fewer, their scatter cannot be estimated well.
 BLOCKS = (5, 8, 12, 24, 48)
 NORMAL = 1.96
 ONE_SIDED = 1.645

@@ -43,7 +43,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
     parts       the causes that make up `share`, where there are several
     severity, confidence   given by rules that do not derive them from signals
-    processes   pids that lose the time; default: the judged process and those of `where`
+    processes   pids that lose the time; default: the judged process and those that lose it at the same lines
     since       when it began (seconds since the epoch), where that is known
     full_in     seconds until the memory in question is full
     """

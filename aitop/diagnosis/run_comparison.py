@@ -544,7 +544,7 @@ def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:
 
 
 def _verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> VerdictChanges:
-    """The verdicts that are gone, new and kept. One that became information is gone as a warning and new as that."""
+    """The verdicts that are gone, new and kept. A warning that became information is gone, and new as information."""
     was, now = set(map(_kind_of, before)), set(map(_kind_of, after))
     return VerdictChanges(
         gone=tuple(one for one in before if _kind_of(one) not in now),

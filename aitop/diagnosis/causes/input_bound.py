@@ -204,7 +204,7 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
 
 
 def why_transient(snapshot: Snapshot, wait: Wait) -> str | None:
-    """Say why a wait may not last; None if nothing speaks against it."""
+    """Say why a wait may not last; None if nothing suggests that."""
     quiet = _quiet_windows(snapshot, wait)
     loud = [index for index, still in enumerate(quiet) if not still]
     # A wait that comes and goes, as at the start of each epoch, has been quiet before: it may come back.

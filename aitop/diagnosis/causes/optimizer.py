@@ -94,7 +94,7 @@ def has_denormals(facts: HookFacts | None) -> bool:
 def _without_denormals(facts: HookFacts, taken: float) -> float | None:
     """Seconds that the update would take without denormal numbers instead of `taken`; None where they do not slow it.
 
-    They come from weights that get no gradient any more: their moving averages shrink until rounding keeps them up.
+    They come from weights that get no gradient any more: their moving averages shrink until rounding stops them.
     """
     if facts.parameters is None or not has_denormals(facts):
         return None

@@ -44,7 +44,7 @@ class Crowd(msgspec.Struct, frozen=True):
     """Threads that want cores at the same time.
 
     usable         cores that the run may use
-    wanted         cores that its threads run on or wait for; `making` of them are for producers of the stepping thread
+    wanted         cores that its threads run on or wait for; producers of the stepping thread want `making` of them
     others         cores that other programs use
     delay          share of the time in which the main thread waits for a core
     kept_waiting   the same as a share of the time in which it has work: a server rests between requests
@@ -113,8 +113,8 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     alone = most - answering - len({entry.thread for entry in within}) > usable and one_rank >= OWN_CROWD * usable
     together = threads + worker_threads - answering - len({(entry.pid, entry.thread) for entry in makers})
     crowded = wanted - making >= CROWDED * usable and together >= CROWDED * usable + 1
-    # One thread per process is not too many, unless more processes compute than there are cores and one: the one that
-    # steps takes turns with those that load for it.
+    # One thread per process is not too many, unless more processes compute than there are cores plus one: the process
+    # that steps takes turns with those that load for it.
     several = max(each.values(), default=0.0) >= MORE_THAN_ONE or sum(one >= SOME for one in each.values()) > usable + 1
     return Crowd(
         usable=usable,

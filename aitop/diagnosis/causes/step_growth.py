@@ -105,7 +105,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _calm(snapshot: Snapshot) -> bool:
-    """Whether the main thread hardly waits for a core: no other program takes the cores."""
+    """Whether the main thread hardly waits for a core, so that no shortage of cores makes steps longer."""
     return (mean_of(snapshot, "run_delay") or 0.0) < CALM
 
 
@@ -208,7 +208,7 @@ def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, 
 def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -> Growth | None:
     """The rise of step time over these steps; None where it is not steady, or not of the run's own making.
 
-    `device`: they run on a GPU. `calm`: no other program takes the cores.
+    `device`: they run on a GPU. `calm`: the main thread hardly waits for a core.
     """
     if _longer_batches(every):
         return None
@@ -221,8 +221,8 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     on_core = len(timed) >= MIN_STEPS
     clock = _medians([step.seconds for step in steps])
     medians = _medians([step.cpu or 0.0 for step in timed]) if on_core else clock
-    # By the wall clock alone, a machine that gets slower looks like growth. So it counts only if no other program takes
-    # the cores and no phase can be compared with the rest of the step.
+    # By the wall clock alone, a machine that gets slower looks like growth. So it counts only if there are cores
+    # enough and no phase can be compared with the rest of the step.
     if (on_core or device or (calm and not rises)) and _is_steady(medians) and not _is_the_machine(steps):
         rise = _slope(medians) * (PARTS - 1)
     elif rises.get(phase):

@@ -14,7 +14,7 @@ from aitop.model.units import duration
 from aitop.model.verdict import Where
 
 # A server is stalled if nothing ends for OF_LONGEST times as long as anything took before, and for LEAST_SECONDS at
-# least: shorter gaps are the kernel's, and a liveness probe watches for only five seconds.
+# least: shorter gaps come from the kernel. Not much longer, since a liveness probe watches for only five seconds.
 OF_LONGEST, LEAST_SECONDS = 1.5, 2.0
 # The least seconds if nothing ended before; and if something computes, which may be a long prompt or a compilation.
 UNKNOWN_SECONDS, COMPUTING_SECONDS = 3.0, 60.0
