@@ -1,1 +1,1 @@
-"""Rules: pure functions from a Snapshot to a Verdict."""
+"""From a Snapshot to verdicts: ledgers of where time goes, rules, predicted gains, and comparisons of runs."""

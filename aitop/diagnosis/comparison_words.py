@@ -35,7 +35,10 @@ def comparison_text(compared: RunComparison) -> str:
 
 
 def in_a_sentence(compared: RunComparison) -> str | None:
-    """'1.42× faster than yesterday 18:02'; without a figure where one phase alone tells it; None where nothing does."""
+    """The answer as in '1.42× faster than yesterday 18:02'; None where nothing can be told.
+
+    Without a figure if the range includes 1, so that one phase alone tells it.
+    """
     change, before = compared.change, compared.before.file
     if change.ratio is None or change.verdict == "cannot-tell":
         return None
@@ -47,7 +50,7 @@ def in_a_sentence(compared: RunComparison) -> str | None:
 
 
 def headline(change: Change, unit: str) -> list[str]:
-    """The answer, and what limits it."""
+    """The answer, its reason, and under which load and beside which other programs it holds."""
     what = "as fast as before" if unit == "request" else "the throughput"
     ratio = "" if change.ratio is None else f"  {change.ratio:.2f}× {what}"
     between = "" if change.range is None else " (95 %: {:.2f}-{:.2f})".format(*change.range)
@@ -69,7 +72,7 @@ def headline(change: Change, unit: str) -> list[str]:
 
 
 def side_words(side: Side) -> str:
-    """The file, and how many units it has of which length."""
+    """One run in a line: its file, the number of its units, and their mean length."""
     if side.mean_ms is None:
         return f"{side.file}: no unit was timed"
     warm_up = f", {side.warm_up:,} more left out as warm-up" if side.warm_up else ""
@@ -81,12 +84,12 @@ def side_words(side: Side) -> str:
 
 
 def parts_of(compared: RunComparison) -> dict[str, Sequence[Difference]]:
-    """What the difference is divided into, by what."""
+    """The parts of the difference: by phase, by cause and by line."""
     return {"phase": compared.phases, "cause": compared.causes, "line": compared.lines}
 
 
 class Row(NamedTuple):
-    """A part of a unit in words: before, after, and the difference; `grew` is None where there is none.
+    """A part of a unit in words: before, after, and the difference. `grew` is None where there is no difference.
 
     `sure`: chance alone does not make such a difference (95 %).
     """
@@ -100,7 +103,7 @@ class Row(NamedTuple):
 
 
 def rows(title: str, parts: Sequence[Difference]) -> list[Row]:
-    """What takes longer or shorter, the largest change first, all the others in one row, and their sum."""
+    """At most ROWS parts in the order given (largest change first), then one row for all others, and their sum."""
     if not parts:
         return []
     whole = max(sum(part.before_ms for part in parts), sum(part.after_ms for part in parts))
@@ -122,7 +125,7 @@ def _row(label: str, parts: Sequence[Difference]) -> Row:
 
 
 def legend(tables: Iterable[Sequence[Row]]) -> list[str]:
-    """What the star at a row means; nothing where no row has one."""
+    """What the star at a row means; empty where no row has one."""
     return [BEYOND_CHANCE] if any(row.sure for made in tables for row in made) else []
 
 

@@ -13,22 +13,22 @@ from aitop.model.steps import CallKind, CallSite
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
-# Bytes per second of one PCIe lane, by generation, after the line code; of these about nine tenths are data.
+# Bytes per second of one PCIe lane, by generation, without the line code; of these about nine tenths are data.
 LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}
 PAYLOAD = 0.9
-# A device that is busy for less of the time idles; for less than the second figure, it is not used.
+# A device that is busy for less than IDLE_DEVICE of the time mostly idles; for less than USED, it is not used at all.
 IDLE_DEVICE, USED = 0.5, 0.01
-# A device that is this full takes no larger batches.
+# A device whose memory is this full (0..1) takes no larger batches.
 NO_ROOM = 0.8
 
 
 def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
-    """Devices that the watched tree is on and that still answer."""
+    """The devices that the watched processes use and that still answer."""
     return tuple(device for device in _devices(snapshot) if device.mine and not device.lost)
 
 
 def lost_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
-    """Devices that the driver lost under the run, or that were gone before and that it may have been on."""
+    """Devices of the run that the driver lost; if it uses CUDA and none is known to be its own, all lost devices."""
     lost = tuple(device for device in _devices(snapshot) if device.lost)
     mine = tuple(device for device in lost if device.mine)
     return mine or (lost if _on_cuda(snapshot) and not own_devices(snapshot) else ())
@@ -40,7 +40,7 @@ def on_gpu(snapshot: Snapshot) -> bool:
 
 
 def without_figures(snapshot: Snapshot) -> str | None:
-    """Why nothing is known of the run's GPU, in words; None where something is, or the run is on none."""
+    """Say why nothing is known of the run's GPU; None if something is known, or if the run uses no GPU."""
     if not _on_cuda(snapshot) or own_devices(snapshot) or any(device.lost for device in _devices(snapshot)):
         return None
     if snapshot.gpu is None:
@@ -49,7 +49,10 @@ def without_figures(snapshot: Snapshot) -> str | None:
 
 
 def device_busy(snapshot: Snapshot) -> float | None:
-    """Mean share of time in which the devices of the run had work; None where that is not measured, or not its own."""
+    """Mean share of time in which the devices of the run had work; None where that is not measured.
+
+    Devices on which other processes compute are left out: their work is not the run's own.
+    """
     shared = {
         device.index
         for device in own_devices(snapshot)
@@ -59,7 +62,7 @@ def device_busy(snapshot: Snapshot) -> float | None:
 
 
 def memory_taken(snapshot: Snapshot) -> float:
-    """How full (0..1) the fullest device of the run gets: by tensors at their peak, else by what the driver counts."""
+    """How full (0..1) the fullest device of the run gets: by its tensors at their peak, else by the driver's figure."""
     tensors = {
         allocator.device: (allocator.peak_allocated or allocator.allocated) / allocator.capacity
         for allocator in snapshot.allocators
@@ -74,9 +77,9 @@ def memory_taken(snapshot: Snapshot) -> float:
 
 
 def starved(snapshot: Snapshot) -> bool:
-    """Whether the devices of the run work now and then, but mostly idle: what the host does holds them up.
+    """Whether the devices of the run are used but mostly idle, so that it is the host that holds them up.
 
-    Of a program that has a device and never uses it, nothing can be said.
+    False for a program that has a device and never uses it: nothing can be said of that.
     """
     busy = device_busy(snapshot)
     return busy is not None and USED <= busy < IDLE_DEVICE
@@ -90,14 +93,14 @@ def activity_of_devices(snapshot: Snapshot, name: str, without: Collection[int] 
 
 
 def timed_on_device(snapshot: Snapshot) -> bool:
-    """Whether the phases are on the device clock."""
+    """Whether phases were timed by the device clock, in at least MIN_STEPS steps."""
     return sum(step.device_forward is not None for step in records(snapshot)) >= MIN_STEPS
 
 
 def idle_share(snapshot: Snapshot) -> float | None:
     """Share of time (0..1) in which the devices of the run had nothing to do; None where nobody measured it.
 
-    NVML sees every gap but those too short for it, the device clock those between the phases: the larger one counts.
+    NVML misses gaps that are too short for it; the device clock sees only gaps between phases. The larger share counts.
     """
     busy, gaps = device_busy(snapshot), _gaps(snapshot)
     known = [idle for idle in (None if busy is None else max(0.0, 1.0 - busy), gaps) if idle is not None]
@@ -105,17 +108,17 @@ def idle_share(snapshot: Snapshot) -> float | None:
 
 
 def idle_words(snapshot: Snapshot) -> list[str]:
-    """How it is known that the device idles."""
+    """Evidence of how much the device idles; empty where nobody measured it."""
     busy, gaps = device_busy(snapshot), _gaps(snapshot)
     words = [] if busy is None else [f"GPU busy {percent(busy)} of the time"]
     return words if gaps is None else [*words, f"{percent(gaps)} of each step are gaps on the device clock"]
 
 
 def host_limit(snapshot: Snapshot, *, in_phases: bool = False) -> float:
-    """The most (0..1) of a step that work of the host can hold up: all of it, but on a GPU what the device idles.
+    """The largest share (0..1) of a step that host work can hold up: 1 on a CPU, the idle share of the device on a GPU.
 
-    There, host times are launch times, and a wait for the device may fall on any line. Work outside of the phases
-    holds up no more than the device clock leaves between them.
+    On a GPU, host times are launch times, and a wait for the device may fall on any line. Work outside of the phases
+    holds up no more than the gaps between phases on the device clock; `in_phases`: the work is not outside of them.
     """
     busy = device_busy(snapshot) if on_gpu(snapshot) else None
     idle = 1.0 if busy is None else max(0.0, 1.0 - busy)
@@ -135,19 +138,19 @@ def link_rate(device: GpuDevice) -> float | None:
 
 
 def calls_of(snapshot: Snapshot, kind: CallKind) -> tuple[CallSite, ...]:
-    """Call sites of one kind, the dearest first."""
+    """Call sites of one kind, the costliest first."""
     calls = [call for call in snapshot.facts.calls if call.kind == kind] if snapshot.facts else []
     return tuple(sorted(calls, key=lambda call: (-(call.seconds or 0.0), -call.calls)))
 
 
 def per_step(snapshot: Snapshot, call: CallSite) -> float | None:
-    """Calls a step of one site; None without steps to hold them against."""
+    """Calls per step of one call site; None without a count of steps."""
     count = snapshot.steps.count if snapshot.steps else None
     return call.calls / count if count else None
 
 
 def call_places(snapshot: Snapshot, calls: Sequence[CallSite], lines: Sequence[Entry]) -> tuple[Where, ...]:
-    """Call sites as places, the dearest first, with the text of a sampled line where there is one."""
+    """Call sites as places, the costliest first, with the source text where the line was sampled, too."""
     texts = {entry.at: entry.where.text for entry in lines if entry.where is not None}
     pid = judged_pid(snapshot)
     places = {

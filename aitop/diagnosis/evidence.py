@@ -22,26 +22,27 @@ from aitop.stacks.libraries import COMPUTES
 
 MIN_STEPS = 8
 MIN_SAMPLES = 15
-# The most places that are named, and the least share of the time of each.
+# How many places are named at most, and the least share of their total weight for a place after the first.
 MOST_LINES, LEAST_SHARE = 5, 0.03
 SEVERAL_WINDOWS = 3
 MAIN = "MainThread"
 CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
 ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 RUNNING: frozenset[Activity] = frozenset({"python", "native"})
-# Host code outside of every phase of a model: around its call, and what a server measures apart as made for requests.
+# Phases of host code around the model. A server's pre- and postprocessing of requests is measured apart.
 HOST: frozenset[Phase] = frozenset({"host", "preprocess", "postprocess"})
-# What waits for storage or a service, by the kernel's word or by the library that is called.
+# Waits for storage or a service: what the kernel says a thread waits for, and what the called library works with.
 STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
 STORAGE_WORK = frozenset({"file", "network", "database"})
-# A server that waits for requests for this share of its time or more is held up by nothing: they come too seldom.
+# A server that waits for requests for at least this share of its time has capacity to spare: making it faster gives
+# no more requests.
 AT_LEISURE = 0.3
-# Large operations hold the interpreter's lock for less of their time: 1 to 5 % of an nn.GRU.
+# A line calls large operations if it holds the GIL for less than this share of its time: nn.GRU holds it for 1 to 5 %.
 MOST_HELD = 0.1
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Entries of the ledger of one kind. `share` is of the time of the process that they belong to."""
+    """A selection of ledger entries. `share` (0..1) is what they take of the time of their process."""
 
     share: float
     entries: tuple[Entry, ...]
@@ -53,18 +54,18 @@ class Lines(msgspec.Struct, frozen=True):
 
     @property
     def where(self) -> tuple[Where, ...]:
-        """The lines as places, the same line counted once, heaviest first; shares are relative to all of them."""
+        """The distinct lines as places, heaviest first; each share is of the time of all these lines."""
         first = {entry.at: entry.where for entry in reversed(self.entries) if entry.where is not None}
         return heaviest(shares_by(self.lines, lambda entry: entry.at), first)
 
     def part(self, wanted: Callable[[Entry], bool]) -> float:
-        """The part (0..1) of their time in entries that are `wanted`."""
+        """The part (0..1) of these entries' time that belongs to the `wanted` ones."""
         whole = sum(entry.share for entry in self.entries)
         return sum(entry.share for entry in self.entries if wanted(entry)) / whole if whole > 0 else 0.0
 
     @property
     def samples(self) -> float:
-        """How many stack samples they stand for."""
+        """How many stack samples these entries stand for."""
         return sum(entry.samples for entry in self.entries)
 
 
@@ -73,7 +74,7 @@ Key = TypeVar("Key")
 
 
 def shares_by(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, float]:
-    """The shares of the entries, those with the same key summed up."""
+    """The sum of the entries' shares for each key."""
     shares: dict[Key, float] = {}
     for entry in entries:
         shares[key(entry)] = shares.get(key(entry), 0.0) + entry.share
@@ -81,7 +82,10 @@ def shares_by(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key
 
 
 def heaviest(weights: Mapping[Key, float], places: Mapping[Key, Where]) -> tuple[Where, ...]:
-    """The places that weigh most, heaviest first, each with its share of the whole weight; the first one always."""
+    """The heaviest places first, each with its share of the total weight; those below LEAST_SHARE are left out.
+
+    The first is always included.
+    """
     total = sum(weights.values())
     ordered = sorted(weights, key=lambda key: -weights[key])[:MOST_LINES]
     return tuple(
@@ -98,12 +102,12 @@ def lines_of(entries: Iterable[Entry]) -> Lines:
 
 
 def lead_ledger(snapshot: Snapshot) -> Ledger | None:
-    """The ledger of the process to show first."""
+    """The ledger of the judged process, which is shown first; None without ledgers."""
     return snapshot.ledgers[0] if snapshot.ledgers else None
 
 
 def entries_of(snapshot: Snapshot) -> tuple[Entry, ...]:
-    """The entries of that ledger which no other cause has claimed."""
+    """The entries of the lead ledger that no other cause has claimed."""
     return snapshot.ledgers[0].entries if snapshot.ledgers else ()
 
 
@@ -133,17 +137,17 @@ def main_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool]) -> Lines:
 
 
 def producer_entries(snapshot: Snapshot) -> tuple[Entry, ...]:
-    """The entries of threads and processes beside the stepping thread; a share is of that thread's own time."""
+    """The entries of all threads and processes but the stepping thread; each share is of its own thread's time."""
     return tuple(entry for entry in entries_of(snapshot) if entry.lane == "producers")
 
 
 def cores_wanted(entries: Iterable[Entry]) -> float:
-    """How many cores the threads of these entries want: one that computes has a core, or waits for it."""
+    """How many cores the threads of these entries want: a running thread either has a core or waits for one."""
     return sum(entry.share for entry in entries if entry.activity in RUNNING)
 
 
 def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda entry: True) -> Lines:
-    """The entries of loader workers, without idle waiting; `share` is the mean over the workers."""
+    """The entries of loader workers, without waits for their queue; `share` is the mean over the workers."""
     workers = {process.pid for process in sampled_workers(snapshot)}
     working = lines_of(
         entry
@@ -176,10 +180,9 @@ def stored(entry: Entry) -> bool:
 
 
 def computes(entry: Entry) -> bool:
-    """Whether an entry computes with arrays, as far as can be told: in a library for them, or in a native call that
-    leaves no frame of a library's.
+    """Whether an entry computes with arrays: in an array library, or in native code without a known library below.
 
-    What waits below a call of such a library waits for the library's own threads or its device.
+    A wait below a call of an array library counts, too: it is for the library's own threads or its device.
     """
     if entry.work in COMPUTES:
         return entry.does in (*HANDED_WAITS, "native", "wait-device", "sleep")
@@ -187,7 +190,7 @@ def computes(entry: Entry) -> bool:
 
 
 def _large_operations(snapshot: Snapshot) -> Lines:
-    """What computes in large operations: a line that holds the interpreter's lock for longer calls small ones."""
+    """Host entries that compute in large operations; lines that hold the GIL for longer call small ones (MOST_HELD)."""
     host = main_lines(snapshot, lambda entry: entry.phase in HOST).entries
     held = held_by_line(host)
     whole = shares_by(host, lambda entry: entry.at)
@@ -196,16 +199,16 @@ def _large_operations(snapshot: Snapshot) -> Lines:
 
 
 def held_by_line(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
-    """The share of time in which the interpreter's lock is held, by line."""
+    """The share of the time in which each line, given as (file, number), holds the GIL."""
     return shares_by((entry for entry in entries if entry.does == "python"), lambda entry: entry.at)
 
 
 def by_hand(snapshot: Snapshot) -> Lines:
-    """What computes for a step outside of modules and optimizers, in large operations.
+    """Large operations of a step outside of nn.Modules and optimizers.
 
-    Between the model's call and its update that is the loss, or a model that is no module, unless no gradient can flow
-    through it; in training without an optimizer the update comes after it. Where no step was seen it may be all that
-    the program is there for.
+    From the model's call to its backward these are the loss, or a model that is no nn.Module. Libraries through which
+    no gradient can flow ("array") do not count. In training without an optimizer, code after the backward is the
+    update. If no step was seen, all large operations count: they may be what the program is there for.
     """
     work = _large_operations(snapshot)
     if not stepping(snapshot):
@@ -218,14 +221,14 @@ def by_hand(snapshot: Snapshot) -> Lines:
 
 
 def stepping(snapshot: Snapshot) -> bool:
-    """Whether anything of a step or of a model was seen: else nothing tells the work from what holds it up."""
+    """Whether a step or a model was seen. Without either, nothing tells useful work from what delays it."""
     return bool(records(snapshot)) or snapshot.kind != "unknown"
 
 
 def within_first(lines: Lines) -> float:
     """The share (0..1) of the lines' time that is spent in the function of the first line, or in what it calls.
 
-    A fix at the first line can end no more than that.
+    A fix at the first line can save no more than that.
     """
     located = lines.lines
     if not located:
@@ -249,36 +252,36 @@ def function_of(entry: Entry) -> tuple[str, str]:
 
 
 def where_of(pid: int, line: Frame | HotLine | GrowthSite) -> Where:
-    """A line of a stack, or of the source code, as a place in the process with this pid."""
+    """The place (Where) of a line, from a stack or from the source code, in the process with this pid."""
     return Where(pid=pid, file=line.file, line=line.line, function=line.function, text=line.text)
 
 
 def moved_to(entry: Entry, frame: Frame) -> Entry:
-    """The entry with a line that called its own in place of that."""
+    """The entry moved up its stack, from its own line to `frame`, which called it."""
     return replace(entry, where=where_of(entry.pid, frame))
 
 
 def short_place(place: Where | Frame | CallSite) -> str:
-    """train.py:88."""
+    """File name and line, as in "train.py:88"."""
     return f"{place.file.rsplit('/', 1)[-1]}:{place.line}"
 
 
 def place_of(where: Where) -> str:
-    """decode (data.py:88)."""
+    """Function, file name and line, as in "decode (data.py:88)"."""
     return f"{where.function} ({short_place(where)})"
 
 
 def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
-    """Steps of the window; empty without the hook."""
+    """The records of the steps in the window; empty without the hook."""
     return snapshot.steps.recent if snapshot.steps else ()
 
 
 def share_of_steps(
     steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None], least: int = 1
 ) -> float | None:
-    """The share (0..1) that `value` (seconds of a step) has of the steps of which it is known.
+    """The share (0..1) of step time that `value` takes; it returns seconds of a step, None where not measured.
 
-    None with fewer than `least` of those.
+    Only steps with a value count; None with fewer than `least` of them.
     """
     known = [(step.seconds, seconds) for step in steps if (seconds := value(step)) is not None]
     total = sum(seconds for seconds, _ in known)
@@ -286,9 +289,9 @@ def share_of_steps(
 
 
 def running(snapshot: Snapshot) -> float:
-    """Which part (0..1] of the time in which the stepping thread could run it had a core: less on a crowded machine.
+    """The part (0..1] of its runnable time in which the stepping thread had a core: less on a crowded machine.
 
-    What is held against absolute times has to be multiplied by it. 1 where nobody measured it.
+    Multiply measured times by it before comparing them with fixed thresholds. 1 where it was not measured.
     """
     process = main_stacks(snapshot)
     if process is not None and process.thread != MAIN:
@@ -310,7 +313,7 @@ def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
 
 
 def free_cores(snapshot: Snapshot) -> float | None:
-    """Cores that the target may use and that nobody uses now."""
+    """Idle cores that the target may use; None where that is not known."""
     host = snapshot.host
     if host is None or host.machine.core_busy is None:
         return None
@@ -321,13 +324,13 @@ def free_cores(snapshot: Snapshot) -> float | None:
 
 
 def others_cores(snapshot: Snapshot) -> float | None:
-    """Cores that processes outside of the run use, this monitor left out; None where that is not known."""
+    """Cores used by processes outside of the run, without this monitor; None where that is not known."""
     others = snapshot.host.cores_of_others if snapshot.host is not None else None
     return None if others is None else max(0.0, others - (snapshot.cost.monitor_cpu or 0.0))
 
 
 def too_little_seen(snapshot: Snapshot) -> str | None:
-    """What is missing to judge steps by, in words; None where nothing is."""
+    """Say what is missing before steps can be judged; None if enough was seen."""
     steps, process, serving = records(snapshot), main_stacks(snapshot), snapshot.serving
     if len(steps) >= MIN_STEPS or (process is not None and process.samples >= MIN_SAMPLES):
         return None
@@ -353,8 +356,11 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
 
 
 def by_window(entries: Iterable[Entry], process: ProcessStacks) -> list[float]:
-    """The part (0..1) of each window of stacks that lines of the judged thread take, the oldest first."""
-    # Entries of a line that differ in activity only have its counts in common.
+    """The part (0..1) of the samples of each window of stacks that these entries' lines take, the oldest first.
+
+    `process` is the judged one.
+    """
+    # Entries that differ only in activity have the counts of their line in common: count them once.
     counts = {(entry.at, entry.function, entry.phase, entry.position, entry.work, entry.by_window) for entry in entries}
     return [
         sum(each[number] for *_, each in counts if number < len(each)) / whole if whole else 0.0
@@ -363,7 +369,7 @@ def by_window(entries: Iterable[Entry], process: ProcessStacks) -> list[float]:
 
 
 def serves(snapshot: Snapshot) -> bool:
-    """Whether the process answers requests: then a wait outside of all phases is one for the next request."""
+    """Whether the process answers requests. If so, a wait outside of all phases is a wait for the next request."""
     return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")
 
 
@@ -379,14 +385,15 @@ def each_unit(snapshot: Snapshot) -> str:
 
 
 def leisure(snapshot: Snapshot) -> float:
-    """Share of the time (0..1) in which a server waits for requests, 0 of all else."""
+    """Share of the time (0..1) in which a server waits for requests; 0 for anything but a server."""
     return main_lines(snapshot, takes_request).share if serves(snapshot) else 0.0
 
 
 def of_unit(snapshot: Snapshot, share: float) -> tuple[float, str | None]:
-    """This share of the time as a share (0..1) of a unit; and in words why saving it gains no requests.
+    """Convert a share of the time into a share (0..1) of the time that a unit takes, with a sentence of evidence.
 
-    These words are None unless the server waits for requests much of the time.
+    They differ for a server that waits for requests for AT_LEISURE of its time or more. The sentence then says that
+    saving the time makes requests faster, but gives no more of them; otherwise it is None.
     """
     rests = leisure(snapshot)
     if rests < AT_LEISURE:
@@ -396,22 +403,22 @@ def of_unit(snapshot: Snapshot, share: float) -> tuple[float, str | None]:
 
 
 def blocks_loop(entry: Entry) -> bool:
-    """Whether a handler in an event loop waits for a file or a service: it holds up all other requests meanwhile."""
+    """Whether a handler in an event loop waits for storage or a service, and so blocks all other requests."""
     return entry.handler == "event-loop" and stored(entry)
 
 
 def stands_in_line(entry: Entry) -> bool:
-    """Whether a thread that has a request to itself waits for another thread: the request stands in line there."""
+    """Whether a request queues here: its handler, not in an event loop, waits for another thread or process."""
     if entry.handler in (None, "event-loop") or entry.work is not None:
         return False
     return entry.activity in HANDED_WAITS or entry.activity == "wait-network"
 
 
 def takes_request(entry: Entry) -> bool:
-    """Whether an entry of inference waits for the next request, or rests outside of every phase.
+    """Whether an entry of a server waits for the next request, or rests outside of every phase.
 
-    Who asks a service through a client library waits for data; who waits on a bare socket is given requests. Code that
-    was called for a request does not rest: the request waits as well.
+    A network wait below a client library is for data, one on a bare socket is for requests. A handler never rests: the
+    request that it was called for waits as well.
     """
     if entry.phase == "idle":
         return True

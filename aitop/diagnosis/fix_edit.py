@@ -16,11 +16,11 @@ CALL = re.compile(r"\bDataLoader\(")
 
 
 SourceAround = Callable[[ProcessId, str, int], "list[tuple[int, str]] | None"]
-"""The source of a process around (process, file, line) as numbered lines, line 0: all; None when it cannot be read."""
+"""Returns the source around (process, file, line) as numbered lines; all of it for line 0, None if it is unreadable."""
 
 
 class Edit(NamedTuple):
-    """A line (its number, from 1) and what to make of it; `file` is where it stands, empty where that is not said."""
+    """A changed line: its number (from 1), its text before and after, and its file, empty where that is not known."""
 
     number: int
     before: str
@@ -29,14 +29,14 @@ class Edit(NamedTuple):
 
 
 def editable(fix: Fix) -> bool:
-    """Whether the fix sets a keyword that a line of source may have."""
+    """Whether the fix sets a keyword that may stand in the source."""
     return fix.setting is not None and fix.setting.name in KEYWORDS
 
 
 def edit_of(fix: Fix, lines: Iterable[tuple[int, str]]) -> Edit | None:
-    """The line of a file where a fix sets a loader's keyword; None for other fixes and where no line sets it.
+    """The line of a file in which a fix sets a keyword of a loader; None for other fixes, and if there is no such line.
 
-    A keyword that is there gets its new value; else the first call that makes a loader gets the keyword.
+    If the keyword is in the file, it gets the new value. Otherwise num_workers is added to the first `DataLoader(...)`.
     """
     if not editable(fix) or fix.setting is None:
         return None

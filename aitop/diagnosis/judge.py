@@ -16,9 +16,10 @@ from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
 DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
-# A verdict that may well gain less than this factor is information, not a warning.
+# A verdict is information, not a warning, if the lower bound of its speedup is below this factor.
 LEAST_GAIN = 1.1
-# A verdict weighs as much as the part that it takes of the next hour: a run whose memory is full makes no more steps.
+# Memory that fills up weighs as much as the part of the next hour that it costs: once it is full, the run makes no more
+# steps.
 HOUR_SECONDS = 3600.0
 # Another process counts as affected if its share at the verdict's lines is at least this part of the judged one's.
 PEER = 0.5
@@ -84,7 +85,7 @@ class Judge:
         return Diagnosis(verdicts=tuple(verdicts), abstained=tuple(abstained))
 
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
-        """Show the finding of a rule once it is confirmed, and no longer once it has been gone for long enough."""
+        """Show a rule's finding once it is confirmed; drop it once it was weak or absent for DWELL_SECONDS."""
         shown, ticks = self._shown.get(rule.id), self._entering.pop(rule.id, 0) + 1
         strong = finding is not None and finding.level >= (rule.band.enter if shown is None else rule.band.leave)
         if finding is not None and strong and (shown is not None or ticks >= CONFIRM_TICKS):
@@ -116,7 +117,7 @@ def _explained(
     owned: frozenset[tuple[object, ...]],
     shares: Mapping[tuple[object, ...], float],
 ) -> bool:
-    """Whether earlier rules claim most of these entries now (`owned`): then the finding goes without a dwell."""
+    """Whether earlier rules now claim (`owned`) most of the time of these claims: then the finding goes at once."""
     return sum(shares.get(key, 0.0) for key in claims & owned) > 0.5 * sum(shares.get(key, 0.0) for key in claims)
 
 
@@ -158,7 +159,7 @@ def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def _importance(verdict: Verdict, *, follows: bool) -> tuple[int, bool, bool, float, str]:
-    """What verdicts are sorted by: a consequence comes behind all causes, and what takes no time behind both."""
+    """The sort key of verdicts: severity; within it causes by weight, then consequences, then what takes no time."""
     weight = verdict.share or 0.0
     if verdict.full_in is not None:
         weight = max(weight, 1.0 - verdict.full_in / HOUR_SECONDS)

@@ -1,6 +1,6 @@
 """Makes the ledgers of a Snapshot: where the time of each working process goes, each moment in one entry. Pure.
 
-The hook's clock gives the length of each phase; without the hook, stack samples do. Of a server these are the phases of
+The hook's clock gives the length of each phase; without the hook, stack samples do. For a server, phases are those of
 its engine's iterations, or of its requests (see `served`). Stack samples divide a phase among lines. The kernel's
 thread states and GIL samples divide a line among activities (see stacks.activity).
 """
@@ -20,9 +20,9 @@ from aitop.model.phases import APART, MEASURED, SERVED, Phase
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
 from aitop.model.steps import CallKind, CallSite, StepRecord
 
-# A part of a line below this share of the lane is added to the line's other parts.
+# An activity of a line that takes less than this share of the lane is added to the line's other activities.
 LEAST_PART = 0.004
-# From this share of the time in an environment on, the run counts as one in which a model acts (RL).
+# A run counts as reinforcement learning if it spends at least this share of the time in an environment.
 LEAST_ENVIRONMENT = 0.02
 # Entries of a phase are scaled by at most this factor to its measured length; the rest becomes an entry without a line.
 MOST_SCALED = 2.0
@@ -30,14 +30,14 @@ MOST_SCALED = 2.0
 # (through a saved reference to torch.save, or gradients by torch.func, say).
 LEAST_MEASURED = 0.5
 
-# Phases of which the hook times certain calls, while libraries do more around them: a loop that evaluates or saves, a
-# loader around a loader.
+# In these phases the hook times certain calls only, and libraries do more around them: a loop that evaluates or saves,
+# a loader around a loader.
 _AROUND = ("data", *(phase.key for phase in APART))
 _PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange", "outside": "host"}
 
 
 def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
-    """One ledger per working process, the one shown first in front; empty if nothing was sampled or measured."""
+    """Make one ledger per working process, the one to show first in front; empty if nothing was sampled or measured."""
     processes = _working(snapshot)
     if not processes:
         alone = _measured_only(snapshot)
@@ -49,7 +49,7 @@ def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
 
 
 def _working(snapshot: Snapshot) -> list[ProcessStacks]:
-    """The working processes, the one shown first in front; an engine that has another process run the model is last."""
+    """The working processes, the one to show first in front; last an engine whose model runs in another process."""
     processes = {process.pid: process for process in snapshot.stacks.processes} if snapshot.stacks else {}
     serving = snapshot.serving
     engine = serving.pid if serving is not None and serving.iterations else None
@@ -63,8 +63,9 @@ def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:
 
 
 def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *, first: bool) -> Ledger:
-    """The ledger of a process, which `serves` in this way; `first`: the one to show, with its threads and processes
-    beside the main lane.
+    """Build the ledger of one process. `serves` is its account as a server, None if it is not one.
+
+    `first`: it is the ledger to show first. Only that one has the measured steps, and the lane of producers.
     """
     steps = snapshot.steps
     records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
@@ -111,9 +112,10 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *
 
 
 def _at_calls(sampled: list[Entry], calls: Sequence[CallSite], records: Sequence[StepRecord]) -> list[Entry]:
-    """The entries with what the hook timed, at their lines, of calls that copy to the device or wait for it.
+    """Turn the time of copies to the device and of waits for it, as the hook timed them, into `wait-device` entries.
 
-    To a sampler such a call is native code at work: the host copies by itself, or asks again and again.
+    The sampler takes such a call for native code at work: the CPU copies, or polls the device. What the hook timed is
+    divided among the lines that made the calls.
     """
     kinds: tuple[CallKind, ...] = ("transfer", "blocking")
     for kind in kinds:
@@ -121,7 +123,7 @@ def _at_calls(sampled: list[Entry], calls: Sequence[CallSite], records: Sequence
         for call in calls:
             if call.kind == kind and call.seconds:
                 sites[call.file, call.line] = sites.get((call.file, call.line), 0.0) + call.seconds
-        # Fields of a step's record have the names of these kinds.
+        # StepRecord has a field for each of these kinds, with the same name.
         measured, whole = share_of_steps(records, attrgetter(kind)), sum(sites.values())
         if not measured or not whole:
             continue
@@ -143,7 +145,10 @@ def _at_calls(sampled: list[Entry], calls: Sequence[CallSite], records: Sequence
 
 
 def _of_server(entry: Entry, serves: Served) -> Entry:
-    """The entry in the phase that the server measured it in: host code before the model's call makes its input."""
+    """Move host code of a server into the phase that was measured for it.
+
+    Code before the model's call is preprocessing, code after it postprocessing, and waiting for requests is idle.
+    """
     if entry.phase != "host":
         return entry
     phases: dict[Position | None, Phase] = {"before": "preprocess", "after": "postprocess"}
@@ -152,7 +157,7 @@ def _of_server(entry: Entry, serves: Served) -> Entry:
 
 
 def _of_rollout(entry: Entry) -> Entry:
-    """The entry with evaluation as forward: a model that acts runs without gradients, and is not evaluated."""
+    """Count evaluation as forward: a model that acts in an environment runs without gradients, too."""
     return msgspec.structs.replace(entry, phase="forward") if entry.phase == "evaluation" else entry
 
 
@@ -170,10 +175,10 @@ def _measured_only(snapshot: Snapshot) -> Ledger | None:
 
 
 def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
-    """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps.
+    """Shares (0..1) of step time by phase, from the hook's clock; "host" is the rest. Empty without steps.
 
-    What nobody watches (copies, the exchange) is left out, and so a part of the host's time. The hook watches copies
-    from some steps after its first on: where there are such, they alone count.
+    A phase that was not measured (copies, the exchange) has no key: its time is in "host". The hook starts to time
+    copies a few steps after its first one, so if copies were timed in some steps, only those steps count.
     """
     records = [step for step in records if step.transfer is not None] or records
     length = sum(step.seconds for step in records)
@@ -186,7 +191,7 @@ def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
 
 
 def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
-    """Share of the time in which the main thread was runnable but had no core."""
+    """Share of the time in which the main thread was runnable but had no core; 0 where that is not known."""
     if snapshot.host is None or process.thread != "MainThread":
         return 0.0
     pid_is_lead = snapshot.steps is None or snapshot.steps.pid in (None, process.pid)
@@ -231,7 +236,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entr
 
 
 def _lineless(process: ProcessStacks) -> list[Entry]:
-    """One entry per phase and activity of what was sampled without a line of the user's."""
+    """One entry per phase and activity of the samples that have no line of the user's code on their stack."""
     entries = []
     for phase, activity, share in process.lineless:
         low, high = interval(share, process.samples)
@@ -244,22 +249,22 @@ def _lineless(process: ProcessStacks) -> list[Entry]:
 def _fitted(
     sampled: list[Entry], measured: dict[Phase, float], process: ProcessStacks, *, requests: bool
 ) -> list[Entry]:
-    """Entries scaled so that each phase has its measured length. `requests`: these phases are those of requests."""
+    """Scale the entries so that each phase gets its measured share. `requests`: the phases are those of requests."""
     by_phase: dict[Phase, list[Entry]] = {}
     for entry in sampled:
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     seen_in = {phase: sum(entry.share for entry in entries) for phase, entries in by_phase.items()}
     measured = dict(measured)
     over = {phase: seen_in.get(phase, 0.0) - share for phase, share in measured.items()}
-    # Forward passes without gradients that come in every step are a part of it to the clock, as a teacher's are. Stacks
-    # tell those that evaluate by their place.
+    # The hook counts forward passes without gradients as forward if they come in every step, as a teacher's do. Stacks
+    # tell by their place which of them evaluate.
     evaluating = max(0.0, min(over.get("evaluation", 0.0), -over.get("forward", 0.0)))
     if evaluating:
         measured["evaluation"] += evaluating
         measured["forward"] -= evaluating
     for phase in (key for key in ("backward", "optimizer", *_AROUND) if key in measured):
         beyond = seen_in.get(phase, 0.0) - measured[phase]
-        # The host's time that no sample of the host stands for is what these phases have beside the timed calls.
+        # Measured host time that no sample of the host accounts for is what these phases take around the timed calls.
         unseen = measured["host"] - seen_in.get("host", 0.0) if phase in _AROUND else 0.0
         missed = measured[phase] < LEAST_MEASURED * seen_in.get(phase, 0.0)
         moved = max(0.0, min(beyond, measured["host"] if missed else unseen))
@@ -267,7 +272,8 @@ def _fitted(
         measured["host"] -= moved
     held = min(seen_in.get("idle", 0.0) - measured.get("idle", 0.0), measured["host"] - seen_in.get("host", 0.0))
     if requests and held > 0.0:
-        # The thread rested for longer than there was no request: those under way waited for something else.
+        # The thread rested for longer than there were no requests, so for the rest of that time requests under way
+        # waited for something else: a queue.
         by_phase["queue"] = [msgspec.structs.replace(entry, phase="queue") for entry in by_phase["idle"]]
         seen_in["queue"], measured["queue"] = seen_in["idle"], held
         measured["host"] -= held
@@ -315,7 +321,7 @@ def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: fl
 
 
 def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
-    """Sampled entries that add up to 1: the rest, stacks without a line of the user's, becomes one entry."""
+    """Make the sampled entries add up to 1: what they lack, stacks without a line of the user's, becomes one entry."""
     whole = sum(entry.share for entry in sampled)
     if whole >= 1.0:
         return [
@@ -344,10 +350,10 @@ def _without_core(entries: list[Entry], share: float) -> list[Entry]:
 
 
 def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> list[Entry]:
-    """Move `share` of the lane from running entries to garbage collection (`collect`), beside what a line asks for.
+    """Move time from running entries to garbage collection (`collect`), which takes `share` of the lane in all.
 
-    Collections that start by themselves interrupt whatever allocates: they are taken from all running entries in
-    proportion, as one entry per phase.
+    Collections that a line asks for have their entries already. The others start by themselves and interrupt whatever
+    allocates: they are taken from all running entries in proportion, and become one entry per phase.
     """
     share -= sum(entry.share for entry in entries if entry.activity == "collect")
     part = _part_of_running(entries, share)
@@ -364,7 +370,7 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
 
 
 def _part_of_running(entries: list[Entry], share: float) -> float | None:
-    """`share` of the lane as a part of what runs in it; None if it is too small for an entry."""
+    """Convert `share` of the lane into a part (0..1) of its running entries; None if it is too small for an entry."""
     running = sum(entry.share for entry in entries if entry.does in RUNNING)
     return min(0.95, share / running) if share >= LEAST_PART and running > 0 else None
 

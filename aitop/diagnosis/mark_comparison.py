@@ -1,4 +1,4 @@
-"""Are steps faster or slower since the mark that the user set, and by more than noise explains? Pure."""
+"""Tells whether steps became faster or slower since the user's mark, by more than noise explains. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Outcome = Literal["faster", "slower", "same", "unknown"]
 
 class Comparison(msgspec.Struct, frozen=True):
     """`factor` is the speed since relative to the speed before (2.0: twice as fast), `margin` the half width of its
-    95 % interval; both None while the outcome is unknown. `before` and `after` are mean step times in seconds, after a
-    few long and short ones were cut.
+    95 % interval; both None while the outcome is unknown. `before` and `after` are mean step times in seconds, with
+    outliers clipped.
 
     `steps` is how many there are on the side that has fewer.
     """
@@ -35,7 +35,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The outcome for a person: '1.32× faster (±0.05)'."""
+        """The outcome in words, as in '1.32× faster (±0.05)'."""
         if self.factor is None or self.margin is None:
             return f"not enough steps yet ({self.steps} of {LEAST_VALUES})"
         if self.outcome == "same":
@@ -46,7 +46,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(before: Sequence[StepRecord], after: Sequence[StepRecord]) -> Comparison:
-    """Steps before a change with those since. Saving and evaluating are not part of a step's speed."""
+    """Compare the steps before a mark with those since. Time spent saving and evaluating does not count."""
     old, new = _seconds(before), _seconds(after)
     fewer = min(len(old), len(new))
     if fewer < LEAST_VALUES:

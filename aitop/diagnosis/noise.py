@@ -1,10 +1,10 @@
-"""How far the mean of a series that resembles itself may be off, and whether two of them differ by more than chance.
+"""The error of the mean of an autocorrelated series, and whether two series differ by more than chance.
 
-Pure, and without chance: same series, same answer.
+Pure and deterministic: the same series gives the same answer.
 
-Neighbouring steps resemble each other, so they are looked at in blocks. The variance of a circular block bootstrap has
-a closed form: that of the means of all blocks of one length, wherever they begin. How long the blocks have to be is not
-known, so several lengths are tried and the widest interval counts.
+Neighbouring steps resemble each other, so they are taken in blocks. The variance of a circular block bootstrap has a
+closed form: the variance of the means of all blocks of one length, one from each start. The right length is not known,
+so several are tried and the widest interval counts.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from itertools import accumulate
 from statistics import fmean
 
 LEAST_VALUES = 20
-# Numbers of blocks into which a series is divided. Fewer say too little of their own scatter.
+# Numbers of blocks into which a series is divided. With fewer, their scatter cannot be estimated well.
 BLOCKS = (5, 8, 12, 24, 48)
 NORMAL = 1.96
 ONE_SIDED = 1.645
-# The share that is cut at either end, so that a few long units neither make nor hide a change.
+# The share of values clipped at either end, so that a few long units neither make nor hide a change.
 OUTLIERS = 0.05
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean of a series; at least LEAST_VALUES are needed for it to mean anything."""
+    """Half of the 95 % interval of the mean of a series; it means little with fewer than LEAST_VALUES values."""
     count, middle = len(values), fmean(values)
     totals = [0.0, *accumulate(value - middle for value in (*values, *values))]
     widest = 0.0
@@ -33,7 +33,7 @@ def half_width(values: Sequence[float]) -> float:
         if length < 1:
             break
         squares = sum(((totals[at + length] - totals[at]) / length) ** 2 for at in range(count)) / count
-        # The scatter of so few blocks is itself uncertain, and measured around their own mean.
+        # Student's factor, because the scatter of so few blocks is uncertain; one degree of freedom goes to their mean.
         number = count / length
         error = math.sqrt(squares / (number - 1))
         widest = max(widest, student(number - 1) * error)
@@ -41,7 +41,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def student(freedom: float) -> float:
-    """The 97.5 % point of Student's distribution, by its expansion in 1/freedom (within 0.4 % from 4 on)."""
+    """The 97.5 % point of Student's t, by its expansion in 1/freedom (within 0.4 % from 4 degrees of freedom on)."""
     z = NORMAL
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -50,7 +50,7 @@ def student(freedom: float) -> float:
 
 
 def student_chance(value: float, freedom: int) -> float:
-    """How likely a value as far from 0 as this is by chance: Student's distribution, two-sided; 1 without freedom."""
+    """The two-sided p-value of a Student's t `value`; 1 without degrees of freedom."""
     if freedom < 1:
         return 1.0
     angle = math.atan(abs(value) / math.sqrt(freedom))
@@ -64,9 +64,9 @@ def student_chance(value: float, freedom: int) -> float:
 
 
 def least_mean(events: int) -> float:
-    """The least mean number of events, with 95 % certainty, where this number came by chance (Poisson).
+    """The lower 95 % bound of a Poisson mean, given the number of events that came.
 
-    By the approximation of Wilson and Hilferty: 0.04 for one, 0.8 for three, 5.4 for ten.
+    By the approximation of Wilson and Hilferty: 0.04 for one event, 0.8 for three, 5.4 for ten.
     """
     if events <= 0:
         return 0.0
@@ -74,7 +74,7 @@ def least_mean(events: int) -> float:
 
 
 def warm_up(values: Sequence[float]) -> int:
-    """How many values at the start to leave out: as long as each is larger than all that follow, half at the most."""
+    """How many values at the start are warm-up: each is larger than all that follow it; half of all at most."""
     largest = list(accumulate(reversed(values), max))[::-1]
     left_out = 0
     while left_out < len(values) // 2 and values[left_out] > largest[left_out + 1]:
@@ -83,7 +83,7 @@ def warm_up(values: Sequence[float]) -> int:
 
 
 def chance(first: Sequence[float], second: Sequence[float]) -> float:
-    """How likely a difference like this is where there is none: two-sided Mann-Whitney, normal approximation."""
+    """The p-value of the difference between two series: two-sided Mann-Whitney, normal approximation."""
     ranked = sorted([(value, 0) for value in first] + [(value, 1) for value in second])
     total, ties, at = 0.0, 0.0, 0
     while at < len(ranked):
@@ -103,7 +103,7 @@ def chance(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
-    """The values, the smallest and the largest of them cut to what the others reach."""
+    """The values in their order, the smallest and largest OUTLIERS of them clipped to the range of the others."""
     if not values:
         return []
     ordered, some = sorted(values), int(OUTLIERS * len(values))

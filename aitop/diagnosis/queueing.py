@@ -1,7 +1,7 @@
-"""What if a server had more replicas or larger batches: its own requests, sent once more through a queue. Pure.
+"""Predicts what more replicas or larger batches would give a server, by a simulation with its own requests. Pure.
 
-The simulated server has one queue and so many slots, each of which takes up to `batch` waiting requests at once. It is
-believed only if the requests wait in it, as it is now, as long as they really waited.
+The simulated server has one queue and a number of slots, each of which takes up to `batch` waiting requests at once.
+Nothing is predicted unless the simulation of the server as it is now gives the latency that was measured.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ import msgspec
 from aitop.diagnosis.what_if import LEFT, Length, TurnCost, estimated
 from aitop.model.serving import RequestRecord
 
-# Fewer requests than this do not tell how arrivals and service vary; more than so many only cost time.
+# Fewer than LEAST_REQUESTS do not tell how arrivals and service vary; more than MOST_REQUESTS only cost CPU.
 LEAST_REQUESTS, MOST_REQUESTS = 30, 600
-# Waiting in the simulated server may differ from the real one by this part; the gain gets as much wider.
+# The simulated latency may differ from the measured one by this part; the range of the gain gets wider by as much.
 MOST_OFF = 0.25
-# Clients that send one request after the other keep the number of requests under way the same: its variance is far
-# below its mean, while with independent arrivals it is the mean or more.
+# Clients that send one request after the other keep the number of requests under way nearly constant: its variance is
+# at most this part of its mean. With independent arrivals the variance is the mean or more.
 STEADY = 0.25
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What arrived at a server in a time, oldest first: `arrivals` (monotonic), and `services`, the seconds that each
-    was worked on. `begun` is when the first was begun with: until then there was other work. `waited` is the mean wait,
-    `latency` the mean from arrival to answer, `back` the mean from the end of the work to the answer's being out.
+    """The requests of a server in a time, the oldest first: `arrivals` (monotonic), and `services`, the seconds of work
+    on each. Work on the first began at `begun`: until then the server had other work. `waited` is the mean wait,
+    `latency` the mean from arrival to answer, `back` the mean from the end of the work to the answer, all in seconds.
+    `rate` is answers per second.
 
-    `clients` send a request as soon as they have an answer; None where requests come by themselves. Of a server that
-    takes several requests at once, `slots` are the most that it had in work, or `batch` the most in one batch.
+    `clients` is the number of clients that send a request as soon as they have an answer; None where requests come
+    independently of answers. Of a server that takes several requests at once, `slots` is the most that it worked on at
+    a time, or `batch` the most in one batch.
     """
 
     arrivals: tuple[float, ...]
@@ -55,8 +57,8 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A server changed: `length` of the time per request relative to now, and the latency then and now in seconds, None
-    where that is not known.
+    """The effect of a change: `length` is the time per request relative to now. `latency` and `before` are the mean
+    latencies in seconds with the change and now, None where they are not known.
     """
 
     length: Length
@@ -94,9 +96,9 @@ def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost
 
 
 def _worked(request: RequestRecord) -> float:
-    """The seconds from the end of a request's wait to its answer, without the way back through other processes.
+    """The seconds of work on a request: from the end of its wait to its answer.
 
-    The next request is worked on meanwhile.
+    The way back through other processes is left out where it can be: the next request is worked on meanwhile.
     """
     parts = [part for part in (request.preprocess, request.model, request.postprocess) if part is not None]
     return max(1e-6, sum(parts) if len(parts) == 3 else request.seconds - (request.queue or 0.0))
@@ -113,10 +115,10 @@ def _levels(begins: Sequence[float], ends: Sequence[float]) -> list[tuple[float,
 
 
 def _clients(arrivals: Sequence[float], ends: Sequence[float]) -> int | None:
-    """The number of clients that wait for each answer before they ask again; None where it does not look like that."""
+    """The number of clients, if each waits for its answer before it sends the next request; None if they do not."""
     longest = max(end - begin for begin, end in zip(arrivals, ends, strict=True))
     first, last = min(arrivals) + longest, max(ends) - longest
-    # At both ends requests are missing: those answered before, and those not answered yet.
+    # Cut off both ends, where requests are missing: those answered before, and those not answered yet.
     begins = [min(max(time, first), last) for time in arrivals]
     untils = [min(max(time, first), last) for time in ends]
     levels = [(seconds, count) for seconds, count in _levels(begins, untils) if seconds > 0]
@@ -129,7 +131,7 @@ def _clients(arrivals: Sequence[float], ends: Sequence[float]) -> int | None:
 
 
 def _most_at_once(begins: Sequence[float], ends: Sequence[float]) -> int:
-    """How many were in work at once when most were; short peaks are left out."""
+    """The most requests in work at once, without peaks that take less than 5 % of the time together."""
     levels = sorted(_levels(begins, ends), key=lambda level: -level[1])
     whole, seen = sum(seconds for seconds, _ in levels), 0.0
     for seconds, count in levels:
@@ -140,14 +142,14 @@ def _most_at_once(begins: Sequence[float], ends: Sequence[float]) -> int:
 
 
 def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Simulated:
-    """The same requests through a server with so many slots, each of which takes up to `batch` at once.
+    """Send the requests of a load through a server with `slots` slots, each of which takes up to `batch` at once.
 
-    `behind`: it begins with the work that the first request really had to wait for.
+    `behind`: the server begins with the work for which the first request really had to wait.
     """
     count, clients = len(load.arrivals), load.clients
     first = load.begun if behind and not clients else load.arrivals[0]
     free = [first] * slots
-    # Of clients that ask again after each answer, the arrivals follow from the answers.
+    # If clients send the next request after each answer, the arrivals follow from the answers.
     pending = [load.arrivals[0]] * min(clients, count) if clients else list(load.arrivals)
     heapq.heapify(pending)
     sent, answered = len(pending), 0
@@ -175,8 +177,9 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Sim
 
 
 def change(load: Load, *, replicas: float = 1.0, batch: int | None = None) -> Change | None:
-    """The server with so many times its replicas, or larger batches; None where the simulation does not fit what is
-    measured.
+    """Predict the effect of `replicas` times as many replicas, or of larger batches.
+
+    None if the simulation does not fit the measured latency, or if the cost of a batch is needed and not known.
     """
     if batch is not None and load.cost is None:
         return None
@@ -185,7 +188,7 @@ def change(load: Load, *, replicas: float = 1.0, batch: int | None = None) -> Ch
     if off > MOST_OFF:
         return None
     then = simulate(load, slots=round(load.slots * replicas), batch=batch or load.batch)
-    # Where all that arrives is answered as it is, no more can be answered, only sooner.
+    # If all requests that arrive are answered already, no more can be answered, only sooner.
     share = max(0.0, 1.0 - now.rate / then.rate)
     length = estimated(share, share * (1.0 - off - LEFT), share + (off + LEFT) * (1.0 - share))
     return Change(length, then.latency * load.latency / now.latency, load.latency)

@@ -20,11 +20,11 @@ from aitop.model.verdict import Abstention, Base, Fix, NamedShare, Severity, Ver
 
 # A cause is critical if it takes at least this share of the time and two independent signals support it.
 CRITICAL_SHARE = 0.3
-# Confidence without any signal; each one, and many steps, add to it, up to the last figure.
+# Confidence without any signal, what each signal adds, and the highest value. Many steps add to it as well.
 LEAST_CONFIDENCE, OF_SIGNAL, MOST_CONFIDENCE = 0.5, 0.12, 0.95
-# Highest confidence where the evidence cannot prove the cause: only host times of a run on a GPU, say, or one reading.
+# The highest confidence if the evidence cannot prove the cause: host times alone of a run on a GPU, or one reading.
 UNPROVEN = 0.45
-# Where a line's time ends in functions of libraries for at least so much of it, they are named.
+# The library functions below a line are named if at least this share of its samples ends in them.
 MOSTLY = 0.5
 
 
@@ -32,8 +32,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a rule that found something.
 
     share       share of the time (0..1); None for a condition that takes no time
-    base        what that is a share of; default: what the shares of the ledger are
-    gone        the share that fixing the cause would save, or the new length of a step; default: `share`
+    base        what `share` is a share of; default: the base of the ledger
+    gone        the share that fixing the cause would save, or the new length of a unit; default: `share`
     gains       False: no speedup is predicted
     lines       the lines to blame: the default for `claims` and `where`
     claims      the ledger entries that it explains; where: the places to show
@@ -41,11 +41,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     signals     independent pieces of evidence; two that are True make a large share critical
     most_sure   the highest confidence (0..1) that signals and steps can give
     doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
-    parts       the causes of that share, where it has several
+    parts       the causes that make up `share`, where there are several
     severity, confidence   given by rules that do not derive them from signals
-    processes   those that lose the time, where the lines do not say it
+    processes   pids that lose the time; default: the judged process and those that lose it at the same lines
     since       when it began (seconds since the epoch), where that is known
-    full_in     seconds until the memory that it is about is full
+    full_in     seconds until the memory in question is full
     """
 
     title: str
@@ -99,8 +99,8 @@ class Rule(msgspec.Struct, frozen=True):
 
     `missing` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns
     False. With `only_alone` the finding is shown only if no other warning has a share of the time, and then ahead of
-    all others of its severity. With `follows` it comes behind the others of its severity that have a share: whatever
-    they found is the cause, and this is what follows from it.
+    all others of its severity. With `follows` it is a consequence of what others found, and comes behind those of its
+    severity that have a share.
     """
 
     id: str
@@ -133,17 +133,17 @@ def rule(
     only_alone: bool = False,
     follows: bool = False,
 ) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
-    """Decorator: the rule of a function. Most need so many steps or samples (`too_little_seen`)."""
+    """Decorator: make a rule of a function. By default it abstains until enough was seen (`too_little_seen`)."""
     return lambda look: Rule(name, look, Band(enter, leave), scope, missing, applies, only_alone, follows)
 
 
 def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
-    """Decorator: a rule for a condition. It needs no steps."""
+    """Decorator: make a rule of a function that looks for a condition. It needs no minimum of steps or samples."""
     return rule(name, enter, leave, missing=None)
 
 
 def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding:
-    """The verdict that an explanation makes, with what decides whether it is shown."""
+    """Make the Finding of an explanation: add the predicted gain, severity and confidence."""
     claims = explanation.lines.entries if explanation.claims is None else explanation.claims
     share = explanation.share
     gone = share if explanation.gone is None else explanation.gone
@@ -179,7 +179,7 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
 
 
 def _below(snapshot: Snapshot, place: Where) -> Iterator[str]:
-    """In what the line spends its time, where that is in functions of libraries: what its call comes to."""
+    """Yield the evidence that names the library functions in which the line spends most of its time, if it does."""
     entries = [
         entry
         for ledger in snapshot.ledgers
@@ -193,7 +193,7 @@ def _below(snapshot: Snapshot, place: Where) -> Iterator[str]:
 
 
 def _confidence(explanation: Explanation, steps: int) -> float:
-    """Confidence (0..1) in a cause, from its signals and the number of steps. The gain's range is separate."""
+    """Confidence (0..1) in the cause, from its signals and the number of steps. It says nothing about the gain."""
     seen = 0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0
     sure = round(LEAST_CONFIDENCE + OF_SIGNAL * sum(explanation.signals) + seen, 2)
     return min(sure, UNPROVEN if explanation.doubtful else explanation.most_sure)

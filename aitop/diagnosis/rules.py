@@ -29,7 +29,7 @@ from aitop.diagnosis.conditions import clocks, device_memory, hang, hardware, ho
 from aitop.diagnosis.rule import Rule
 
 CAUSES: tuple[Rule, ...] = (
-    # These two compare requests. The first claims lines that hold requests up only now and then, the second nothing.
+    # These two compare requests. The first claims only lines that hold requests up now and then, the second nothing.
     tail.judge,
     queue.judge,
     straggler.straggler,
@@ -66,6 +66,6 @@ CONDITIONS: tuple[Rule, ...] = (
     hardware.slow_link,
     hardware.fault,
 )
-# Where nothing moves, the line that it stands on is no other rule's.
-# A regression claims nothing, but asks for the lines of all.
+# The hang comes first: while nothing moves, no other rule may claim the line on which the run stands.
+# The regression claims nothing, but looks for its line among all entries, so it comes before any cause claims some.
 RULES: tuple[Rule, ...] = (hang.hang, regression.judge, *CAUSES, *CONDITIONS)

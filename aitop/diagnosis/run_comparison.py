@@ -1,20 +1,20 @@
-"""Is one run faster than another, by how much more than noise explains, and which parts of a unit make it so? Pure.
+"""Compares two runs: which is faster, whether by more than noise, and which parts of a unit make the difference. Pure.
 
-A unit's length is its mean over the run without the warm-up, per sample or token where those are counted. What other
-programs on the machine cost is made equal in both runs:
+The length of a unit is its mean over the run without the warm-up, per sample or token where those are counted. The cost
+of other programs on the machine is made equal in both runs:
 
-- their cores: as if the main thread had waited equally long for a core in both, for each second that it ran;
-- caches and memory: how much longer units get where others use more of the machine is learnt from the stretches of both
-  runs (`_slowing`).
+- cores: as if the main thread had waited for a core equally long in both, per second that it ran;
+- caches and memory: units take longer while others use more of the machine. By how much is estimated from the stretches
+  of both runs (`_slowing`).
 
-The 95 % interval comes from what is left of the scatter of each run, from how well the slowing could be learnt, from
-how much of the machine others had at all (what they did with it may have differed), and from how runs of the same code
-differ anyway. The parts add up: phases to the length of a unit, lines to their phases, and what no verdict explains is
-a part of its own.
+The 95 % interval combines four errors: the scatter that remains within each run, the error of the estimated slowing,
+the share of the machine that others had at all (what they did with it may have differed), and how much runs of the same
+code differ anyway. The parts add up: phases to the length of a unit, lines to their phases, and time that no verdict
+explains is a part of its own.
 
 Runs of the same code differ by some per cent as a whole: all phases are somewhat longer or shorter. A slower function
-makes one phase longer and leaves the others. So a run is faster or slower if the whole certainly differs by more than
-SAME, or if one phase stands out from the others (`_standing_out`).
+makes one phase longer and leaves the others as they were. So a run is faster or slower if the whole certainly differs
+by more than SAME, or if one phase stands out from the others (`_standing_out`).
 """
 
 from __future__ import annotations
@@ -51,40 +51,41 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, moment
 from aitop.model.verdict import Verdict, Where
 
-# Runs whose ratio is certainly within this of 1 count as equally fast; beyond it they are faster or slower as a whole.
+# Runs count as equally fast if the interval of their ratio lies within this of 1, and as faster or slower as a whole if
+# it lies outside.
 SAME = 0.05
-# Smaller differences are of no use to anybody, however certain.
+# Smaller changes of a phase, as a part of a unit, are of no use to anybody, however certain.
 LEAST_CHANGE = 0.01
 CERTAIN = 0.05
-# Nothing waits for a core for longer and still gets on.
+# A thread that makes progress waits for a core for at most this part of its time.
 MOST_WAITS = 0.99
-# By how much units may get longer or shorter, relatively, where others take all of the machine (95 %), for all that is
-# known before stretches with more and with less of that are seen.
+# The prior of the slowing (95 %): by what part units may get longer or shorter where others take all of the machine,
+# before any stretches with more and with less of that were seen.
 BESIDE_OTHERS = 1.0
-# By how much units may be longer or shorter, relatively, beside others that take all of the machine, for what those do
-# there (95 %). Recordings of the same code beside tests that took 1.8 of 2 cores scattered so.
+# By what part units may be longer or shorter (95 %) beside others that take all of the machine, depending on what those
+# do there. Recordings of the same code beside tests that took 1.8 of 2 cores scattered by as much.
 KIND_OF_OTHERS = 0.1
-# By how much the units of a run may be longer or shorter, relatively, for what none of its stretches shows: where its
-# memory lies, how fast the machine happens to be (95 %). Seven runs of one program on an idle machine scattered so
-# beside the noise within each (2026-11-26). How long a fixed piece of work took each second told nothing of it.
+# By what part the units of a whole run may be longer or shorter (95 %) for reasons that none of its stretches shows:
+# where its memory lies, how fast the machine happens to be. Seven runs of one program on an idle machine scattered by
+# as much beyond the noise within each (2026-11-26). Timing a fixed piece of work every second did not predict it.
 OF_A_RUN = 0.016
-# A logarithm; wider intervals say no less.
+# The largest half width of the ratio's interval, as a natural logarithm: a wider one would say no less.
 WIDEST = 20.0
-# What goes into a unit counts as unchanged within this.
+# The samples or tokens of a unit count as unchanged if they differ by no more than this part.
 EQUAL_LOAD = 0.01
-# Requests in a second, or under way, may differ by this before latencies are no longer those of the same load.
+# Latencies are compared at equal load if requests per second, or requests under way, differ by no more than this part.
 EQUAL_REQUESTS = 0.1
-# Longer recordings are not recommended: a run changes meanwhile.
+# Longer recordings (seconds) are not recommended: a run changes meanwhile.
 LONGEST_RECORDING = 3600.0
 NO_UNITS = Units(kind="second", each=1, seconds=())
-# Seconds of a unit, and half of their 95 % interval.
+# Seconds of a unit, and half the width of their 95 % interval.
 Spread = tuple[float, float]
 NONE: Spread = (0.0, 0.0)
 OUTSIDE = "outside"
 
 
 class _Line(NamedTuple):
-    """What belongs to a line; without a line, what is left of a phase."""
+    """The time of one line; if `where` is None, the time of `phase` that belongs to no line."""
 
     spread: Spread
     phase: str | None = None
@@ -92,7 +93,7 @@ class _Line(NamedTuple):
 
 
 def compared(snapshot: Snapshot) -> RunComparison | None:
-    """The run so far beside the earlier one that the Snapshot names, None without one."""
+    """Compare the run so far with the earlier run that the Snapshot names; None if it names none."""
     before = snapshot.before
     if before is None:
         return None
@@ -122,11 +123,11 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
 
 @dataclass(frozen=True)
 class _Timed:
-    """The stretches of a run's units after its warm-up, of `warm_up` stretches.
+    """The timed stretches of a run without its warm-up, which was the first `warm_up` stretches.
 
     `holds` is how many units, samples or tokens each stretch has. `scale` is how many of these make up a unit of the
-    run before, so that all lengths are those of such a unit. `others` is the part (0..1) of the machine that other
-    programs had in each stretch; empty where that is not known.
+    run before, so that the lengths of both runs are those of such a unit. `others` is the part (0..1) of the machine
+    that other programs had in each stretch; empty where that is not known.
     """
 
     run: Run
@@ -138,7 +139,7 @@ class _Timed:
 
     @classmethod
     def of(cls, run: Run) -> _Timed:
-        """The run's units; none if nothing was timed."""
+        """The stretches of a run, the warm-up cut off; none if nothing was timed."""
         units = run.units or NO_UNITS
         cut = warm_up(units.seconds)
         later = {name: values[cut:] for name, values in structs.asdict(units).items() if isinstance(values, tuple)}
@@ -155,9 +156,9 @@ class _Timed:
 
     @property
     def ran(self) -> list[float]:
-        """Seconds for which the main thread had a core in each stretch; if not counted, those without waits for one.
+        """Seconds of each stretch in which the main thread had a core; if not counted, in which it waited for none.
 
-        They are kept within MOST_WAITS: a thread that gets on has a core for some of the time.
+        Bounded by MOST_WAITS: a thread that makes progress has a core for some of the time.
         """
         units = self.units
         waits = units.waited or (0.0,) * len(units.seconds)
@@ -193,7 +194,7 @@ class _Timed:
 
     @property
     def by_kind(self) -> float:
-        """By what part its units may be longer or shorter (95 %) for what the other programs did."""
+        """By what part its units may be longer or shorter (95 %), depending on what the other programs did."""
         return KIND_OF_OTHERS * (self.part or 0.0)
 
     def load(self, unit: LoadUnit) -> tuple[float, ...]:
@@ -218,20 +219,20 @@ class _Timed:
 
     @property
     def noise(self) -> float:
-        """Half of the 95 % interval of `mean`, as a part of it."""
+        """Half of the 95 % interval of `mean`, relative to `mean`."""
         mean, half = self._spread(self.units.seconds)
         return half / mean
 
     @property
     def per_second(self) -> float | None:
-        """Requests answered in a second: those under way, divided by how long one takes. None where it is not known."""
+        """Requests answered per second: those under way divided by the mean latency. None where it is not known."""
         seconds = sum(self.units.seconds)
         if self.units.kind != "request" or not self.run.concurrency or not seconds:
             return None
         return self.run.concurrency * self.units.count / seconds
 
     def side(self) -> Side:
-        """What is said of it. Its mean is at the load of the run before."""
+        """What the comparison says of this run. The mean is of a unit with the load of the run before."""
         latency = self.run.latency
         return Side(
             file=self.run.file,
@@ -247,14 +248,14 @@ class _Timed:
         )
 
     def phases(self) -> dict[str, Spread]:
-        """Seconds of each phase. They add up to `mean`; what was not measured is divided as the stack samples say."""
+        """Seconds of each phase, which add up to `mean`. Unmeasured time is divided in proportion to stack samples."""
         parts = self.measured()
         rest, off = parts.pop(OUTSIDE)
         parts |= {phase: (rest * share, off * share) for phase, share in self.run.rest.items()}
         return {phase: self._disturbed(*spread) for phase, spread in parts.items()}
 
     def measured(self) -> dict[str, Spread]:
-        """Seconds of each measured phase, and of what lies OUTSIDE of all of them; their noise is that of the run."""
+        """Seconds of each measured phase, and of the time OUTSIDE of all; intervals have only noise within the run."""
         columns = zip(self.units.seconds, *self.units.phases.values(), strict=True)
         outside = tuple(seconds - sum(inside) for seconds, *inside in columns)
         return {name: self._spread(part) for name, part in {**self.units.phases, OUTSIDE: outside}.items()}
@@ -263,7 +264,7 @@ class _Timed:
         return seconds, math.hypot(off, seconds * self.by_kind)
 
     def lines(self) -> dict[tuple[str, ...], _Line]:
-        """Every line, and what is left of each phase. They add up to `mean`."""
+        """The time of every line, and what is left of each phase. Together they add up to `mean`."""
         lines: dict[tuple[str, ...], _Line] = {}
         for phase, (seconds, _) in self.phases().items():
             left = 1.0
@@ -279,9 +280,12 @@ class _Timed:
         return lines
 
     def causes(self) -> dict[str | None, float]:
-        """Seconds that each verdict explains: those that are about a unit's time and want something changed."""
+        """Seconds of a unit that each verdict explains, and under None those that no verdict does.
+
+        Only verdicts about the time of a unit count, and none that is only information.
+        """
         verdicts = [one for one in self.run.verdicts if one.severity != "info" and one.base in ("step", "time")]
-        # Causes claim their time one after the other. Should they claim more than there is, all give way alike.
+        # Causes claim their time one after the other. If their shares still exceed 1 together, all are scaled alike.
         fit = self.mean / max(1.0, sum(one.share or 0.0 for one in verdicts))
         explained: dict[str | None, float] = {}
         for verdict in verdicts:
@@ -291,12 +295,15 @@ class _Timed:
 
 
 def _identity(where: Where) -> tuple[str, ...]:
-    """What stays the same of a line where lines above it come and go: its text, if that is known."""
+    """The key of a line, which survives edits above it: file, function and text; its number if the text is unknown."""
     return where.file.rsplit("/", 1)[-1], where.function, (where.text or str(where.line)).strip()
 
 
 def _at_equal_load(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, Load | None]:
-    """Both, measured per token or sample, and what a unit has of them; as they are where neither was counted."""
+    """Both runs per token or sample, and how many of these a unit has.
+
+    Unchanged, and None, where neither was counted in both.
+    """
     units: tuple[LoadUnit, ...] = ("token", "sample")
     for unit in units:
         held, holds = old.load(unit), new.load(unit)
@@ -307,7 +314,7 @@ def _at_equal_load(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, Load | Non
 
 
 def _with_equal_waits(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
-    """Both as if others had made them wait for a core alike, so that `old` is as long as it was."""
+    """Both runs as if they had waited for a core equally long; the mean of `old` stays what it was."""
     if not (old.units.waited and new.units.waited and all((*old.units.seconds, *new.units.seconds))):
         return old, new
     waits = sum((*old.units.waited, *new.units.waited)) / sum((*old.ran, *new.ran))
@@ -317,7 +324,7 @@ def _with_equal_waits(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed]:
 
 
 def _beside_equal_others(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, float]:
-    """Both as if others had had as much of the machine as beside `old`, and by what part that may be wrong (95 %)."""
+    """Both runs as if others had always used what they used beside `old` on average, and the relative error (95 %)."""
     beside, beside_after = old.part, new.part
     if beside is None or beside_after is None:
         return old, new, 0.0
@@ -327,7 +334,7 @@ def _beside_equal_others(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, floa
 
 
 def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Change:
-    """How fast `new` is beside `old`, and how sure that is."""
+    """How fast `new` is compared with `old`, and how sure that is."""
     untimed = " and ".join(side.run.file for side in (old, new) if not side.holds)
     if untimed:
         return Change(verdict="cannot-tell", reason=f"no unit of work was timed in {untimed}: that takes the hook")
@@ -384,10 +391,10 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
 def _standing_out(old: _Timed, new: _Timed, by_others: float) -> tuple[str | None, float]:
     """The phase that changed unlike all others (95 %), and by how many seconds; None where there is none.
 
-    Runs of the same code differ by more than the noise within each, and how much more is not known. But what disturbs
-    a phase within a run also makes it differ from run to run, so that it is assumed to be as many times its noise in
-    every phase. Then Student's test tells whether one change is too large beside the others, all in units of their
-    noise. Each phase is tried, which makes chance as many times as likely (Bonferroni).
+    Runs of the same code differ by more than the noise within each, by a factor that is not known. But what disturbs a
+    phase within a run also makes it differ from run to run, so the factor is assumed to be the same for all phases.
+    Each change is divided by the noise of its phase; Student's t-test then tells whether one is too large beside the
+    others. All phases are tried, so the p-value is multiplied by their number (Bonferroni).
     """
     was, now = old.measured(), new.measured()
     changes: dict[str, tuple[float, float]] = {}
@@ -398,7 +405,7 @@ def _standing_out(old: _Timed, new: _Timed, by_others: float) -> tuple[str | Non
             changes[name] = after - before, (after - before) / noise
     for name, (longer, score) in changes.items():
         others = [other**2 for at, (_, other) in changes.items() if at != name]
-        # A phase differs by its noise within the runs at the least.
+        # The factor is at least 1: from run to run a phase differs by no less than its noise within them.
         unlike = score / math.sqrt(max(1.0, fmean(others))) if others else 0.0
         certain = student_chance(unlike, len(others)) * len(changes) < CERTAIN
         if certain and abs(longer) > LEAST_CHANGE * old.mean:
@@ -408,16 +415,16 @@ def _standing_out(old: _Timed, new: _Timed, by_others: float) -> tuple[str | Non
 
 
 def _slowing(old: _Timed, new: _Timed) -> Spread:
-    """By how much units get longer where others take all of the machine, as a logarithm, and half of its 95 % interval.
+    """Estimate how much longer units get where others take all of the machine: a logarithm, and half its 95 % interval.
 
-    It is what was known beforehand, corrected by how the stretches of each run differ: a regression with a prior.
+    A regression over the stretches of each run, with a prior (BESIDE_OTHERS). The second pass knows the noise better.
     """
     first = _regressed(old, new, 0.0)
     return _regressed(old, new, first[0])
 
 
 def _regressed(old: _Timed, new: _Timed, taken_out: float) -> Spread:
-    """`_slowing`, where the noise of the stretches is what is left of it without this much slowing."""
+    """One pass of `_slowing`; the noise of the stretches is what remains once the slowing `taken_out` is removed."""
     weight, pull = (NORMAL / BESIDE_OTHERS) ** 2, 0.0
     for side in (old, new):
         shares, lengths = side.others, side.lengths
@@ -433,10 +440,10 @@ def _regressed(old: _Timed, new: _Timed, taken_out: float) -> Spread:
 
 
 def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
-    """Whether units are compared at the same load, None where it is not known.
+    """Whether units are compared at the same load; None where it is not known.
 
-    What a unit holds is made equal. How many requests come cannot be, and latencies depend on it: the load is equal
-    where as many came in a second, or where as many were under way.
+    The samples or tokens of a unit have been made equal. The number of requests cannot be, and latencies depend on it:
+    the load is equal if as many came per second, or if as many were under way.
     """
     before, after = old.run.concurrency, new.run.concurrency
     rate, rate_after = old.per_second, new.per_second
@@ -448,7 +455,7 @@ def _equal_load(old: _Timed, new: _Timed, load: Load | None) -> bool | None:
 
 
 def _in_spite_of_load(old: _Timed, new: _Timed) -> bool:
-    """Whether requests take less time though more of them come, or more though fewer do."""
+    """Whether the load cannot explain the change: less time though no fewer requests come, or more though no more."""
     before, after = old.per_second or 0.0, new.per_second or 0.0
     return after >= before if new.mean < old.mean else after <= before
 
@@ -459,7 +466,7 @@ def _longer(watched: float, times: float) -> float | None:
 
 
 def _figures(before: Spread, after: Spread, *, sure: bool = True) -> dict[str, Any]:
-    """The figures of a part, from seconds."""
+    """The figures of a part in milliseconds, made from seconds. `sure`: its interval is known."""
     delta, wide = after[0] - before[0], math.hypot(before[1], after[1])
     interval = ((delta - wide) * 1e3, (delta + wide) * 1e3) if sure else None
     return {"before_ms": before[0] * 1e3, "after_ms": after[0] * 1e3, "delta_ms": delta * 1e3, "range": interval}
@@ -481,7 +488,7 @@ def _causes(old: _Timed, new: _Timed) -> tuple[CausePart, ...]:
 
 
 def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
-    """Lines, and what is left of each phase, by how much they change."""
+    """Lines, and what is left of each phase, the largest change first."""
     was, now = old.lines(), new.lines()
     parts = []
     for key, line in {**was, **now}.items():
@@ -492,7 +499,7 @@ def _lines(old: _Timed, new: _Timed) -> tuple[LinePart, ...]:
 
 
 def _stacks(old: _Timed, new: _Timed) -> dict[str, ChangedNode]:
-    """The call trees of both runs in one, by role, as milliseconds of a unit."""
+    """The call trees of both runs merged, by role; each node has its milliseconds of a unit before and after."""
     lengths = [(side.mean, math.hypot(side.noise, side.by_kind)) for side in (old, new)]
 
     def spread(node: StackNode | None, samples: int, length: float, noise: float) -> Spread:
@@ -527,7 +534,7 @@ def _stacks(old: _Timed, new: _Timed) -> dict[str, ChangedNode]:
 
 
 def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:
-    """What differs; what is known of only one of them differs, too."""
+    """The settings that differ; so does a setting that is known of one run only."""
     was, now = {**before.settings, "command": before.command}, {**after.settings, "command": after.command}
     return tuple(
         SettingChange(name=name, before=was.get(name), after=now.get(name))
@@ -537,7 +544,7 @@ def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:
 
 
 def _verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> VerdictChanges:
-    """What is gone, new and kept. One that is only information by now is gone."""
+    """The verdicts that are gone, new and kept. A warning that became information is gone, and new as information."""
     was, now = set(map(_kind_of, before)), set(map(_kind_of, after))
     return VerdictChanges(
         gone=tuple(one for one in before if _kind_of(one) not in now),

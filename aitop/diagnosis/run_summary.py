@@ -1,4 +1,4 @@
-"""From a Snapshot to the whole run until then: its units of work, where their time goes, how it was set up. Pure."""
+"""Makes the summary of a run up to a Snapshot: its units of work, where their time goes, its settings. Pure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ FACTS = (
     "input_dtypes", "autocast", "matmul_precision", "world_size",
 )  # fmt: skip
 LOADER_FACTS = ("workers", "batch_size", "prefetch", "pin_memory", "persistent")
-# Lines with a smaller share of their phase belong to the rest of it, and functions of the stacks to their callers.
+# A line with a smaller share of its phase is counted to the rest of the phase; a function with a smaller share of the
+# stack samples, to its caller.
 LEAST_SHARE = 0.01
 
 
 def run_of(snapshot: Snapshot, file: str = "") -> Run:
-    """The run that a Snapshot is the end of."""
+    """The run from its start to this Snapshot."""
     ledger = snapshot.ledgers[0] if snapshot.ledgers else None
     units = _units(snapshot, ledger)
     entries = _entries(ledger)
@@ -83,19 +84,19 @@ def anonymous_verdict(verdict: Verdict) -> Verdict:
 
 
 def digest(text: str) -> str:
-    """Sixteen hexadecimal digits by which a text is known again, and not read."""
+    """Sixteen hexadecimal digits that identify a text without revealing it."""
     # Seeded with the text's SHA-512. hashlib would load OpenSSL: 4 MB in every monitor.
     return f"{Random(text.encode(errors='replace')).getrandbits(64):016x}"  # noqa: S311
 
 
 def _units(snapshot: Snapshot, ledger: Ledger | None) -> Units | None:
-    """The units of the ledger; where those were not timed, the ones there are most of."""
+    """The timed units of the ledger's kind; if there are none, the kind of which most were timed."""
     unit = ledger.unit if ledger is not None else None
     return max(snapshot.so_far.units, key=lambda units: (units.kind == unit, units.count), default=None)
 
 
 def _entries(ledger: Ledger | None) -> Sequence[Entry]:
-    """The entries of a ledger. A server that waits for requests does not work on one."""
+    """The entries of a ledger that take time, without a server's idle phase: no request is under way there."""
     if ledger is None:
         return ()
     idle = ledger.unit in ("request", "iteration")
@@ -103,7 +104,11 @@ def _entries(ledger: Ledger | None) -> Sequence[Entry]:
 
 
 def _lines(entries: Sequence[Entry]) -> tuple[LineShare, ...]:
-    """The lines of each phase. While the main thread waits for what others make, their lines take the time."""
+    """The lines of each phase, each with its share of it.
+
+    Time in which the main thread waits for a queue is divided among the lines of those who work for it, if there are
+    any.
+    """
     main = [entry for entry in entries if entry.lane == "main"]
     makers = [entry for entry in entries if entry.lane == "producers" and entry.activity != "wait-queue"]
     made = sum(entry.share for entry in makers)
@@ -130,7 +135,7 @@ def _lines(entries: Sequence[Entry]) -> tuple[LineShare, ...]:
 
 
 def _stacks(stacks: Stacks) -> dict[str, StackNode]:
-    """The call trees of processes, those of one role in one."""
+    """The call trees of all processes, merged by role."""
     trees: dict[str, list[CallNode]] = {}
     for process in stacks.processes:
         if process.tree is not None:
@@ -151,7 +156,7 @@ def _node(node: CallNode, least: float) -> StackNode:
 
 
 def _settings(snapshot: Snapshot) -> dict[str, Scalar]:
-    """What a user may have changed, by the name that users know; what is not known is not in it."""
+    """The settings that a user may have changed, by the names that users know; unknown ones are left out."""
     named: dict[str, object] = {"engine": snapshot.engine}
     host = snapshot.host
     if host is not None:

@@ -20,7 +20,7 @@ class Trend(msgspec.Struct, frozen=True):
     """Least-squares line: `slope` per second, `growth` over `seconds`, `fit` the share of variance explained (0..1).
 
     `rising` is the share of successive differences that go up, `late_slope` the slope of the second half alone. `least`
-    is the slope that there is at least, with 95 % certainty, if what was added from reading to reading came by chance.
+    is the lower 95 % bound of the slope, if the values are a random walk with a drift.
     """
 
     slope: float
@@ -46,7 +46,7 @@ def mean_of(snapshot: Snapshot, name: str, seconds: float | None = None) -> floa
 
 
 def rise(snapshot: Snapshot, name: str, seconds: float) -> float | None:
-    """By how much a counter went up within the last `seconds`; None without two readings of it."""
+    """By how much a series rose within the last `seconds`; None with fewer than two readings."""
     values = values_since(snapshot, name, seconds)
     return values[-1][1] - values[0][1] if len(values) >= 2 else None
 
@@ -67,7 +67,7 @@ def trend(series: Series | None, since: float) -> Trend | None:
 
 
 def _least_slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """A few jumps in a short time are no slope that goes on: of a random walk with a drift, the least drift."""
+    """The lower 95 % bound of the drift of a random walk: a few jumps in a short time are no lasting slope."""
     seconds, count = times[-1] - times[0], len(values) - 1
     if seconds <= 0:
         return 0.0
@@ -91,13 +91,13 @@ def line_through(times: Sequence[float], values: Sequence[float]) -> tuple[float
 
 
 def in_parts(values: Sequence[Value], number: int) -> list[Sequence[Value]]:
-    """The values divided into so many parts of (nearly) equally many, in order."""
+    """The values in their order, divided into `number` parts of (nearly) equal length."""
     cuts = [len(values) * part // number for part in range(number + 1)]
     return [values[start:end] for start, end in pairwise(cuts)]
 
 
 def gradual(values: Sequence[float], changes: Iterable[int]) -> bool:
-    """Whether a straight line fits the values better than two levels do, with the change at one of these indices."""
+    """Whether a straight line fits the values better than two levels do, at whichever of these indices they change."""
     beside_line = (1.0 - line_through(range(len(values)), values)[1]) * pvariance(values) * len(values)
     return all(
         beside_line < pvariance(values[:at]) * at + pvariance(values[at:]) * (len(values) - at) for at in changes

@@ -1,6 +1,6 @@
 """How a server's process spends its time: the phases of its engine's iterations, or of its requests. Pure.
 
-An iteration's parts follow one another, so they add up. Requests overlap: of each moment only one part counts, the one
+An iteration's parts follow one another, so they add up. Requests overlap: at each moment only one part counts, the one
 closest to the model, and a moment without any request is idle.
 """
 
@@ -17,14 +17,17 @@ from aitop.model.phases import SERVED, Phase
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
-# Fewer iterations or requests than this say little about how the time is divided; more requests only cost time.
+# Fewer than LEAST_UNITS iterations or requests say little about how time is divided; more than MOST_REQUESTS requests
+# only cost CPU.
 LEAST_UNITS, MOST_REQUESTS = 8, 1000
 
 Span = tuple[float, float]
 
 
 class Served(msgspec.Struct, frozen=True):
-    """`shares` (0..1) of one process's time by phase, which add up to 1, and the mean seconds from unit to unit."""
+    """How a server's process spends its time. `shares` (0..1) are by phase and add up to 1; `length` is the mean time
+    from one unit to the next, in seconds.
+    """
 
     unit: Unit
     length: float
@@ -37,7 +40,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def served(snapshot: Snapshot, pid: int) -> Served | None:
-    """The measured account of a server's process; None of any other process, and where too little was measured."""
+    """The measured account of a server's process; None for any other process, and if too little was measured."""
     serving = snapshot.serving
     if serving is None:
         return None
@@ -48,7 +51,7 @@ def served(snapshot: Snapshot, pid: int) -> Served | None:
 
 
 def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
-    """The account of an engine: what it waited for requests counts as part of each iteration."""
+    """The account of an engine. The time in which it waits for requests counts as a part of its iterations."""
     total = sum(one.seconds + (one.idle or 0.0) for one in iterations)
     if total <= 0.0:
         return None
@@ -65,7 +68,7 @@ def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
 def idle_share(serving: Serving) -> float | None:
     """The part (0..1) of the time in which a server has nothing to do; None where that was not measured.
 
-    Of several processes that take requests it is that of the busiest: all of them together hardly ever rest.
+    If several processes take requests, it is that of the busiest: all of them are hardly ever idle at the same time.
     """
     if serving.iterations:
         idle = [one.idle for one in serving.iterations if one.idle is not None]
@@ -74,7 +77,7 @@ def idle_share(serving: Serving) -> float | None:
     requests = serving.requests_of(serving.pid)
     if not requests:
         return None
-    # From the newest on: where a request ends before all later ones had come, nothing was under way in between.
+    # From the newest to the oldest: if a request ended before all later ones came, nothing was under way in between.
     rest, first = 0.0, requests[-1].end
     for one in reversed(requests):
         if one.end < first:

@@ -5,15 +5,16 @@ of its data work in parallel. A GPU works in parallel to both, so only the time 
 (`device.host_limit`). The number of cores limits all of them. All lengths are relative to the unit's length now.
 `TurnCost` is what an engine's iteration costs, fitted to those that were measured (see `queueing` for what waits).
 
-A gain is predicted too low where a part of what the fix removes is counted as something else. So the ledger counts to
-a phase what libraries do around the calls that the hook times in it; waits for threads that lack a core belong to the
-crowd, and waits for a core to the lock whose every hand-over brings one (`waits_for_core`: as far as cores are left).
+A gain is predicted too low if part of what the fix removes is counted as something else. Hence three rules: the ledger
+counts to a phase what libraries do around the calls that the hook times in it; waits for threads that lack a core count
+as oversubscription; waits for a core that come with each hand-over of the GIL count as GIL contention, as far as a
+freed core would end them (`waits_for_core`).
 
-What is left of a step takes a little less time than before: over twelve fixes, each run in turn with the script as it
-was, the CPU time of the backward pass was 0.95 of what it had been in the median (0.82 to 1.08; 2026-11-23). The wall
-time falls further where the fix also frees cores or memory bandwidth. How far cannot be told from one run, so it is in
-the range of a gain rather than in its likely value, and the range reaches further up than down. `test_recordings` holds
-predictions and ranges against the measured gains of 45 fixes.
+The rest of a step takes a little less time after a fix: over twelve fixes, each run in turn with the unfixed script,
+the median CPU time of the backward pass was 0.95 of what it had been (0.82 to 1.08; 2026-11-23). The wall time falls
+further where the fix also frees cores or memory bandwidth. How far cannot be told from one run, so it is in the range
+of a gain rather than in its likely value, and the range reaches further up than down. `test_recordings` compares
+predictions and ranges with the measured gains of 45 fixes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ MOST_SPEEDUP = 100.0
 MOST_WORKERS = 32
 # Recommend enough workers that loading takes at most this part of the time in which it can be hidden.
 HEADROOM = 0.9
-# A fix rarely removes all of a cause (ENDED). The rest of the step changes with it: it takes up to LEFT longer, or
-# becomes shorter by up to LIGHTER. Of 45 measured gains each was left out in turn, and the smallest LIGHTER chosen that
-# puts 85 % of the others in their range: 0.2 with the hook, 0.25 to 0.3 without. Of those left out 35 of 40 and 32 of
-# 38 were in range (2026-11-23; of the rest the range is of another fix).
+# The range of a gain. At worst a fix removes only the part ENDED of its cause, and the rest of the step takes longer by
+# up to the part LEFT; at best the rest becomes shorter by LIGHTER. LIGHTER was cross-validated: each of 45 measured
+# gains was left out in turn, and the smallest value chosen that puts 85 % of the others in their range: 0.2 with the
+# hook, 0.25 to 0.3 without. Of the gains left out, 35 of 40 and 32 of 38 were in range (2026-11-23; for the remaining
+# gains the range is that of another fix).
 ENDED, LEFT, LIGHTER = 0.85, 0.15, 0.25
 # Relative error of a share that was measured and not sampled.
 UNSAMPLED = 0.05
@@ -58,23 +60,23 @@ class Length(msgspec.Struct, frozen=True):
 
     @property
     def speedup(self) -> float:
-        """The factor in units per second."""
+        """By what factor there are more units per second."""
         return 1.0 / max(self.likely, 1.0 / MOST_SPEEDUP)
 
     @property
     def speedup_range(self) -> tuple[float, float]:
-        """The bounds of that factor."""
+        """The 95 % bounds of `speedup`."""
         low, high = 1.0 / self.most, 1.0 / max(self.least, 1.0 / MOST_SPEEDUP)
         return round(min(low, self.speedup), 3), round(max(high, self.speedup), 3)
 
 
 def without(share: float, entries: Sequence[Entry] = ()) -> Length:
-    """The unit without `share` of the lead thread's time. The error comes from its ledger `entries`."""
+    """The unit without `share` (0..1) of the lead thread's time; its bounds come from the errors of these `entries`."""
     share = min(0.99, max(0.0, share))
     whole = sum(entry.share for entry in entries)
     below = above = UNSAMPLED
     if whole > 0.0:
-        # Entries are divided by samples of their own: their errors are independent.
+        # Each entry comes from samples of its own, so their errors are independent.
         below = math.sqrt(sum((entry.share - entry.low) ** 2 for entry in entries)) / whole
         above = math.sqrt(sum((entry.high - entry.share) ** 2 for entry in entries)) / whole
     most = (1.0 - max(0.0, share * (1.0 - below) * ENDED)) * (1.0 + LEFT * share)
@@ -110,7 +112,7 @@ class Loading(msgspec.Struct, frozen=True):
     def with_workers(self, workers: int) -> Length:
         """The unit with this many workers: loading and computing overlap as far as there are cores for both.
 
-        Without workers the lead thread loads, and nothing overlaps; nor is anything handed over, for which it waits.
+        With 0 workers the lead thread loads by itself: nothing overlaps, but nothing has to be handed over either.
         """
         overlapped = max(self._compute, self._load / workers) if workers else self._compute + self._load
         likely = max(overlapped, self._core_bound()) if workers else overlapped
@@ -123,7 +125,7 @@ class Loading(msgspec.Struct, frozen=True):
 
     @property
     def _load(self) -> float:
-        """One worker's time for one batch: N busy workers make a batch a unit, so each takes N units for one."""
+        """One worker's time for one batch, in units: N busy workers make one batch per unit, so each takes N units."""
         return self.makers * self.at_work if self.makers else self.wait
 
     def _core_bound(self) -> float:
@@ -148,35 +150,36 @@ def estimated(share: float, low: float, high: float) -> Length:
 
 
 def waits_for_core(now: float, running: float, wanted: float, cores: float) -> float:
-    """Share of a unit in which its thread waits for a core if all threads want this many; at most that of now.
+    """Share of a unit in which its thread would wait for a core if all threads wanted `wanted` cores; at most `now`.
 
-    Threads that want more cores than there are share them alike: who runs for a second waits for the rest of it.
+    Threads that want more cores than there are share them equally, so a thread that runs for `running` of the unit
+    takes `wanted` / `cores` times as long, and waits for the difference.
     """
     return min(now, running * max(0.0, wanted / cores - 1.0))
 
 
 def fix(text: str, gone: float | Length | None = None, setting: Setting | None = None) -> Fix:
-    """A fix with its gain, from the share of a unit that it saves or the new length."""
+    """Make a Fix; its speedup follows from `gone`, the share of a unit that it saves or the unit's new length."""
     length = gone if gone is None or isinstance(gone, Length) else without(gone)
     return Fix(text=text, speedup=None if length is None else round(length.speedup, 2), setting=setting)
 
 
 # --- iterations of an engine ------------------------------------------------------------------------------------------
 
-# Three numbers are fitted: ten iterations for each is what a straight line needs not to follow single ones.
-# More than a thousand of the newest only cost time.
+# Three coefficients are fitted, and with ten iterations for each the fit does not follow single ones. More than the
+# newest thousand only cost CPU.
 LEAST_TURNS, MOST_TURNS = 30, 1000
-# A slope is believed where the values it stands on differ by this factor between the 10th and the 90th percentile.
+# A slope is fitted only if the 90th percentile of the values is at least this many times the 10th.
 LEAST_SPREAD = 1.5
-# The fit is believed if what it leaves unexplained is less than this part of a mean iteration.
+# The fit is used if its error is at most this part of the mean iteration.
 MOST_UNEXPLAINED = 0.2
-# Iterations at more than this multiple of the usual distance from the first fit were held up by something else.
+# Iterations further from the first fit than this many times the median distance were held up by something else.
 OUTLIER = 4.0
 
 
 class TurnCost(msgspec.Struct, frozen=True):
-    """What an iteration takes: `fixed` seconds, `decode` more for each token (or request) of the batch, and `prefill`
-    for each token of a prompt. `error` is the usual distance from the measured ones, as a part of their mean.
+    """The cost of an iteration: `fixed` seconds, `decode` seconds for each token (or request) of the batch, and
+    `prefill` seconds for each token of a prompt. `error` is the root mean square error, relative to the mean iteration.
     """
 
     fixed: float
@@ -185,20 +188,23 @@ class TurnCost(msgspec.Struct, frozen=True):
     error: float
 
     def seconds(self, decoded: float, prefilled: float = 0.0) -> float:
-        """The length of an iteration of that many tokens."""
+        """The seconds that an iteration with these numbers of tokens takes."""
         return self.fixed + self.decode * decoded + self.prefill * prefilled
 
     def with_batch(self, now: float, size: float, prefilled: float = 0.0) -> Length:
-        """The time per token of iterations of `size` tokens instead of `now`, relative to now.
+        """The time per token in iterations of `size` decoded tokens instead of `now`, relative to now.
 
-        Each token comes with as much of a prompt as now, of which there is `prefilled` in an iteration.
+        An iteration now has `prefilled` prompt tokens; their number per decoded token stays the same.
         """
         each = self.decode + self.prefill * prefilled / now
         return with_batch(round(size), now, self.fixed, each, surely=True)
 
 
 def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
-    """The cost of iterations by least squares; None where too few, too equal or too unlike ones were measured."""
+    """Fit the cost of iterations by least squares.
+
+    None if there are too few, if their batches are too much alike, or if the fit explains too little.
+    """
     points = [
         (float(decoded), float(iteration.prefill_tokens or 0), iteration.seconds)
         for iteration in iterations[-MOST_TURNS:]
@@ -214,7 +220,7 @@ def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
 
 
 def _fit(points: Sequence[tuple[float, float, float]]) -> TurnCost | None:
-    """The cost of iterations, given as (decoded, prefilled, seconds); None where they are too few or too alike."""
+    """Fit the cost of iterations, given as (decoded, prefilled, seconds); None if they are too few or too alike."""
     if len(points) < LEAST_TURNS or not _spread([decoded for decoded, _, _ in points]):
         return None
     prefills = any(prefilled for _, prefilled, _ in points)
@@ -222,7 +228,7 @@ def _fit(points: Sequence[tuple[float, float, float]]) -> TurnCost | None:
     solved = least_squares(rows, [seconds for _, _, seconds in points])
     if solved is None:
         return None
-    # Nothing costs less than no time; whether the rest still fits is measured below.
+    # No cost is negative. Whether the clipped costs still fit, the error below says.
     fixed, decode, prefill = (*(max(0.0, value) for value in solved), 0.0)[:3]
     mean = sum(seconds for _, _, seconds in points) / len(points)
     errors = [fixed + decode * decoded + prefill * prefilled - seconds for decoded, prefilled, seconds in points]
@@ -238,10 +244,10 @@ def _spread(values: Sequence[float]) -> bool:
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
-    """The factors of each column whose sums come closest to the values; None where the columns do not tell them."""
+    """Solve a linear least-squares problem: one coefficient per column of `rows`; None if columns are dependent."""
     columns = [[float(value) for value in column] for column in zip(*rows, strict=True)]
     width = len(columns)
-    # Columns of a size near 1 keep the equations well behaved.
+    # Columns scaled to at most 1 keep the normal equations well conditioned.
     scale = [max(map(abs, column)) or 1.0 for column in columns]
     system = [
         [sum(map(mul, own, other)) / (scale[i] * scale[j]) for j, other in enumerate(columns)]
@@ -276,7 +282,7 @@ class Scope(msgspec.Struct, frozen=True):
     capacity: bool = False
 
 
-# A part of the time, with none of these.
+# The usual scope: the cause takes a part of the time, and none of the above holds.
 PART = Scope()
 
 
@@ -316,7 +322,7 @@ def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
 
 
 def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> list[Verdict]:
-    """The verdicts, with the next limit added to the first one's evidence: what is left to gain once it is fixed."""
+    """The verdicts, with the next limit in the evidence of the first: what is left to gain once that is fixed."""
     timed = [verdict for verdict in verdicts if verdict.share and verdict.severity != "info"]
     if len(timed) < 2 or verdicts[0] is not timed[0]:
         return verdicts
@@ -334,5 +340,5 @@ def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> li
 
 
 def _ends_with(verdict: Verdict) -> float:
-    """The part of the time that ends with a cause: more than its share where it slows other parts of the step."""
+    """The part (0..1) of the time that fixing a cause saves: more than its share if it also slows other parts."""
     return max(verdict.share or 0.0, 1.0 - 1.0 / (verdict.speedup or 1.0))

@@ -57,7 +57,7 @@ def page(verdict: str) -> Page | None:
 
 
 def nearest(word: str) -> tuple[str, ...]:
-    """Ids that `word` may have meant, the likeliest first: those that have it in their name, then alike ones."""
+    """Ids that `word` may have meant, the likeliest first: ids that contain it, then ids with similar spelling."""
     from difflib import get_close_matches  # noqa: PLC0415 - only for a word that is no id
 
     word = word.strip().lower().replace("_", "-").replace(" ", "-")
@@ -67,7 +67,7 @@ def nearest(word: str) -> tuple[str, ...]:
 
 
 def no_such(word: str) -> str:
-    """The sentence for a word that is no id, with those that it may have meant."""
+    """The error sentence for a word that is no id, with the ids that it may have meant."""
     meant = nearest(word)
     return f"there is no verdict {word!r}; " + (
         f"did you mean {' or '.join(meant)}?" if meant else "`aitop explain` lists them"
@@ -86,7 +86,7 @@ def _parts(body: str) -> tuple[tuple[str, tuple[Block, ...]], ...]:
 
 
 def _blocks(lines: list[str]) -> tuple[Block, ...]:
-    """Lines to paragraphs, items and code; blank lines divide, and those within code are kept."""
+    """Divide lines into paragraphs, items and code. Blank lines end a block, but are kept within code."""
     blocks: list[Block] = []
     open_block = False
     for line in lines:

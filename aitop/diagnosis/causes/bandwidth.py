@@ -9,7 +9,7 @@ from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 
-# No kernel gets more than about nine tenths of what memory carries; one that gets half of it on average waits for
+# No kernel gets more than about nine tenths of the memory's bandwidth; one that gets half of it on average waits for
 # memory.
 ENTER, LEAVE, SEVERE = 0.5, 0.42, 0.65
 BUSY_TENSOR_CORES = 0.35
@@ -36,7 +36,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity="warning" if dram >= SEVERE else "info",
         share=dram,
-        # Bytes halved are time halved, for what waits for memory.
+        # What waits for memory takes half the time for half the bytes.
         gone=dram / 2,
         gains=wide is not None,
         signals=(tensor is not None, idle is not None),

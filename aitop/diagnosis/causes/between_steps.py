@@ -40,7 +40,7 @@ ENTER, LEAVE = 0.05, 0.03
 LEAST_SAMPLES = 4
 # The share of a step that a stall may still cost once it is made rarer.
 CHEAP = 0.02
-# A line counts as one that reads or writes if it waits for storage for this part of its own time, and of all time.
+# A line counts as reading or writing if storage takes at least LEAST_STORED of its own time, and LEAST_WAITED of all.
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 
 
@@ -78,7 +78,7 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
 
 
 def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
-    """The lines. Those in a function that steps run as well (the model) are replaced by the line that calls into it."""
+    """Replace lines in functions that training steps run as well (the model) by the line that calls into them."""
     steps = main_lines(snapshot, lambda entry: entry.phase != "evaluation").lines
     shared = {(entry.file, entry.function) for entry in steps}
     shared |= {(frame.file, frame.function) for entry in steps for frame in entry.via}
@@ -110,10 +110,10 @@ def host_io(snapshot: Snapshot) -> Explanation | None:
 
 
 def _storage_lines(entries: Iterable[Entry]) -> Lines:
-    """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
+    """The entries of lines that spend a good part of their time on storage or a service (`stored`).
 
-    What such a line runs beside its waits belongs to the same call: a write goes through the kernel. Code of libraries
-    without a line of the user's is many calls: of that only the waits count.
+    All entries of such a line count: what it runs belongs to the same call, since a write runs in the kernel. Library
+    code without a line of the user's is many calls, so only its entries for storage count.
     """
     entries = tuple(entries)
     on_core = [entry for entry in entries if entry.activity != "wait-core"]
@@ -124,7 +124,7 @@ def _storage_lines(entries: Iterable[Entry]) -> Lines:
 
 
 class _Timed(NamedTuple):
-    """What the process itself measured of a stall: its share of the time, and the seconds of each step that had it."""
+    """What the hook measured of a stall: its share of the time, and its seconds in each step that had it."""
 
     share: float = 0.0
     bursts: tuple[float, ...] = ()
@@ -134,7 +134,7 @@ _NOT_TIMED = _Timed()
 
 
 def _timed(snapshot: Snapshot, seconds: Callable[[StepRecord], float]) -> _Timed:
-    """What was measured; _NOT_TIMED where that is hardly anything: what takes long then are other calls."""
+    """What the hook measured; _NOT_TIMED if that is hardly anything, since other calls take the time then."""
     share = share_of_steps(records(snapshot), seconds) or 0.0
     bursts = tuple(spent for step in records(snapshot) if (spent := seconds(step)) > 0.0)
     return _Timed(share, bursts) if share >= LEAVE else _NOT_TIMED
@@ -149,7 +149,7 @@ def _stall(
         return None
     sampled = bool(lines.lines) and lines.samples >= LEAST_SAMPLES
     kernel = lines.part(lambda entry: entry.activity in STORAGE_WAITS) > 0.5
-    # One burst tells what it costs, but not how often it comes; on a GPU, times of the host may be waits for it.
+    # One burst tells what it costs, but not how often it comes.
     once = len(timed.bursts) == 1 if timed.bursts else seen_once(snapshot, lines)
     evidence = _often(timed.bursts, len(steps))
     if timed.bursts:
@@ -165,6 +165,7 @@ def _stall(
         share=share,
         # Where steps are timed, the clock of the hook bounds what lies between their phases, too.
         signals=(bool(steps), sampled, kernel),
+        # On a GPU, host times may be waits for the device.
         doubtful=once or host_unproven(snapshot),
         title=f"{percent(share)} of the time {title}",
         lines=lines,
@@ -174,7 +175,7 @@ def _stall(
 
 
 def _rarer(snapshot: Snapshot, what: str, share: float, bursts: Sequence[float]) -> Fix:
-    """The fix "do it less often": so seldom that it costs next to nothing, in steps if its rhythm is known."""
+    """The fix "do it less often": so rarely that it costs at most CHEAP; in steps, if its rhythm is known."""
     factor, steps = _factor(share), len(records(snapshot))
     often = f"{factor} times as rarely"
     if 2 <= len(bursts) <= steps:

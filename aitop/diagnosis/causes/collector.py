@@ -1,4 +1,4 @@
-"""gc-stall: the step stands still while Python's garbage collector walks over all objects, asked to or by itself."""
+"""gc-stall: the step waits while Python's garbage collector walks over all objects, on request or by itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     measured = share_of_steps(records(snapshot), lambda step: step.gc)
     share = min(collecting.share, host_limit(snapshot))
     if share < LEAVE:
-        # Collections that nobody asked for show on no stack.
+        # Collections that start by themselves show on no stack.
         return None if measured is not None else "only the hook sees the collector at work"
     gone, at_leisure = of_unit(snapshot, share)
     explicit = asked.share >= 0.3 * share

@@ -22,13 +22,14 @@ ACCUMULATED = 4
 OVERLAPPED = 0.5
 OVERHEAD = 0.05
 MOSTLY = 0.5
-# An exchange of fewer bytes than LARGE_STEP_BYTES that is slower than this waits for answers rather than moves data.
+# An exchange of fewer bytes than LARGE_STEP_BYTES that is slower than FAST_BYTES_PER_SECOND is limited by latency, not
+# by bandwidth.
 FAST_BYTES_PER_SECOND, LARGE_STEP_BYTES = 500e6, 8e6
 MOST_SITES = 3
 
 
 def too_few_steps(snapshot: Snapshot) -> str | None:
-    """What is missing to compare ranks, in words; None where nothing is."""
+    """Say what is missing before ranks can be compared; None if nothing is, or if there are no ranks."""
     ranks = snapshot.ranks
     if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step):
         return None
@@ -40,7 +41,10 @@ def _too_few_steps(snapshot: Snapshot) -> str | None:
 
 
 def _waits_alone(snapshot: Snapshot) -> float | None:
-    """The share of a step (0..1) that the only rank of this machine waits for others; None where it is not that."""
+    """The share of a step (0..1) that the only rank on this machine waits for others elsewhere.
+
+    None if there are other ranks here, or none elsewhere, or if too little was timed.
+    """
     ranks = snapshot.ranks
     if ranks is None or len(ranks.ranks) != 1 or (ranks.world_size or 1) < 2:
         return None
@@ -52,7 +56,7 @@ def _waits_alone(snapshot: Snapshot) -> float | None:
 
 
 def _elsewhere(ranks: Ranks) -> list[str]:
-    """How many ranks are on other machines, in words; empty where none is."""
+    """Evidence of how many ranks are on other machines; empty where none is."""
     number = (ranks.world_size or 0) - len(ranks.ranks)
     told = f"{number} of {ranks.world_size} ranks are on other machines, and one of them may be late"
     return [f"{told}: `aitop fleet` compares all ranks, where `aitop export --hook` watches them"] if number > 0 else []
@@ -60,9 +64,10 @@ def _elsewhere(ranks: Ranks) -> list[str]:
 
 @rule("comm-bound", 0.2, 0.12, missing=_too_few_steps)
 def comm_bound(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on the exchange: the time after the last rank has come to it. Before that, a straggler is late.
+    """The verdict on the exchange itself: the time after the last rank has come to it. Waits before that are for a
+    straggler.
 
-    When the last one comes is not known of ranks on other machines.
+    For ranks on other machines it is not known when the last one comes, so both are one share.
     """
     ranks, facts = snapshot.ranks, snapshot.facts
     alone = _waits_alone(snapshot)
@@ -83,7 +88,7 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
     calls = ranks.calls or 0.0
     sites = list(calls_of(snapshot, "collective")) if calls > MOSTLY * ranks.exchange else []
     small = _latency(ranks.exchange, snapshot)
-    # What DistributedDataParallel times by itself is a signal of its own.
+    # What DistributedDataParallel times by itself is an independent signal.
     unhidden = max(0.0, (ddp.communication or 0.0) - (ddp.overlap or 0.0)) if ddp else 0.0
     confirmed = unhidden + calls >= MOSTLY * ranks.exchange
     what = "many small exchanges" if small else "exchange"
@@ -107,14 +112,14 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
 
 
 def scaling(ranks: Ranks) -> list[str]:
-    """How well the job makes use of its ranks, in words."""
+    """Evidence of the scaling efficiency; empty where it was not measured."""
     if ranks.efficiency is None:
         return []
     return [f"scaling efficiency {percent(ranks.efficiency)}: for the rest of their time the ranks wait for each other"]
 
 
 def _latency(exchange: float, snapshot: Snapshot) -> bool:
-    """Whether so little is exchanged in that time that its amount cannot be why."""
+    """Whether so few bytes are exchanged in `exchange` seconds that latency is the limit, not bandwidth."""
     ddp = snapshot.facts.ddp if snapshot.facts else None
     counts = [step.collectives for step in records(snapshot) if step.collectives]
     sites = calls_of(snapshot, "collective")
@@ -125,7 +130,7 @@ def _latency(exchange: float, snapshot: Snapshot) -> bool:
 
 
 def _where(snapshot: Snapshot, sites: Sequence[CallSite]) -> tuple[Where, ...]:
-    """The lines of the calls; else the line under which gradients are exchanged."""
+    """The lines of the calls; without calls, the line of the backward pass, in which gradients are exchanged."""
     pid = snapshot.steps.pid if snapshot.steps else None
     if sites and pid is not None:
         return tuple(
@@ -164,7 +169,7 @@ def _fixes(
 ) -> list[Fix]:
     """`gone` is what a step would save without any exchange, `calls` the part of `share` in calls of the program's own.
 
-    Who accumulates also makes fewer updates.
+    Accumulating gradients also saves updates of the optimizer.
     """
     ddp = snapshot.facts.ddp if snapshot.facts else None
     updates = snapshot.phases.optimizer or 0.0

@@ -12,7 +12,7 @@ from aitop.model.units import operations, percent
 MOSTLY = 0.8
 # The device limits the step if it is busy for more than this part of the time.
 BUSY_DEVICE = 0.8
-# A phase that takes less of the time is not listed: the backward of a server, say.
+# A phase that takes less of the time is not listed: the backward pass of a server, say.
 LEAST_TOLD = 0.005
 # A server that waits for requests for this share of the time could serve more.
 AT_LEISURE = 0.5
@@ -22,9 +22,9 @@ NO_STEPS = "no phase of a training step and no model call was seen: whether all 
 
 @rule("compute-bound", 0.5, 0.4, only_alone=True)
 def compute_bound(snapshot: Snapshot) -> Explanation | None:
-    """Most of the step is forward, backward and optimizer: the device is the limit."""
+    """The verdict that most of the step is forward, backward and optimizer: the device is the limit."""
     if snapshot.serving is not None and others_have_cores(snapshot):
-        # Something does hold its requests up.
+        # Its requests are held up by other programs that have the cores.
         return None
     if not stepping(snapshot) and not serves(snapshot):
         return _without_steps(snapshot)
@@ -35,7 +35,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         computed = main_lines(snapshot, lambda entry: entry.phase == "forward")
         known = {"forward": computed.share} if computed.entries else {}
     elif not on_gpu(snapshot):
-        # The ledger also knows what no clock of the hook's saw, such as gradients by torch.func.
+        # The ledger also has what the hook's clock misses, such as gradients by torch.func.
         lines = main_lines(snapshot, lambda entry: entry.phase in parts)
         known = {
             name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
@@ -46,7 +46,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
             known["between them"] = written
     if not known:
         return None
-    # What is being compiled within the phases is not computed yet.
+    # Compiling within the phases is not computing.
     compiling = main_lines(snapshot, lambda entry: entry.activity == "compile").share
     computing = max(0.0, sum(known.values()) - compiling)
     busy = device_busy(snapshot)
@@ -54,7 +54,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     if busy is not None:
         evidence.append(f"GPU busy {percent(busy)} of the time")
         if not timed_on_device(snapshot) and busy > max(computing, BUSY_DEVICE):
-            # The host waits for the device outside of the phases, as in .item(): that is computing, too.
+            # The host may wait for the device outside of the phases, as in .item(): the device computes then, too.
             computing = busy
     evidence += _achieved(snapshot)
     unseen = snapshot.facts is None
@@ -87,7 +87,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
 
 
 def _without_steps(snapshot: Snapshot) -> Explanation | None:
-    """Most of the time is native code that works with arrays, in a program of which no step is seen."""
+    """The verdict on a program without steps whose time is mostly native code that works with arrays."""
     lines = by_hand(snapshot)
     busy = device_busy(snapshot)
     share = min(1.0, max(lines.share, busy or 0.0))
@@ -112,7 +112,7 @@ def _without_steps(snapshot: Snapshot) -> Explanation | None:
 
 
 def _achieved(snapshot: Snapshot) -> list[str]:
-    """FLOP/s that the run computes, and the share of its devices' peak, in words, as far as they are known."""
+    """Evidence of the FLOP/s that the run reaches, and of its MFU; empty where they are not known."""
     steps, facts = snapshot.steps, snapshot.facts
     if steps is None or steps.flops_per_second is None:
         return []

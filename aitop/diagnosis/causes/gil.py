@@ -1,4 +1,4 @@
-"""gil-contention: other Python threads hold the interpreter's lock, or one core is all a server's front can use."""
+"""gil-contention: other Python threads hold the GIL, or a server's front fills the one core that its thread can use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORTH_SAYING = 0.05
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the main thread waits for the GIL while other threads hold it: the smaller of the shares counts.
 
-    Threads that take turns at the same work are not in each other's way: they are one, with all that they do.
+    The threads of a pool, which take the same work in turns, do not contend with each other: they count as one thread.
     """
     process = main_stacks(snapshot)
     front = full_front(snapshot, making=False)
@@ -48,7 +48,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     others = sorted(holding, key=lambda thread: -(thread.gil or 0.0))
     held = min(1.0, sum(thread.gil or 0.0 for thread in others))
     waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-gil")
-    # Threads that hold the lock where nobody wants it at that moment cost nothing.
+    # Holding the GIL costs nothing while no other thread wants it.
     share = min(held, waiting.share, host_limit(snapshot), 0.97)
     if not others:
         return None
@@ -60,7 +60,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"
     place = f" ({short_place(where[0])})" if where else ""
     rarely = min(0.99, share + _cores_freed(snapshot, share, held))
-    # Threads in another process need as many cores there as they would here, if none waited for the lock.
+    # In a process of their own, the threads need as many cores as they would here if none of them waited for the GIL.
     freed = _cores_freed(snapshot, share, held - sum(entry.share for entry in work))
     apart = min(0.99, share + freed, _most_apart(theirs, holders))
     fixes = (
@@ -70,7 +70,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         gone=rarely,
-        # Who holds the lock is sampled, too, but for how long the main thread waits is the kernel's word.
+        # Who holds the GIL is sampled; for how long the main thread did not run, the kernel knows (step.cpu).
         signals=(bool(where), any(step.cpu is not None for step in records(snapshot)), held > 0.4),
         doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of {each_unit(snapshot)} waits for the interpreter's lock, held by {name}",
@@ -87,9 +87,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _cores_freed(snapshot: Snapshot, share: float, fewer: float) -> float:
-    """Share of the time that the main thread no longer waits for a core once `fewer` of them are wanted.
+    """Share of the time in which the main thread no longer waits for a core once `fewer` cores less are wanted.
 
-    Each time it was given the lock it had to wait for a core anew: as much as it waits for locks, at most.
+    With each hand-over of the GIL it has to wait for a core anew. So it is at most `share`, its waits for the GIL.
     """
     host, others, wanted = snapshot.host, others_cores(snapshot), mean_of(snapshot, "cores_wanted")
     if host is None or others is None or wanted is None:
@@ -97,15 +97,15 @@ def _cores_freed(snapshot: Snapshot, share: float, fewer: float) -> float:
     now = main_lines(snapshot, lambda entry: entry.activity == "wait-core").share
     running = main_lines(snapshot, lambda entry: entry.activity in RUNNING).share
     cores = host.usable_cores or float(host.machine.cores)
-    # Without waits for the lock the main thread wants a core all the time.
+    # Without waits for the GIL the main thread wants a core all the time.
     then = waits_for_core(now, running, max(1.0, wanted - fewer) + others, cores)
     return min(share, now - then)
 
 
 def _most_apart(entries: Sequence[Entry], threads: Sequence[str]) -> float:
-    """The share of the time that can go while these threads do for each step what they do now, be it elsewhere.
+    """The largest share of the time that can be saved while these threads still do their work, in another process.
 
-    A thread that rests mostly in a queue or a lock does something for each step, and no step is shorter than that.
+    A thread that rests mostly in a queue or a lock works for each step, and no step is shorter than that work.
     """
     least = 0.0
     for thread in threads:

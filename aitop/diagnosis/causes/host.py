@@ -1,4 +1,6 @@
-"""host-bound: host code on the critical path that no other cause explains, with its line. Asked last."""
+"""host-bound: host code on the critical path that no other cause explains, with its line. Runs after all causes of time
+but compute-bound.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 
 ENTER, LEAVE = 0.15, 0.1
-# What a program without steps can be said to lose. Other waits may be for the threads, processes or devices that do its
-# work, Python may be the work itself, and what is compiled once is not compiled again.
+# Activities that are a loss even in a program without steps. Other waits may be for the threads, processes or devices
+# that do its work, Python may be the work itself, and what is compiled once is not compiled again.
 LOST: frozenset[Activity] = frozenset({"sleep", "spawn", "collect", "wait-disk", "wait-network", "wait-child"})
 
 
@@ -46,7 +48,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if samples_of(snapshot) * (1.0 - leisure(snapshot)) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples of its work are needed"
     serving = serves(snapshot)
-    # Arrays that the host computes are the work of a program without steps, but where a device waits for them.
+    # In a program without steps, computing arrays on the host is the work itself, unless a device waits for it.
     waited_for = starved(snapshot) and not stepping(snapshot)
     work = () if waited_for else by_hand(snapshot).entries
     lines = main_lines(
@@ -54,7 +56,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         lambda entry: (
             entry.phase in (*HOST, "environment", *(phase.key for phase in TIMED_ALONE.values()))
             and entry.where is not None
-            # Array operations between the model's call and its update are the loss, or clip gradients.
+            # Tensor operations between the model's call and its update are the loss, or clip gradients.
             and not (entry.position in ("within", "gradients") and entry.work == "tensor")
             and entry not in work
             and not (serving and (takes_request(entry) or stands_in_line(entry)))
@@ -62,19 +64,19 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
     told = _told(snapshot, lines, lost=True if waited_for else None) or blocked_loop(snapshot) or around_model(snapshot)
     if told is None and serving and main_lines(snapshot, lambda entry: entry.does in RUNNING).share < ENTER:
-        # Nobody works for the requests that stand in line: at least their place is known.
+        # Requests queue and no thread works for them: at least the line where they queue is known.
         return _told(snapshot, main_lines(snapshot, stands_in_line), lost=False)
     return told
 
 
 def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Explanation | None:
-    """The verdict on these lines' time. `lost`: whether the run could do without; None: their activity says."""
+    """The verdict on these lines' time. `lost`: whether the run could do without it; None: decide by their activity."""
     share = min(lines.share, host_limit(snapshot), 0.99)
     gone, at_leisure = of_unit(snapshot, share)
     where = lines.where
     at_first = [entry for entry in lines.entries if entry.at == where[0].at]
     loops = any(entry.handler == "event-loop" for entry in at_first)
-    # What blocks an event loop is judged by the requests that it holds up, however few they are.
+    # Code that blocks an event loop is judged by its share of a request's time, however few requests come.
     level = gone if loops else share
     if level < LEAVE or not where:
         return None
@@ -86,7 +88,7 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
     weights = shares_by(at_first, lambda entry: entry.does)
     most = max(weights, key=lambda activity: weights[activity])
     doing = ACTIVITIES[most]
-    # Large operations let go of the interpreter's lock for nearly all of their time.
+    # Large operations release the GIL for nearly all of their time.
     held = weights.get("python", 0.0) / sum(weights.values())
     small = most == "native" and held >= MOST_HELD
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]

@@ -1,6 +1,6 @@
-"""input-bound: steps wait for data. How much, and who makes them; why that takes long is in `producers`.
+"""input-bound: steps wait for data. This file says how much, and for whom; `producers` says why that takes long.
 
-What waits for data is read off the ledger: time in a loader, host code that stands before the model's call, waits there
+Waits for data are read from the ledger: time in a loader, host code that stands before the model's call, waits there
 for threads or processes that make batches, and a simulated environment.
 """
 
@@ -34,15 +34,16 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
-# Workers that rest for more of the time have what the step asks for: taking it is no wait for them.
+# If workers work for less than this part of their time, batches are ready when needed: taking one is no wait for them.
 IDLE_WORKERS = 0.5
-# A wait that was watched for less (seconds) may not last.
+# A wait that was watched for less than this (seconds) may not last.
 LEAST_SECONDS = 1.5
-# A wait is over after this number of quiet windows in a row; it is told from a start after SEEN_WINDOWS that show it.
+# A wait is over after QUIET_WINDOWS quiet windows in a row. Only if SEEN_WINDOWS windows show it, it can be told from
+# how a run begins.
 QUIET_WINDOWS = 2
 SEEN_WINDOWS = 4
-# A window counts as quiet if it holds less than this part of the mean wait: a window of stacks has a few dozen samples,
-# of which one or two in a batch come by chance.
+# A window counts as quiet if it holds less than this part of the mean wait. It is not 0: a window of stacks has a few
+# dozen samples, of which one or two show the wait by chance.
 QUIET = 0.35
 
 FIRST_TIME = "seen too briefly to tell it from how a run begins: what is read for the first time may be cached later"
@@ -54,7 +55,7 @@ PASSED = "steps have not waited lately: data that were read for the first time m
 class Wait(msgspec.Struct, frozen=True):
     """The stepping thread's waits for data. `kind` says where the data come from.
 
-    `covered` is the whole wait where a device worked on during a part of it.
+    `covered` is the whole wait if the device kept working during a part of it (`share` is the rest), else None.
     """
 
     kind: str  # loader | own code | producers | environment
@@ -65,7 +66,9 @@ class Wait(msgspec.Struct, frozen=True):
 
 @rule("input-bound", 0.12, 0.07)
 def judge(snapshot: Snapshot) -> Explanation | None:
-    """Whether steps wait for data: the largest of the ways in which they can."""
+    """Whether steps wait for data. Of the waits in a loader, own code, for producers, and for an environment, the
+    largest counts.
+    """
     between = {
         "own code": _own_code(snapshot),
         "producers": _for_producers(snapshot),
@@ -87,7 +90,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 
 
 def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanation:
-    """The verdict on a wait, with why the data come late."""
+    """Make the verdict on a wait from the reason why the data come late."""
     steps, gone = records(snapshot), min(0.99, wait.share)
     transient = why_transient(snapshot, wait)
     unsure = transient is not None or not why.proven
@@ -109,21 +112,21 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
 
 
 def _best_first(fixes: tuple[Fix, ...], gone: float) -> list[Fix]:
-    """The fixes, best first; none gains more than the end of the wait."""
+    """The fixes, best first; none is said to gain more than the end of the wait does."""
     most = round(without(gone).speedup, 2)
     held = [replace(fix, speedup=min(most, fix.speedup)) if fix.speedup is not None else fix for fix in fixes]
     return sorted(held, key=lambda fix: -(fix.speedup or 0.0))
 
 
 def _in_loader(snapshot: Snapshot) -> Wait:
-    """The wait in a loader: only for batches that did not lie ready, and while the device, if there is one, idled."""
+    """The wait in a loader: only for batches that were not ready, and only while the device, if there is one, idled."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data")
     share = lines.share
     measured = timed_on_device(snapshot)
     if measured:
         share = min(share, snapshot.phases.data_wait or 0.0)
     at_work = producers.workers_at_work(snapshot)
-    # Where one worker holds up the rest, what the rest have made lies ready, and is not what comes next.
+    # If one worker holds up the rest, the others' batches are ready, but the next batch in order is not.
     if at_work is not None and at_work < IDLE_WORKERS and producers.slow_worker(snapshot) is None:
         share = max(share * _empty_handed(snapshot, at_work), producers.handing_over(snapshot))
     idle = 1.0 if measured else host_limit(snapshot, in_phases=True)
@@ -132,11 +135,11 @@ def _in_loader(snapshot: Snapshot) -> Wait:
 
 
 def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
-    """The share (0..1) of the wait for data in which no batch lay ready.
+    """The share (0..1) of the wait for data in which no batch was ready.
 
-    Taking a batch that lies ready costs time, too, but neither more nor faster workers would end that. Where the queue
-    was not measured, the part of the time in which workers work stands for it, unless the wait is for workers being
-    started.
+    Taking a batch that is ready costs time, too, but neither more nor faster workers would end that. If the queue was
+    not measured, the part of the time in which workers work is the estimate; it is 1 if the wait is mostly for workers
+    to start.
     """
     measured = producers.waited_empty(snapshot)
     if measured is not None:
@@ -149,7 +152,7 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
 def _own_code(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread makes the next batch itself: host code before the model's call.
 
-    In inference only what reads data counts here: computing the model's input is preprocessing, and what blocks an
+    In inference only reading data counts here: computing the model's input is preprocessing-bound, and blocking an
     event loop is host-bound.
     """
     if snapshot.kind == "unknown":
@@ -167,8 +170,8 @@ def _own_code(snapshot: Snapshot) -> Lines:
 def _for_producers(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread waits for the run's own threads or processes.
 
-    If these only idle, just what a step of training is made of is waited for. The handler of a request that waits for
-    another thread stands in line: that is no wait for data.
+    If none of these is at work, only waits before the model's call in training count. A handler that waits for another
+    thread does not wait for data: its request queues.
     """
     lines = main_lines(
         snapshot,
@@ -201,10 +204,10 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
 
 
 def why_transient(snapshot: Snapshot, wait: Wait) -> str | None:
-    """Why a wait may not last, in words; None where it does."""
+    """Say why a wait may not last; None if nothing suggests that."""
     quiet = _quiet_windows(snapshot, wait)
     loud = [index for index, still in enumerate(quiet) if not still]
-    # A wait that comes and goes, as one at each epoch's start, has been quiet before.
+    # A wait that comes and goes, as at the start of each epoch, has been quiet before: it may come back.
     came_back = bool(loud) and _in_a_row(quiet[loud[0] : loud[-1]], QUIET_WINDOWS)
     if loud and not came_back and len(quiet) - 1 - loud[-1] >= QUIET_WINDOWS:
         return PASSED
@@ -220,7 +223,7 @@ def why_transient(snapshot: Snapshot, wait: Wait) -> str | None:
 
 
 def _quiet_windows(snapshot: Snapshot, wait: Wait) -> list[bool]:
-    """For each second of steps, else for each window of stacks, whether there was next to nothing of the wait in it."""
+    """Whether the wait was quiet (QUIET), for each second of steps; without steps, for each window of stacks."""
     steps, process = records(snapshot), main_stacks(snapshot)
     beside = main_lines(snapshot, lambda entry: entry.phase in (*HOST, "data", "environment")).lines
     windows = by_window(beside, process) if beside and process is not None else []

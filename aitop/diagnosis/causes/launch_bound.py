@@ -1,4 +1,4 @@
-"""launch-bound: the device is done with each operation before the host has launched the next one."""
+"""launch-bound: the device finishes each operation before the host has launched the next one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _aside(step: StepRecord) -> float:
 
 
 def _host_work(step: StepRecord) -> float:
-    # What blocks or copies beyond the time outside of the phases must lie inside of them.
+    # Waits and copies that take longer than the time outside of the phases must partly lie inside of these.
     return max(0.0, step.forward + step.backward + step.optimizer - max(0.0, _aside(step) - step.outside))
 
 
@@ -79,7 +79,7 @@ def _explained(snapshot: Snapshot) -> float:
     """Share of step time in which the device may idle for another reason: data, waits, copies, work between phases."""
     steps = records(snapshot)
     if steps:
-        # Waits and copies may lie between the phases, too.
+        # The larger of the two, since waits and copies may lie between the phases as well.
         other = share_of_steps(steps, lambda step: step.loading + max(step.outside, _aside(step)))
         return other or 0.0
     phases = snapshot.phases
@@ -101,7 +101,7 @@ def _fixes(snapshot: Snapshot, share: float) -> list[Fix]:
     samples = sorted(step.samples for step in records(snapshot) if step.samples)
     if samples and memory_taken(snapshot) < NO_ROOM:
         batch = samples[len(samples) // 2]
-        # The power of two, at least 2, that fills the device with so much more work.
+        # Times a power of two, at least 2, that gives the device enough work to fill the idle share.
         larger = batch * 2 ** max(1, round(1.0 / max(0.05, 1.0 - share)) - 1).bit_length()
         setting = Setting(name="batch_size", to=larger, current=batch)
         fixes.append(fix(f"batch {batch} → {larger}: as many launches for more samples", share, setting))

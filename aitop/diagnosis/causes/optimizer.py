@@ -1,4 +1,4 @@
-"""optimizer-bound: the optimizer takes longer than an update of all parameters together would."""
+"""optimizer-bound: the optimizer takes longer than it would if it updated all parameters together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from aitop.model.steps import HookFacts
 from aitop.model.units import count, percent
 from aitop.model.verdict import Fix
 
-# Where nobody counted the parameters: what foreach saves of a loop over many small ones.
+# What foreach saves of a loop over many small tensors: the estimate if the parameters were not counted.
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
-# How much slower this machine may be than the one on which those were measured.
+# How much slower this machine may be than the one on which the costs in `op_cost` were measured.
 SLOWER = 1.5
-# From this share of its state on, denormal numbers are why an update takes longer than its parameters justify.
+# If at least this share of the optimizer's state is slowed by denormal numbers, they are why an update takes so long.
 LEAST_DENORMAL = 0.01
 FLUSH = (
     "torch.set_flush_denormal(True) once at the start, in the thread that trains: denormal numbers count as zero then,"
@@ -28,14 +28,14 @@ SAME = 0.8
 
 @rule("optimizer-bound", 0.2, 0.14, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | None:
-    """The optimizer takes far longer than its parameters justify."""
+    """The verdict on an optimizer that takes longer than updating its parameters needs."""
     steps = snapshot.steps
     share = steps.phases.optimizer if steps else None
     if share is None or steps is None:
         return None
     lines = main_lines(snapshot, lambda entry: entry.phase == "optimizer")
     if lines.entries:
-        # What it waits in that another cause explains, as for the interpreter's lock, no other update would end.
+        # Waits that another cause has claimed, such as those for the GIL, would remain with any other update.
         share = min(share, lines.share)
     facts, expected, denormal = snapshot.facts, None, None
     if facts is not None and steps.mean:
@@ -64,7 +64,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 
 
 def _beyond(facts: HookFacts | None, expected: float | None, *, denormal: bool) -> str:
-    """What the time beyond the expected share is lost in."""
+    """Words for what the time beyond the expected share is lost in."""
     if denormal:
         return "lost in an update that computes with denormal numbers"
     if facts is None or expected is None:
@@ -73,7 +73,7 @@ def _beyond(facts: HookFacts | None, expected: float | None, *, denormal: bool) 
 
 
 def _needs(facts: HookFacts, expected: float, *, denormal: bool) -> str:
-    """What an update of these parameters would take."""
+    """Evidence of what an update of these parameters would take."""
     names = ", ".join(facts.optimizers) or "the optimizer"
     tensors = f" in {count(facts.parameter_tensors)} tensors" if facts.parameter_tensors else ""
     if denormal:
@@ -94,7 +94,7 @@ def has_denormals(facts: HookFacts | None) -> bool:
 def _without_denormals(facts: HookFacts, taken: float) -> float | None:
     """Seconds that the update would take without denormal numbers instead of `taken`; None where they do not slow it.
 
-    They are left by weights that get no gradient any more, whose moving averages shrink until rounding keeps them.
+    They come from weights that get no gradient any more: their moving averages shrink until rounding stops them.
     """
     if facts.parameters is None or not has_denormals(facts):
         return None
@@ -106,29 +106,30 @@ def _without_denormals(facts: HookFacts, taken: float) -> float | None:
 def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
     """Seconds that the update would take in a few operations instead of `taken`; None without a count of parameters.
 
-    How much faster that is was measured; the run's own time says how fast its machine is, and of an optimizer that is
-    not torch's own perhaps only that it does more than an update.
+    How much faster that is was measured (`op_cost`). The time that the run takes now says how fast its machine is; if
+    the optimizer is not torch's own, it may also include more than an update.
     """
     if facts.parameters is None:
         return None
     if facts.cuda:
         return _seconds(facts, CUDA_TOGETHER)
     if facts.fused or (facts.foreach is None and facts.own_optimizer is False):
-        # Of torch's own LBFGS and its like there is no other way to do it.
+        # torch's own LBFGS and its like have no faster implementation.
         return taken
     target = _seconds(facts, FUSED if _fuses(facts) else FOREACH)
     in_proportion = taken * min(1.0, target / _seconds(facts, FOREACH if facts.foreach else ONE_BY_ONE))
-    # How torch's own do it is known: what they take beyond that is the machine's, and stays with any of them.
+    # torch's own optimizers do no more than an update: what they take beyond the measured cost is due to the machine,
+    # and would remain. Another one may be slow by itself: of its time only what a SLOWER machine explains would remain.
     return in_proportion if facts.foreach is not None else min(in_proportion, SLOWER * target)
 
 
 def _fuses(facts: HookFacts) -> bool:
-    """Whether fused=True is what to do on a CPU: it is offered, or foreach would gain nothing."""
+    """Whether to recommend fused=True on a CPU: the optimizer offers it, or foreach is in use or would gain nothing."""
     return facts.fused is not None or bool(facts.foreach) or _with_foreach(facts) > SAME
 
 
 def _with_foreach(facts: HookFacts) -> float:
-    """What foreach takes on a CPU as a part of what a loop takes: the larger the tensors, the less it gains."""
+    """The time with foreach on a CPU as a part of that of a loop: the larger the tensors, the less foreach gains."""
     return _seconds(facts, FOREACH) / _seconds(facts, ONE_BY_ONE)
 
 

@@ -23,18 +23,18 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix, Setting
 
-# Cores are crowded if this multiple of them is wanted. Less is enough for the threads of one process, whose barriers
-# wait for each other.
+# There are too few cores if CROWDED times as many are wanted. For the threads of one process OWN_CROWD is enough: they
+# wait for each other at barriers.
 CROWDED, OWN_CROWD = 1.5, 1.1
-# A process that wants more cores than this has more than one thread at work; more than SOME, any at all.
+# A process that wants at least MORE_THAN_ONE cores has several threads at work; one that wants at least SOME has one.
 MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
-# Others are to blame if the main thread waits for a core for this share of the time, and they use this share of the
-# cores.
+# Other programs are to blame if the main thread waits for a core for OTHERS_DELAY of the time, and they use OTHERS_PART
+# of the cores.
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
-# Why a server's queue and its batches are not judged then.
+# Why a server's queue and batches are not judged while other programs have the cores.
 BECAUSE_OF_OTHERS = "requests may wait only because other programs have the cores"
-# Fewer threads compute less side by side, too: the gain is an estimate.
+# The highest confidence: fewer threads also compute less in parallel, so the gain is an estimate.
 SURE = 0.45
 # Phases in which libraries divide an operation among threads.
 TOGETHER = ("forward", "backward", "optimizer")
@@ -44,12 +44,12 @@ class Crowd(msgspec.Struct, frozen=True):
     """Threads that want cores at the same time.
 
     usable         cores that the run may use
-    wanted         cores that its threads run on or wait for; `making` of them make what the stepping thread takes over
+    wanted         cores that its threads run on or wait for; producers of the stepping thread want `making` of them
     others         cores that other programs use
     delay          share of the time in which the main thread waits for a core
-    kept_waiting   the same of the time in which it has something to do, which a server has not always
+    kept_waiting   the same as a share of the time in which it has work: a server rests between requests
     threads, worker_threads   how many threads of the `ranks` and of the loader `workers` want a core
-    most           those of the rank that has most
+    most           how many threads want a core in the rank that has most of them
     own            whether the run's own threads are too many
     """
 
@@ -77,10 +77,10 @@ class Crowd(msgspec.Struct, frozen=True):
         return not self.own and self.others >= OTHERS_PART * self.usable and self.kept_waiting >= OTHERS_DELAY
 
 
-# The kernel's queues tell of a crowd before any step was seen.
+# It needs no steps: the kernel's run queues show a lack of cores before any step was seen.
 @rule("cpu-oversubscription", 0.12, 0.07, scope=Scope(everywhere=True), missing=None)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether the run's own threads take each other's cores, or its quota stops them; else who takes them."""
+    """Whether the quota stops the run's threads, or these take each other's cores; else whether other programs do."""
     crowd = _crowd(snapshot)
     if crowd is None:
         return "run queues of the threads have not been read twice yet"
@@ -100,11 +100,12 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     ranks, workers = ([one for one in host.processes if one.role == role] for role in ("rank", "loader-worker"))
     threads, worker_threads = (sum(one.wanting or 0 for one in those) for those in (ranks, workers))
     most = max((one.wanting or 0 for one in ranks), default=0)
-    # What each wants now as a part of what all want on average.
+    # What each process wants now, scaled so that all together want as much as they do on average.
     now = sum(one.wanted or 0.0 for one in host.processes)
     each = {one.pid: (one.wanted or 0.0) * (wanted / now if now else 0.0) for one in (*ranks, *workers)}
-    # What threads and processes beside the stepping one make, such as batches, has to be made by however many. Threads
-    # with a request each are a queue if they wait for a core, which would be as long elsewhere if they were fewer.
+    # What producers make for the stepping thread, such as batches, has to be made by however many threads, so they do
+    # not count as too many. Nor do threads of a server with a request each: those that wait for a core are a queue,
+    # and with fewer threads the requests would queue elsewhere.
     makers = [entry for entry in producer_entries(snapshot) if entry.activity in RUNNING and not serves(snapshot)]
     within = [entry for entry in makers if ledger is not None and entry.pid == ledger.pid]
     making, answering = cores_wanted(makers), _answering(snapshot)
@@ -112,8 +113,8 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     alone = most - answering - len({entry.thread for entry in within}) > usable and one_rank >= OWN_CROWD * usable
     together = threads + worker_threads - answering - len({(entry.pid, entry.thread) for entry in makers})
     crowded = wanted - making >= CROWDED * usable and together >= CROWDED * usable + 1
-    # One thread in each process is none too many, unless more of those than cores compute: the one that steps takes
-    # turns with those that load for it.
+    # One thread per process is not too many, unless more processes compute than there are cores plus one: the process
+    # that steps takes turns with those that load for it.
     several = max(each.values(), default=0.0) >= MORE_THAN_ONE or sum(one >= SOME for one in each.values()) > usable + 1
     return Crowd(
         usable=usable,
@@ -132,7 +133,7 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
 
 
 def _answering(snapshot: Snapshot) -> int:
-    """How many threads of a server have a request to themselves; the threads of a pool have one name together."""
+    """How many threads of a server have a request to themselves; the ledger has threads of a pool under one name."""
     ledger, stacks = lead_ledger(snapshot), snapshot.stacks
     if ledger is None or stacks is None or snapshot.kind != "inference":
         return 0
@@ -147,9 +148,9 @@ def _answering(snapshot: Snapshot) -> int:
 
 def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
     """The verdict on more threads than there are cores."""
-    # Threads that compute together wait for each other at the end of every operation: for the one without a core.
+    # At the end of every operation, the threads that compute it wait for the one that had no core.
     together = main_lines(snapshot, lambda entry: entry.phase in TOGETHER and entry.activity in ("wait-lock", "wait"))
-    # The part of these waits in which the run's own threads have the cores, rather than others.
+    # Only the part of these waits counts in which the run's own threads have the cores, rather than others.
     own = max(0.0, crowd.wanted - 1.0 - crowd.making)
     waits = crowd.delay + together.share
     share = min(waits * own / (own + crowd.making + crowd.others) if own else 0.0, host_limit(snapshot), 0.95)
@@ -190,7 +191,7 @@ def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> list[Fix]:
 
 
 def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
-    # Cores that others use are not there for a barrier to wait on.
+    # Cores that others use are left out: a thread without a core holds up every barrier.
     each = max(1, int((crowd.usable - crowd.others + 0.3) // max(1, crowd.ranks)))
     now = snapshot.facts.threads if snapshot.facts else None
     before = f" instead of {now} threads" if now and now > each else ""
@@ -198,7 +199,7 @@ def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
 
 
 def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation:
-    """The control group's quota ran out: the kernel stops every thread until the next period."""
+    """The verdict that the control group's quota runs out: the kernel stops every thread until the next period."""
     share = min(crowd.delay, throttled, host_limit(snapshot), 0.95)
     enough = max(1, int(crowd.usable // max(1, crowd.ranks)))
     return Explanation(
@@ -218,13 +219,13 @@ def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation
 
 
 def others_have_cores(snapshot: Snapshot) -> bool:
-    """Whether somebody else's load keeps the run from its cores."""
+    """Whether the load of other programs keeps the run from its cores."""
     crowd = _crowd(snapshot)
     return crowd is not None and crowd.held_up
 
 
 def _of_others(snapshot: Snapshot, crowd: Crowd) -> Explanation | None:
-    """The run wants no more than there is, and does not get it: somebody else's load, and no fault of the run."""
+    """The verdict, for information, that other programs have the cores; None if they do not keep the run waiting."""
     if not crowd.held_up:
         return None
     own = [fix(_fewer_threads(snapshot, crowd))] if crowd.most > crowd.usable else []

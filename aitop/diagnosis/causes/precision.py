@@ -13,8 +13,8 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import percent
 
-# Half the bytes and twice the lanes: what computes in float64 takes half the time in float32. Small operations gain
-# less; on a CPU products were measured at 1.9 to 2.3 times, tanh at 1.7 to 1.9, sigmoid at up to 2.8.
+# What computes in float64 takes half the time in float32: half the bytes, and twice the SIMD lanes. Small operations
+# gain less; on a CPU products became 1.9 to 2.3 times as fast, tanh 1.7 to 1.9, sigmoid up to 2.8.
 FLOAT64_SAVED, LEAST_SAVED, MOST_SAVED = 0.5, 0.25, 0.65
 # Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
 FLOAT32_SAVED = 1.0 - 1.0 / 4.0
@@ -79,9 +79,10 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
 
 
 def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
-    """Share of a step on the CPU that computes, without what calling operations from Python costs, there and back.
+    """Share of a step on the CPU that computes, without the cost of calling operations, forward and backward.
 
-    Who calls them holds the interpreter's lock, and they are in the graph: the smaller of what both allow counts.
+    That cost is estimated from the part of the time in which the GIL is held, and from the number of operations in the
+    graph; the smaller estimate counts.
     """
     phases = ("forward", "backward", "optimizer", "evaluation")
     whole = main_lines(snapshot, lambda entry: entry.phase in phases or entry.within_step).share
@@ -94,17 +95,17 @@ def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
 
 
 def _tensor_cores(snapshot: Snapshot) -> tuple[bool, bool]:
-    """Whether the devices have tensor cores that take TF32, and whether it is known that they have none at all."""
+    """Whether the devices have tensor cores for TF32, and whether they are known to have no tensor cores at all."""
     names = [device.name for device in own_devices(snapshot) if device.name]
     tf32 = any(TF32.search(name) for name in names)
     return tf32, bool(names) and not tf32 and not any(HALF_ONLY.search(name) for name in names)
 
 
 def _by_counters(snapshot: Snapshot) -> Explanation | None:
-    """What the device's own counters tell of float32 beside idle tensor cores, of a program in whatever library.
+    """The verdict that the device's own counters give on float32 beside idle tensor cores, whatever library is in use.
 
-    On an H100 they had the float32 units of products at work for 0.74 of the time where these took 0.69 of what the
-    data sheet says, those of normalisations for 0.09.
+    On an H100 they showed float32 units at work for 0.74 of the time in matrix products that reached 0.69 of the data
+    sheet's figure, and for 0.09 in normalisations.
     """
     tf32, _ = _tensor_cores(snapshot)
     products, tensor = activity_of_devices(snapshot, "fp32"), activity_of_devices(snapshot, "tensor")
@@ -130,7 +131,7 @@ def _by_counters(snapshot: Snapshot) -> Explanation | None:
 
 
 def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
-    """float32 products on plain cores, with tensor cores idle beside them."""
+    """The verdict on float32 products on plain cores, with tensor cores idle beside them."""
     if facts.autocast or (facts.matmul_precision or "highest") != "highest":
         return None
     if facts.matmul_precision is None:
@@ -163,7 +164,7 @@ def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(tensor is not None, mfu is not None, tf32),
-        # The gain hangs on how much of the time is products, which is an estimate.
+        # The gain depends on how much of the time is products, which is an estimate.
         most_sure=0.6,
         title="float32 products leave the tensor cores idle",
         lines=main_lines(snapshot, lambda entry: entry.phase == "forward"),

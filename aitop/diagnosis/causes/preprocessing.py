@@ -24,7 +24,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, plural
 from aitop.model.verdict import Fix
 
-# From here on most of what a request waits for is its input: whoever asks feels that, however few ask.
+# From this share on, most of a request's time is spent making its input: users feel that, however few requests come.
 MOSTLY = 0.5
 WORTH_IT = 1.05
 
@@ -41,7 +41,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         snapshot,
         lambda entry: (
             entry.does in RUNNING
-            # What a serving library does between the user's calls is its own hand-over.
+            # Without a user's line and without library work, it is the serving library's own hand-over.
             and (entry.where is not None or entry.work is not None)
             and not blocks_loop(entry)
             and (
@@ -85,7 +85,7 @@ def _made(lines: Lines) -> str:
 
 
 def _most_work(lines: Lines) -> str:
-    """The kind of work that libraries below the lines do for most of the time."""
+    """The kind of library work that takes most of the lines' time; empty if that is work of no library."""
     weights = shares_by(lines.entries, lambda entry: entry.work or "")
     return max(weights, key=lambda work: weights[work])
 

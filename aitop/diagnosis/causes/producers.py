@@ -1,4 +1,4 @@
-"""Who makes the data that steps wait for, why they are late, and what would hide or end the wait."""
+"""Who makes the data that steps wait for, why the data come late, and what would hide or end the wait."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, plural, rate
 from aitop.model.verdict import Fix, Setting, Where
 
-# Workers that use less of a core than this part of the time in which they work are waiting rather than computing.
+# Workers wait rather than compute if the cores that they want are less than this part of the time that they work.
 BUSY_CORES = 0.5
-# A smaller gain than WORTH_IT is not worth a change; one of this share of what the wait costs names the cause.
+# A speedup below WORTH_IT is not worth a change. Too few workers are the cause if more of them gain at least the part
+# MOST_OF_IT of what ending the wait would gain.
 WORTH_IT, MOST_OF_IT = 1.03, 0.5
-# Threads and processes that wait for nearly all of the time are not why the step waits.
+# The step does not wait for threads or processes that work for less than this part of their time.
 LEAST_MAKING = 0.3
-# A worker slows the others down if it is busy for at least SLOW_BUSY of the time, and they for at most MOST_OF_OTHERS
-# as long.
+# One worker holds up the others if it is busy for at least SLOW_BUSY of the time, and each of them for at most
+# MOST_OF_OTHERS as long, in at least SLOW_READINGS readings.
 SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS = 3, 0.5, 0.5
 # Seconds above which the start of a loader counts, and the share of all waits that such starts must make up.
 START, MOSTLY_STARTS = 0.002, 0.6
-# Waits that more workers can have at the same time, other than for the interpreter's lock, say.
+# Waits that several workers can spend at the same time, unlike those for the GIL.
 BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait", "wait-child"})
-# What those who make data may wait for: what they are doing then, and what to do about it.
+# What the makers of data may wait for: words for what they do meanwhile, and the fix.
 SOURCES = {
     "file": ("reading files", "read at {place} from faster or nearer storage, larger files, or a local cache"),
     "network": (
@@ -59,7 +60,7 @@ SOURCES = {
 
 
 class Why(msgspec.Struct, frozen=True):
-    """Why data come late. `confirmed`: a second signal agrees. `proven`: the gain is; if not, it is information."""
+    """Why data come late. `confirmed`: a second signal agrees. Unless the gain is `proven`, it is only information."""
 
     subtype: str
     where: tuple[Where, ...]
@@ -89,7 +90,10 @@ def of_loader(snapshot: Snapshot, share: float) -> Why:
 
 
 def _respawn(snapshot: Snapshot, share: float) -> Why | None:
-    """Waits only where a loader is started anew: its workers are made again at every epoch."""
+    """Why data come late if steps wait mainly at starts of the loader: its workers are created anew at every epoch.
+
+    None if they wait elsewhere.
+    """
     loaders = [loader for loader in (snapshot.facts.loaders if snapshot.facts else ()) if loader.workers]
     if loaders and all(loader.persistent for loader in loaders):
         return None
@@ -98,7 +102,7 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
     spawning = main_lines(snapshot, lambda entry: entry.activity == "spawn")
     if steps:
         lost = sum(step.loading for step in starts)
-        # Taking a batch that lies ready is no wait, however long it takes on a crowded machine.
+        # Taking a batch that was ready is no wait, however long it takes on a crowded machine.
         waited = sum(step.loading for step in steps if step.loader_start or not step.queue_ready)
         if len(starts) < 2 or waited <= 0 or lost < MOSTLY_STARTS * waited:
             return None
@@ -123,12 +127,12 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
 
 
 def workers_at_work(snapshot: Snapshot) -> float | None:
-    """Share of their time in which loader workers make samples; None where there are none or no stacks of them."""
+    """Mean share of their time in which loader workers make samples; None if there are none, or no stacks of them."""
     return worker_lines(snapshot).share if sampled_workers(snapshot) else None
 
 
 def waited_empty(snapshot: Snapshot) -> float | None:
-    """The share (0..1) of the measured wait for data that fell to steps for which no batch lay ready.
+    """The share (0..1) of the measured wait for data in steps for which no batch was ready.
 
     None where the queue was not measured.
     """
@@ -141,15 +145,15 @@ def waited_empty(snapshot: Snapshot) -> float | None:
 
 
 def handing_over(snapshot: Snapshot) -> float:
-    """Share of a step saved without loader workers, where taking over a batch costs more than making it; else 0.
+    """Share of a step that num_workers=0 would save, where taking over a batch costs more than making it; else 0.
 
-    The stepping thread would do their work itself, which is taken at the upper bound of its interval.
+    The stepping thread would do the workers' work itself; the upper bound of that work counts.
     """
     return max(0.0, 1.0 - _without_workers(snapshot).likely)
 
 
 def _without_workers(snapshot: Snapshot) -> Length:
-    """The step without loader workers."""
+    """The length of the step with num_workers=0."""
     samples = sum(process.samples for process in sampled_workers(snapshot))
     _, most = interval(workers_at_work(snapshot) or 0.0, samples)
     wait = main_lines(snapshot, lambda entry: entry.phase == "data").share
@@ -157,9 +161,9 @@ def _without_workers(snapshot: Snapshot) -> Length:
 
 
 def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
-    """Batches take longer to take over from the workers than to make.
+    """Why data come late if it takes longer to take over batches from the workers than to make them.
 
-    On a crowded machine a part of that is waiting for a core, which would go on without workers: no gain is proven.
+    On a crowded machine a part of that is waiting for a core, and would remain without workers: no gain is proven.
     """
     workers = len(loader_workers(snapshot))
     taking = main_lines(snapshot, lambda entry: entry.phase == "data")
@@ -186,7 +190,7 @@ def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
 
 
 def _in_main_process(snapshot: Snapshot, share: float) -> Why:
-    """num_workers=0: loading happens inside `next()`."""
+    """Why data come late with num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
     free, blocked = free_cores(snapshot), _blocked(lines)
     workers, beside = _with_best_workers(snapshot, share, blocked)
@@ -224,7 +228,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     )
     best = loading.best_workers()
     if blocked:
-        # How many wait at once costs nothing; what they all compute needs cores, and others may have those.
+        # `best` is not limited by cores, since waiting needs none. But the little that workers compute does.
         loading = replace(loading, cores_each=wanted)
     more = loading.with_workers(best)
     subtype = _subtype(lines, blocked, more, share)
@@ -319,7 +323,7 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 
 
 def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
-    """Reinforcement learning: the environment is stepped by the thread that computes, or by those that it waits for."""
+    """Why an environment (RL) takes long: the thread that computes steps it, or others for which that thread waits."""
     made = makers(snapshot) if lines.part(lambda entry: entry.activity in HANDED_WAITS) >= LEAST_MAKING else None
     steppers = made.count if made is not None else 0
     lines = made.lines if made is not None else lines
@@ -359,12 +363,12 @@ class Makers(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """3 processes."""
+        """Their number and kind, as in "3 processes"."""
         return plural(self.count, "process", "processes") if self.processes else plural(self.count, "thread")
 
 
 def makers(snapshot: Snapshot) -> Makers | None:
-    """Who makes the batches: other threads of the process, else processes below it; None where nobody works on any."""
+    """Who makes the batches: other threads of the process, else other processes; None where nobody works enough."""
     ledger = lead_ledger(snapshot)
     others = producer_entries(snapshot)
     threads = [entry for entry in others if ledger and entry.pid == ledger.pid]
@@ -393,7 +397,7 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
 
 
 def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> Why:
-    """Why those who make the batches, for which the stepping thread waits on these lines, are too slow."""
+    """Why the threads or processes that make the batches are too slow. `waits`: where the stepping thread waits."""
     made = makers(snapshot)
     if made is None:
         resting = "no thread or process of the run works on batches for long: handing them over takes the time"
@@ -419,7 +423,7 @@ def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> W
         (*evidence, *_free(free)),
         tuple(fixes),
         confirmed=made.lines.share > 0.6,
-        # Where no step is seen, what they compute may be what the program is there for.
+        # If no step was seen, what they compute may be what the program is for.
         proven=stepping(snapshot) or made.lines.part(computes) <= 0.5,
     )
 
@@ -428,7 +432,7 @@ def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> W
 
 
 def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: int = 0) -> tuple[int, Length]:
-    """How many workers hide a wait best, where `makers` make the data now, and the step with them."""
+    """How many workers hide the wait best, and the step with them; now there are `makers` of them."""
     cores = WAITING if blocked else 1.0
     loading = Loading(wait=share, makers=makers, cores_each=cores, free_cores=free_cores(snapshot))
     workers = loading.best_workers()
@@ -436,9 +440,10 @@ def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: 
 
 
 def _subtype(lines: Lines, blocked: bool, more: Length | None, share: float) -> str:
-    """What makes the data late: `more` workers would end most of this wait, or their work on these lines is the cause.
+    """The subtype that says why the data come late.
 
-    None: there can be no more of those who make the data now.
+    It is "workers" if more of them would end most of the wait; otherwise it is their work on these lines. `more` is the
+    step with more workers, None if there can be no more of those who make the data now.
     """
     if lines.part(lambda entry: entry.work in ("collate", "pin")) > 0.5:
         return "collate"
@@ -449,7 +454,7 @@ def _subtype(lines: Lines, blocked: bool, more: Length | None, share: float) -> 
 
 
 def _blocked(lines: Lines) -> bool:
-    """Whether whoever makes the data mostly waits for something that others can wait for at the same time."""
+    """Whether the makers of the data mostly wait for something that several can wait for at the same time."""
     return lines.part(lambda entry: entry.does in BLOCKED) > 0.5
 
 
@@ -459,7 +464,7 @@ def reads(entry: Entry) -> bool:
 
 
 def _source(lines: Lines) -> tuple[str, str] | None:
-    """What those entries wait for (see SOURCES): file, network or database; None where nothing tells."""
+    """The row of SOURCES (file, network or database) for which these entries wait most; None where nothing tells."""
     weights = {
         "database": lines.part(lambda entry: entry.work == "database"),
         "network": lines.part(lambda entry: entry.activity == "wait-network" or entry.work == "network"),
@@ -470,7 +475,7 @@ def _source(lines: Lines) -> tuple[str, str] | None:
 
 
 def _doing(lines: Lines, *, blocked: bool) -> str:
-    """What those who make the data do for most of the time."""
+    """Words for what the makers of the data do for most of the time."""
     if not blocked:
         return "computing"
     source = _source(lines)

@@ -1,7 +1,7 @@
 """python-overhead: the interpreter, rather than operations, takes the time: around tiny operations, or in code between
 them.
 
-Who holds the interpreter's lock on a line runs Python there: large operations let go of it. So the ledger's "python" of
+A thread that holds the GIL on a line runs Python there, since large operations release it. So the ledger's "python" of
 the forward pass is what Python and the calls of operations cost, whatever the code looks like.
 """
 
@@ -34,10 +34,10 @@ from aitop.model.units import count, percent
 from aitop.model.verdict import Fix
 from aitop.stacks.libraries import COMPUTES
 
-# The interpreter's lock is held for at least this part of lines whose operations are called one by one from Python:
-# 21 % and more where those are tiny, 1 to 5 % of an nn.GRU. More is asked for where the operations were not counted.
+# A line calls operations one by one from Python if it holds the GIL for at least this part of its time: tiny operations
+# hold it for 21 % and more, an nn.GRU for 1 to 5 %. More is required where the operations were not counted.
 LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.1, 0.25
-# In a smaller share of the time there are too few looks at the lock to judge it without a count of operations.
+# In a smaller share of the time there are too few samples of the GIL to judge it without a count of operations.
 LEAST_SEEN = 0.1
 # Below this share, Python between the phases is not worth naming beside that of the model.
 SOME = 0.05
@@ -55,7 +55,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0
-    # On a GPU what launches take is told by how long the device waits for them; Python proper stays Python.
+    # On a GPU, how long the device waits tells what launches cost (launch-bound); here only Python itself counts.
     per_op = None if gpu else _seconds_per_op(snapshot, model.share)
     tiny = per_op is not None and per_op <= op_cost.MOSTLY_CALLING
     in_model = python.share if gpu else _around_operations(snapshot, model, tiny=tiny, counted=per_op is not None)
@@ -66,10 +66,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     mostly_model = in_model > between
     surely = 0.7 * share
     if per_op is not None and not tiny:
-        # Operations that are no tiny ones are more than calls: only what holds the lock goes for certain.
+        # Operations that are not tiny take more than their calls: only what holds the GIL is certain to go.
         surely = min(surely, 1.0 - without(python.share + between, (*python.entries, *beside.entries)).most)
     claims = (*((python if gpu else model).entries if in_model else ()), *(beside.entries if between else ()))
-    # Where Python runs, rather than where a native call takes long beside it.
+    # The lines where Python runs, not those of native calls that take long beside it.
     lines = python if mostly_model else beside
     gradients = lines.part(lambda entry: entry.phase == "backward") > 0.5
     between_words = "in gradients of its own" if gradients else "between its phases"
@@ -85,10 +85,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity="info" if once else None,
         share=share,
-        # What large operations would take instead is not known: at most all of it goes.
+        # What large operations would take instead is not known: at most all of the share is saved.
         gone=estimated(share, surely, share + 0.9 * (1.0 - share)) if mostly_model else share,
         signals=(tiny and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
-        # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
+        # On a GPU every operation takes the host a few microseconds, however much it computes: that costs something
+        # only if the device idles.
         doubtful=once or host_unproven(snapshot),
         title=f"{percent(share)} of {each_unit(snapshot)} is Python {around}",
         lines=lines,
@@ -99,9 +100,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _around_operations(snapshot: Snapshot, model: Lines, *, tiny: bool, counted: bool) -> float:
-    """Share of a step that goes into calling operations on the CPU from these lines, and back through them."""
+    """Share of a step that calls of operations from these lines cost on the CPU, forward and backward."""
     if not tiny and snapshot.kind != "training":
-        # In inference the cost of calling the model for a few samples is a matter of the batch.
+        # In inference, what it costs to call the model for a few samples is a matter of the batch (underbatched).
         return 0.0
     least_held, least_seen = (LEAST_HELD, 0.0) if tiny else (LEAST_HELD_UNCOUNTED, LEAST_SEEN)
     forward = lines_of(entry for entry in model.entries if entry.phase == "forward")
@@ -109,17 +110,17 @@ def _around_operations(snapshot: Snapshot, model: Lines, *, tiny: bool, counted:
     both = calling + _calling(lines_of(entry for entry in model.entries if entry.phase != "forward"), least_held)
     if both < least_seen:
         return 0.0
-    # Where the operations of the graph are no tiny ones, those that are tiny are in none.
+    # If the operations of the autograd graph are not tiny, the tiny ones are not in the graph: they have no backward.
     if calling <= least_seen or (counted and not tiny):
         return both
-    # As much of the backward pass goes back through calls as the forward pass was made of.
+    # Calls are taken to make up the same part of the backward pass as of the forward pass.
     return both + main_lines(snapshot, lambda entry: entry.phase == "backward").share * calling / forward.share
 
 
 def _calling(lines: Lines, least_held: float) -> float:
-    """The share of time that calls take on these lines; 0 where the lock is held for less than this part of it.
+    """The share of time that calls take on these lines; 0 if these hold the GIL for less than `least_held` of theirs.
 
-    A call is made of Python, which holds the lock, and of what torch does around the arithmetic, which does not.
+    A call consists of Python, which holds the GIL, and of what torch does around the arithmetic, which does not.
     """
     if lines.part(lambda entry: entry.does == "python") < least_held:
         return 0.0
@@ -128,7 +129,7 @@ def _calling(lines: Lines, least_held: float) -> float:
 
 
 def _in_python(host: Lines) -> Lines:
-    """The Python of host code, with the small operations of the same functions: whoever runs these less ends both."""
+    """The Python of host code, with the small operations of the same functions: running these less saves both."""
     running = lines_of(entry for entry in host.entries if entry.does in RUNNING)
     python = [entry for entry in running.entries if entry.does == "python"]
     in_line, of_line = held_by_line(python), shares_by(running.lines, lambda entry: entry.at)
@@ -144,7 +145,7 @@ def _in_python(host: Lines) -> Lines:
 
 
 def _of_host(entry: Entry) -> bool:
-    """Whether code runs beside the model: around its phases, or in a gradient that is computed without tensors."""
+    """Whether code runs beside the model: around its phases, or in a gradient of the user's own without tensors."""
     return entry.phase in HOST or (entry.phase == "backward" and entry.work is None and entry.where is not None)
 
 

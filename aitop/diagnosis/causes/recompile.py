@@ -23,13 +23,14 @@ from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
 ENTER, LEAVE = 0.08, 0.05
-# Compiling at the start is as it should be, and again for evaluation and for a smaller last batch. It must take turns
-# with something else in more than so many windows of stacks, and still go on; or be counted so often.
+# Compiling is normal at the start, and again for evaluation and for a smaller last batch. It is a fault if it takes
+# turns with something else in more than MIN_WINDOWS windows of stacks and still goes on, or if the count of
+# recompilations rose at least MIN_RISES times in the last SEEN_SECONDS.
 MIN_WINDOWS, PART_OF_WINDOW = 3, 0.05
 MIN_RISES, SEEN_SECONDS = 3, 30.0
-# Compiling for at least this share of the time is what there is to say, even if it may be that of the start.
+# Compiling for at least this share of the time is told, as information, even if it may be that of the start.
 MOSTLY = 0.5
-# How many windows count as the newest where windows have no time of their own.
+# How many windows of stacks count as the newest; they have no times of their own.
 NEWEST = 2
 
 
@@ -46,7 +47,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     share = compiling.share
     if share < LEAVE:
         return None
-    # Compiling makes so many objects that the collector starts by itself: that ends with it.
+    # Compiling makes so many objects that the garbage collector starts by itself: those collections end with it.
     collecting = main_lines(snapshot, lambda entry: entry.activity == "collect" and entry.where is None)
     evidence = [f"{percent(share)} of {samples_of(snapshot)} stack samples are inside of the compiler"]
     if rises:
@@ -62,7 +63,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append(at_leisure)
     at = f" at {short_place(compiling.where[0])}" if compiling.where else ""
     shapes = sorted({step.samples for step in records(snapshot) if step.samples})
-    # Frames of torch's compiled calls stand for the forward pass.
+    # If compiling is in the forward pass, the compiler is torch's: its compiled calls count as that phase.
     torch = snapshot.facts is not None or any(entry.phase == "forward" for entry in compiling.entries)
     varying = f" (batches of {shapes[0]} to {shapes[-1]} were seen)" if len(shapes) > 1 else ""
     return Explanation(
@@ -81,7 +82,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _perhaps(snapshot: Snapshot, compiling: Lines) -> Explanation | str:
-    """Where compiling may be that of the start: said only while it is most of what the program does."""
+    """The answer if compiling may be that of the start: information while it takes most of the time, else a reason."""
     unknown = "whether that goes on after warm-up is not known"
     process = main_stacks(snapshot)
     now = process is not None and sum(by_window(compiling.lines, process)[-NEWEST:]) > 0
@@ -94,7 +95,7 @@ def _perhaps(snapshot: Snapshot, compiling: Lines) -> Explanation | str:
         doubtful=True,
         title=f"{percent(compiling.share)} of {each_unit(snapshot)} is compiling: {unknown}",
         lines=compiling,
-        # Nothing is explained by it yet.
+        # It explains nothing yet, so other causes may claim these entries.
         claims=(),
         evidence=[f"{percent(compiling.share)} of {samples_of(snapshot)} stack samples are inside of the compiler"],
     )
@@ -116,11 +117,11 @@ def _with_others(share: float) -> tuple[Fix, ...]:
 
 
 def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WINDOW) -> bool:
-    """Whether one line compiles for at least a part of several windows of stacks, the newest among them, and not all.
+    """Whether one line compiles in turns with other work, in several windows of stacks, one of the newest among them.
 
-    What is compiled at the start fills its windows, or comes once. Where each step compiles nothing else may be seen,
-    but compiling begins with tracing the user's function: windows with both that, however short, and what follows
-    count as well.
+    It has to take the part `least` of a window, but not all of it: compiling at the start fills its windows, or comes
+    once. If every step compiles, nothing else may be seen. But each compilation begins with tracing the user's
+    function, so windows count as well that show tracing, however short, and what follows it.
     """
     process = main_stacks(snapshot)
     if process is None or not compiling.where:

@@ -28,23 +28,23 @@ MIN_STEPS, MIN_SECONDS = 16, 4.0
 MOST_STEPS = 512
 # The least growth over the steps seen; IF_CROWDED times as much where other programs take the cores.
 LEAST_GROWTH, IF_CROWDED = 0.12, 2.5
-# Seconds for which it has to last: a large rise is no surer than a small one. A wait for others drifts by itself, and
-# so does the update of the parameters with what neighbours leave of the memory's speed.
+# Seconds for which growth has to last, however large it is. The phases in DRIFTS need longer: a wait for others drifts
+# by itself, and so does the update of the parameters, with the memory bandwidth that other programs leave.
 LASTING, LASTING_DRIFT = 8.0, 25.0
 DRIFTS: tuple[Phase, ...] = ("data", "optimizer")
 FIT, CALM = 0.7, 0.1
-# From this share of its lines on, what grows explains them.
+# Growth claims the lines of its phase if it is at least this part of their share.
 EXPLAINS = 0.3
 # A phase is compared with the rest of the step only if each is at least this share of it.
 LEAST_PART = 0.1
-# Where the machine gets slower, what is always the same work rises by at least this part of what the whole step rises
-# by (relatively). If a run grows, it rose by at most 0.26 of it in six recordings: what grows takes caches from it.
+# If the machine gets slower, work that is always the same rises (relatively) by at least this part of the rise of the
+# whole step. In six recordings of runs that grow, it rose by at most 0.26 of that: what grows takes caches from it.
 SLOWED = 0.5
 # A line grows if its share of the samples rises over SHARE_PARTS parts by at least SURE_ERRORS standard errors, by
 # LEAST_RISE, and by the factor LEAST_RATIO.
 SHARE_PARTS, SURE_ERRORS, LEAST_RISE, LEAST_RATIO = 6, 3.0, 0.08, 1.3
 LEAST_SAMPLES = 200
-# Whoever reads the prediction mends the run later, and how long it was to go on is not known.
+# The gain is uncertain: the run is fixed later than the prediction is read, and how long it will go on is not known.
 NOW = "the predicted gain is that of this moment: it grows with every step, so how large it will be is not known"
 
 _PHASES: dict[Phase, Callable[[StepRecord], float]] = {
@@ -56,12 +56,15 @@ _PHASES: dict[Phase, Callable[[StepRecord], float]] = {
     "evaluation": lambda step: step.evaluation,
     "host": lambda step: max(0.0, step.outside - step.save - step.evaluation),
 }
-# Phases that no other one is measured by.
+# Phases that are left out when the growth of another phase is measured by the rest of the step.
 _WAITS: tuple[Phase, ...] = ("data", "save", "evaluation")
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """How step time rose: `first` and `last` in seconds (of a core, where steps run on the CPU)."""
+    """The rise of step time from `first` to `last` seconds (of CPU time, if steps run on the CPU and it was measured).
+
+    `steps` and `seconds` say over how many steps and how long. `phase` is the one that grows.
+    """
 
     first: float
     last: float
@@ -71,13 +74,13 @@ class Growth(msgspec.Struct, frozen=True):
 
     @property
     def part(self) -> float:
-        """How much of a step at the end had not been there at the start of the window."""
+        """The part (0..1) of a step at the end that was not there at the start."""
         return (self.last - self.first) / self.last
 
 
 @rule("step-time-growth", 1.0, 0.6)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """The verdict on steps that get slower; without step times, on a line that goes over a list that only grows."""
+    """The verdict on steps that get slower; if step times do not show it, on a line whose share of the time grows."""
     if snapshot.serving is not None and snapshot.kind != "training":
         return "how long a server's steps take follows what is asked of it"
     steps = snapshot.steps.spread if snapshot.steps else ()
@@ -92,7 +95,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         sampled = _of_stacks(snapshot)
         return sampled if isinstance(sampled, Explanation) else None
     if growth.phase == "optimizer" and has_denormals(snapshot.facts):
-        # optimizer-bound says why, and how long it would take without them.
+        # optimizer-bound says why, and how long the update would take without denormal numbers.
         return None
     if seconds < (LASTING_DRIFT if growth.phase in DRIFTS else LASTING):
         sampled = _of_stacks(snapshot)
@@ -102,7 +105,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _calm(snapshot: Snapshot) -> bool:
-    """Whether nobody else was seen to take the cores."""
+    """Whether the main thread hardly waits for a core, so that no shortage of cores makes steps longer."""
     return (mean_of(snapshot, "run_delay") or 0.0) < CALM
 
 
@@ -138,7 +141,8 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
     host = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.where is not None)
     for place in host.where:
         lines = _at(snapshot, place)
-        # Entries that differ in activity only share their counts. A lambda stands on its caller's line.
+        # Entries that differ only in activity share the counts of their line: count them once. Two functions may have
+        # samples on one line, as a lambda and its caller have.
         counts = {(entry.function, entry.position, entry.work): entry.by_window for entry in lines.entries}
         ends = rising_share([sum(numbers) for numbers in zip(*counts.values(), strict=True)], process.by_window)
         if ends is None:
@@ -148,7 +152,7 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
         return Explanation(
             severity="warning",
             share=share,
-            # What others take from the cores and caches makes some lines slower than others.
+            # Other programs that take cores and caches slow some lines down more than others.
             level=(last - first) / (LEAST_RISE * (1.0 if _calm(snapshot) else IF_CROWDED)),
             signals=(last > 2 * first,),
             title=f"{at} takes more and more of the time: {rose}",
@@ -173,10 +177,10 @@ def _fix(place: str, share: float) -> Fix:
 
 
 def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
-    """The share of samples at the begin and the end of a steady rise; None where it does not surely rise.
+    """The share of samples at the start and the end of a steady rise; None where it does not surely rise.
 
-    A straight line through the shares of equal parts of the time. Shares that scatter from part to part more than
-    chance allows, as bursts do, need a steeper rise.
+    A straight line is fitted through the shares of equal parts of the time. Shares that scatter from part to part more
+    than chance allows, as those of bursts do, need a steeper rise.
     """
     total, seen = sum(samples), 0
     parts = [(0, 0)] * SHARE_PARTS
@@ -191,8 +195,8 @@ def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, 
     slope, _ = line_through(range(SHARE_PARTS), shares)
     middle = (SHARE_PARTS - 1) / 2
     level = sum(shares) / SHARE_PARTS
-    # The variance of a part's share: by chance, or as seen between neighbouring parts where that is more. Seen as a
-    # distance from the line, it would count a rise that levels off as scatter: a share of 90 % has little room to grow.
+    # The variance of a part's share: that of sampling, or that between neighbouring parts if it is larger. Distances
+    # from the line would count a rise that levels off as scatter: a share of 90 % has little room to grow.
     chance = mean * (1.0 - mean) * SHARE_PARTS / total
     scatter = sum((after - before - slope) ** 2 for before, after in pairwise(shares)) / (2 * (SHARE_PARTS - 1))
     spread = sum((index - middle) ** 2 for index in range(SHARE_PARTS))
@@ -202,21 +206,23 @@ def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, 
 
 
 def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -> Growth | None:
-    """The rise of step time over these steps; None where it is not a steady one of the run's own making.
+    """The rise of step time over these steps; None where it is not steady, or not of the run's own making.
 
-    `device`: they run on a GPU. `calm`: nobody else was seen to take the cores.
+    `device`: they run on a GPU. `calm`: the main thread hardly waits for a core.
     """
     if _longer_batches(every):
         return None
     steps = every[:: max(1, len(every) // MOST_STEPS)]
     rises = _of_phases(steps)
     phase: Phase = max(rises, key=lambda name: rises[name], default="host")
-    # A core that others take slows steps down, too, but they do not use more of it. Fast steps are timed now and then.
+    # CPU time, if there is enough of it: other programs make steps longer, but not their CPU time. Of fast steps, only
+    # some are timed.
     timed = [] if device else [step for step in steps if step.cpu is not None]
     on_core = len(timed) >= MIN_STEPS
     clock = _medians([step.seconds for step in steps])
     medians = _medians([step.cpu or 0.0 for step in timed]) if on_core else clock
-    # Where only the wall clock tells, a machine that gets slower looks the same unless one phase is all there is.
+    # By the wall clock alone, a machine that gets slower looks like growth. So it counts only if there are cores
+    # enough and no phase can be compared with the rest of the step.
     if (on_core or device or (calm and not rises)) and _is_steady(medians) and not _is_the_machine(steps):
         rise = _slope(medians) * (PARTS - 1)
     elif rises.get(phase):
@@ -226,7 +232,7 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     middle = sum(medians) / PARTS
     last = middle + rise / 2
     if not rises.get(phase):
-        # No other phase is long enough to measure it by.
+        # No phase rises by the measure of the others: take the one that rises most by the clock.
         phase = max(_PHASES, key=lambda name: _slope(_medians(list(map(_PHASES[name], steps)))))
     return Growth(
         max(middle - rise / 2, 0.1 * last),
@@ -238,9 +244,10 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
 
 
 def _of_phases(steps: Sequence[StepRecord]) -> dict[Phase, float]:
-    """Seconds by which each phase rose, measured by the other phases of the same steps; 0 where it is no steady rise.
+    """Seconds by which each phase rose relative to the other phases of the same steps; 0 if the rise is not steady.
 
-    A machine that others use slows all phases down alike: their proportions stay.
+    If other programs slow the machine down, all phases get longer alike and keep their proportions. Phases that are too
+    short to compare (LEAST_PART) are left out.
     """
     whole = sum(_medians([step.seconds for step in steps]))
     working = [_working(step) for step in steps]
@@ -258,10 +265,10 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[Phase, float]:
 
 
 def _is_the_machine(steps: Sequence[StepRecord]) -> bool:
-    """Whether it is the machine that gets slower: the update of the parameters, always the same work, rises like the
-    whole step. Where no update is measured, every phase that works does.
+    """Whether the machine gets slower: the update of the parameters, always the same work, rises like the whole step.
 
-    Neighbours that fill the caches of a shared machine do not slow every phase down alike.
+    If no update is measured, every phase that works has to. The update comes first because other programs that fill the
+    caches of a shared machine do not slow all phases down alike.
     """
     whole = _medians([_working(step) for step in steps])
     phases = {name: _medians(list(map(value, steps))) for name, value in _PHASES.items() if name not in _WAITS}
@@ -271,7 +278,7 @@ def _is_the_machine(steps: Sequence[StepRecord]) -> bool:
 
 
 def _rise(medians: Sequence[float]) -> float:
-    """By how much a line through them rises, relative to their mean."""
+    """By how much a line through the medians rises, relative to their mean."""
     return _slope(medians) * PARTS * (PARTS - 1) / sum(medians)
 
 
@@ -290,7 +297,7 @@ def _slope(medians: Sequence[float]) -> float:
 
 
 def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
-    """Whether they lie on a rising line, whose later half rises as well."""
+    """Whether the medians lie on a rising line, and those of the later half rise as well."""
     slope, fits = line_through(range(PARTS), medians)
     return slope > 0 and fits >= fit and _slope(medians[-(PARTS // 2) :]) > 0.3 * slope
 
@@ -298,13 +305,13 @@ def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
 def _is_steady(medians: Sequence[float]) -> bool:
     """Whether the medians rise all the way, rather than once from one level to another.
 
-    They do that when a run has warmed up, or when the load of the machine changes.
+    A single change of level comes from the end of the warm-up, or from a change in the load of the machine.
     """
     return _rises(medians) and gradual(medians, range(1, PARTS))
 
 
 def _longer_batches(steps: Sequence[StepRecord]) -> bool:
-    """Whether later steps simply get more to do: more samples or longer sequences."""
+    """Whether later steps simply have more work: more samples or longer sequences."""
     third = len(steps) // 3
     for counts in ([step.samples for step in steps], [step.tokens for step in steps]):
         known = [count for count in counts if count is not None]

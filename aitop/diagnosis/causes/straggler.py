@@ -39,7 +39,7 @@ WORDS = {
 
 @rule("straggler", 0.1, 0.06, missing=too_few_steps)
 def straggler(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on the rank that the others wait for: the one that waits least itself."""
+    """The verdict on the rank that the others wait for: the one that is latest, or that is kept from its core."""
     ranks = snapshot.ranks
     timed = [view for view in ranks.ranks if view.work is not None and view.phases is not None] if ranks else []
     if ranks is None or not ranks.step or len(timed) < 2:
@@ -84,7 +84,7 @@ def _phases(view: RankView) -> RankPhases:
 
 
 def _each_collective(ranks: Ranks, least: float) -> list[str]:
-    """Who comes last to the collectives of a step, in words, for those in which at least `least` seconds are waited."""
+    """Evidence of who comes last to each collective of a step in which the others wait for `least` seconds or more."""
     return [
         f"collective {collective.place} of {len(ranks.collectives)} in a step: rank {collective.last} comes last in "
         f"{percent(collective.often)} of the steps, the others wait {1e3 * collective.waited:.1f} ms for the last one"
@@ -94,7 +94,7 @@ def _each_collective(ranks: Ranks, least: float) -> list[str]:
 
 
 def _over_others(late: RankView, others: Sequence[RankView]) -> float | None:
-    """Share of the time that this rank's main thread waits for a core, less the mean of the other ranks."""
+    """By how much the share of time that this rank's main thread waits for a core exceeds the mean of the others."""
     delays = [view.run_delay for view in others if view.run_delay is not None]
     return late.run_delay - fmean(delays) if late.run_delay is not None and delays else None
 
@@ -115,7 +115,7 @@ def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:
 
 
 def _uneven(ranks: Ranks) -> Explanation:
-    """The verdict where now one rank is late and now another."""
+    """The verdict where no rank is always the late one: now one is, now another."""
     share = (ranks.uneven or 0.0) / (ranks.step or 1.0)
     return Explanation(
         subtype="uneven",

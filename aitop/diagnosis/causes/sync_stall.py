@@ -1,7 +1,7 @@
 """sync-stall: the host waits for the device (`.item()`, `.cpu()`, printing a tensor), and the device then for the host.
 
-A wait for a busy device is no loss: without it the host would wait at the next one. Lost is only what the device
-idles while the host, done waiting, has nothing queued for it.
+A wait for a busy device is no loss: without it the host would wait at the next one. Only the time is lost in which the
+device idles, because after the wait the host has nothing queued for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENTER, LEAVE = 0.08, 0.05
 READ_EVERY = 50
 SELDOM = 1.0 - 1.0 / READ_EVERY
 
-# What to do about a call that waits, and how much of the wait goes with that.
+# What to do about a call that waits, and which part of the wait that saves.
 _SYNCHRONIZES = "take the synchronize() at {at} out; CUDA events time the device without stopping it", 1.0
 _PRINTS = f"print the tensor at {{at}} every {READ_EVERY} steps", SELDOM
 _DECIDES = f"decide on the device at {{at}} (torch.where, masks), or check every {READ_EVERY} steps", 1.0
@@ -29,7 +29,7 @@ _READS = (
     f"keep the value at {{at}} on the device (detach(), summed up there), and read it every {READ_EVERY} steps",
     SELDOM,
 )
-# Where no call was measured: what fits all of them.
+# The fix if no call was measured: it fits all of them.
 _ANY = (
     f"wait for the device at {{at}} every {READ_EVERY} steps only, or copy results with non_blocking=True and read "
     "them a step later",
@@ -93,7 +93,7 @@ def _fix(snapshot: Snapshot, place: Where, calls: tuple[CallSite, ...], share: f
     at, part = short_place(place), share * (1.0 if place.share is None else place.share)
     text, ended = kind = next((_OF_CALL[name] for name in names if name in _OF_CALL), _ANY)
     if snapshot.kind == "inference" and kind in (_COPIES, _READS, _ANY):
-        # Somebody waits for these results: they can be read later, not more rarely.
+        # Requests wait for these results: they can be read later, but not less often.
         return fix(f"launch the next batch before results are read at {at}, and read all of a batch in one call", part)
     return fix(text.format(at=at), part * ended)
 

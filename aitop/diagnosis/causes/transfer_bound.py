@@ -25,7 +25,7 @@ from aitop.model.units import percent, rate, size
 from aitop.model.verdict import Fix, Where
 
 ENTER, LEAVE = 0.08, 0.05
-# From this share of its capacity on, the link is the limit, however copies are made.
+# If at least this share of its capacity is in use, the link is the limit, however copies are made.
 SATURATED = 0.6
 # Copies smaller than SMALL_COPY are worth joining where a step has MANY_COPIES; more than LARGE_STEP bytes per step
 # are worth a narrower type.
@@ -50,13 +50,13 @@ class Copies(msgspec.Struct, frozen=True):
 
     @property
     def pageable(self) -> float | None:
-        """The part of the bytes that comes from memory which is not pinned; None where it was not counted."""
+        """The part (0..1) of the bytes that comes from memory which is not pinned; None where it was not counted."""
         return pageable_share(self.calls)
 
 
 @rule("transfer-bound", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether the device idles because its data are still on their way."""
+    """Whether the device idles while data are copied to it."""
     copies = _copies(snapshot)
     costs = max(copies.share, copies.link or 0.0) if copies.full else copies.share
     if costs < LEAVE:

@@ -1,4 +1,4 @@
-"""underbatched: samples or requests are handled so few at a time that most of a step does not depend on how many."""
+"""underbatched: batches are so small that most of a step costs the same for any number of samples or requests."""
 
 from __future__ import annotations
 
@@ -35,20 +35,24 @@ from aitop.model.verdict import Fix, Setting
 
 FEW_SAMPLES = 4
 BATCH = 32
-# What one core does with products of matrices, and reads of weights, in a second; more cores share the memory.
+# What one core computes in matrix products (FLOP/s), and what it reads of weights (bytes/s). More than MOST_READERS
+# cores read no faster: they share the memory.
 CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
 # The least share of a forward pass that does not depend on the batch.
 LEAST_FIXED = 0.3
 # Less work beside the model (cores) is not worth a word.
 LEAST_BESIDE = 0.05
-# Weights that would take longer to read than the step takes are not all read: those of experts.
+# If reading all weights would take more than this many times the forward pass, not all are read: a mixture of experts.
 ALL_READ = 3.0
 MOSTLY_IDLE = 0.5
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Seconds of a forward pass (or step) of `samples`: what it costs however many, and what each of them adds."""
+    """Seconds of a forward pass (or step) of `samples` samples: `fixed`, however many there are, and `each` per sample.
+
+    `measured`: it is no estimate.
+    """
 
     samples: float
     fixed: float
@@ -72,7 +76,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if len(steps) < MIN_STEPS:
         return "the model's inputs have no first dimension that could be a batch"
     samples = median_high(float(step.samples or 1) for step in steps)
-    # A server that has taken more at once takes as many as are there.
+    # A server that has once taken more takes as many as there are.
     most = samples if training else max(float(step.samples or 1) for step in steps)
     if most > FEW_SAMPLES or facts is None:
         return None
@@ -101,7 +105,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         doubtful=not cost.measured,
         title=f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time: "
         f"{percent(share)} of the time could serve {together}",
-        # Where the model is called a batch is put together, however the model is written.
+        # The lines that call the model, not those within it: batches are put together there.
         where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _around_call(snapshot).entries,
         evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup),
@@ -118,15 +122,15 @@ def _under_way(snapshot: Snapshot) -> int:
 def _beside_the_model(snapshot: Snapshot) -> float:
     """Cores that other threads of the model's process need for its requests, however many are in a batch.
 
-    They take turns with the model at the interpreter's lock. A batch of all requests under way leaves them nothing to
-    do meanwhile: each request takes so much longer. Other processes go on with the next requests.
+    They take turns with the model at the GIL. While a batch of all requests under way computes, they have nothing to
+    do, so their work adds to the time of each request. Other processes go on with the next requests, and do not count.
     """
     models = {ledger.pid for ledger in snapshot.ledgers}
     return cores_wanted(entry for entry in producer_entries(snapshot) if entry.pid in models)
 
 
 def _of_the_model(snapshot: Snapshot) -> float:
-    """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does."""
+    """Share of all time that is spent once per batch: in the model, and in the host code around its call."""
     forward = share_of_steps(records(snapshot), lambda step: step.forward) or 0.0
     return min(0.99, forward + min(_around_call(snapshot).share, max(0.0, 1.0 - forward)))
 
@@ -134,7 +138,7 @@ def _of_the_model(snapshot: Snapshot) -> float:
 def _around_call(snapshot: Snapshot) -> Lines:
     """The host code around the model's call that runs once per batch.
 
-    What the call itself calls, as `generate` calls its caller's processors, may do so for each sample.
+    Code that the call itself runs is left out, such as processors that are passed to `generate`: it may run per sample.
     """
     calls = {_above_forward(entry).at for entry in main_lines(snapshot, lambda entry: entry.phase == "forward").lines}
     return main_lines(
@@ -144,13 +148,13 @@ def _around_call(snapshot: Snapshot) -> Lines:
 
 
 def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:
-    """What a step of these few samples consists of; None where nothing says that batches would help."""
+    """The cost of a step with these few samples; None where nothing says that larger batches would help."""
     if on_gpu(snapshot):
         idle = idle_share(snapshot)
         if idle is None or idle < MOSTLY_IDLE:
             return None
         whole = median_high(step.seconds for step in steps)
-        # A device that idles has room for more at no cost; what it computes now grows with the batch.
+        # The idle time of the device is a fixed cost that more samples could fill; its busy time grows with the batch.
         return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, True)
     if snapshot.kind == "training":
         return _of_training(steps, samples, facts, running(snapshot))
@@ -158,7 +162,7 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
 
 
 def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
-    """Operations that take hardly longer than it takes to call them."""
+    """The cost of a training step whose operations take hardly longer than it takes to call them; else None."""
     if not facts.ops:
         return None
     each = median_high(step.forward for step in steps) * ran / facts.ops
@@ -166,7 +170,7 @@ def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, 
         return None
     whole = median_high(step.seconds for step in steps)
     computes = max(0.05, 1.0 - op_cost.FORWARD / each) * median_high(step.forward + step.backward for step in steps)
-    # What is computed on few samples is mostly what vectors of one sample cannot fill.
+    # With few samples, computing mostly leaves vector registers unfilled: 1 / FEW_SAMPLES of it grows with the batch.
     return Cost(samples, whole - computes / FEW_SAMPLES, computes / FEW_SAMPLES / samples, False)
 
 
@@ -217,7 +221,7 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, spe
 
 
 def _above_forward(entry: Entry) -> Entry:
-    """The entry at the line that calls the model, in place of a line that runs within the model."""
+    """The entry, moved from a line within the model to the line that calls the model."""
     if not 0 < entry.callers <= len(entry.via):
         return entry
     return moved_to(entry, entry.via[entry.callers - 1])

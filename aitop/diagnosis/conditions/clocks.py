@@ -1,4 +1,4 @@
-"""What holds the clocks of a device back: thermal-throttle and power-cap."""
+"""thermal-throttle and power-cap: what holds back the clock of a device."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix, Severity
 
-# Clocks that are held back by less cost nothing to speak of.
+# A clock that is held back by less than this part costs next to nothing.
 LEAST_HELD_BACK = 0.05
-# A limit below this part of what the maker set was lowered by somebody.
+# A power limit below this part of the maker's was lowered by somebody.
 LOWERED = 0.85
-# Power goes up faster than the clock does: about its square near the top, so the clock about as power's root.
-# The clock that more power would allow is a guess from that rule.
+# The confidence in a gain from more power. Near the top, power grows about with the square of the clock, so the clock
+# is taken to grow with the root of power: a guess.
 PREDICTED = 0.5
 UNTOLD = "the driver does not tell what holds the clocks back"
 
 
 @condition("thermal-throttle")
 def throttled(snapshot: Snapshot) -> Explanation | str | None:
-    """The clocks are held back by heat."""
+    """The verdict on a clock that is held back by heat."""
     missing = _missing(snapshot)
     hot = [device for device in own_devices(snapshot) if any("thermal" in reason for reason in device.throttle or ())]
     if missing or not hot:
@@ -49,7 +49,7 @@ def throttled(snapshot: Snapshot) -> Explanation | str | None:
 
 @condition("power-cap")
 def power_capped(snapshot: Snapshot) -> Explanation | str | None:
-    """The clocks are held back by a limit on power: as designed, or because somebody lowered it."""
+    """The verdict on a clock that is held back by a power limit: as designed, or because somebody lowered it."""
     missing = _missing(snapshot)
     capped = [device for device in own_devices(snapshot) if _by_power(device)]
     if missing or not capped:
@@ -89,14 +89,14 @@ def _by_power(device: GpuDevice) -> bool:
 
 
 def _limit_share(device: GpuDevice) -> float:
-    """The limit as a part of what the maker set; 1 where either is not known."""
+    """The power limit as a part of the maker's; 1 where either is not known."""
     if not device.power_limit or not device.power_limit_default:
         return 1.0
     return device.power_limit / device.power_limit_default
 
 
 def _gain(device: GpuDevice) -> float:
-    """How much faster the clock may run at the maker's limit, and at most."""
+    """The factor by which the clock may rise at the maker's power limit, at most to the highest clock of the device."""
     clock = _clock_share(device)
     return max(1.0, min(1.0 / clock, math.sqrt(1.0 / _limit_share(device))))
 
@@ -108,7 +108,7 @@ def _clock_share(device: GpuDevice) -> float:
 
 
 def _worth(device: GpuDevice, held_back: float) -> float:
-    """The share of step time that the lost clock costs: only what the device does gets faster with it."""
+    """The share of step time that the lost clock costs: only the time in which the device is busy would get shorter."""
     return held_back * (1.0 if device.busy is None else device.busy)
 
 

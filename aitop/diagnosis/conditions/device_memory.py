@@ -1,4 +1,4 @@
-"""Memory of a device that is nearly gone, or that lies in pieces: oom-risk and fragmentation."""
+"""oom-risk and fragmentation: memory of a device is nearly gone, or its allocator holds it in unusable pieces."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from aitop.model.verdict import Fix, Severity
 
 FULL = 0.92
 SOON_SECONDS = 600.0
-# An allocator that had to free its cache and try again counts as a device that is as full as this.
+# If the allocator ran out of memory, or had to free its cache and try again, the device counts as at least this full.
 RETRIED = 0.95
 COUNTER_SECONDS = 120.0
 WATCH_SECONDS = 60.0
-# What the driver and CUDA's libraries take for themselves on a device is no consumer to look for.
+# The driver and CUDA's libraries take up to this for themselves; only if more is missing it is worth a search.
 CONTEXT_BYTES = 1.5 * 2**30
 LEAST_WASTE = 256 * 2**20
 CROWDED = 0.7
@@ -41,7 +41,7 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class Held(msgspec.Struct, frozen=True):
-    """How full one device gets. Bytes; `need` is the most that tensors took at once, with what others hold beside it.
+    """How full one device gets, in bytes. `need` is the most that tensors took at once, plus what others hold.
 
     `others` is what the driver counts beyond the allocator: contexts, libraries, other processes. `retries` and `ooms`
     are of the last two minutes, None where they are not counted; `allocator` is None where the hook does not report.
@@ -68,7 +68,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def _full(snapshot: Snapshot) -> Explanation | str | None:
-    """A device that the run uses is nearly full at its peak, or its allocator ran out a moment ago."""
+    """The verdict if a device of the run is nearly full at its peak, or if its allocator ran out a moment ago."""
     held = max(_held(snapshot), key=lambda device: device.level, default=None)
     if held is None:
         untold = [device for device in own_devices(snapshot) if not device.memory_total]
@@ -120,7 +120,7 @@ def _held(snapshot: Snapshot) -> list[Held]:
 
 
 def _filling(snapshot: Snapshot, index: int) -> tuple[float | None, float | None]:
-    """How fast a device fills, in bytes per second, and the seconds that are left; None where it does not."""
+    """How fast a device fills (bytes per second), and in how many seconds it is full; (None, None) if it does not."""
     for name in (f"alloc{index}.allocated", f"gpu{index}.memory"):
         line = trend(snapshot.series.get(name), snapshot.time - WATCH_SECONDS)
         left = left_of(snapshot, name)
@@ -167,7 +167,7 @@ def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
 
 @condition("fragmentation", 0.2, 0.15)
 def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
-    """Memory that the allocator holds in pieces: free, but between blocks in use, so that it can give none back."""
+    """The verdict on memory that the allocator cannot give back: it is free, but in pieces between blocks in use."""
     counted = [held for held in _held(snapshot) if held.allocator is not None and _waste(held.allocator) is not None]
     if not counted:
         cuda = snapshot.facts is not None and snapshot.facts.cuda
@@ -209,9 +209,9 @@ def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _waste(allocator: AllocatorSample) -> float | None:
-    """Bytes in free pieces that even the peak of tensors found no use for; None where they are not counted.
+    """Bytes in free pieces that are not needed even at the peak of tensors; None where they are not counted.
 
-    Right after a step much is free between blocks in use, and is used again in the next one: that is no waste.
+    Right after a step much is free between blocks in use, but is used again in the next step: that is no waste.
     """
     if allocator.inactive_split is None or not allocator.reserved:
         return None
@@ -238,7 +238,7 @@ def _times(number: float) -> str:
 
 @condition("oom-risk", FULL, 0.88)
 def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
-    """A device that is nearly full; else a rank that holds much more than the others."""
+    """The verdict on a device that is nearly full; else on a rank that holds much more than the others."""
     full = _full(snapshot)
     if isinstance(full, Explanation) and (full.level or 0.0) >= FULL:
         return full
@@ -249,7 +249,7 @@ def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
 def _uneven(snapshot: Snapshot) -> Explanation | None:
     """The verdict on a rank that needs more memory than the others, on devices or else on the host.
 
-    Its level is 1 where the difference is large.
+    Its level is at least 1 where the difference is large enough to count (MORE, LEAST_BYTES).
     """
     ranks = snapshot.ranks.ranks if snapshot.ranks else ()
     devices = {device.index: device for device in snapshot.gpu.devices} if snapshot.gpu else {}

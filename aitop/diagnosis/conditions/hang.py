@@ -1,4 +1,4 @@
-"""No rank gets on, or no request of a server: hang, with the rank or the line that the others wait for."""
+"""hang: no rank makes progress, or no request of a server. Names the rank or the line that the others wait for."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
 MOST_GROUPS = 6
 MOST_STOPPED = 8
 MOST_FLIGHTS = 4
-# What a process may wait in that is alone.
+# Calls in which a process may wait without any other rank.
 OF_ONE = ("backward", "synchronize")
-# In which all ranks meet at first.
+# The call in which all ranks meet first.
 MEETS = "init_process_group"
 
 
@@ -39,7 +39,7 @@ class Odd(msgspec.Struct, frozen=True):
 
 @condition("hang")
 def hang(snapshot: Snapshot) -> Explanation | str | None:
-    """All ranks stand still for longer than is usual for this run, or a server with all its requests."""
+    """The verdict if all ranks, or all requests of a server, stand still for longer than is usual for this run."""
     still = snapshot.standstill
     if still is None or (not still.ranks and not still.gone):
         return stalled(snapshot)
@@ -64,7 +64,7 @@ def hang(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def odd_one(still: Standstill) -> Odd:
-    """Which rank it is, by what is surest."""
+    """The process or call that keeps the others waiting, by the surest sign that there is."""
     return (
         _stopped(still.ranks + still.workers)
         or _missing(still)
@@ -105,7 +105,7 @@ def _missing(still: Standstill) -> Odd | None:
 
 
 def _in_a_worker(still: Standstill) -> Odd | None:
-    """The finding that a rank waits for its loader, of which a worker stands in the user's code; None if not so."""
+    """The finding that a rank waits for its loader, and a worker of that stands in the user's code; None if not so."""
     loading = {process.rank for process in still.ranks if process.doing == "loading"}
     others = [process for process in still.ranks if process.doing not in ("loading", "collective")]
     stuck = [process for process in still.workers if process.doing == "fetching" and process.rank in loading]
@@ -161,7 +161,7 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
 
 
 def _behind(still: Standstill) -> Odd | None:
-    """The finding that all ranks are in one call, but some have left out a collective before it; None if not so."""
+    """The finding that all ranks are in one call, but some have skipped a collective before it; None if not so."""
     numbers = _behind_by_number(still)
     odd = [process for process in still.ranks if process.rank in numbers]
     if not odd or any(process.doing != "collective" for process in still.ranks):
@@ -276,11 +276,12 @@ def _list(words: Sequence[str]) -> str:
 
 
 def _behind_by_number(still: Standstill) -> tuple[int, ...]:
-    """The ranks that have begun fewer collectives than others, where that is known of all; those who wait for nothing
-    there are the ones that the others wait for.
+    """The ranks that have begun the fewest collectives, which the others wait for.
+
+    Empty unless the number is known of all ranks and differs between them.
     """
     notes = still.notes
-    # Each group counts for itself.
+    # Each process group numbers its own collectives.
     alike = notes is not None and len({flight.group for flight in notes.flights}) == 1
     flights = {flight.rank: flight.sequence for flight in notes.flights} if notes and alike else {}
     called = {rank.rank: rank.sequence for rank in still.ranks if rank.rank is not None and rank.sequence}
@@ -291,10 +292,10 @@ def _behind_by_number(still: Standstill) -> tuple[int, ...]:
 
 
 def noted(still: Standstill, snapshot: Snapshot) -> list[str]:
-    """What numbers of collectives, Flight Recorder and the driver say of a hang, in lines of evidence."""
+    """Evidence on a hang from the numbers of collectives, from torch's Flight Recorder, and from the driver."""
     lines = _sequences({rank.rank: rank.sequence for rank in still.ranks if rank.rank is not None and rank.sequence})
     if still.notes is not None:
-        # Those that are behind first.
+        # The ranks that are behind come first.
         flights = sorted(still.notes.flights, key=lambda flight: (flight.sequence, flight.rank))
         lines += [_flight(flight) for flight in flights[:MOST_FLIGHTS]]
     for device in snapshot.gpu.devices if snapshot.gpu else ():

@@ -1,4 +1,4 @@
-"""The device itself: gpu-shared, pcie-degraded, gpu-fault."""
+"""gpu-shared, pcie-degraded, gpu-fault: other jobs on a device, its PCIe link, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_LOAD = 0.1
 # Copies that keep a degraded link busy for less of the time are not what a step waits for.
 FULL_LINK = 0.3
 COUNTER_SECONDS = 300.0
-# Xids that a program brings upon itself (or that merely follow from one): no sign of a broken device.
+# Xids that are caused by a program, or that merely follow from such a one: no sign of a broken device.
 PROGRAM_XIDS = {
     13: "a kernel failed (out-of-range access, illegal instruction)",
     31: "a kernel touched memory that is not its own",
@@ -45,7 +45,7 @@ HARDWARE_XIDS = {
     154: "the driver asks for the GPU to be recovered: dmesg says how",
     171: "a memory error that could not be corrected",
 }
-# What the device dealt with itself, or what cost one program only.
+# Errors that the device handled by itself, or that cost only one program.
 MILD_XIDS = {63, 92, 94, 144, 145, 154}
 
 
@@ -64,7 +64,7 @@ def shared(snapshot: Snapshot) -> Explanation | str | None:
     others = [process for process in device.processes or () if not process.mine]
     busiest = max(others, key=lambda process: (process.sm or 0.0, process.memory or 0))
     computing = [process.sm for process in others if process.sm is not None]
-    # While the step waits for data, nobody takes the device from it.
+    # While the step waits for data, other jobs on the device cost it nothing.
     waits = snapshot.phases.data_wait or 0.0
     taken = min(0.95, sum(computing)) * (1.0 - waits) if any(computing) else None
     contended = device.busy is not None and device.busy >= CONTENDED
@@ -83,7 +83,7 @@ def shared(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _listed(device: GpuDevice) -> bool:
-    """Whether it is known who is on the device, and which of them is the run."""
+    """Whether it is known which processes use the device, and which of them are the run's."""
     return device.processes is not None and (not device.processes or any(process.mine for process in device.processes))
 
 
@@ -104,7 +104,7 @@ def _taken(device: GpuDevice) -> float:
 
 @condition("pcie-degraded")
 def slow_link(snapshot: Snapshot) -> Explanation | str | None:
-    """The PCIe link runs below what card and slot can do, although the device works."""
+    """The verdict on a PCIe link that runs below what card and slot can do, although the device works."""
     slow = [device for device in own_devices(snapshot) if _link_share(device) < 1.0]
     if not slow:
         return without_figures(snapshot)
@@ -167,14 +167,14 @@ def _link_used(device: GpuDevice) -> float | None:
 
 
 def _transfer(snapshot: Snapshot) -> float | None:
-    """Share of step time in which the host copies: phases by the device's clock do not have it."""
+    """Share of step time in which the host copies, from the steps: phases timed by the device clock do not have it."""
     measured = share_of_steps(records(snapshot), lambda step: step.transfer, MIN_STEPS)
     return snapshot.phases.transfer if measured is None else measured
 
 
 @condition("gpu-fault")
 def fault(snapshot: Snapshot) -> Explanation | str | None:
-    """A device of the run was lost, or reports errors: memory that could not be corrected, Xids."""
+    """The verdict on a device of the run that was lost or reports errors: uncorrected memory errors, Xids."""
     faults = [*(_lost(device) for device in lost_devices(snapshot))]
     faults += [one for device in own_devices(snapshot) if (one := _errors(snapshot, device)) is not None]
     if faults:

@@ -1,4 +1,4 @@
-"""host-memory-pressure: the machine's memory, or the control group's, is nearly gone, and what has taken it."""
+"""host-memory-pressure: the memory of the machine or of the control group is nearly gone. Names what has taken it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from aitop.model.verdict import Fix, Setting, Severity
 
 FULL = 0.93
 NEARLY_GONE = 0.97
-# From here on the run feels it: the share of time spent waiting for memory, and bytes per second read from swap.
+# From these on the lack of memory slows the run: the share of time spent waiting for it, bytes per second from swap.
 STALLED = 0.1
 SWAPPING = 4 * 2**20
 SOON_SECONDS = 900.0
 WATCH_SECONDS = 60.0
-# Forked workers start with their parent's pages, and each object that is read there is a page of their own.
+# Forked workers share their parent's pages until they read an object, which copies its page. Workers that see at least
+# this part of the memory of a rank are likely to have its data set.
 INHERITED = 0.5
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """Bytes left and of how many; the share of time in which threads waited for memory; bytes per second from swap."""
+    """How scarce memory is: bytes that are `left` of `total`, of the control group if `grouped`, else of the machine.
+
+    `stalled` is the share of time in which threads waited for memory, `swap_in` bytes per second read from swap; None
+    where they are not measured.
+    """
 
     left: int
     total: int
@@ -40,18 +45,18 @@ class Pressure(msgspec.Struct, frozen=True):
 
     @property
     def felt(self) -> bool:
-        """Whether somebody waits for memory already."""
+        """Whether threads wait for memory already."""
         return (self.stalled or 0.0) >= STALLED or (self.swap_in or 0.0) >= SWAPPING
 
     @property
     def level(self) -> float:
-        """How full it is, where waiting for memory counts as full."""
+        """`used`, but at least NEARLY_GONE if threads wait for memory already."""
         return max(self.used, NEARLY_GONE if self.felt else 0.0)
 
 
 @condition("host-memory-pressure", FULL, 0.9)
 def pressure(snapshot: Snapshot) -> Explanation | str | None:
-    """Hardly any host memory is left for the run, or it waits for memory already."""
+    """The verdict if hardly any host memory is left for the run, or if it waits for memory already."""
     host = snapshot.host
     memory = _pressure(snapshot, host) if host is not None else None
     if host is None or memory is None:
@@ -159,7 +164,7 @@ def _fixes(snapshot: Snapshot, host: HostSample, memory: Pressure) -> tuple[Fix,
 
 
 def _inherited(ranks: tuple[ProcessSample, ...], workers: tuple[ProcessSample, ...]) -> bool:
-    """Whether the workers see so much of the rank's memory that its data set is likely to be in it."""
+    """Whether the workers see so much of the rank's memory that its data set is likely to be part of that."""
     parent = _resident(ranks) / len(ranks) if ranks else 0.0
     return parent > 0 and _resident(workers) / len(workers) >= INHERITED * parent
 

@@ -1,4 +1,4 @@
-"""memory-leak: memory of the ranks, of their loader workers or on a device that grows and grows."""
+"""memory-leak: memory of the ranks, of their loader workers or on a device keeps growing."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent, rate, size
 from aitop.model.verdict import Fix, Severity, Where
 
-# A rise is looked for in the last minute, and where there is one, over the longer time.
+# A rise is looked for over the last WATCH_SECONDS and, if there is one, over LONG_SECONDS.
 WATCH_SECONDS, LONG_SECONDS = 60.0, 300.0
-# Warming up looks like a leak for a while: growth has to last, but no longer than `diagnose` looks when nothing else is
-# asked. What the source code says of growing things only names the line; it decides nothing.
+# Growth has to last this long, since warm-up looks like a leak for a while; not longer, since `diagnose` does not watch
+# for longer by default. Lists that grow in the source code only name the line; they decide nothing.
 PATIENCE_SECONDS = 12.0
-# Reading a data set looks like a leak as well: where nothing shows that the run steps, only this long a rise counts.
+# Reading a data set looks like a leak as well: if no step was seen, only a rise of this many seconds counts.
 BLIND_SECONDS = 55.0
 BLIND = "where no step was seen, a leak and the loading of a data set look the same"
-# A line that adds to a list takes a microsecond: of a real leak 0 of 828 stack samples showed it.
+# Why the line comes from the source: adding to a list takes a microsecond. Of a real leak, 0 of 828 stack samples
+# showed the line.
 READ = "the line is read in the source, which adds to something there: that it runs is not measured"
 # What is compiled stays in memory: a run that spends this share of its time compiling grows by that.
 COMPILES = 0.05
 COMPILING = "the run compiles all the time, and what is compiled stays in memory"
-# What one process has to grow by, and by how much a second: each has a little growth of its own.
+# The least growth of one process that counts, in bytes and in bytes per second: every process grows a little.
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
-# The part of a rise that has to be memory that was newly asked for. The rest is the first use of what is there already,
-# which ends with it: the pages of an array that is being filled, of a file that is being read.
+# The least part of a rise that has to be newly mapped memory. The rest is the first use of memory mapped before (an
+# array that is being filled, a file that is being read), which ends by itself.
 NEWLY_MAPPED = 0.5
 SOON_SECONDS = 1800.0
-# A line that was watched for a while is not drawn out to the end of memory for more than this many times as long. What
-# fills up to a limit of its own (a replay buffer, a cache) rises as a leak does, and nothing tells that limit.
+# A trend is extrapolated to at most this many times the time for which it was watched. A replay buffer or a cache that
+# fills up to a limit of its own rises as a leak does, and nothing tells that limit.
 FORECAST = 60.0
 TOO_BRIEF = "watched too briefly to tell a leak from a buffer or cache that fills up to a limit"
 MAY_END = 0.5
-"""The confidence in a leak as long as that is so."""
+"""The confidence in a leak while TOO_BRIEF holds."""
 
 
 @condition("memory-leak", 1.0, 0.5)
 def leak(snapshot: Snapshot) -> Explanation | str | None:
-    """Memory of the training process, of its workers, or allocated on a device, that rises steadily as it steps."""
+    """The verdict on memory of a rank, of its workers, or allocated on a device that rises steadily during steps."""
     stepping = bool(records(snapshot)) or (snapshot.stacks is not None and snapshot.kind != "unknown")
     starting, blind = too_little_seen(snapshot), not stepping
     trends = _trends(snapshot)
@@ -82,18 +83,21 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _compiling(snapshot: Snapshot) -> float:
-    """The share of the time in which the process that does the work compiles, whatever other verdict explains that."""
+    """The share of the time in which the first working process compiles, whether another verdict claims that or not."""
     lines = snapshot.stacks.lines if snapshot.stacks is not None else ()
     return sum(line.share * line.part("compile") for line in lines if line.pid in snapshot.working[:1])
 
 
 def rises(snapshot: Snapshot) -> bool:
-    """Whether memory has begun to rise as it does where something leaks."""
+    """Whether any series of memory rises as in a leak, however briefly so far."""
     return any(_grows(snapshot, name, line) for name, line in _trends(snapshot))
 
 
 def _trends(snapshot: Snapshot) -> list[tuple[str, Trend]]:
-    """How each series of memory goes since the run steps, by name: over the longest time in which it rises steadily."""
+    """The trend of each series of memory since the steps began, by name.
+
+    It is over LONG_SECONDS if memory rises steadily for so long, else over WATCH_SECONDS.
+    """
     began, trends = _stepping_since(snapshot), []
     for name in watched(snapshot):
         series, processes = snapshot.series.get(name), _processes(snapshot, name)
@@ -107,7 +111,7 @@ def _trends(snapshot: Snapshot) -> list[tuple[str, Trend]]:
 
 
 def _grows(snapshot: Snapshot, name: str, line: Trend) -> bool:
-    """Whether memory rises steadily, and, as far as that is known, by what was newly asked for."""
+    """Whether memory rises steadily and, as far as that is known, by newly mapped memory."""
     space = {"rss": "mapped", "workers_rss": "workers_mapped"}.get(name)
     mapped = rise(snapshot, space, line.seconds) if space is not None else None
     newly = mapped is None or mapped >= NEWLY_MAPPED * line.growth
@@ -115,7 +119,7 @@ def _grows(snapshot: Snapshot, name: str, line: Trend) -> bool:
 
 
 def _stepping_since(snapshot: Snapshot) -> float:
-    """When the steps began: what was read into memory before is no leak. Long ago where it is not known."""
+    """When the steps began (monotonic), since what was read into memory before is no leak; 0 where it is not known."""
     steps = records(snapshot)
     if snapshot.steps is None:
         return 0.0
@@ -126,7 +130,7 @@ def _stepping_since(snapshot: Snapshot) -> float:
 
 
 def watched(snapshot: Snapshot) -> list[str]:
-    """The series of memory that should stand still while a run steps."""
+    """The names of the memory series that should not rise while a run makes steps."""
     held = [name for name in snapshot.series if name.startswith("alloc") and name.endswith(".allocated")]
     of_driver = [] if held else [f"gpu{device.index}.memory" for device in own_devices(snapshot)]
     return [name for name in ("rss", "workers_rss", *held, *of_driver) if name in snapshot.series]
@@ -139,14 +143,14 @@ def _processes(snapshot: Snapshot, name: str) -> int:
 
 
 def what_grows(name: str) -> str:
-    """A series of memory in words."""
+    """Words for the memory of a series, by its name."""
     if name in ("rss", "workers_rss"):
         return "host memory" if name == "rss" else "memory of the loader workers"
     return "allocated GPU memory" if name.startswith("alloc") else "GPU memory"
 
 
 def steady(line: Trend, processes: int = 1) -> bool:
-    """Whether what this many processes hold is a straight line upwards that has not begun to level off."""
+    """Whether the memory of this many processes rises in a straight line that has not begun to level off."""
     return (
         line.slope >= MIN_SLOPE * processes
         and line.growth >= MIN_GROWTH * processes

@@ -1,8 +1,8 @@
 """regression: units (steps or requests) take longer since a moment of the run, and what changed at that moment.
 
 The moment is the one that divides the stretches of the past best into two levels. Neighbouring stretches resemble each
-other, which makes any difference look certain. So the means have to differ by a multiple of what a block bootstrap says
-of their error.
+other, which makes any difference look certain. So the means have to differ by a multiple of their error, as a block
+bootstrap gives it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from aitop.model.phases import MEASURED, PHASE_WORDS, SERVED
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, factor, percent
 
-# A change counts from this many standard errors on: the moment is the best of hundreds, and is sought every second.
+# A change counts if the means differ by this many times the half width of their 95 % intervals: the moment is the best
+# of hundreds, and is sought every second.
 ERRORS = 2.5
-# Each side is divided into this number of blocks, over which a figure is compared.
+# Each side is divided into this number of blocks; the figures of the blocks are compared.
 BLOCKS = 12
 CERTAIN = 0.001
 LEAST_RATIO = 1.15
-# Each side is divided into this number of parts, and a line is fitted through their medians.
+# Each side is divided into this number of parts, and a line fitted through their medians tells gradual growth.
 PARTS_OF_SIDE = 8
 # A cause that explains at least this share of the difference is named before the phase in which it shows.
 EXPLAINS = 0.5
@@ -40,8 +41,8 @@ MOST_REASONS = 4
 # The least change that counts, in cores and as a share of a figure.
 LEAST_CORES, LEAST_CHANGE = 0.25, 0.15
 PARTS = tuple(dict.fromkeys((*(phase.key for phase in (*MEASURED, *SERVED)), "host")))
-"""What a unit consists of: the names of its parts among the sums."""
-# More input takes longer to compute, and so does the same on a slower clock; the rest of a unit does not.
+"""The phases of a unit, by their names among the sums of a stretch."""
+# Phases that take longer with more input, or on a slower clock of the device.
 COMPUTES = ("forward", "backward", "optimizer")
 
 
@@ -75,7 +76,9 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Slowdown(msgspec.Struct, frozen=True):
-    """Units took `was` seconds before the moment `at` (monotonic) and take `now` since. `first`: the step's number."""
+    """Units took `was` seconds before the moment `at` (monotonic) and take `now` since. `first` is the number of the
+    first step since then.
+    """
 
     at: float
     before: Side
@@ -109,7 +112,7 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """What changed at the moment: `seconds` of a unit that it explains. `phase`: where its line is to be looked for."""
+    """Something that changed at the moment, and explains `seconds` of a unit. Its line is in `phase`; None: no line."""
 
     subtype: str
     seconds: float
@@ -155,7 +158,7 @@ def change_of(past: Past) -> Slowdown | None:
     """The moment since which units take longer, and still do; None where there is none."""
     lengths = [(stretch.mean("seconds") or 0.0, stretch) for stretch in past.stretches]
     timed = [stretch for length, stretch in lengths if length > 0.0]
-    # What disturbs a run makes its units longer by a factor, so that long units scatter more than short ones.
+    # Logarithms, because disturbances make units longer by a factor: long units scatter more than short ones.
     values = without_outliers([math.log(length) for length, _ in lengths if length > 0.0])
     split = _split(values)
     if split is None or not _surely_higher(values[:split], values[split:]) or _gradual(values, split):
@@ -190,7 +193,7 @@ def _surely_higher(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def _gradual(values: Sequence[float], split: int) -> bool:
-    """Whether the values around the moment grow rather than change once."""
+    """Whether the values grow gradually rather than change once at the moment."""
     parts = (part for side in (values[:split], values[split:]) for part in in_parts(side, PARTS_OF_SIDE))
     return gradual(list(map(median, parts)), [PARTS_OF_SIDE])
 
@@ -214,7 +217,7 @@ def _computing(change: Slowdown) -> float:
 
 
 def _of_input(change: Slowdown, unit: PastUnit) -> list[Reason]:
-    """More of what goes into a unit."""
+    """The reason that a unit holds more tokens or samples, if it does."""
     more, name = max((_growth(change, name), name) for name in ("tokens", "samples"))
     both = change.of(name)
     if both is None or more < LEAST_CHANGE:
@@ -225,7 +228,7 @@ def _of_input(change: Slowdown, unit: PastUnit) -> list[Reason]:
 
 
 def _of_interpreter(change: Slowdown, unit: PastUnit) -> list[Reason]:
-    """Compilations by torch.compile, and collections of garbage."""
+    """The reasons of the interpreter: more recompilations by torch.compile, more garbage collection."""
     reasons = []
     compiled, collected = change.of("recompiles"), change.of("gc")
     if compiled is not None and compiled[1] > 2 * compiled[0]:
@@ -241,7 +244,7 @@ def _of_interpreter(change: Slowdown, unit: PastUnit) -> list[Reason]:
 
 
 def _of_clock(change: Slowdown) -> list[Reason]:
-    """A slower clock of the device."""
+    """The reason that the device's clock is slower, if it is."""
     clock = change.of("clock")
     if clock is None or clock[1] <= 0 or clock[0] < (1.0 + LEAST_CHANGE / 2) * clock[1] or not change.certain("clock"):
         return []
@@ -251,7 +254,7 @@ def _of_clock(change: Slowdown) -> list[Reason]:
 
 
 def _of_cores(change: Slowdown) -> list[Reason]:
-    """Waits for a core, by what takes it: other programs, the run itself, or a quota."""
+    """The reasons for longer waits for a core: other programs, the run itself, or a quota."""
     reasons = []
     waited, throttled = change.rise("waited"), change.rise("throttled")
     others, own = change.of("others"), change.of("own")
@@ -272,7 +275,7 @@ def _of_cores(change: Slowdown) -> list[Reason]:
 
 
 def _growth(change: Slowdown, name: str) -> float:
-    """By what part a count of what goes into a unit grew, 0 where that is chance."""
+    """By what part the count of samples or tokens in a unit grew; 0 where that may be chance."""
     both = change.of(name)
     if both is None or both[0] <= 0 or not change.certain(name):
         return 0.0
@@ -292,7 +295,7 @@ def _phases(change: Slowdown) -> list[Reason]:
 
 
 def _as_much_per_second(change: Slowdown) -> bool:
-    """Whether as much goes through in a second as before."""
+    """Whether throughput in tokens or samples is (nearly) what it was before."""
     return 1.0 + max(_growth(change, "tokens"), _growth(change, "samples")) >= 0.9 * change.ratio
 
 
@@ -339,6 +342,6 @@ def _counted_from(snapshot: Snapshot) -> str:
 
 
 def _clock(wall: float, now: float) -> str:
-    """The local time; with the date where that is another day's."""
+    """The local time, with the date if that is not today's."""
     began, today = datetime.fromtimestamp(wall), datetime.fromtimestamp(now)
     return began.strftime("%H:%M:%S" if began.date() == today.date() else "%Y-%m-%d %H:%M")

@@ -1,4 +1,4 @@
-"""A stopped process, and a server whose requests do not get on, told from an idle one: part of `hang`. Pure."""
+"""Tells stopped processes, and servers whose requests make no progress, from idle ones: a part of `hang`. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import duration
 from aitop.model.verdict import Where
 
-# Nothing ends for this much longer than it ever took. Short gaps are the kernel's, and a probe looks for five seconds.
+# A server is stalled if nothing ends for OF_LONGEST times as long as anything took before, and for LEAST_SECONDS at
+# least: shorter gaps come from the kernel. Not much longer, since a liveness probe watches for only five seconds.
 OF_LONGEST, LEAST_SECONDS = 1.5, 2.0
-# Where nothing was seen to end before, and where something computes, which may be a long prompt or a compilation.
+# The least seconds if nothing ended before; and if something computes, which may be a long prompt or a compilation.
 UNKNOWN_SECONDS, COMPUTING_SECONDS = 3.0, 60.0
-# A tree that uses less than this part of a core, and a device that is as idle, compute nothing.
+# Processes that together use less than this part of a core compute nothing; nor does a device that is busy for less.
 COMPUTES = 0.1
-# Of the samples of a window, those that may be of another line although the thread stands: it was read as it changed.
+# A thread stands on a line if at least this part of a window's samples is there: a stack may be read while it changes.
 ALL = 0.95
-# What a thread waits in that will not go on by itself; sleeps and waits for the network may.
+# Waits that do not end by themselves; sleeps and waits for the network may.
 STANDS: frozenset[Activity] = HANDED_WAITS | {"wait-gil", "wait-disk"}
 SURE, LIKELY, UNSURE = 0.95, 0.8, 0.6
 
 
 def stalled(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on a process that is stopped, or a server whose requests do not get on; None where work gets on."""
+    """The verdict on a stopped process, or a server whose requests make no progress; None where work goes on."""
     stopped = _stopped(snapshot)
     if stopped:
         pids = " ".join(str(process.pid) for process in stopped)
@@ -49,7 +50,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
     longest, computing = _longest(serving), _computes(snapshot)
     where = _standing(snapshot)
     if longest is None and not where and not _has_engine(serving):
-        # Handlers may wait for somebody else, with nothing in their way.
+        # The handlers may wait for a service elsewhere: nothing here holds them up.
         return None
     limit = COMPUTING_SECONDS if computing else LEAST_SECONDS if longest is not None else UNKNOWN_SECONDS
     if serving.still < max(limit, OF_LONGEST * (longest or 0.0)):
@@ -67,9 +68,9 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
 
 
 def _in_handler(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on a thread that stands on one line of a handler: what it was called for is a request under way.
+    """The verdict on a thread that stands on one line of a handler, which was called for a request under way.
 
-    Who sleeps or waits for the network will go on by itself, or when somebody else does.
+    Sleeps and waits for the network do not count: they end by themselves, or depend on somebody else.
     """
     process = main_stacks(snapshot)
     if process is None or snapshot.stacks is None or _computes(snapshot):
@@ -80,7 +81,7 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
         while stood < windows and _fills(entry, process, -1 - stood):
             stood += 1
         seconds = snapshot.stacks.seconds * stood / windows if windows else 0.0
-        # Of a line that does more than wait, the windows have the samples of all that it does.
+        # `by_window` counts all samples of the line, those of its other activities too: the line must only wait.
         waits = entry.samples >= ALL * sum(entry.by_window[windows - stood :])
         if seconds >= LEAST_SECONDS and waits and entry.where is not None:
             return _verdict(
@@ -96,7 +97,7 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
 
 
 def _fills(entry: Entry, process: ProcessStacks, window: int) -> bool:
-    """Whether the thread stood on the entry's line in all of that window of stacks."""
+    """Whether the thread stood on the entry's line in (nearly) all samples of that window of stacks."""
     samples = process.by_window[window]
     return samples > 0 and len(entry.by_window) >= -window and entry.by_window[window] >= ALL * samples
 
@@ -135,7 +136,7 @@ def _verdict(
         confidence=confidence,
         title=title,
         where=where,
-        # Of a stopped process every sample shows where it stands, not where its time goes.
+        # All samples of a stopped process show where it stands, not where its time goes: no other rule may claim them.
         claims=main_lines(
             snapshot, lambda entry: any(entry.at == place.at for place in where) or entry.pid in processes
         ).entries,
@@ -147,20 +148,20 @@ def _verdict(
 
 
 def _stopped(snapshot: Snapshot) -> list[ProcessSample]:
-    """Processes that somebody has stopped: of a server any, else the target and those that do the work."""
+    """Processes that are stopped: any of a server, otherwise only the target and the working ones."""
     stopped = [process for process in snapshot.processes if process.state in ("T", "t")]
     mine = {snapshot.target.pid, *snapshot.working}
     return stopped if snapshot.serving is not None else [process for process in stopped if process.pid in mine]
 
 
 def _longest(serving: Serving) -> float | None:
-    """The longest that anything took that ended; None where too little ended to know what is usual."""
+    """The longest seconds of an iteration or request that ended; None if too few ended to know what is usual."""
     lengths = [record.seconds for record in serving.iterations or serving.requests]
     return max(lengths) if len(lengths) > 1 else None
 
 
 def _has_engine(serving: Serving) -> bool:
-    """Whether requests under way are in an engine, which always gets on with them."""
+    """Whether requests under way are in an engine, which makes progress with them as long as nothing is wrong."""
     return bool(serving.iterations) or serving.basis == "metrics"
 
 

@@ -1,6 +1,6 @@
-"""The processes of a server that take requests from the network and hand them to the one that runs the model. Pure.
+"""Fronts: processes of a server that take requests from the network for the process that runs the model. Pure.
 
-Such a process has one event loop, in one thread: it can serve no more than that thread does, and nothing while a
+Such a process has one event loop, in one thread: it can serve no more than that thread can do, and nothing while a
 handler blocks it.
 """
 
@@ -26,9 +26,9 @@ from aitop.stacks.origin import is_user
 
 # A thread that runs for nine tenths of the time is full: requests wait ten times as long as it works on them.
 FULL = 0.9
-# If the model waits for requests for less of the time, a faster front gains next to nothing.
+# If the model waits for requests for less than this share of the time, a faster front gains next to nothing.
 LEAST_IDLE = 0.1
-# From here on most of what a full thread does is making inputs and outputs of the model.
+# From this share on, a full thread mostly makes inputs and outputs of the model.
 MOSTLY = 0.5
 MADE: frozenset[str] = frozenset({"preprocess", "postprocess"})
 OF_INPUT = frozenset({"tokenize", "decode", "collate"})
@@ -49,7 +49,7 @@ class Front(msgspec.Struct, frozen=True):
 
 
 def fronts(snapshot: Snapshot) -> list[Front]:
-    """The processes beside the one that runs the model whose thread was seen to handle requests."""
+    """The processes, other than the one that runs the model, whose lead thread was seen to handle requests."""
     ledger, stacks = lead_ledger(snapshot), snapshot.stacks
     if ledger is None or stacks is None or snapshot.kind == "training":
         return []
@@ -74,20 +74,24 @@ def _works(entry: Entry) -> bool:
 
 
 def _blocks(entry: Entry) -> bool:
-    """Whether an event loop's thread stands in a handler of the user's. What libraries run or wait for there is how a
-    server hands requests on, to threads of its own too.
+    """Whether an event loop's thread is in a handler of the user's.
+
+    Library code does not count: it is the server that hands requests on, also to threads of its own.
     """
     return is_user(entry.file, script=None)
 
 
 def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
-    """The verdict on a front whose thread is full while the model waits; `making`: of those that mostly make inputs."""
+    """The verdict on a front whose thread is full while the model waits for requests; None without such a front.
+
+    With `making`, only fronts count that mostly make the model's inputs and outputs, otherwise only the others.
+    """
     for front in sorted(fronts(snapshot), key=lambda each: -each.active):
         if front.active < FULL or front.idle < LEAST_IDLE or (front.making >= MOSTLY) != making:
             continue
         what = "tokenises and detokenises" if making else "runs"
         place = f", most of it at {place_of(front.lines.where[0])}" if front.lines.where else ""
-        # Two such processes do twice as much, until the model is the limit.
+        # Two such processes do twice as much, as long as the model is not the limit.
         gone = min(front.idle, 0.5)
         return Explanation(
             subtype="one-core",

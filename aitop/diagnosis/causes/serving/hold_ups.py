@@ -1,6 +1,7 @@
 """What held requests up, and how long: intervals of time, and the time that each request spent in them. Pure.
 
-Every kind is an interval with a weight, the part of it that is lost, so that one comparison serves for all of them.
+Every hold-up, of whatever kind, is an interval with a weight (the part of it that is lost), so that all kinds can be
+compared alike. A turn is an iteration of the engine.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from aitop.model.snapshot import Snapshot
 Kind = Literal[
     "collector", "compile", "prefill", "quota", "cores", "preemption", "event-loop", "handler", "lock", "size", "queue"
 ]
-# A turn of the engine is felt in a request if it takes longer than a turn without prompts by this part of the usual
-# request: shorter ones are the ordinary grain of the batch.
+# A turn with prompts holds requests up if it takes longer than one without by at least this part of the usual request;
+# smaller differences between turns are ordinary.
 LEAST_LONGER = 0.1
-# So many requests tell what is usual.
+# This number of requests is enough to tell what is usual.
 MOST_OTHERS = 200
-# Known from counters that are read once a second.
+# Kinds that are known only from the kernel's counters, which are read once a second.
 BY_COUNTERS: frozenset[Kind] = frozenset({"quota", "cores"})
-# A request does not wait beside a prompt that is mostly its own.
+# A turn does not hold up the request to which at least this part of the turn's prompt tokens belongs.
 OWN_PROMPT = 0.5
-# The usual size of requests explains their length if it leaves less than half of the variance open.
+# The tokens of requests explain how long these take if they explain at least this part of the variance.
 LEAST_FIT = 0.5
-# The parts of a request that a server works on; those of them that are not the model's.
+# The phases of a request in which a server works on it; then those of them outside of the model.
 PARTS: Mapping[Phase, Callable[[RequestRecord], float | None]] = {
     "preprocess": attrgetter("preprocess"),
     "forward": attrgetter("model"),
@@ -49,10 +50,10 @@ ROUNDING = 1e-9
 
 
 class HoldUp(msgspec.Struct, frozen=True):
-    """From `begin` to `until` (monotonic) this part (`weight`, 0..1) of the time was lost.
+    """An interval from `begin` to `until` (monotonic) of which the part `weight` (0..1) was lost.
 
-    `tokens` are those of a long prompt. `owner` is the request whose handling it was: others lose no more to it than
-    they wait before they are worked on.
+    `tokens` is the number of prompt tokens of a long turn. `owner` is the request whose handling took so long; other
+    requests lose to it only time in which they wait before they are worked on.
     """
 
     kind: Kind
@@ -96,8 +97,9 @@ def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float)
 def _long_handling(
     requests: Sequence[RequestRecord], paused: Lost, usual: float, own: Callable[[RequestRecord], float]
 ) -> list[HoldUp]:
-    """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes, as far as they did not
-    wait for a core and took longer than usual.
+    """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes.
+
+    Only what exceeds the usual length counts, without pauses and without waits for a core (`own`).
     """
     found = []
     for phase in HANDLING:
@@ -112,11 +114,11 @@ def _long_handling(
 
 
 def _own_part(snapshot: Snapshot, requests: Sequence[RequestRecord]) -> Callable[[RequestRecord], float]:
-    """A function for the part (0..1) of the time in which a request was worked on that was no wait for a core.
+    """Return a function that says which part (0..1) of the time of work on a request was no wait for a core.
 
-    A thread that is not on a core waits for one, or for something of its own. For each second on a core the kernel
-    counted so many in which it waited for one: as many of the seconds of all requests were such waits, and they are
-    taken as spread over them like the time off a core.
+    A thread that is off a core waits for one, or for something else. The kernel counts how long it waits for a core per
+    second on one, which gives the waits for a core of all requests together. They are divided among the requests in
+    proportion to their time off a core.
     """
     had = running(snapshot)
     times = [(one, max(0.0, one.seconds - (one.queue or 0.0) - one.cpu)) for one in requests if one.cpu is not None]
@@ -134,7 +136,7 @@ def _own_part(snapshot: Snapshot, requests: Sequence[RequestRecord]) -> Callable
 
 
 def _longer(requests: Iterable[RequestRecord], phase: Phase, least: float) -> Iterator[tuple[RequestRecord, Span]]:
-    """The requests of which this part took more than so many seconds, and when it did."""
+    """The requests of which `phase` took more than `least` seconds, each with the begin and end of that phase."""
     seconds_of = PARTS[phase]
     for request in requests:
         seconds = seconds_of(request)
@@ -145,7 +147,7 @@ def _longer(requests: Iterable[RequestRecord], phase: Phase, least: float) -> It
 def _as_seen(
     handling: Sequence[HoldUp], requests: Sequence[RequestRecord], usual: float, snapshot: Snapshot
 ) -> list[HoldUp]:
-    """Long handling, less where stack samples saw little of the handlers' code: it waited for its turn then."""
+    """Long handling, with less weight if stack samples saw little of the handlers' code: it waited for a turn then."""
     seconds = sum((each.until - each.begin) * each.weight for each in handling)
     if snapshot.stacks is None or seconds <= 0.0:
         return list(handling)
@@ -157,10 +159,10 @@ def _as_seen(
 
 
 def handler_entries(snapshot: Snapshot) -> list[Entry]:
-    """The code of all processes that is called for requests, other than the model and the lines that call it.
+    """The entries of code that is called for requests, in all processes, without the model and the lines that call it.
 
-    A thread that has a request to itself and waits for another thread, in the program's own queue or at its own lock,
-    does nothing meanwhile: the request stands in line there. In an event loop such a wait holds up everybody.
+    Lines on which a thread with a request of its own mostly waits for another thread, in a queue or at a lock of the
+    program's own, are left out: the request only queues there. In an event loop such a wait holds up everybody.
     """
     entries = [entry for entry in entries_of(snapshot) if entry.where is not None]
     models = {entry.at for entry in entries if entry.phase == "forward"}
@@ -172,15 +174,15 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
 
 
 def _stands_in_line(entries: Sequence[Entry]) -> bool:
-    """Whether the entries of one line mostly wait for another thread, with a thread of their own to do so."""
+    """Whether the entries of one line mostly wait for another thread while only their own request queues."""
     return sum(entry.share for entry in entries if stands_in_line(entry)) > 0.5 * sum(entry.share for entry in entries)
 
 
 def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
-    """When the main thread could have run and had no core.
+    """Hold-ups in which the main thread could run but had no core.
 
-    The kernel counts how long, from one reading of its counters to the next. When in between, the requests tell: where
-    one of their parts took longer than it usually does. What these leave open is taken as spread evenly.
+    The kernel's counters say how long that was between two readings. When in between, requests tell: where one of their
+    phases took longer than usual. Time that they do not account for is spread evenly.
     """
     throttled = dict(values_since(snapshot, "throttled", snapshot.window))
     delays = values_since(snapshot, "run_delay", snapshot.window)
@@ -199,7 +201,7 @@ def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: 
 
 
 def _longer_parts(requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
-    """The parts of requests that took clearly longer than in the usual request; the weight is by how much."""
+    """The phases of requests that took clearly longer than usual; the weight is the part that is beyond the usual."""
     found = []
     for phase, seconds_of in PARTS.items():
         lengths = sorted(seconds for request in _some(requests) if (seconds := seconds_of(request)) is not None)
@@ -210,16 +212,16 @@ def _longer_parts(requests: Sequence[RequestRecord], usual: float) -> list[HoldU
 
 
 def overlap(hold_up: HoldUp, begin: float, until: float) -> float:
-    """The seconds between two moments that it took."""
+    """The seconds that a hold-up took between two moments."""
     return max(0.0, min(until, hold_up.until) - max(begin, hold_up.begin)) * hold_up.weight
 
 
 class Lost:
-    """How much of any stretch of time hold-ups took together."""
+    """The sum of hold-ups: how many seconds they took together between any two moments."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
         changes = [(each.begin, each.weight) for each in found] + [(each.until, -each.weight) for each in found]
-        # From each of these moments on: what was lost up to it, and the part of the time that is lost after it.
+        # For each of these moments: the seconds lost up to it, and the part of the time that is lost from it on.
         self._times: list[float] = []
         self._sums: list[float] = []
         self._parts: list[float] = []
@@ -246,7 +248,7 @@ class RequestHoldUps:
     """Hold-ups in order of time. `of` returns those of one request."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
-        """Hold-ups of all requests are summed up by kind; those of single requests stay single."""
+        """Sum up by kind what holds up all requests; keep single what depends on the request (prompts, handlers)."""
         single: list[HoldUp] = []
         alike: dict[Kind, list[HoldUp]] = {}
         for hold_up in found:
@@ -276,10 +278,11 @@ class RequestHoldUps:
 
 
 class Tail(msgspec.Struct, frozen=True):
-    """The slowest requests against the usual one. `usual` and `slowest` are the seconds that the median request takes,
-    and the `slow` ones on average; `extra` is how much longer these took together. `kinds` are the parts (0..1) of
-    that which each kind explains, the largest first, `size` and `queue` apart from them. `at_most` has the parts that
-    the kernel's counters allow for waits for a core: these say for how much of a second, not when.
+    """The slowest requests compared with the usual one. `usual` and `slowest` are the seconds that the median request
+    takes, and the `slow` ones on average; `extra` is how many seconds longer these took together. `kinds` has the parts
+    (0..1) of `extra` that each kind explains, the largest first; `size` is the part that their tokens explain, `queue`
+    that of their waits in the queue. `at_most` bounds the parts of BY_COUNTERS: the kernel's counters say how much of a
+    second was lost, not when.
     """
 
     usual: float
@@ -314,7 +317,7 @@ def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) 
         extra += longer
         size = min(longer, max(0.0, expected(request) - usual))
         left = longer - size
-        # What is usual for a request of this length is no reason for a longer one.
+        # Hold-ups that are usual in a request of this length do not explain why it took longer.
         lost = {
             kind: max(0.0, seconds - rates.get(kind, 0.0) * (usual + size))
             for kind, seconds in held.of(request).items()
@@ -341,7 +344,7 @@ def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) 
 
 
 def _some(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
-    """As many of these requests as tell what is usual."""
+    """Every n-th of these requests, so that about MOST_OTHERS of them tell what is usual."""
     return requests[:: max(1, len(requests) // MOST_OTHERS)]
 
 
@@ -355,12 +358,12 @@ def _rates(requests: Sequence[RequestRecord], held: RequestHoldUps) -> dict[Kind
 
 
 def _expected(requests: Sequence[RequestRecord], usual: float) -> Callable[[RequestRecord], float]:
-    """A function for the seconds expected of a request by its tokens; it returns `usual` where these say too little."""
+    """Return a function that predicts the seconds of a request from its tokens; `usual` where these say too little."""
     known = [request for request in requests if request.tokens is not None]
     if len(known) < len(requests) or not known:
         return lambda request: usual
     rows = [_size(request) for request in known]
-    # A column without differences tells nothing beside the constant one.
+    # A column of equal values cannot be told from the constant one.
     columns = [index for index in range(3) if index == 0 or len({row[index] for row in rows}) > 1]
     factors = least_squares([[row[index] for index in columns] for row in rows], [request.seconds for request in known])
     if factors is None or min(factors[1:], default=0.0) < 0.0:

@@ -1,6 +1,6 @@
-"""queue-bound: requests wait because they arrive faster than they are served; what a replica or larger batches give.
+"""queue-bound: requests wait because they arrive faster than they are served. What a replica or larger batches give.
 
-They may wait though nothing works for them, too: for a batch to fill, for a timer, for another service.
+Requests may also wait while no thread works for them: for a batch to fill, for a timer, for another service.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Setting, Where
 
-# From here on a request waits longer than it is worked on. A server that is half busy, with requests of equal length
-# that come at random, has a third of their time in its queue.
+# From ENTER on a request waits longer than it is worked on. In a server that is half busy, requests of equal length
+# that come at random spend a third of their time in the queue.
 ENTER, LEAVE = 0.5, 0.4
 # A server that is at work for less of the time does not lack capacity: its requests wait for something else.
 LEAST_BUSY = 0.7
-# Batches twice as large, or twice the replicas, are what there is to try next.
+# The factor to try next, for the size of batches and for the number of replicas.
 MORE = 2
 # A KV cache that is so full has no room for more requests at once.
 KV_FULL = 0.9
@@ -46,10 +46,10 @@ WORTH_IT = 1.05
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """`share` of the requests' time that they wait, `busy` the part of its time that the server works (None: unknown).
+    """How long requests wait: `share` (0..1) of their time. `busy` is the part of its time that the server works.
 
-    `seconds` is the mean wait, None where only the number of waiting requests is known. `waiting` is that number.
-    `where` are the lines on which threads wait for their turn, empty where the wait is seen elsewhere.
+    `seconds` is the mean wait, None where only `waiting`, the mean number of waiting requests, is known. `where` are
+    the lines on which threads wait for their turn, empty where the wait is seen elsewhere.
     """
 
     share: float
@@ -59,10 +59,10 @@ class Queue(msgspec.Struct, frozen=True):
     where: tuple[Where, ...] = ()
 
 
-# Its evidence is requests, not steps. What makes each of them slow is the fault, if anything is.
+# It needs no steps: its evidence is requests. It follows other causes: what makes each request slow makes the queue.
 @rule("queue-bound", ENTER, LEAVE, scope=Scope(capacity=True), missing=None, follows=True)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether requests wait for most of their time, for a server that is never idle."""
+    """Whether requests wait for most of their time: for a server that is hardly ever idle, or while no thread works."""
     if snapshot.serving is None and snapshot.kind != "inference":
         return None
     serving = snapshot.serving or Serving(basis="stacks")
@@ -105,7 +105,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 def _held(serving: Serving, snapshot: Snapshot) -> float | None:
     """The part (0..1) of the time with requests in which surely no thread works for them; None where it is not known.
 
-    At most so much of that time is work as all threads that take part do together.
+    It is a lower bound: the work of all threads is added up as if no two of them ever worked at the same time.
     """
     idle = idle_share(serving)
     if idle is None or idle >= 1.0 or not snapshot.ledgers:
@@ -122,7 +122,7 @@ def _waits_for_batch(entry: Entry) -> bool:
 
 
 def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
-    """The verdict on requests that wait while nothing works for them, at these lines where they are known."""
+    """The verdict on requests that wait while no thread works for them, with the lines where they do, if known."""
     evidence = [f"no thread of the server works for {percent(held)} of the time in which requests are under way"]
     if serving.latency is not None:
         evidence.append(f"half of the requests take longer than {duration(serving.latency.p50)}")
@@ -153,14 +153,14 @@ def _waiting(serving: Serving) -> float | None:
     if waited and total > 0.0:
         shares.append(sum(one.queue or 0.0 for one in waited) / total)
     if serving.queue is not None and serving.concurrency:
-        # By Little's law the numbers are in the same proportion as the times. What was preempted waits once more, which
-        # its time before the first turn does not tell.
+        # By Little's law the numbers are in the same proportion as the times. They also count preempted requests, which
+        # wait once more; the wait of a request counts only until its first turn.
         shares.append(min(1.0, serving.queue / max(serving.concurrency, serving.queue)))
     return max(shares, default=None)
 
 
 def _queue(serving: Serving, snapshot: Snapshot) -> Queue | None:
-    """The longest of the queues that were measured; None where none was."""
+    """The queue with the largest share of requests' time, of those that were measured; None where none was."""
     queues = []
     share = _waiting(serving)
     if share is not None:
@@ -185,9 +185,9 @@ def _batch(serving: Serving) -> int:
 
 
 def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | None:
-    """The change by one more replica: by simulation where requests are handled one by one or in batches.
+    """Predict the effect of one more replica: by simulation where requests are handled one by one or in batches.
 
-    An engine that has many requests in work at once divides them, and takes less time for each iteration.
+    Engines that decode many requests at once divide these between them, so that each takes less time per iteration.
     """
     if not any(one.decode_tokens for one in serving.iterations):
         # Processes that answer side by side are replicas of each other.
@@ -195,7 +195,7 @@ def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Chan
         return change(load, replicas=more) if load is not None else None
     if cost is None:
         return None
-    # While requests wait, each of the two fills its batch as now; twice as much is served until none waits.
+    # As long as enough requests wait, each of the two has as full a batch as now, and twice as many are served.
     running = max(1.0, (serving.concurrency or 0.0) - (serving.queue or 0.0))
     each = min(running, (serving.concurrency or running) / MORE)
     decoded, prefilled = _means(serving)
@@ -214,7 +214,7 @@ def _means(serving: Serving) -> tuple[float, float]:
 
 
 def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | None:
-    """The change by batches of twice the size; None where it is not known, or where there is no room for them."""
+    """Predict the effect of batches MORE times as large; None if it is not known, or if the KV cache has no room."""
     if cost is None or (serving.kv_used or 0.0) >= KV_FULL / MORE:
         return None
     if _batch(serving) > 1:
@@ -230,11 +230,11 @@ def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) ->
 
 
 def _here(replica: Change | None, snapshot: Snapshot) -> Length | None:
-    """The replica with no more than the cores that are idle here; None where they are enough or nobody knows."""
+    """The effect of a replica that has only the idle cores of this machine; None if they suffice or are not known."""
     used, idle = (mean_of(snapshot, name) for name in ("cores_used", "cores_idle"))
     if replica is None or idle is None or not used:
         return None
-    # What this monitor takes is free again when it has gone.
+    # The cores that this monitor uses are free again when it ends.
     idle += snapshot.cost.monitor_cpu or 0.0
     usable = snapshot.host.usable_cores if snapshot.host is not None else None
     if usable is not None:

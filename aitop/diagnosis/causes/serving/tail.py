@@ -32,26 +32,27 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, factor, percent
 from aitop.model.verdict import Fix, NamedShare, Where
 
-# The slowest 1 % are at least five requests: fewer may have been slow by chance. Of less than fifty, five are no tail.
+# The tail is the slowest 1 % of the requests, at least five: fewer may have been slow by chance. Five of less than
+# fifty are no tail.
 PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
 # Random arrivals alone make the slowest requests of a half busy server more than twice as long as the usual one.
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
 ENTER, LEAVE = 0.3, 0.2
-# What handlers do is the tail's if more than this part of its time passes in requests that take long by it.
+# The code of handlers is claimed if at least this part of its time passes in requests that it makes slow.
 MOSTLY = 0.5
-# What is estimated from stack samples is no more than likely.
+# The highest confidence in what is estimated from stack samples.
 ESTIMATED = 0.6
 # Fewer samples than these may have met one long pause by chance.
 LEAST_SAMPLES = 5
-# A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be: in less
-# than this part of them, and in so few that by chance it happens once in a thousand times.
+# A line comes in bursts if it is seen in fewer windows of stacks than if its samples were spread evenly: in at most the
+# part BURSTY of those windows, and in so few that chance does it with a probability of BY_CHANCE at most.
 BURSTY, BY_CHANCE = 0.7, 0.001
 # In fewer windows one long request looks like a burst.
 LEAST_WINDOWS = 5
-# Waits for the lock come with a pause that takes at least this part of their time.
+# Waits for the GIL are due to collections if these take at least this part of the time of the waits.
 MOST_WAITS = 0.5
-# A thread that has work to do and may lack the lock for it.
+# What a thread does that has work to do, though it may lack the GIL for it.
 AT_WORK = RUNNING | {"wait-gil"}
 
 WHAT: dict[Kind, str] = {
@@ -70,7 +71,7 @@ WHAT: dict[Kind, str] = {
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """Lines that hold requests up now and then, known from stack samples. `seconds` of the window they took."""
+    """Lines that hold requests up now and then, known from stack samples. `seconds` is what they took of the window."""
 
     kind: Kind
     entries: tuple[Entry, ...]
@@ -80,7 +81,7 @@ class Burst(msgspec.Struct, frozen=True):
 class Stop(msgspec.Struct, frozen=True):
     """What holds up every thread of the process for a `share` (0..1) of the time, on which lines.
 
-    `waits` are the waits that come with it.
+    `basis` is the evidence in words, `waits` are the waits that come with it.
     """
 
     kind: Literal["collector", "compile", "quota", "handler"]
@@ -91,7 +92,9 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Times(msgspec.Struct, frozen=True):
-    """How often something held requests up, and the part of them (0..1) that it holds up at least in the long run."""
+    """How often something held requests up (`count`), and the part (0..1) of all requests that it holds up in the long
+    run, as the lower 95 % bound (`least`).
+    """
 
     count: int
     least: float
@@ -102,7 +105,7 @@ def number_of_slow(requests: int) -> int:
     return min(requests, max(LEAST_SLOW, math.ceil(PART * requests)))
 
 
-# Its evidence is requests, not steps. Its share is of the slowest requests' extra time, not of all time.
+# It needs no steps: its evidence is requests. Its share is of the slowest requests' extra time, not of all time.
 @rule("latency-tail", ENTER, LEAVE, scope=Scope(capacity=True), missing=None)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the slowest requests, from what held them up and not the others."""
@@ -127,7 +130,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     for kind, part in _estimated(tail, bursts, snapshot.window, len(requests)).items():
         kinds[kind] = kinds.get(kind, 0.0) + part
     for kind, part in tail.at_most.items():
-        # A moment in which a request waits for something that is known was none in which it waited for a core.
+        # While a request waits for something that is known, it does not wait for a core: only the rest can be that.
         kinds[kind] = min(part, max(0.0, 1.0 - tail.size - sum(kinds.values())))
     kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
     first = _foremost(kinds)
@@ -137,8 +140,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lines = _lines(first, snapshot, bursts)
     measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
-    # By itself it has to make them longer than chance does. That others take the cores is no fault of the server's; its
-    # own threads that do so are cpu-oversubscription.
+    # The cause is slight if it alone makes requests no longer than random arrivals do. If others take the cores, that
+    # is no fault of the server's; if its own threads do, that is cpu-oversubscription.
     slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or first == "cores"
     times = _times(first, held, requests, of_requests, usual) if measured else None
     slight |= times is not None and times.least < PART
@@ -185,10 +188,10 @@ def _stopped(stop: Stop) -> Explanation:
 
 
 def _accounted(snapshot: Snapshot, serving: Serving) -> tuple[RequestRecord, ...]:
-    """The requests of whose time it is known what happened.
+    """The requests for all of whose time it is known what happened.
 
-    Of those that ended after the kernel's counters were read last these do not tell yet, and of those that were under
-    way before an engine's first iteration was seen it is not known what else the engine did.
+    Left out are requests that ended after the last reading of the kernel's counters, and those that arrived before the
+    first iteration of the engine that was seen.
     """
     read, turns = values_since(snapshot, "run_delay", snapshot.window), serving.iterations
     until = read[-1][0] if read else math.inf
@@ -199,12 +202,12 @@ def _accounted(snapshot: Snapshot, serving: Serving) -> tuple[RequestRecord, ...
 def _times(
     kind: Kind, held: Iterable[HoldUp], requests: Sequence[RequestRecord], of_requests: RequestHoldUps, usual: float
 ) -> Times | None:
-    """How often this kind made requests as much longer as a tail takes; None where its moments are not known.
+    """How often this kind made requests long enough for a tail; None where no such moment is known.
 
-    One pause is a whole tail for the few requests that meet it, and says next to nothing of the next hour.
+    A single pause may make a whole tail of the few requests that meet it, but says next to nothing of the next hour.
     """
     own: Kind = "handler" if kind == "event-loop" else kind
-    # Only these can have been made so much longer.
+    # Only requests that are so long in all can have been made so much longer.
     longer = (one for one in requests if one.seconds >= LEAST_RATIO * usual)
     late = [one for one in longer if of_requests.of(one).get(own, 0.0) >= (LEAST_RATIO - 1.0) * usual]
     spans = [(one.end - one.seconds, one.end) for one in late]
@@ -222,7 +225,7 @@ def _rarity(times: Times | None, window: float) -> list[str]:
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:
-    """The largest kind. What is known to the moment goes before waits for a core, known for whole seconds only."""
+    """The largest kind. Kinds with known moments go before waits for a core, which are known for whole seconds only."""
     exact = next((kind for kind, part in kinds.items() if kind not in BY_COUNTERS and part >= ENTER), None)
     return exact or next(iter(kinds), None)
 
@@ -265,7 +268,7 @@ def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind
 
 
 def computed_twice(serving: Serving) -> float | None:
-    """The share of the computed tokens that belong to requests which were thrown out before; None if not measured."""
+    """The share of the computed tokens that were computed again after a preemption; None where it was not measured."""
     if not any(one.preempted for one in serving.iterations):
         return None
     computed = sum((one.prefill_tokens or 0) + (one.decode_tokens or 0) for one in serving.iterations)
@@ -276,7 +279,7 @@ def computed_twice(serving: Serving) -> float | None:
 
 
 def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
-    """Lines that take time in bursts: in code that handles requests, or in a thread that holds the lock meanwhile."""
+    """Lines that take time in bursts: in code that handles requests, or in a thread that holds the GIL meanwhile."""
     ledger = lead_ledger(snapshot)
     if ledger is None:
         return []
@@ -301,7 +304,7 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
 def _estimated(tail: Tail, bursts: Iterable[Burst], window: float, requests: int) -> dict[Kind, float]:
     """The parts of the extra time that bursts explain: each moment of one holds up all requests that are under way."""
     under_way = max(1.0, requests * tail.usual / window) if window > 0 else 1.0
-    # What waits behind a request that is held up is held up with it.
+    # Requests that queue behind one that is held up are held up with it.
     left = (tail.open + tail.queue) * tail.extra
     ordered = sorted(bursts, key=lambda burst: -burst.seconds)
     explained: dict[Kind, float] = {}
@@ -328,7 +331,7 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
 
 
 def _claims(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Iterable[HoldUp]) -> tuple[Entry, ...]:
-    """The entries that take their time mostly while they hold requests up: no other cause need explain them."""
+    """The entries that take their time mostly while they hold requests up: no other cause has to explain them."""
     came = tuple(entry for burst in bursts if burst.kind == kind for entry in burst.entries)
     if came or kind not in ("event-loop", "handler"):
         return came
@@ -373,8 +376,8 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
 
 # --- where single requests are not known ------------------------------------------------------------------------------
 #
-# Requests that come at random meet a pause of the whole process with a probability that is its share of the time. What
-# stops the process for 1 % of the time (PART) is in the slowest 1 % of the requests, however long they usually take.
+# Requests that come at random meet a pause of the whole process with a probability that equals its share of the time.
+# What stops the process for 1 % of the time (PART) makes the slowest 1 % of requests, however long they usually take.
 
 
 def longest_stop(snapshot: Snapshot) -> Stop | None:
@@ -387,7 +390,7 @@ def longest_stop(snapshot: Snapshot) -> Stop | None:
 
 
 def _collector(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
-    """Collections that a line asks for, in any thread: the collector holds the interpreter's lock meanwhile."""
+    """Collections that a line asks for, in any thread: the collector holds the GIL meanwhile."""
     share, lines, basis = _sampled(snapshot, ledger, "collect")
     waits = [entry for entry in ledger.entries if entry.activity == "wait-gil"]
     come_with_it = share >= MOST_WAITS * sum(entry.share for entry in waits if entry.lane == "main")
@@ -395,13 +398,13 @@ def _collector(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
 
 
 def _compiler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
-    """Compiling that goes on beside requests. What is compiled before the first one holds up none."""
+    """Compiling that goes on while there are requests. Compiling before the first request holds up none."""
     share, lines, basis = _sampled(snapshot, ledger, "compile")
     return Stop("compile", share, basis, lines.lines) if recompile.takes_turns(snapshot, lines, least=PART) else None
 
 
 def _handler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
-    """The line of a handler that runs for long in few requests, in a thread: others wait for the lock meanwhile."""
+    """Lines of handlers in threads that run for long in few requests: other threads wait for the GIL meanwhile."""
     called = [entry for entry in handler_entries(snapshot) if entry.handler != "event-loop" and entry.does in AT_WORK]
     places = {entry.at: [each for each in called if each.where == entry.where] for entry in called}
     found = []
@@ -419,9 +422,10 @@ def _sampled(snapshot: Snapshot, ledger: Ledger, activity: Activity) -> tuple[fl
 
 
 def _share(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> tuple[float, Lines, str]:
-    """The share of the time in which some thread is at one of these entries, their lines, and on how much that stands.
+    """The share of the time in which some thread is at one of these entries, the entries, and the evidence in words.
 
-    Threads of a pool have one entry together, so that its share is of their time: the looks at the main thread count.
+    Threads of a pool have one entry together, whose share is of the time of all of them. So samples are divided by the
+    number of samples of the main thread instead.
     """
     lines = lines_of(entries)
     samples = sum(entry.samples for entry in lines.lines)
@@ -445,7 +449,7 @@ def _quota(snapshot: Snapshot) -> Stop | None:
 def bursty(by_window: Sequence[int]) -> bool:
     """Whether a line was sampled in clearly fewer windows of stacks than it would be if its time were spread evenly.
 
-    Spread evenly, a window has none of the samples with the probability of a Poisson distribution.
+    If samples are spread evenly, the probability that a window has none of them is that of a Poisson distribution.
     """
     windows, samples = len(by_window), sum(by_window)
     if not samples or windows < LEAST_WINDOWS:

@@ -15,13 +15,13 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Setting
 
-# Of an iteration, what is not the model: its inputs, which requests come next, and what becomes of the tokens.
+# The phases of an iteration outside of the model: scheduling, making its inputs, handling its tokens, and the rest.
 AROUND: tuple[Phase, ...] = ("schedule", "prepare", "output", "host")
 NAMES: dict[Phase, str] = {"schedule": "scheduling", "prepare": "preparing inputs", "output": "handling outputs"}
-# One more request waits on average: it could be in the batch.
+# At least so many requests wait on average: they could be in the batch.
 LEAST_WAITING = 1.0
-# An engine that waits for requests for less of its time than this is full. One that rests answers all that it is asked:
-# what it does around the model makes answers later, not fewer.
+# An engine that waits for requests for less of its time than this is full. One that rests answers all requests anyway:
+# its work around the model makes answers later, not fewer.
 FULL = 0.1
 
 
@@ -61,7 +61,7 @@ def around_model(snapshot: Snapshot) -> Explanation | None:
 
 
 def room(serving: Serving, few: float) -> bool | None:
-    """Whether at most `few` requests are in an engine's batches while others wait; None where turns do not tell."""
+    """Whether at most `few` requests are in an engine's batches while others wait; None with too few iterations."""
     sizes = [float(one.requests) for one in serving.iterations if one.requests]
     if len(sizes) < MIN_STEPS:
         return None
