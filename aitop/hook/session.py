@@ -212,10 +212,7 @@ class Session:
         self.journal.owner = GONE
         self._take_out()
         for measure in self.measures:
-            try:
-                measure.over()
-            except Exception:
-                self._errors += 1
+            self._end(measure)
         ring, self.ring = self.ring, None
         if ring is None:
             return
@@ -225,6 +222,13 @@ class Session:
                 ring.write(self.journal.take())
         finally:
             ring.close(mark=mine)
+
+    def _end(self, measure: Measure) -> None:
+        """Have a measure undo what it did beside its patches."""
+        try:
+            measure.over()
+        except Exception:
+            self._errors += 1
 
     def _take_out(self) -> None:
         if self._optimizers is not None:
@@ -406,8 +410,9 @@ class Session:
                 measure.look(now)
             except Exception:
                 # The hook goes on without this measure.
-                self.measures.remove(measure)
                 self._errors += 1
+                self.measures.remove(measure)
+                self._end(measure)
         if self.ring is None:
             return
         # torch has been imported since: leave, so that the next attach measures steps as well.

@@ -125,10 +125,9 @@ class Named(Carrier):
     def take_away(self) -> bool:
         try:
             os.unlink(self._name, dir_fd=self._folder)
-        except FileNotFoundError:
-            return os.path.isdir(f"/proc/{self._target.pid}") is False
         except OSError:
-            return True
+            # The target took it, or still may: only one that has ended never runs it.
+            return not os.path.isdir(f"/proc/{self._target.pid}")
         return True
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
     added: dict[float, float] = defaultdict(float)
     total = 0.0
     for before, after in ((span[0].histograms.get(name), span[1].histograms.get(name)) for span in spans):
-        if before is None or after is None or before.bounds != after.bounds:
+        if before is None or after is None or before.bounds != after.bounds or after.count < before.count:
             return None
         total += after.count - before.count
         for bound, earlier, count in zip(after.bounds, before.counts, after.counts, strict=False):
