@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
-from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry, Ledger
+from aitop.model.ledger import HANDED_WAITS, QUEUE_WAITS, RESTS, Activity, Entry, Ledger
 from aitop.model.phases import Phase
 from aitop.model.snapshot import GrowthSite, HotLine, ProcessStacks, Snapshot
 from aitop.model.stacks import Frame
@@ -152,7 +152,7 @@ def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda en
     working = lines_of(
         entry
         for entry in producer_entries(snapshot)
-        if entry.pid in workers and entry.activity != "wait-queue" and wanted(entry)
+        if entry.pid in workers and entry.activity not in QUEUE_WAITS and wanted(entry)
     )
     return Lines(working.share / len(workers) if workers else 0.0, working.entries)
 
@@ -422,6 +422,6 @@ def takes_request(entry: Entry) -> bool:
     """
     if entry.phase == "idle":
         return True
-    if entry.phase not in HOST or entry.work == "log" or entry.handler is not None:
+    if entry.phase not in HOST or entry.work == "log" or entry.handler is not None or entry.activity == "wait-room":
         return False
     return entry.activity in RESTS and (entry.activity != "wait-network" or entry.work is None)

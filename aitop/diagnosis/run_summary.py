@@ -9,7 +9,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from aitop.model.ledger import Entry, Ledger
+from aitop.model.ledger import QUEUE_WAITS, Entry, Ledger
 from aitop.model.run import LineShare, Run, Scalar, StackNode, Units
 from aitop.model.snapshot import CallNode, Snapshot, Stacks
 from aitop.model.steps import HookFacts
@@ -110,7 +110,7 @@ def _lines(entries: Sequence[Entry]) -> tuple[LineShare, ...]:
     any.
     """
     main = [entry for entry in entries if entry.lane == "main"]
-    makers = [entry for entry in entries if entry.lane == "producers" and entry.activity != "wait-queue"]
+    makers = [entry for entry in entries if entry.lane == "producers" and entry.activity not in QUEUE_WAITS]
     made = sum(entry.share for entry in makers)
     lines: dict[tuple[str, str, int], LineShare] = {}
 

@@ -45,6 +45,7 @@ class Journal:
     skip            phases to note before `look_after` is called again
     due             when `tick` has to be called
     size, tokens    leading dimension and number of token ids of the forward that was examined last, -1 for none
+    size_with_grad  whether that forward ran with gradient: a policy that acts takes other batches than one that learns
     inputs          counts the token ids in the arguments of a forward, -1 for none; None if no measure needs that now
     called          is called when a forward is examined; None if no measure needs that now
     cpu_reads       the thread's CPU clock is read at the end of this many next steps
@@ -91,6 +92,7 @@ class Journal:
         "owner",
         "passes",
         "size",
+        "size_with_grad",
         "skip",
         "stepping",
         "steps",
@@ -113,6 +115,7 @@ class Journal:
         self.skip = self.due = 0
         self.tick = tick
         self.size = self.tokens = -1
+        self.size_with_grad = False
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
         self.called: Callable[[], None] | None = None
         self.cpu_reads = 2

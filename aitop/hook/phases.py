@@ -152,7 +152,8 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
                 grad = grad_enabled()
                 if span is not None:
                     device.end(span, grad)
-                if not journal.skip:
+                if not journal.skip or grad != journal.size_with_grad:
+                    journal.size_with_grad = grad
                     look_at(args[1:], kwargs, end, session)
                 extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
                 if journal.computed is not None:

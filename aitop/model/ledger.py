@@ -15,7 +15,7 @@ from aitop.model.verdict import Base, Where
 Lane = Literal["main", "producers"]
 Activity = Literal[
     "python", "native", "wait", "wait-gil", "wait-lock", "wait-core", "wait-disk", "wait-network", "wait-queue",
-    "wait-child", "wait-device", "sleep", "spawn", "collect", "compile",
+    "wait-room", "wait-child", "wait-device", "sleep", "spawn", "collect", "compile",
 ]  # fmt: skip
 ACTIVITIES: dict[Activity, str] = {
     "python": "runs Python",
@@ -27,6 +27,7 @@ ACTIVITIES: dict[Activity, str] = {
     "wait-disk": "waits for storage",
     "wait-network": "waits for network",
     "wait-queue": "waits for a queue",
+    "wait-room": "waits, queue full",
     "wait-child": "waits for a child",
     "wait-device": "waits for device",
     "sleep": "sleeps",
@@ -36,7 +37,9 @@ ACTIVITIES: dict[Activity, str] = {
 }
 """Each activity in words, at most 17 cells wide."""
 # Waits for other threads or processes of the run, or for whoever hands out work.
-HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
+HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-room", "wait-lock", "wait-child", "wait"})
+# Waits at a queue: for something to take from it, or for room to put something in.
+QUEUE_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-room"})
 # What a thread does while it has no work. A server's threads wait for the network between requests.
 RESTS: frozenset[Activity] = HANDED_WAITS | {"sleep", "wait-network"}
 Basis = Literal["measured", "sampled"]

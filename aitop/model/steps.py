@@ -21,9 +21,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     `end` is on CLOCK_MONOTONIC. `data_wait` is the time inside a loader's `__next__`, `loader_start` the time to make
     loader iterators (which starts their workers), `save` the time inside `torch.save`, `gc` collector pauses.
     `evaluation` is root forwards without gradient during training, with the waits for their data; such forwards that
-    are made in every step, as of a teacher model, belong to `forward`. `cpu` is the CPU time of the thread that steps.
-    `device_*` are on the device clock; None without CUDA or before the events were ready. Where two durations overlap,
-    one contains the other, and that time is never counted twice.
+    are made in every step, as of a teacher model or a policy that acts, belong to `forward`: `no_grad` seconds of it in
+    `no_grad_forwards` calls, which took `no_grad_samples` samples together. `cpu` is the CPU time of the thread that
+    steps. `device_*` are on the device clock; None without CUDA or before the events were ready. Where two durations
+    overlap, one contains the other, and that time is never counted twice.
 
     `samples` is the leading batch dimension of the largest forward before each backward, summed over the step's
     backwards (in inference, of the forward). `tokens` is the number of integer ids that went in (for `generate`, that
@@ -57,6 +58,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float | None = None
     forwards: int = 0
     backwards: int = 0
+    no_grad: float = 0.0
+    no_grad_forwards: int = 0
+    no_grad_samples: int = 0
     samples: int | None = None
     queue_ready: int | None = None
     device_forward: float | None = None

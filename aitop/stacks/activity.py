@@ -42,6 +42,7 @@ _OF_KIND: dict[WaitKind, Activity] = {
 _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     # An event loop that has nothing to do waits for its sockets.
     "wait-queue": ("queue", "lock", "native", "other", "network"),
+    "wait-room": ("queue", "lock", "native", "other"),
     "wait-lock": ("lock", "native", "other"),
     "wait-child": ("child", "other"),
     "wait-device": ("device", "lock", "native", "other"),

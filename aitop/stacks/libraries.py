@@ -19,7 +19,9 @@ from aitop.stacks.origin import library_path
 Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
 # What a library does with its caller's time, whatever the kernel reports: it waits, starts processes, compiles or
 # collects garbage.
-State = Literal["wait-queue", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"]
+State = Literal[
+    "wait-queue", "wait-room", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"
+]
 # What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
 # others; "trace" is a compiler that calls the user's function to see what it does.
 Work = Literal[
@@ -214,7 +216,8 @@ TABLE: tuple[Row, ...] = (
     # get, recv and send also pickle, which is no wait
     _row(r"/multiprocessing/connection\.py$", r"_recv\w*|recv_bytes|_?poll|wait|_send\w*|send_bytes",
          state="wait-queue"),
-    _row(r"/multiprocessing/queues\.py$", r"put", state="wait-queue"),
+    _row(r"/multiprocessing/queues\.py$", r"put", state="wait-room"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/queue\.py$", r"put", state="wait-room"),
     _row(r"/multiprocessing/pool\.py$", state="wait-queue"),
     _row(r"/multiprocessing/synchronize\.py$", state="wait-lock"),
     _row(r"/concurrent/futures/_base\.py$", state="wait-lock"),

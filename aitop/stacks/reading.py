@@ -8,7 +8,7 @@ from itertools import pairwise, takewhile
 
 import msgspec
 
-from aitop.model.ledger import Handler
+from aitop.model.ledger import QUEUE_WAITS, Handler
 from aitop.model.stacks import Frame
 from aitop.stacks.call_tree import OWN_HOOK
 from aitop.stacks.libraries import Phase, State, Work, calls_model, meaning
@@ -97,7 +97,7 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         leaf=bool(users) and not below,
         model=any(not frame.user and calls_model(frame) for frame in own),
         worker=worker,
-        idle=worker and not users and state in ("wait-queue", "wait-lock"),
+        idle=worker and not users and (state == "wait-lock" or state in QUEUE_WAITS),
         importing=_imports(own),
         handler=_handler(own[: users[-1]]) if users else None,
         end=telling([frame for frame in below if not frame.file.startswith(OWN_HOOK)]) if users else None,

@@ -208,6 +208,21 @@ def test_a_teacher_in_every_step_is_no_evaluation(watched):
     records = watched.records()
     assert len(records) == 7
     assert all(record.evaluation == 0 and record.forward >= PAUSE / 2 for record in records[2:])
+    assert all(PAUSE / 2 <= record.no_grad <= record.forward for record in records[2:])
+
+
+def test_a_policy_that_acts_has_calls_and_samples_of_its_own(watched):
+    policy = Net()
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+    for rows, labels in loader():
+        with torch.no_grad():
+            for row in rows:
+                policy(row[None])
+        train(policy, [(rows, labels)], optimizer)
+    # In the first steps it is not known yet that such calls come in every one.
+    records = watched.records()[4:]
+    assert all((record.forwards, record.samples) == (1, 4) for record in records)
+    assert all((record.no_grad_forwards, record.no_grad_samples) == (4, 4) for record in records)
 
 
 def test_saving_is_told_apart(watched):

@@ -341,6 +341,26 @@ def test_nothing_shows_that_python_or_a_wait_for_ones_own_could_be_left_out(acti
     assert verdict.where[0].line == 12 and not any(fix.speedup for fix in verdict.fixes)
 
 
+@pytest.mark.parametrize("kind", ["training", "inference"])
+def test_whoever_takes_from_a_full_queue_is_named_before_the_line_that_waits(kind):
+    put = line("main", 0.9, activity="wait-room", number=98, position="after")
+    model = line("Net.forward", 0.1, phase="forward", activity="native", number=70)
+    takes = line("suppress", 0.8, pid=WORKER, number=41)
+    waits = line("suppress", 0.2, pid=WORKER, number=51, activity="wait-queue")
+    phases = Phases(data_wait=0.0, forward=0.1, backward=0.0, optimizer=0.0, outside=0.9)
+    seen = snapshot(phases=phases, lines=[put, model, takes, waits], workers=1, kind=kind)
+    processes = tuple(msgspec.structs.replace(each, role="rank" if each.pid == RANK else "other")
+                      for each in seen.stacks.processes)  # fmt: skip
+    lines = tuple(
+        msgspec.structs.replace(each, role="rank" if each.pid == RANK else "other") for each in seen.stacks.lines
+    )
+    seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, processes=processes, lines=lines))
+    verdict = shown(seen)[0]
+    assert (verdict.id, verdict.severity in ("warning", "critical")) == ("host-bound", True)
+    assert [where.line for where in verdict.where] == [41, 98]
+    assert "1 process cannot keep up" in verdict.title and "suppress" in verdict.fixes[0].text
+
+
 def arrays(busy):
     """A program of which no step is seen: it computes arrays on the host, and has a GPU."""
     made = line("augmented", 0.95, activity="native", work="array", number=23, file="/x/feed.py")

@@ -213,6 +213,25 @@ def test_a_policy_that_is_called_for_one_observation_gets_more_environments_and_
     ]
 
 
+@pytest.mark.parametrize(("samples", "ops", "found"), [(256, 12, True), (8192, 12, False), (256, 2, False)])
+def test_a_policy_that_acts_for_few_at_a_time_between_updates(samples, ops, found):
+    """256 calls a step, of 0.1 ms each: not where 32 are in each call, or where an operation takes long."""
+    acts = steps(
+        seconds=0.05, forward=0.0276, backward=0.002, no_grad=0.0256, no_grad_forwards=256, no_grad_samples=samples,
+        samples=256,
+    )  # fmt: skip
+    model = line("Policy.forward", 0.55, phase="forward", activity="native", via=(("collect", 70, "policy(seen)"),))
+    sample = line("collect", 0.3, activity="native", number=71, position="within", work="tensor")
+    judged = underbatched.judge(snapshot(acts, facts=facts(ops=ops, parameters=6000), lines=[model, sample]))
+    if not found:
+        assert judged is None
+        return
+    verdict = fired(judged)
+    assert "the policy is called for 1 at a time" in verdict.title and verdict.share == pytest.approx(0.8, abs=0.1)
+    assert verdict.evidence[0].startswith("256 forward passes without gradient a step, 1 sample and 100 µs each")
+    assert {entry.line for entry in judged.claims} == {10, 71}, "what is done with each output is done for a batch too"
+
+
 def test_an_idle_gpu_has_room_for_more():
     cuda = facts(cuda=True, parameters=21_000_000)
     assert fired(underbatched.judge(on_gpu(served(), busy=0.2, facts=cuda))).share > 0.6

@@ -4,6 +4,7 @@ but compute-bound.
 
 from __future__ import annotations
 
+from aitop.diagnosis.causes import producers
 from aitop.diagnosis.causes.serving.front import blocked_loop
 from aitop.diagnosis.causes.serving.turns import around_model
 from aitop.diagnosis.device import host_limit, host_unproven, idle_words, starved
@@ -16,6 +17,7 @@ from aitop.diagnosis.evidence import (
     by_hand,
     each_unit,
     leisure,
+    lines_of,
     main_lines,
     of_unit,
     place_of,
@@ -39,7 +41,9 @@ from aitop.model.units import percent
 ENTER, LEAVE = 0.15, 0.1
 # Activities that are a loss even in a program without steps. Other waits may be for the threads, processes or devices
 # that do its work, Python may be the work itself, and what is compiled once is not compiled again.
-LOST: frozenset[Activity] = frozenset({"sleep", "spawn", "collect", "wait-disk", "wait-network", "wait-child"})
+LOST: frozenset[Activity] = frozenset(
+    {"sleep", "spawn", "collect", "wait-disk", "wait-network", "wait-child", "wait-room"}
+)
 
 
 @rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
@@ -62,11 +66,40 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             and not (serving and (takes_request(entry) or stands_in_line(entry)))
         ),
     )
-    told = _told(snapshot, lines, lost=True if waited_for else None) or blocked_loop(snapshot) or around_model(snapshot)
+    told = (
+        _queue_is_full(snapshot, lines_of(entry for entry in lines.entries if entry.activity == "wait-room"))
+        or _told(snapshot, lines, lost=True if waited_for else None)
+        or blocked_loop(snapshot)
+        or around_model(snapshot)
+    )
     if told is None and serving and main_lines(snapshot, lambda entry: entry.does in RUNNING).share < ENTER:
         # Requests queue and no thread works for them: at least the line where they queue is known.
         return _told(snapshot, main_lines(snapshot, stands_in_line), lost=False)
     return told
+
+
+def _queue_is_full(snapshot: Snapshot, waits: Lines) -> Explanation | None:
+    """The verdict on waits for room in a queue: whoever takes from it is slower than the thread that puts into it."""
+    share = min(waits.share, 0.99)
+    if share < LEAVE or not waits.where:
+        return None
+    put = waits.where[0]
+    takers = producers.makers(snapshot)
+    where, who = (waits.where, "whoever takes from it") if takers is None else (takers.lines.where, takers.who)
+    evidence = [f"{percent(share)} at {short_place(put)}, which waits for room in a queue"]
+    slower = f"what takes from the queue is slower than {put.function} puts into it"
+    if takers is not None:
+        slower += f": {who} at work for {percent(takers.lines.share)} of the time, most at {short_place(where[0])}"
+    cheaper = f"make {place_of(where[0])} cheaper, or have more of them take from the queue"
+    return Explanation(
+        share=share,
+        signals=(bool(records(snapshot)), takers is not None),
+        title=f"{percent(share)} of {each_unit(snapshot)} waits for room in a queue: {who} cannot keep up",
+        lines=waits,
+        where=(*where[:2], put) if takers is not None else waits.where,
+        evidence=(*evidence, slower),
+        fixes=(fix(cheaper if takers is not None else f"take from the queue at {place_of(put)} faster", share),),
+    )
 
 
 def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Explanation | None:

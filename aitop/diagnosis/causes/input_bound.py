@@ -178,6 +178,8 @@ def _for_producers(snapshot: Snapshot) -> Lines:
         lambda entry: (
             entry.phase == "host"
             and entry.activity in HANDED_WAITS
+            # A full queue waits for whoever takes from it.
+            and entry.activity != "wait-room"
             and entry.position in ("before", None)
             and entry.where is not None
             and entry.handler is None

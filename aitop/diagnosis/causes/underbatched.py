@@ -75,6 +75,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     steps = [step for step in records(snapshot) if step.samples]
     if len(steps) < MIN_STEPS:
         return "the model's inputs have no first dimension that could be a batch"
+    if training and (acting := _policy_calls(snapshot, steps)) is not None:
+        return acting
     samples = median_high(float(step.samples or 1) for step in steps)
     # A server that has once taken more takes as many as there are.
     most = samples if training else max(float(step.samples or 1) for step in steps)
@@ -163,15 +165,67 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
 
 def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
     """The cost of a training step whose operations take hardly longer than it takes to call them; else None."""
-    if not facts.ops:
-        return None
-    each = median_high(step.forward for step in steps) * ran / facts.ops
+    return _of_operations(
+        median_high(step.seconds for step in steps),
+        median_high(step.forward for step in steps),
+        median_high(step.forward + step.backward for step in steps),
+        samples,
+        facts.ops,
+        ran,
+    )
+
+
+def _of_operations(  # noqa: PLR0917
+    whole: float, forward: float, computing: float, samples: float, ops: int | None, ran: float
+) -> Cost | None:
+    """The cost of `whole` seconds with a forward pass of `ops` operations; None unless these mostly cost their calls.
+
+    `computing` is the part of the seconds in passes, `ran` the part in which the process had a core.
+    """
+    each = forward * ran / ops if ops else 0.0
     if not 0.0 < each <= op_cost.MOSTLY_CALLING:
         return None
-    whole = median_high(step.seconds for step in steps)
-    computes = max(0.05, 1.0 - op_cost.FORWARD / each) * median_high(step.forward + step.backward for step in steps)
+    computes = max(0.05, 1.0 - op_cost.FORWARD / each) * computing
     # With few samples, computing mostly leaves vector registers unfilled: 1 / FEW_SAMPLES of it grows with the batch.
     return Cost(samples, whole - computes / FEW_SAMPLES, computes / FEW_SAMPLES / samples, False)
+
+
+def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanation | None:
+    """The verdict on a policy that is called for few samples at a time between the updates of a training run."""
+    calls, seconds = sum(step.no_grad_forwards for step in steps), sum(step.no_grad for step in steps)
+    samples = sum(step.no_grad_samples for step in steps) / calls if calls else 0.0
+    if calls < 2 * len(steps) or not 0.0 < samples <= FEW_SAMPLES or snapshot.facts is None or on_gpu(snapshot):
+        return None
+    # The graph of the loss has all operations of the model, and a few more.
+    cost = _of_operations(*(seconds / calls,) * 3, samples, snapshot.facts.ops, running(snapshot))
+    if cost is None:
+        return None
+    batched = with_batch(BATCH, cost.samples, cost.fixed, cost.each, surely=False)
+    model = main_lines(snapshot, lambda entry: entry.phase == "forward")
+    around = _around_call(snapshot)
+    part = seconds / sum(step.seconds for step in steps)
+    share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
+    # What is done with each output, such as sampling an action, can be done for a batch as well.
+    share, high = share + around.share * (1.0 - batched.likely), high + around.share
+    gone = estimated(min(0.99, share), low, min(0.99, high))
+    passes = f"{calls / len(steps):.0f} forward passes without gradient a step"
+    taken = f"the policy is called for {cost.samples:.0f} at a time"
+    return Explanation(
+        share=min(0.99, share),
+        gone=gone,
+        signals=(True, cost.samples <= 1),
+        doubtful=True,
+        title=f"{taken}: {percent(share)} of the time could serve {BATCH}",
+        where=lines_of(map(_above_forward, model.lines)).where,
+        claims=(*model.entries, *around.entries),
+        evidence=(
+            f"{passes}, {plural(round(cost.samples), 'sample')} and {duration(seconds / calls)} each",
+            f"about {duration(cost.fixed)} of it is the same for any number of samples",
+        ),
+        fixes=(
+            fix(f"call the policy once for all environments (step {BATCH} side by side)", estimated(share, low, high)),
+        ),
+    )
 
 
 def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:

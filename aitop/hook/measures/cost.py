@@ -48,6 +48,7 @@ class Cost(Measure):
         self._began = self._ended = 0
         self._journal = journal = Journal(lambda now: None)
         journal.owner, journal.due = _thread.get_ident(), _now() + NEVER_NS
+        journal.size_with_grad = True
         # What the wrappers use of a session, with an iterator and an optimizer that are already known.
         stand_in: Any = SimpleNamespace(
             journal=journal,

@@ -19,8 +19,9 @@ WATCHED = {
 }
 # Of these, the ones that are not times.
 COUNTS = ("transfer_bytes", "blockings", "collectives")
-_SUMS = (*PHASES, *(name for names in WATCHED.values() for name in names), "forwards", "backwards")
-_TIMES = ("prepare", *(name for name in _SUMS if name not in (*COUNTS, "forwards", "backwards")))
+_CALLS = ("forwards", "backwards", "no_grad_forwards", "no_grad_samples")
+_SUMS = (*PHASES, *(name for names in WATCHED.values() for name in names), "no_grad", *_CALLS)
+_TIMES = ("prepare", *(name for name in _SUMS if name not in (*COUNTS, *_CALLS)))
 
 
 @dataclass(slots=True)
@@ -28,9 +29,10 @@ class Parts:
     """Nanoseconds, bytes and counts of a step or of a part of one.
 
     `transfer_apart` and `communication_apart` are the parts of `transfer` and `communication` outside of the phases.
-    `prepare` is the time from the start of a training step to its first forward that is in no phase. `calls` has the
-    lengths of its collectives, in order; a wait counts as a part of the call before it. `others` are phases with an
-    event of their own, by their key (see model.phases).
+    `no_grad` is the part of `forward` without gradient: `no_grad_forwards` calls, which took `no_grad_samples` samples
+    together. `prepare` is the time from the start of a training step to its first forward that is in no phase. `calls`
+    has the lengths of its collectives, in order; a wait counts as a part of the call before it. `others` are phases
+    with an event of their own, by their key (see model.phases).
     """
 
     data_wait: int = 0
@@ -47,8 +49,11 @@ class Parts:
     blocking: int = 0
     communication: int = 0
     communication_apart: int = 0
+    no_grad: int = 0
     forwards: int = 0
     backwards: int = 0
+    no_grad_forwards: int = 0
+    no_grad_samples: int = 0
     transfer_bytes: int = 0
     blockings: int = 0
     collectives: int = 0

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
-from aitop.sources.ring.parts import COUNTS, NS, PHASES, WATCHED, Made, count_of, seconds_of
+from aitop.sources.ring.parts import COUNTS, MOST_COUNTED, NS, PHASES, WATCHED, Made, count_of, seconds_of
 from aitop.sources.ring.steps import Event, EventReader
 
 LONGEST_STEP_NS = 10**15
@@ -129,6 +129,9 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         cpu=seconds_of(made.cpu, length),
         forwards=min(parts.forwards, MOST_FORWARDS),
         backwards=min(parts.backwards, MOST_FORWARDS),
+        no_grad=_within(parts.no_grad, length),
+        no_grad_forwards=min(parts.no_grad_forwards, MOST_FORWARDS),
+        no_grad_samples=min(parts.no_grad_samples, MOST_COUNTED),
         samples=count_of(parts.samples),
         queue_ready=count_of(parts.queue_ready),
         collective_calls=tuple(_within(call, length) for call in parts.calls),

@@ -49,9 +49,9 @@ class EventReader:
     made, index         the finished steps, and their number so far
     mark                the end of the last step, or part of a step
     sums, known         times by part since `mark`, and how much of the time since then they account for (ns)
-    held_wait, held_start, held_forward
+    held_wait, held_start, held_forward, held_forwards, held_samples
                         waits for data, starts of loaders and forwards without gradient, held back until it is known
-                        what they were for (ns)
+                        what they were for (ns); the number of these forwards, and their samples
     batch, batch_tokens the largest leading dimension, and the most token ids, of the forwards since the last backward
     recent, copies      collectives and transfers since the last phase, by start and end
     guessed             parts that stand in for time that the hook did not see
@@ -114,7 +114,7 @@ class EventReader:
 
     def drop_held(self) -> None:
         """Drop what is held back."""
-        self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
+        self.held_wait = self.held_start = self.held_forward = self.held_forwards = self.held_samples = 0
         self.held_ready = NOT_MEASURED
 
     def settle_training(self) -> None:
@@ -127,6 +127,9 @@ class EventReader:
         if self.held_forwards:
             if self.regular_held:
                 sums.forward += self.held_forward
+                sums.no_grad += self.held_forward
+                sums.no_grad_forwards += self.held_forwards
+                sums.no_grad_samples += self.held_samples
             else:
                 sums.evaluation += self.held_forward
             self.had_held = True
@@ -273,6 +276,9 @@ class EventReader:
         sums.backward += guess.backward
         sums.optimizer += guess.optimizer
         sums.forwards, sums.backwards = guess.forwards, guess.backwards
+        sums.no_grad += guess.no_grad
+        sums.no_grad_forwards += guess.no_grad_forwards
+        sums.no_grad_samples += guess.no_grad_samples
         self.known = end - self.mark
 
     # Phases.
@@ -415,6 +421,7 @@ class EventReader:
         if self._trains_at(end):
             self.held_forward += end - start
             self.held_forwards += 1
+            self.held_samples += 0 if kind == at.GENERATE else max(0, a)
             self.known += end - start
         elif kind == at.GENERATE:
             self.infer(start, end, NOT_MEASURED, a, kind="generate")
