@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_gpu, timed_on_device
-from aitop.diagnosis.evidence import by_hand, each_unit, leisure, main_lines, place_of, serves, short_place, stepping
+from aitop.diagnosis.evidence import (
+    by_hand,
+    each_unit,
+    leisure,
+    lines_of,
+    main_lines,
+    place_of,
+    serves,
+    short_place,
+    stepping,
+)
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import operations, percent
+from aitop.model.verdict import Where
 
 MOSTLY = 0.8
 # The device limits the step if it is busy for more than this part of the time.
@@ -82,8 +95,17 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         signals=(phases.data_wait is not None, computing > MOSTLY),
         doubtful=idle or between or unseen or host_unproven(snapshot),
         title=title,
+        where=_busiest(snapshot),
+        claims=(),
         evidence=evidence,
     )
+
+
+def _busiest(snapshot: Snapshot) -> tuple[Where, ...]:
+    """The lines that compute most, each with its share of the time. The backward pass follows from the forward pass."""
+    forward = main_lines(snapshot, lambda entry: entry.phase == "forward")
+    lines = lines_of((*forward.lines, *by_hand(snapshot).lines))
+    return tuple(replace(where, share=lines.share * (where.share or 0.0)) for where in lines.where)
 
 
 def _without_steps(snapshot: Snapshot) -> Explanation | None:
