@@ -277,6 +277,8 @@ def _fitted(
         by_phase["queue"] = [msgspec.structs.replace(entry, phase="queue") for entry in by_phase["idle"]]
         seen_in["queue"], measured["queue"] = seen_in["idle"], held
         measured["host"] -= held
+    # A coroutine that awaits is on no stack: what the thread rested beyond that passed in handlers.
+    awaited = max(0.0, seen_in.get("idle", 0.0) - measured.get("idle", 0.0) - max(0.0, held)) if requests else 0.0
     fitted = []
     for phase, share in measured.items():
         entries = by_phase.get(phase, [])
@@ -291,6 +293,10 @@ def _fitted(
                 )
             )
         rest = share - scale * seen
+        waits = min(rest, awaited) if phase in ("preprocess", "postprocess") else 0.0
+        if waits > 1e-9:
+            fitted.append(_nowhere(process, phase, "wait", waits, "measured"))
+            awaited, rest = awaited - waits, rest - waits
         if rest > 1e-9:
             fitted.append(_nowhere(process, phase, _activity_of_rest(phase, measured), rest, "measured"))
     return fitted

@@ -50,6 +50,14 @@ class _Anchors:
         return frozenset(line for counts in seen for line in counts if counts[line] >= min(least, max(counts.values())))
 
     @property
+    def forwards(self) -> frozenset[int]:
+        """The lines below which the model runs. The hook's stacks are never torn: if it saw calls of the model in this
+        function, other lines are none. A line that only it saw calls the model now and then, to evaluate it, say.
+        """
+        sampled = self.of("forward")
+        return (sampled & self.callers or frozenset(self.callers)) if sampled and self.callers else sampled
+
+    @property
     def updates(self) -> frozenset[int]:
         """The lines below which the model is updated."""
         return self.of(*UPDATES)
@@ -62,8 +70,8 @@ class StepFunctions:
     """Which functions and lines of one thread make its steps, learnt from all its stacks.
 
     `callers` are the lines that call the model, as far as the hook measured them. Samples may miss them: in a loop of
-    less than a millisecond, stacks as deep as such a call are often lost. They are used for the dataflow only, because
-    a line that calls the model now and then, to evaluate it, is no part of the steps.
+    less than a millisecond, stacks as deep as such a call are often lost. Lines that were not sampled are used for the
+    dataflow only, because a line that calls the model now and then, to evaluate it, is no part of the steps.
     """
 
     def __init__(
@@ -138,7 +146,7 @@ class StepFunctions:
         function = frame.file, frame.function
         if function not in self._model_calls:
             anchors, flow = self._of(frame), innermost(self._flows.get(frame.file, ()), frame.line)
-            calls = anchors.of("forward") | anchors.callers
+            calls = anchors.forwards | anchors.callers
             self._model_calls[function] = ModelCalls(flow, calls, anchors.updates) if flow and calls else None
         return self._model_calls[function]
 
@@ -150,7 +158,7 @@ class StepFunctions:
         return None
 
     def _place(self, anchors: _Anchors, line: int, stack: Seen, *, inner: bool) -> Position | None:
-        forwards, updates = anchors.of("forward"), anchors.updates
+        forwards, updates = anchors.forwards, anchors.updates
         if not forwards and not updates:
             return None
         first = min(forwards or updates)
@@ -174,8 +182,8 @@ class StepFunctions:
     @staticmethod
     def _has_gradients(anchors: _Anchors, line: int) -> bool:
         """Whether the last phase above a line is a backward, and an optimizer follows."""
-        earlier = [number for number in anchors.of("forward") | anchors.updates if number < line]
-        backward = anchors.of("backward") - anchors.of("forward")
+        earlier = [number for number in anchors.forwards | anchors.updates if number < line]
+        backward = anchors.of("backward") - anchors.forwards
         return max(earlier, default=0) in backward and line <= max(anchors.of("optimizer"), default=0)
 
     def _evaluates(self, stack: Seen) -> int | None:

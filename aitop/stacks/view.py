@@ -178,6 +178,9 @@ def _merged_view(
         digests = [summed([digest], short) for digest in digests]
         looks = [(look, summed([digest], short)) for look, digest in looks]
         states = [_renamed(state, short) for state in states]
+    states_of: dict[tuple[int, str], list[ThreadState]] = defaultdict(list)
+    for state in states:
+        states_of[state.pid, state.thread].append(state)
     merged = summed(digests)
     if not merged:
         return None
@@ -199,8 +202,8 @@ def _merged_view(
             steps = StepFunctions(stacks.items(), flows, callers.get(keys[0].pid, ()))
             groups = _groups(stacks, steps, collecting)
             of_threads = [(look, _together(keys, digest)) for look, digest in of_process]  # noqa: B023
-            names = {(key.pid, key.thread) for key in keys}
-            own_states = [state for state in states if (state.pid, state.thread) in names]
+            names = dict.fromkeys((key.pid, key.thread) for key in keys)
+            own_states = [state for name in names for state in states_of[name]]
             parts = parts_of_groups(
                 groups, looks_of(of_threads, own_states, at_once), {group: group.state for group in groups}
             )
@@ -237,7 +240,7 @@ def _merged_view(
         samples=sum(stacks.total() for stacks in merged.values()),
         processes=tuple(sorted(processes, key=lambda process: (ROLES.index(process.role), process.pid))),
         lines=tuple(sorted(kept, key=lambda line: (-line.samples, line.pid, line.file, line.line))),
-        threads=_thread_shares(states, looks, merged),
+        threads=_thread_shares(states_of, looks, merged),
         trees=_trees(beside, known),
     )
 
@@ -321,7 +324,7 @@ def _waits(seen: Seen) -> bool:
 
 
 def _thread_shares(
-    states: Sequence[ThreadState], looks: Sequence[tuple[Look, Digest]], merged: Digest
+    states_of: Mapping[tuple[int, str], Sequence[ThreadState]], looks: Sequence[tuple[Look, Digest]], merged: Digest
 ) -> tuple[ThreadShare, ...]:
     """Make a ThreadShare of every sampled thread, by pid, the main thread first, then by time holding the GIL.
 
@@ -336,7 +339,7 @@ def _thread_shares(
                 held[key.pid, key.thread] += stacks.total()
     shares = []
     for key, stacks in merged.items():
-        own = [state for state in states if (state.pid, state.thread) == (key.pid, key.thread)]
+        own = states_of.get((key.pid, key.thread), ())
         looked = sum(state.asked for state in own)
         at_work = sum(state.at_work * state.asked for state in own) / looked if looked else _working(stacks)
         gil = min(1.0, held[key.pid, key.thread] / asked[key.pid]) if asked[key.pid] else None

@@ -8,6 +8,7 @@ from snapshot_builder import RANK, accounted, line
 from stack_maker import stack, window
 
 from aitop.diagnosis.causes import between_steps, computing, gil, host, input_bound, preprocessing
+from aitop.diagnosis.causes.serving import queue
 from aitop.diagnosis.evidence import takes_request
 from aitop.diagnosis.served import idle_share, merged, of_iterations, of_requests, served
 from aitop.model.serving import IterationRecord, RequestRecord
@@ -99,6 +100,25 @@ def test_lines_before_the_model_lie_in_the_time_measured_for_making_its_input():
     assert entry.phase == "preprocess" and entry.basis == "measured"
     verdict = fired(preprocessing.judge(seen))
     assert verdict.where[0].line == 12 and "tokenis" in verdict.fixes[0].text
+
+
+def test_a_coroutine_that_awaits_waits_in_its_handler_though_it_is_on_no_stack():
+    """Four requests are always under way, each waits 0.11 s for other services, and the event loop rests."""
+    requests = [
+        RequestRecord(end=START + n / 40 + 0.12, seconds=0.12, queue=0.0, preprocess=0.115, model=0.005)
+        for n in range(1200)
+    ]
+    lines = [
+        line("lookup", 0.04, position="before", number=42, handler="event-loop"),
+        line("rank", 0.02, phase="forward", activity="native", number=69, handler="event-loop"),
+        line("<module>", 0.94, activity="wait-queue", number=110),
+    ]
+    seen = server(requests, lines=lines)
+    ledger, by_phase = shares(seen)
+    waits = sum(entry.share for entry in ledger.entries if entry.phase == "preprocess" and entry.activity == "wait")
+    assert waits > 0.6 and sum(by_phase.values()) == pytest.approx(1.0)
+    verdict = fired(queue.judge(seen))
+    assert (verdict.id, verdict.subtype, verdict.where[0].line) == ("queue-bound", "held", 42)
 
 
 def test_iterations_of_a_loop_that_calls_handlers_make_input_and_output():

@@ -68,7 +68,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving or Serving(basis="stacks")
     held = _held(serving, snapshot)
     if held is not None and held >= LEAVE:
-        return _of_held(serving, held, main_lines(snapshot, _waits_for_batch))
+        waits = main_lines(snapshot, _waits_for_batch)
+        # A coroutine that awaits is on no stack: the lines at which its handler was seen to run are beside its awaits.
+        return _of_held(serving, held, waits if waits.where else main_lines(snapshot, _runs_in_loop))
     queue = _queue(serving, snapshot)
     if queue is None:
         return "how long requests wait was not measured"
@@ -119,6 +121,11 @@ def _held(serving: Serving, snapshot: Snapshot) -> float | None:
 def _waits_for_batch(entry: Entry) -> bool:
     """Whether an entry waits, with requests under way, in the function that calls the model."""
     return entry.phase == "queue" and entry.position is not None
+
+
+def _runs_in_loop(entry: Entry) -> bool:
+    """Whether an entry is code of a handler in an event loop, other than the model."""
+    return entry.handler == "event-loop" and entry.phase != "forward"
 
 
 def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
