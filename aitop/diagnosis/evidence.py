@@ -384,7 +384,7 @@ def each_unit(snapshot: Snapshot) -> str:
     return "each step" if base_of(snapshot) == "step" else "the time"
 
 
-def leisure(snapshot: Snapshot) -> float:
+def server_idle_share(snapshot: Snapshot) -> float:
     """Share of the time (0..1) in which a server waits for requests; 0 for anything but a server."""
     return main_lines(snapshot, takes_request).share if serves(snapshot) else 0.0
 
@@ -395,7 +395,7 @@ def of_unit(snapshot: Snapshot, share: float) -> tuple[float, str | None]:
     They differ for a server that waits for requests for AT_LEISURE of its time or more. The sentence then says that
     saving the time makes requests faster, but gives no more of them; otherwise it is None.
     """
-    rests = leisure(snapshot)
+    rests = server_idle_share(snapshot)
     if rests < AT_LEISURE:
         return min(0.99, share), None
     words = f"{percent(rests)} of the time is waiting for requests: they get faster, not more"

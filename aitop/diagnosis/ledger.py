@@ -241,7 +241,7 @@ def _lineless(process: ProcessStacks) -> list[Entry]:
     for phase, activity, share in process.lineless:
         low, high = interval(share, process.samples)
         name = _PHASES.get(phase, phase)
-        entry = _nowhere(process, name, activity, share, "sampled")  # type: ignore[arg-type]
+        entry = _entry_without_line(process, name, activity, share, "sampled")  # type: ignore[arg-type]
         entries.append(msgspec.structs.replace(entry, low=low, high=high, samples=share * process.samples))
     return entries
 
@@ -295,10 +295,10 @@ def _fitted(
         rest = share - scale * seen
         waits = min(rest, awaited) if phase in ("preprocess", "postprocess") else 0.0
         if waits > 1e-9:
-            fitted.append(_nowhere(process, phase, "wait", waits, "measured"))
+            fitted.append(_entry_without_line(process, phase, "wait", waits, "measured"))
             awaited, rest = awaited - waits, rest - waits
         if rest > 1e-9:
-            fitted.append(_nowhere(process, phase, _activity_of_rest(phase, measured), rest, "measured"))
+            fitted.append(_entry_without_line(process, phase, _activity_of_rest(phase, measured), rest, "measured"))
     return fitted
 
 
@@ -311,7 +311,7 @@ def _activity_of_rest(phase: Phase, measured: Mapping[Phase, float]) -> Activity
     return "native" if any(row.computes for row in (*MEASURED, *SERVED) if row.key == phase) else "wait"
 
 
-def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:
+def _entry_without_line(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:
     return Entry(
         lane="main",
         phase=phase,
@@ -335,7 +335,7 @@ def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
             for entry in sampled
         ]
     if whole < 1.0 - 1e-6:
-        return [*sampled, _nowhere(process, "host", "wait", 1.0 - whole, "sampled")]
+        return [*sampled, _entry_without_line(process, "host", "wait", 1.0 - whole, "sampled")]
     return sampled
 
 
@@ -372,7 +372,7 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
             taken[entry.phase] = taken.get(entry.phase, 0.0) + entry.share * part
             entry = _scaled(entry, 1.0 - part)  # noqa: PLW2901 - the part that is not collection
         rest.append(entry)
-    return rest + [_nowhere(process, phase, "collect", mass, "measured") for phase, mass in taken.items()]
+    return rest + [_entry_without_line(process, phase, "collect", mass, "measured") for phase, mass in taken.items()]
 
 
 def _part_of_running(entries: list[Entry], share: float) -> float | None:

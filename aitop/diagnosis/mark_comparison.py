@@ -13,7 +13,7 @@ from aitop.diagnosis.noise import LEAST_VALUES, chance, half_width, without_outl
 from aitop.model.steps import StepRecord
 
 LEAST_CHANGE = 0.01
-CERTAIN = 0.01
+MAX_P_VALUE = 0.01
 
 Outcome = Literal["faster", "slower", "same", "unknown"]
 
@@ -54,7 +54,7 @@ def compare(before: Sequence[StepRecord], after: Sequence[StepRecord]) -> Compar
     was, now = fmean(old), fmean(new)
     factor = was / now
     margin = factor * math.hypot(half_width(old) / was, half_width(new) / now)
-    certain = chance(old, new) < CERTAIN and abs(factor - 1) > max(margin, LEAST_CHANGE)
+    certain = chance(old, new) < MAX_P_VALUE and abs(factor - 1) > max(margin, LEAST_CHANGE)
     outcome: Outcome = "same" if not certain else "faster" if factor > 1 else "slower"
     return Comparison(outcome, fewer, factor, margin, was, now)
 

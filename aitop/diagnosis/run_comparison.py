@@ -56,7 +56,7 @@ from aitop.model.verdict import Verdict, Where
 SAME = 0.05
 # Smaller changes of a phase, as a part of a unit, are of no use to anybody, however certain.
 LEAST_CHANGE = 0.01
-CERTAIN = 0.05
+MAX_P_VALUE = 0.05
 # A thread that makes progress waits for a core for at most this part of its time.
 MOST_WAITS = 0.99
 # The prior of the slowing (95 %): by what part units may get longer or shorter where others take all of the machine,
@@ -407,7 +407,7 @@ def _standing_out(old: _Timed, new: _Timed, by_others: float) -> tuple[str | Non
         others = [other**2 for at, (_, other) in changes.items() if at != name]
         # The factor is at least 1: from run to run a phase differs by no less than its noise within them.
         unlike = score / math.sqrt(max(1.0, fmean(others))) if others else 0.0
-        certain = student_chance(unlike, len(others)) * len(changes) < CERTAIN
+        certain = student_chance(unlike, len(others)) * len(changes) < MAX_P_VALUE
         if certain and abs(longer) > LEAST_CHANGE * old.mean:
             rest = new.run.rest
             return (max(rest, key=lambda part: rest[part], default="host") if name == OUTSIDE else name), longer

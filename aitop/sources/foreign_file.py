@@ -117,7 +117,7 @@ def _must_allow(handle: int, user: User | None, rights: int) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def lends_rights(process: ProcessId | None) -> bool:
+def belongs_to_other_user(process: ProcessId | None) -> bool:
     """Whether the process is another user's: to open its paths, which may change any moment, lends it our rights."""
     user = user_of(process)
     return user is not None and user.user != os.geteuid()
@@ -129,7 +129,7 @@ def readable_path(process: ProcessId | None, file: str) -> str | None:
     It is the file's own path where that leads to the very file that the process would open, or where the process is
     gone; else one through the root of the process, as into a container. None for another user's process.
     """
-    if not file or file.startswith("<") or "\0" in file or lends_rights(process):
+    if not file or file.startswith("<") or "\0" in file or belongs_to_other_user(process):
         return None
     if process is None or user_of(process) is None:
         return file if file.startswith("/") and _is_ours(file) else None

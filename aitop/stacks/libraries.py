@@ -217,6 +217,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/multiprocessing/connection\.py$", r"_recv\w*|recv_bytes|_?poll|wait|_send\w*|send_bytes",
          state="wait-queue"),
     _row(r"/multiprocessing/queues\.py$", r"put", state="wait-room"),
+    # a proxy asks its manager's process, as one asks a service
+    _row(r"/multiprocessing/managers\.py$", r"_callmethod", work="network"),
     _row(r"/(?:python|pypy)\d[\d.]*t?/queue\.py$", r"put", state="wait-room"),
     _row(r"/multiprocessing/pool\.py$", state="wait-queue"),
     _row(r"/multiprocessing/synchronize\.py$", state="wait-lock"),

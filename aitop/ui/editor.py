@@ -17,7 +17,7 @@ from textual.app import App, SuspendNotSupported
 
 from aitop.model.host import ProcessId
 from aitop.model.text import printable
-from aitop.sources.foreign_file import lends_rights, readable_path
+from aitop.sources.foreign_file import belongs_to_other_user, readable_path
 from aitop.ui.terminal import LEAVE, keyboard, settings_of
 from aitop.ui.words import CodeLine, base_name, place
 
@@ -31,7 +31,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 """The arguments of editors that do not take a line as `+LINE FILE`."""
 # Editors with a window of their own, which do not need the terminal.
 _WINDOWED = ({*ARGUMENTS} | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
-LENT = threading.Event()
+EDITOR_HAS_TERMINAL = threading.Event()
 """Set while an editor has the terminal: Snapshots are then dropped, because they cannot be shown."""
 
 
@@ -62,7 +62,7 @@ def edit(app: App[Any], where: CodeLine, process: ProcessId | None) -> str:
 
     `process` is None if it has ended.
     """
-    if process is not None and lends_rights(process):
+    if process is not None and belongs_to_other_user(process):
         return f"process {process.pid} is another user's: an editor of yours is not opened on that user's files"
     path = readable_path(process, where.file)
     if path is None:
@@ -111,11 +111,11 @@ def _as_it_was() -> Iterator[None]:
     wanted: dict[int, Any] = dict.fromkeys((signal.SIGINT, signal.SIGQUIT), lambda *_: None)
     wanted[signal.SIGTSTP] = signal.SIG_DFL
     handlers = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    LENT.set()
+    EDITOR_HAS_TERMINAL.set()
     try:
         yield
     finally:
-        LENT.clear()
+        EDITOR_HAS_TERMINAL.clear()
         if before is not None:
             _take_back(terminal, before)
         for number, handler in handlers.items():

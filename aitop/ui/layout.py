@@ -12,14 +12,14 @@ TALL_ROWS = 27
 ROOM_FOR_PROCESSES = 26
 ROOM_FOR_REPLAY_BAR = 12
 MANY = 1000
-UNTIMED = 7
+UNTIMED_STEP_ROWS = 7
 LEAST_RANKS, MOST_RANKS, LEAST_CODE, ENOUGH_CODE = 4, 12, 3, 8
 """Heights in rows, with the frame. The ranks may take MOST_RANKS rows, and more only if the code keeps ENOUGH_CODE;
 neither pane gets less than its LEAST_.
 """
 LEDGER_ROWS, CODE_BELOW_LEDGER = 8, 12
 LEDGER_WIDTH, CODE_BESIDE_LEDGER = 54, 46
-STEADY = frozenset({"verdict"})
+FIXED_HEIGHT_PANES = frozenset({"verdict"})
 """Panes that have no use for more rows: they keep their height when others are folded."""
 
 
@@ -173,7 +173,7 @@ def _two_columns(  # noqa: PLR0917
     """
     half, verdict = width // 2, 6
     y, rest = top + verdict, rows - verdict
-    step = max(8, round(rest * (0.46 if serving else 0.4))) if timed or gpus or serving else UNTIMED
+    step = max(8, round(rest * (0.46 if serving else 0.4))) if timed or gpus or serving else UNTIMED_STEP_ROWS
     data = max(6, round(rest * (0.22 if serving else 0.28)))
     below = rest - step - data
     beside = "gpu" if gpus else "ranks" if ranks > 1 else None
@@ -210,7 +210,7 @@ def refit(boxes: Plan, folded: Collection[str]) -> Plan:
 
     First, from the top down, every pane moves up as far as it can. Then, from the bottom up, panes that can grow take
     the free rows below them, and panes that cannot (folded ones and those without a frame) move down to the next pane.
-    STEADY panes stay where they are. Panes without a frame are not folded.
+    FIXED_HEIGHT_PANES panes stay where they are. Panes without a frame are not folded.
     """
     closed = {name for name in folded if name in boxes and boxes[name].framed}
     if not closed:
@@ -226,7 +226,7 @@ def refit(boxes: Plan, folded: Collection[str]) -> Plan:
     for name in reversed(downwards):
         box = placed[name]
         floor = min((other.y for other in settled.values() if _beside(other, box)), default=bottom)
-        if name in STEADY:
+        if name in FIXED_HEIGHT_PANES:
             settled[name] = box
         elif box.framed and name not in closed:
             settled[name] = box._replace(height=floor - box.y)

@@ -41,7 +41,7 @@ class Who(msgspec.Struct, frozen=True):
 
 EVERYBODY = Who()
 # A thread that is active for a smaller share of its time counts as resting.
-WORKS = 0.1
+LEAST_ACTIVE = 0.1
 
 
 def part_of(role: Role, leads: bool) -> Part:
@@ -52,8 +52,8 @@ def part_of(role: Role, leads: bool) -> Part:
 
 
 def resting_threads(stacks: Stacks) -> frozenset[tuple[int, str]]:
-    """The threads, as (pid, name), that are active for less than WORKS of their time."""
-    return frozenset((thread.pid, thread.thread) for thread in stacks.threads if (thread.active or 0.0) < WORKS)
+    """The threads, as (pid, name), that are active for less than LEAST_ACTIVE of their time."""
+    return frozenset((thread.pid, thread.thread) for thread in stacks.threads if (thread.active or 0.0) < LEAST_ACTIVE)
 
 
 def call_trees(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple[Part, ProcessStacks | ThreadTree]]:

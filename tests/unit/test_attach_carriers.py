@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from aitop.attach.payload import carriers
-from aitop.attach.payload.carriers import FREE, Carrier, Named, Nameless, may_look_into_us
+from aitop.attach.payload.carriers import FREE, Carrier, FileCarrier, MemoryCarrier, may_look_into_us
 from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused
 from aitop.sources.process_status import ProcStatus, own_status, read_status
@@ -37,9 +37,9 @@ sys.stdin.read()
 @pytest.fixture(params=["memory", "file"])
 def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]:
     one: Carrier = (
-        Nameless(0)
+        MemoryCarrier(0)
         if request.param == "memory"
-        else Named(own_status(), os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), str(tmp_path))
+        else FileCarrier(own_status(), os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), str(tmp_path))
     )
     os.pwrite(one.fd, FREE, 0)
     yield one
@@ -60,12 +60,12 @@ def test_a_request_that_the_target_has_begun_cannot_be_cancelled(carrier: Carrie
     assert not carrier.is_there() and not carrier.take_away()
     target.close()
     assert not carrier.is_there()
-    if isinstance(carrier, Nameless):  # nor once the target has let go of it
+    if isinstance(carrier, MemoryCarrier):  # nor once the target has let go of it
         assert not carrier.take_away()
 
 
 def test_a_cancelled_request_is_never_begun(carrier: Carrier) -> None:
-    if isinstance(carrier, Named):
+    if isinstance(carrier, FileCarrier):
         assert carrier.take_away() and not os.path.exists(carrier.path)
         return
     assert carrier.take_away() and not carrier.is_there()
@@ -74,7 +74,7 @@ def test_a_cancelled_request_is_never_begun(carrier: Carrier) -> None:
 
 
 def test_two_targets_never_have_it_both() -> None:
-    one = Nameless(0)
+    one = MemoryCarrier(0)
     os.pwrite(one.fd, FREE, 0)
     first, second = taken_by(one), taken_by(one)
     assert [next(first), next(second)] == ["mine", "no"]
@@ -84,7 +84,7 @@ def test_two_targets_never_have_it_both() -> None:
 
 
 def test_memory_of_ours_leaves_no_name_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carriers, "Named", lambda *_: pytest.fail("no file is made"))
+    monkeypatch.setattr(carriers, "FileCarrier", lambda *_: pytest.fail("no file is made"))
     with closing(Request(own_status(), b"payload")) as request:
         assert request.path.startswith(f"/proc/{os.getpid()}/fd/") and request.is_there()
         assert os.readlink(request.path).startswith("/memfd:aitop-request")
@@ -143,7 +143,7 @@ def test_a_process_that_may_look_into_us_can_open_our_memory() -> None:
         status = read_status(child.pid)
         assert status is not None and may_look_into_us(status)
         child.kill()
-    one = Nameless(0)
+    one = MemoryCarrier(0)
     os.pwrite(one.fd, FREE, 0)
     assert next(taken_by(one)) == "mine"
     one.close()

@@ -63,6 +63,7 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("std/multiprocessing/queues.py Queue.get", None, None, None),
         ("std/multiprocessing/queues.py Queue.put", None, "wait-room", None),
         ("std/queue.py Queue.put", None, "wait-room", None),
+        ("std/multiprocessing/managers.py BaseProxy._callmethod", None, None, "network"),
         ("std/queue.py Queue.get", None, "wait-queue", None),
         ("std/multiprocessing/connection.py _ConnectionBase.recv_bytes", None, "wait-queue", None),
         ("std/multiprocessing/connection.py _ConnectionBase.recv", None, None, None),

@@ -12,7 +12,7 @@ from aitop.model.host import ProcessId
 from aitop.sources import foreign_file, procfs
 from aitop.sources.code import lines as code_module
 from aitop.sources.code.lines import SourceCode
-from aitop.sources.foreign_file import READ, User, lends_rights, open_as, readable_path
+from aitop.sources.foreign_file import READ, User, belongs_to_other_user, open_as, readable_path
 from aitop.sources.stacks import window
 
 US = procfs.process_id(os.getpid())
@@ -194,10 +194,10 @@ def test_an_editor_of_ours_is_not_opened_on_another_users_files(public, monkeypa
     file = public / "train.py"
     file.write_text("x = 1")
     file.chmod(0o644)
-    assert readable_path(US, str(file)) == str(file) and not lends_rights(US)
+    assert readable_path(US, str(file)) == str(file) and not belongs_to_other_user(US)
     monkeypatch.setattr(foreign_file, "user_of", lambda process: STRANGER)
     assert line_of(SourceCode(US), str(file), 1) == "x = 1"
-    assert readable_path(US, str(file)) is None and lends_rights(US)
+    assert readable_path(US, str(file)) is None and belongs_to_other_user(US)
 
 
 def test_a_link_of_a_process_in_a_container_is_resolved_there(tmp_path, monkeypatch):

@@ -13,10 +13,10 @@ from aitop.sources.stacks.choice import FEW, MANY, Chooser
 from aitop.sources.stacks.pace import (
     CORES,
     CREDIT_SECONDS,
+    FULL_LOOK_EVERY,
     LEAST_PART,
     LONGEST_INTERVAL,
     QUICK_SECONDS,
-    RARELY,
     Budget,
     GilWatch,
     IdleCores,
@@ -73,7 +73,7 @@ def asked(watch: GilWatch, windows: int, first: int = 0) -> str:
 def test_the_lock_and_the_cores_are_asked_in_the_first_windows_and_then_rarely():
     windows = asked(GilWatch(), 22, first=3)
     assert windows == "bbb-----b-----b-----b-"
-    assert "-" * RARELY not in windows
+    assert "-" * FULL_LOOK_EVERY not in windows
     watch = GilWatch()
     assert asked(watch, 3, first=3) == "bbb"
     watch.saw([ThreadSamples("metrics", False, Counter({(0,): 8}))], 24)

@@ -63,7 +63,7 @@ class Carrier:
         self.fd = -1
 
 
-class Nameless(Carrier):
+class MemoryCarrier(Carrier):
     """Memory of ours (memfd), which the target opens through `/proc`. Raises OSError if the system has no memfd.
 
     The byte at offset `state_at` must be FREE before the target learns of the memory.
@@ -94,7 +94,7 @@ class Nameless(Carrier):
         return not begun
 
 
-class Named(Carrier):
+class FileCarrier(Carrier):
     """A file in a folder. `path` is the folder's name for the target, `folder` our descriptor of it, closed with this.
 
     Raises OSError.
@@ -177,12 +177,12 @@ def carriers(target: ProcStatus, state_at: int, problems: list[str], *, file: bo
         with contextlib.suppress(OSError):
             os.close(_cleaned_folder(target, folders[0]))
         try:
-            yield Nameless(state_at)
+            yield MemoryCarrier(state_at)
         except OSError as error:
             problems.append(f"memory: {error.strerror}")
     for path in folders:
         try:
-            yield Named(target, _cleaned_folder(target, path), path)
+            yield FileCarrier(target, _cleaned_folder(target, path), path)
         except OSError as error:
             problems.append(f"{path}: {error.strerror}")
 

@@ -9,10 +9,10 @@ from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_g
 from aitop.diagnosis.evidence import (
     by_hand,
     each_unit,
-    leisure,
     lines_of,
     main_lines,
     place_of,
+    server_idle_share,
     serves,
     short_place,
     stepping,
@@ -28,7 +28,7 @@ BUSY_DEVICE = 0.8
 # A phase that takes less of the time is not listed: the backward pass of a server, say.
 LEAST_TOLD = 0.005
 # A server that waits for requests for this share of the time could serve more.
-AT_LEISURE = 0.5
+MOSTLY_IDLE = 0.5
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
 NO_STEPS = "no phase of a training step and no model call was seen: whether all of it is needed is not known"
 
@@ -75,11 +75,11 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         evidence.append(UNSEEN)
     idle = busy is not None and busy < IDLE_DEVICE
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
-    waiting = leisure(snapshot)
+    waiting = server_idle_share(snapshot)
     level = computing
     computes = f"{percent(computing)} of {each_unit(snapshot)} computes"
     title = f"{computes}: nothing else is worth removing first"
-    if waiting >= AT_LEISURE:
+    if waiting >= MOSTLY_IDLE:
         title = f"{percent(waiting)} of the time is waiting for requests: nothing holds this run up"
         level = max(waiting, computing / max(0.01, 1.0 - waiting))
     elif idle:

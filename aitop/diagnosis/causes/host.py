@@ -16,13 +16,13 @@ from aitop.diagnosis.evidence import (
     Lines,
     by_hand,
     each_unit,
-    leisure,
     lines_of,
     main_lines,
     of_unit,
     place_of,
     records,
     samples_of,
+    server_idle_share,
     serves,
     shares_by,
     short_place,
@@ -49,7 +49,7 @@ LOST: frozenset[Activity] = frozenset(
 @rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the host's time that no other cause has claimed."""
-    if samples_of(snapshot) * (1.0 - leisure(snapshot)) < MIN_SAMPLES:
+    if samples_of(snapshot) * (1.0 - server_idle_share(snapshot)) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples of its work are needed"
     serving = serves(snapshot)
     # In a program without steps, computing arrays on the host is the work itself, unless a device waits for it.

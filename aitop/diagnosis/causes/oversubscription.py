@@ -10,10 +10,10 @@ from aitop.diagnosis.evidence import (
     RUNNING,
     cores_wanted,
     lead_ledger,
-    leisure,
     main_lines,
     others_cores,
     producer_entries,
+    server_idle_share,
     serves,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -40,7 +40,7 @@ SURE = 0.45
 TOGETHER = ("forward", "backward", "optimizer")
 
 
-class Crowd(msgspec.Struct, frozen=True):
+class CoreDemand(msgspec.Struct, frozen=True):
     """Threads that want cores at the same time.
 
     usable         cores that the run may use
@@ -81,7 +81,7 @@ class Crowd(msgspec.Struct, frozen=True):
 @rule("cpu-oversubscription", 0.12, 0.07, scope=Scope(everywhere=True), missing=None)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the quota stops the run's threads, or these take each other's cores; else whether other programs do."""
-    crowd = _crowd(snapshot)
+    crowd = _core_demand(snapshot)
     if crowd is None:
         return "run queues of the threads have not been read twice yet"
     throttled = mean_of(snapshot, "throttled") or 0.0
@@ -90,7 +90,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return _of_own_threads(snapshot, crowd) if crowd.own else _of_others(snapshot, crowd)
 
 
-def _crowd(snapshot: Snapshot) -> Crowd | None:
+def _core_demand(snapshot: Snapshot) -> CoreDemand | None:
     """The threads that want cores; None before they were counted."""
     host, others, ledger = snapshot.host, others_cores(snapshot), lead_ledger(snapshot)
     wanted, delay = mean_of(snapshot, "cores_wanted"), mean_of(snapshot, "run_delay")
@@ -116,13 +116,13 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     # One thread per process is not too many, unless more processes compute than there are cores plus one: the process
     # that steps takes turns with those that load for it.
     several = max(each.values(), default=0.0) >= MORE_THAN_ONE or sum(one >= SOME for one in each.values()) > usable + 1
-    return Crowd(
+    return CoreDemand(
         usable=usable,
         wanted=wanted,
         making=making,
         others=others,
         delay=delay,
-        kept_waiting=min(1.0, delay / max(0.01, 1.0 - leisure(snapshot))),
+        kept_waiting=min(1.0, delay / max(0.01, 1.0 - server_idle_share(snapshot))),
         ranks=len(ranks),
         threads=threads,
         workers=len(workers),
@@ -146,7 +146,7 @@ def _answering(snapshot: Snapshot) -> int:
     return sum(round(thread.samples / looks[thread.pid]) for thread in answering if looks.get(thread.pid))
 
 
-def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
+def _of_own_threads(snapshot: Snapshot, crowd: CoreDemand) -> Explanation:
     """The verdict on more threads than there are cores."""
     # At the end of every operation, the threads that compute it wait for the one that had no core.
     together = main_lines(snapshot, lambda entry: entry.phase in TOGETHER and entry.activity in ("wait-lock", "wait"))
@@ -177,7 +177,7 @@ def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
     )
 
 
-def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> list[Fix]:
+def _fixes(snapshot: Snapshot, crowd: CoreDemand, share: float) -> list[Fix]:
     fixes = []
     if crowd.threads > crowd.usable:
         fixes.append(fix(_fewer_threads(snapshot, crowd), share))
@@ -190,7 +190,7 @@ def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> list[Fix]:
     return fixes or [fix(f"start no more threads than there are cores ({crowd.usable:g})", share)]
 
 
-def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
+def _fewer_threads(snapshot: Snapshot, crowd: CoreDemand) -> str:
     # Cores that others use are left out: a thread without a core holds up every barrier.
     each = max(1, int((crowd.usable - crowd.others + 0.3) // max(1, crowd.ranks)))
     now = snapshot.facts.threads if snapshot.facts else None
@@ -198,7 +198,7 @@ def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
     return f"torch.set_num_threads({each}) or OMP_NUM_THREADS={each} in each process that computes{before}"
 
 
-def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation:
+def _of_quota(snapshot: Snapshot, crowd: CoreDemand, throttled: float) -> Explanation:
     """The verdict that the control group's quota runs out: the kernel stops every thread until the next period."""
     share = min(crowd.delay, throttled, host_limit(snapshot), 0.95)
     enough = max(1, int(crowd.usable // max(1, crowd.ranks)))
@@ -220,11 +220,11 @@ def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation
 
 def others_have_cores(snapshot: Snapshot) -> bool:
     """Whether the load of other programs keeps the run from its cores."""
-    crowd = _crowd(snapshot)
+    crowd = _core_demand(snapshot)
     return crowd is not None and crowd.held_up
 
 
-def _of_others(snapshot: Snapshot, crowd: Crowd) -> Explanation | None:
+def _of_others(snapshot: Snapshot, crowd: CoreDemand) -> Explanation | None:
     """The verdict, for information, that other programs have the cores; None if they do not keep the run waiting."""
     if not crowd.held_up:
         return None

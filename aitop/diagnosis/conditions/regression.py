@@ -31,7 +31,7 @@ from aitop.model.units import duration, factor, percent
 ERRORS = 2.5
 # Each side is divided into this number of blocks; the figures of the blocks are compared.
 BLOCKS = 12
-CERTAIN = 0.001
+MAX_P_VALUE = 0.001
 LEAST_RATIO = 1.15
 # Each side is divided into this number of parts, and a line fitted through their medians tells gradual growth.
 PARTS_OF_SIDE = 8
@@ -103,7 +103,7 @@ class Slowdown(msgspec.Struct, frozen=True):
 
     def certain(self, name: str) -> bool:
         """Whether the figure changed by more than chance."""
-        return chance(self.before.means(name), self.after.means(name)) < CERTAIN
+        return chance(self.before.means(name), self.after.means(name)) < MAX_P_VALUE
 
     def rise(self, name: str) -> float:
         """By how much a figure rose, 0 where it did not."""

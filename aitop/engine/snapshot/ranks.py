@@ -32,7 +32,7 @@ LEAST_STEPS = 5
 FAST = 0.1
 MOST_COLLECTIVES = 4
 # The mean of this many of the newest samples tells how long ranks run on and wait for cores, and the device clocks.
-DELAYS = 15
+SAMPLES_AVERAGED = 15
 # The wait for a core of a rank that waits at least this many times as long as the others counts in full as its own; of
 # a rank that waits less, only in part.
 TIMES_THE_OTHERS = 2.0
@@ -302,7 +302,7 @@ def _clock(history: History, device: GpuDevice | None) -> float | None:
     """The mean clock of a device over the newest samples, in MHz."""
     if device is None:
         return None
-    samples = islice(reversed(history.gpus), DELAYS)
+    samples = islice(reversed(history.gpus), SAMPLES_AVERAGED)
     same = (then for sample in samples for then in sample.devices if then.index == device.index)
     known = [then.sm_clock for then in same if then.sm_clock]
     return fmean(known) if known else None
@@ -329,7 +329,7 @@ def on_cores(history: History) -> dict[int, OnCores]:
     """The recent CPU use of each rank, by pid; without ranks whose waits the kernel does not report."""
     fields = {"ran": "main_cpu", "delay": "run_delay", "wanted": "wanted", "waited": "waited"}
     samples: dict[int, dict[str, list[float]]] = {}
-    for host in islice(reversed(history.hosts), DELAYS):
+    for host in islice(reversed(history.hosts), SAMPLES_AVERAGED):
         for process in (process for process in host.processes if process.role == "rank"):
             of_rank = samples.setdefault(process.pid, {})
             for name, field in fields.items():
@@ -384,7 +384,7 @@ def _needed(rank: OnCores, work: float, step: float) -> float:
 def own_part(history: History) -> float:
     """The job's own part (0..1) of the CPU time lately used on all cores; 0 where that is not measured."""
     own, whole = 0.0, 0.0
-    for host in islice(reversed(history.hosts), DELAYS):
+    for host in islice(reversed(history.hosts), SAMPLES_AVERAGED):
         used, others = host.cores_used, host.cores_of_others
         if used is not None and others is not None:
             own += used

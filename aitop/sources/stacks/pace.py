@@ -24,7 +24,7 @@ QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
 QUICK_IN_ALL = 150
 
 # One of this many windows looks at both GIL and cores, even where only the main thread was seen to hold the GIL.
-RARELY = 6
+FULL_LOOK_EVERY = 6
 CONTENDED = 0.04
 # How many more windows look at the GIL after another thread was last seen to hold it: a thread may work in bursts.
 GOES_ON = 3
@@ -149,19 +149,19 @@ def rate_of(sampled: float, processes: int) -> int:
 class GilWatch:
     """Decides which windows look at which thread holds the GIL, and at which threads are on a core.
 
-    The first windows, and then every RARELY-th, look at both. Other windows look at the GIL only, and only while
-    threads other than the main one hold it. `cores`: the next window should look at both.
+    The first windows, and then every FULL_LOOK_EVERY-th, look at both. Other windows look at the GIL only, and only
+    while threads other than the main one hold it. `cores`: the next window should look at both.
     """
 
     def __init__(self) -> None:
         self.cores = False
-        self._waited = RARELY
+        self._waited = FULL_LOOK_EVERY
         self._found = 0
 
     def due(self, *, first: bool = False) -> bool:
         """Whether the next window, one of the `first` or not, should look at the GIL. Call it once for each window."""
         self._waited += 1
-        self.cores = first or self._waited >= RARELY
+        self.cores = first or self._waited >= FULL_LOOK_EVERY
         if self.cores:
             self._waited = 0
         elif not self._found:

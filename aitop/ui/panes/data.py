@@ -12,7 +12,7 @@ from aitop.model.steps import PAGEABLE, LoaderInfo, pageable_share
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, plural, rate, size
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
 from aitop.ui.panes.since_mark import WIDTH, change, field_of, figure, recent
-from aitop.ui.panes.step_figures import Figure, dearest
+from aitop.ui.panes.step_figures import Figure, costliest_call
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DATA, DIM, FAINT, LOSS, TEXT, TRANSFER, TROUGH, WAITING, lifted, over
 from aitop.ui.widgets.bars import EIGHTHS, layered_bar
@@ -203,7 +203,7 @@ def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
     if share is not None:
         parts.append(Line(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM))
     time = Line(duration(taken / steps).rjust(7), TEXT).add(" ").add(share_text(taken / seconds), TRANSFER.ink)
-    return Figure("copies", [*parts, time, *dearest(snapshot.facts, "transfer")]).line(width)
+    return Figure("copies", [*parts, time, *costliest_call(snapshot.facts, "transfer")]).line(width)
 
 
 def _copied(snapshot: Snapshot) -> tuple[int, float, float, float]:

@@ -36,7 +36,7 @@ KEYS = (
     ("S", "stacks", "screen.stacks"),
     ("e", "edit", "screen.edit"),
 )
-MEAN_ELSE = {
+KEY_WORDS_BY_PANE = {
     "processes": {"why": "narrow", "pause": "narrow, stay"},
     "code": {"why": "line"},
     "ranks": {"why": "enter"},
@@ -52,7 +52,7 @@ class Footer(Pane, can_focus=False):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         right = Line(view.notice, TEXT) if view.notice else cost_line(view, width) if width >= ROOM_FOR_COST else Line()
         focused = self.screen.focused.id if self.screen.focused is not None else None
-        meant = MEAN_ELSE.get(focused or "", {})
+        meant = KEY_WORDS_BY_PANE.get(focused or "", {})
         if focused == "code" and view.code == "flame":
             meant = {"why": "zoom in"}
         return Drawing([spread(_keys(view, width - right.width - 2, meant), right.add(" "), width)])

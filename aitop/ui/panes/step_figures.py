@@ -160,10 +160,10 @@ def _calls(view: View, snapshot: Snapshot, name: str, kind: CallKind, calls_of: 
         Line(share_text(share), BRIGHT).join(change(view, share_of, points=True)),
         Line(duration(seconds).rjust(7), TEXT),
     ]
-    return Figure(name, [*parts, *dearest(snapshot.facts, kind)], 2)
+    return Figure(name, [*parts, *costliest_call(snapshot.facts, kind)], 2)
 
 
-def dearest(facts: HookFacts | None, kind: CallKind) -> list[Line]:
+def costliest_call(facts: HookFacts | None, kind: CallKind) -> list[Line]:
     """The call site of this kind with the most time, or the most calls if none was timed; empty without one."""
     calls = [call for call in facts.calls if call.kind == kind] if facts else []
     call = max(calls, key=lambda call: (call.seconds or 0.0, call.calls), default=None)

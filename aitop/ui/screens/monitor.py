@@ -21,7 +21,7 @@ from aitop.engine.recorder import Recorder
 from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
-from aitop.ui.editor import LENT, edit
+from aitop.ui.editor import EDITOR_HAS_TERMINAL, edit
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
 from aitop.ui.panes.code.pane import CodePane, LineWanted
@@ -151,7 +151,7 @@ class MonitorScreen(Screen[int]):
         self._show()
 
         def publish(snapshot: Snapshot) -> None:
-            if not LENT.is_set():
+            if not EDITOR_HAS_TERMINAL.is_set():
                 deliver(self.post_message, SnapshotArrived(snapshot))
 
         # Starting the feed imports a lot, so draw the first frame before that.

@@ -13,10 +13,10 @@ from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.evidence import (
     Lines,
     cores_wanted,
-    leisure,
     main_lines,
     main_stacks,
     producer_entries,
+    server_idle_share,
     serves,
     takes_request,
     where_of,
@@ -181,7 +181,7 @@ def _queue(serving: Serving, snapshot: Snapshot) -> Queue | None:
         # Each thread has one request: by Little's law their numbers are in the same proportion as their times.
         waiting = own.standing / (own.standing + own.working)
         where = tuple(structs.replace(where_of(line.pid, line), share=line.share) for line in own.lines[:3])
-        queues.append(Queue(waiting, 1.0 - leisure(snapshot), None, own.standing, where))
+        queues.append(Queue(waiting, 1.0 - server_idle_share(snapshot), None, own.standing, where))
     return max(queues, key=lambda queue: queue.share, default=None)
 
 

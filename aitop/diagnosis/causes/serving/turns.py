@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import MIN_STEPS, leisure, lines_of, takes_request
+from aitop.diagnosis.evidence import MIN_STEPS, lines_of, server_idle_share, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import fix, turn_cost
@@ -39,7 +39,7 @@ def around_model(snapshot: Snapshot) -> Explanation | None:
     parts = {phase: sum(entry.share for entry in lines.entries if entry.phase == phase) for phase in AROUND}
     named = [f"{NAMES.get(key, 'between them')} {percent(part)}" for key, part in parts.items() if part >= 0.01]
     lasts = fmean(one.seconds for one in serving.iterations)
-    full = leisure(snapshot) < FULL
+    full = server_idle_share(snapshot) < FULL
     return Explanation(
         subtype="iteration",
         severity=None if full else "info",
