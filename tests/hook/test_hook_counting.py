@@ -427,7 +427,8 @@ def test_of_a_slow_batch_in_a_calm_run_only_the_length_of_its_step_is_known_and_
         calm.steps(1)
         took = time.monotonic() - began
         slow = max(calm.after()[-8:], key=lambda record: record.seconds)
-        assert 0.19 < slow.seconds < took + 0.05
+        # A step lasts from the end of the one before, and where cores are busy its thread may be late to begin.
+        assert 0.19 < slow.seconds < 2 * took
         assert (slow.data_wait > 0.19 and not slow.estimated) is known
 
 
