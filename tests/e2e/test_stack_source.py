@@ -100,6 +100,7 @@ def windows_of(source: StackSource, least: int) -> list[StackWindow]:
                 counts[stack.pid] += stack.count * stack.main
         if counts and min(counts.values()) >= least:
             return found
+        time.sleep(source.interval)
     pytest.fail(f"only {counts} samples in {HANG} s")
 
 

@@ -178,11 +178,11 @@ def windows_of(pid: int, number: int) -> list[StackWindow]:
     source = StackSource([pid], script=None)
     source.open()
     windows: list[StackWindow] = []
-    # Where others keep all cores busy, a read may come back without a sample.
-    for _ in range(3 * number):
+    # As whoever asks a source does: after its pause, which is longer where py-spy had to pay more for a window.
+    deadline = time.monotonic() + 40.0
+    while len(windows) < number and time.monotonic() < deadline:
         windows += [sample for sample in source.read() if isinstance(sample, StackWindow)]
-        if len(windows) >= number:
-            break
+        time.sleep(source.interval)
     assert len(windows) == number
     return windows
 
