@@ -230,6 +230,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entr
                     by_window=line.by_window,
                     handler=line.handler,
                     below=line.below,
+                    closure=line.closure,
                 )
             )
     return entries
@@ -270,6 +271,12 @@ def _fitted(
         moved = max(0.0, min(beyond, measured["host"] if missed else unseen))
         measured[phase] += moved
         measured["host"] -= moved
+    # The hook's clock of the optimizer runs through the code of a closure, but for the model's passes in it.
+    closures = sum(entry.share for entry in by_phase.get("host", ()) if entry.closure)
+    closures = max(0.0, min(closures, measured.get("optimizer", 0.0) - seen_in.get("optimizer", 0.0)))
+    if closures:
+        measured["optimizer"] -= closures
+        measured["host"] += closures
     held = min(seen_in.get("idle", 0.0) - measured.get("idle", 0.0), measured["host"] - seen_in.get("host", 0.0))
     if requests and held > 0.0:
         # The thread rested for longer than there were no requests, so for the rest of that time requests under way

@@ -64,7 +64,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     `instead` is what a line that waits for a core would do if it had one.
     `by_window` is the number of samples of its line in each window of stacks, the oldest first. `handler` is what calls
     its line for a request, None where nothing is known to. `below` has the library functions in which most samples of
-    its line end, each with its share of them.
+    its line end, each with its share of them. `closure`: its line runs in the closure of an optimizer's step, which the
+    hook's clock counts as the optimizer's.
     """
 
     lane: Lane
@@ -88,6 +89,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     by_window: tuple[int, ...] = ()
     handler: Handler | None = None
     below: tuple[tuple[Frame, float], ...] = ()
+    closure: bool = False
 
     @property
     def does(self) -> Activity:

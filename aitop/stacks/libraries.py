@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from aitop.model import phases
 from aitop.model.ledger import Handler
 from aitop.model.stacks import Frame
-from aitop.stacks.origin import library_path
+from aitop.stacks.origin import library_path, origin_of
 
 # The phases of the ledger, of which three have other names here: `data` is data_wait, `exchange` is communication, and
 # `host` is outside.
@@ -122,7 +122,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/lightning", r"save_checkpoint", phase="save"),
     _row(r"/accelerate/utils/operations\.py$", r"send_to_device", phase="transfer", work="copy"),
     _row(r"/accelerate/data_loader\.py$", phase="data_wait"),
-    _row(r"/(?:accelerate|deepspeed|lightning\w*|pytorch_lightning)/", r"backward", phase="backward"),
+    _row(r"/(?:accelerate|deepspeed)/", r"backward", phase="backward"),
     # vLLM: processes that hand work to each other by polling shared memory
     _row(r"/vllm/distributed/device_communicators/shm_broadcast\.py$", state="wait-queue"),
     _row(r"/vllm/distributed/utils\.py$", r"sched_yield", state="wait-queue"),
@@ -189,7 +189,8 @@ TABLE: tuple[Row, ...] = (
     # arrays
     _row(r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", phase="save", work="save"),
     _row(r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", work="file"),
-    _row(r"/site-packages/(?:torch|transformers|timm|diffusers|peft)/", work="tensor"),
+    # not transformers' Trainer: its loop calls the parts of a step and whatever its user has passed
+    _row(r"/site-packages/(?:torch|transformers(?!/trainer)|timm|diffusers|peft)/", work="tensor"),
     _row(r"/site-packages/(?:numpy|scipy|sklearn|cupy|numba|xgboost|lightgbm|catboost|statsmodels|numexpr"
          r"|faiss)/", work="array"),
     # files, formats, services
@@ -250,6 +251,22 @@ _FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
 def calls_model(frame: Frame) -> bool:
     """Whether this library frame calls a model: a module, a compiled function or a custom autograd function."""
     return meaning(frame).phase == "forward" and _FUNCTIONS.search(frame.file) is None
+
+
+def makes_steps(frame: Frame) -> bool:
+    """Whether this library frame may be the loop of a framework, which calls the parts of a step one after the other.
+
+    That is code of an installed package that has no meaning of its own, and the loop of a server that takes requests.
+    """
+    return _makes_steps(frame.file, frame.packages, frame.function)
+
+
+@functools.lru_cache(maxsize=8192)
+def _makes_steps(file: str, packages: str | None, function: str) -> bool:
+    meant = _meaning(file, packages, function)
+    return meant.handler == "request-loop" or (
+        meant == Meaning() and origin_of(file, user=False) == "library" and not file.startswith("<")
+    )
 
 
 def meaning(frame: Frame) -> Meaning:

@@ -120,10 +120,14 @@ class StepFunctions:
                 return "before"
             if self.trains and calls is not None and calls.answers(frame.line):
                 return "within"
-            place = self._place(anchors, frame.line, stack, inner=_calls_next(stack, index))
+            framework = any(not stage.user for stage in users[index : index + 2])
+            place = self._place(anchors, frame.line, stack, inner=_calls_next(stack, index), framework=framework)
             if place == "after" and not anchors.updates and self.trains:
                 # This function calls the model but does not update it: its callers tell if the update follows.
                 return self._outer_place(users[:index]) or place
+            if place == "before" and not frame.user and meaning(frame).handler is None:
+                # A framework's loop calls more than what makes the model's input, and its dataflow is not read.
+                return None
             if place is not None:
                 return place
         return None
@@ -157,7 +161,11 @@ class StepFunctions:
                 return "within" if frame.line <= max(updates) else "after"
         return None
 
-    def _place(self, anchors: _Anchors, line: int, stack: Seen, *, inner: bool) -> Position | None:
+    def _place(self, anchors: _Anchors, line: int, stack: Seen, *, inner: bool, framework: bool) -> Position | None:
+        """The position of a line in a function with these anchors; None if frames further out decide.
+
+        `inner`: the line calls the next stage itself; `framework`: it is a framework's, or calls one.
+        """
         forwards, updates = anchors.forwards, anchors.updates
         if not forwards and not updates:
             return None
@@ -169,8 +177,9 @@ class StepFunctions:
         if line < first:
             return ahead
         if line == first:
-            if inner and self._models and not forwards:
-                # Another call on a line that updates the model, such as a callback: frames further out decide.
+            if inner and (framework or (self._models and not forwards)):
+                # Another call on a line that updates the model, or below which a framework makes the steps, such as a
+                # callback.
                 return None
             # A function called on the same line as the model usually computes an argument for it.
             return ahead if inner else "within"
@@ -183,7 +192,7 @@ class StepFunctions:
     def _has_gradients(anchors: _Anchors, line: int) -> bool:
         """Whether the last phase above a line is a backward, and an optimizer follows."""
         earlier = [number for number in anchors.forwards | anchors.updates if number < line]
-        backward = anchors.of("backward") - anchors.forwards
+        backward = anchors.of("backward") - anchors.of("optimizer")
         return max(earlier, default=0) in backward and line <= max(anchors.of("optimizer"), default=0)
 
     def _evaluates(self, stack: Seen) -> int | None:

@@ -11,7 +11,7 @@ import msgspec
 from aitop.model.ledger import QUEUE_WAITS, Handler
 from aitop.model.stacks import Frame
 from aitop.stacks.call_tree import OWN_HOOK
-from aitop.stacks.libraries import Phase, State, Work, calls_model, meaning
+from aitop.stacks.libraries import Phase, State, Work, calls_model, makes_steps, meaning
 
 # Frames further in may replace a phase by one of these: an optimizer's closure computes the loss, a module may train
 # itself, a learning rate scheduler wraps the optimizer's step.
@@ -23,6 +23,10 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
 }
 
 # Files of the standard library in which waits end. They say less than the frames that call them.
+# torch's own updates of the parameters. They call other code only to compute the loss anew: the closure.
+_UPDATE = re.compile(r"/torch/optim/\w+\.py$")
+_TORCH = re.compile(r"/torch/")
+
 _PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
 
 
@@ -39,6 +43,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     `importing`: a library is being imported, which happens once and belongs to no step. `handler` says what called the
     user's line for a request; None if no known library did. `end` is the innermost library frame below the user's line,
     not counting the plumbing in which waits end; None if there is none.
+    `closure`: it is in the closure of an optimizer's step, where other code than torch's updates nothing.
     """
 
     frames: tuple[Frame, ...]
@@ -55,6 +60,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     importing: bool
     handler: Handler | None = None
     end: Frame | None = None
+    closure: bool = False
 
     @property
     def callers(self) -> tuple[Frame, ...]:
@@ -65,13 +71,9 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     def stages(self) -> tuple[tuple[int, Frame], ...]:
         """Frames that may call the parts of a step one after the other, with their indexes in `frames`.
 
-        These are the user's frames and the loop of a library that takes requests.
+        These are the user's frames and those of a framework's loop.
         """
-        return tuple(
-            (index, frame)
-            for index, frame in enumerate(self.frames)
-            if frame.user or meaning(frame).handler == "request-loop"
-        )
+        return tuple((index, frame) for index, frame in enumerate(self.frames) if frame.user or makes_steps(frame))
 
 
 def read_stack(frames: Sequence[Frame]) -> Seen:
@@ -80,7 +82,7 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
     own = tuple(frames[start:])
     users = _users(own)
     worker = any(frame.function == "_worker_loop" and not frame.user for frame in own)
-    phase, library = ("data_wait", 0) if worker else _phase(own)
+    phase, library, closure = ("data_wait", 0, False) if worker else _phase(own)
     below = own[users[-1] + 1 :] if users else own
     state, work = _doing(below)
     if work is None and _collates(own):
@@ -101,6 +103,7 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         importing=_imports(own),
         handler=_handler(own[: users[-1]]) if users else None,
         end=telling([frame for frame in below if not frame.file.startswith(OWN_HOOK)]) if users else None,
+        closure=closure,
     )
 
 
@@ -131,12 +134,20 @@ def own_start(frames: Sequence[Frame]) -> int:
     return 0
 
 
-def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
-    """The phase that library frames stand for and the index of the first; else "outside" and the number of frames."""
+def _phase(frames: Sequence[Frame]) -> tuple[Phase, int, bool]:
+    """The phase that library frames stand for and the index of the first; else "outside" and the number of frames.
+
+    Last, whether the stack is in an optimizer's closure, whose own code is no part of the update.
+    """
     phase: Phase | None = None
+    updates = closure = False
     first = len(frames)
     users = max((index for index, frame in enumerate(frames) if frame.user), default=-1)
     for index, frame in enumerate(frames):
+        torch = not frame.user and _TORCH.search(frame.file) is not None
+        updates |= torch and frame.function.rpartition(".")[2] == "step" and _UPDATE.search(frame.file) is not None
+        if updates and phase == "optimizer" and not torch:
+            phase, closure = None, True
         if frame.user:
             continue
         meant = meaning(frame)
@@ -145,7 +156,7 @@ def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
             if phase in (None, "outside"):
                 first = index
             phase = says
-    return (phase, first) if phase not in (None, "outside") else ("outside", len(frames))
+    return (phase, first, closure) if phase not in (None, "outside") else ("outside", len(frames), closure)
 
 
 def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:

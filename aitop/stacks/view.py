@@ -44,7 +44,8 @@ _MAIN_WORKS = 0.1
 class Group(NamedTuple):
     """The key by which stacks are grouped: a line in one phase, position and state.
 
-    `line` is None without user code on the stack, and for an idle DataLoader worker.
+    `line` is None without user code on the stack, and for an idle DataLoader worker. `closure`: in the closure of an
+    optimizer's step.
     """
 
     line: Frame | None
@@ -52,6 +53,7 @@ class Group(NamedTuple):
     position: Position | None
     state: State | None
     work: str | None
+    closure: bool = False
 
 
 _Known = tuple[dict[int, Role], dict[int, tuple[Caller, ...]]]
@@ -467,9 +469,8 @@ def _groups(
         collects = seen.leaf and seen.line is not None and (seen.line.file, seen.line.line) in collecting
         phase = steps.phase(seen)
         position = steps.position(seen) if phase in ("outside", "environment") else None
-        group = Group(
-            None if seen.idle else seen.line, phase, position, "collect" if collects else seen.state, seen.work
-        )
+        state = "collect" if collects else seen.state
+        group = Group(None if seen.idle else seen.line, phase, position, state, seen.work, seen.closure)
         groups.setdefault(group, {})[seen] = count
     return groups
 
@@ -510,6 +511,7 @@ def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, sa
         by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in account.by_window),
         handler=heaviest.handler,
         below=_below(stacks),
+        closure=group.closure,
     )
 
 

@@ -1,4 +1,4 @@
-"""Recordings of the programs of tests/accuracy/libraries: no step is seen in them, or no module of torch."""
+"""Recordings of the programs of tests/accuracy/libraries: no step, no module of torch, or the loop of a framework."""
 
 from __future__ import annotations
 
@@ -36,3 +36,21 @@ def test_a_function_that_is_compiled_for_every_shape_is_named_with_its_call():
     first = judged("jax_shapes")[-1][0]
     assert (first.id, first.severity) == ("recompile", "warning")
     assert first.where[0].text == "table = update(table, tokens, jnp.ones(length))"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lightning_on_train_batch_start.t3",
+        "lightning_on_after_backward.t3",
+        "lightning_on_before_optimizer_step.t2",
+        "lightning_on_train_batch_end.t2",
+        "transformers_on_pre_optimizer_step.t2",
+        "transformers_on_step_end.t3",
+    ],
+)
+def test_a_callback_in_the_loop_of_a_framework_is_the_host_s_wherever_the_framework_calls_it(name):
+    """It makes no input, and no part of the update: Lightning calls it in the closure of the optimizer's step."""
+    first = judged(name)[-1][0]
+    assert (first.id, first.where[0].function) == ("host-bound", "sharpness.<locals>.<genexpr>")
+    assert 0.8 < first.share < 0.95

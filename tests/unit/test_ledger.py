@@ -57,6 +57,22 @@ def test_samples_alone_make_a_ledger_of_time():
     assert heaviest == sorted(heaviest, reverse=True)
 
 
+def test_the_measured_optimizer_gives_to_the_host_what_its_closure_takes():
+    lines = [
+        line("main", 0.1, phase="optimizer", activity="native", number=10),
+        line("watch", 0.6, activity="native", number=20, closure=True),
+        line("log", 0.2, activity="native", number=30),
+    ]
+    sampled = Phases(optimizer=0.1, outside=0.8)
+    closes = snapshot(steps(20, 0.1, optimizer=0.075), phases=sampled, lines=lines)
+    assert_adds_up(closes)
+    assert share(closes, phase="optimizer") == pytest.approx(0.15)
+    assert share(closes, phase="host") == pytest.approx(0.85)
+    # What the update itself was sampled for stays its own.
+    short = snapshot(steps(20, 0.1, optimizer=0.02), phases=sampled, lines=lines)
+    assert share(short, phase="optimizer") == pytest.approx(0.1, abs=0.001)
+
+
 def test_measured_phases_keep_their_length_and_samples_divide_them():
     seen = snapshot(steps(**MEASURED), lines=LINES)
     assert_adds_up(seen)

@@ -51,6 +51,31 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
     assert position(LOOP, at(line, *below)) == expected
 
 
+def test_a_framework_s_loop_tells_what_comes_after_the_model_but_not_what_makes_its_input():
+    """Its lines call whatever it was given, callbacks among them, and its dataflow is not read."""
+
+    def below(number, *frames):
+        return stack(TOP, f"site-packages/framework/loop.py:{number} Loop.run", *frames)
+
+    def callback(number):
+        return below(number, "site-packages/framework/call.py:7 call_hook", "user/watch.py:5 Watch.hook")
+
+    hook = "site-packages/framework/call.py:7 call_hook"
+    loop = [(below(10, NEXT), 20), (below(12, hook, "user/lit.py:3 step", CALL), 30), (below(14, BACK), 30)]
+    loop.append((below(18, STEP), 10))
+    assert [position(loop, callback(number)) for number in (9, 11, 12)] == [None, None, None]
+    assert [position(loop, callback(number)) for number in (13, 15, 19)] == ["within", "gradients", "after"]
+
+
+def test_one_call_with_the_model_and_its_backward_leaves_the_gradients_behind_it():
+    steps = [
+        (at(12, "user/step.py:3 step", CALL, MODEL), 30),
+        (at(12, "user/step.py:4 step", BACK), 30),
+        (at(15, STEP), 10),
+    ]
+    assert [position(steps, at(line)) for line in (11, 13, 16)] == ["before", "gradients", "after"]
+
+
 def test_what_stands_between_the_backward_and_the_optimizer_is_about_gradients():
     later = [*LOOP[:3], (at(18, STEP), 10)]
     assert [position(later, at(line)) for line in (13, 15, 17, 19)] == ["within", "gradients", "gradients", "after"]

@@ -14,6 +14,8 @@ CALL = "torch/nn/modules/module.py Module._wrapped_call_impl"
 STEP = "torch/optim/optimizer.py Optimizer.profile_hook_step.<locals>.wrapper"
 SCHEDULED = "torch/optim/lr_scheduler.py LRScheduler.__init__.<locals>.patch_track_step_called.<locals>.wrap_step.<locals>.wrapper"
 FIT = ("lightning/pytorch/trainer/trainer.py Trainer.fit", "lightning/pytorch/loops/fit_loop.py _FitLoop.advance")
+CLOSURE = (STEP, "torch/optim/adam.py Adam.step", "lightning/pytorch/loops/closure.py Closure.__call__")
+STRATEGY = "lightning/fabric/strategies/strategy.py Strategy.backward"
 HF = ("transformers/trainer.py Trainer.train", "transformers/trainer.py Trainer._inner_training_loop")
 FETCH = "torch/utils/data/_utils/fetch.py _MapDatasetFetcher.fetch"
 BOOT = "std/multiprocessing/process.py BaseProcess._bootstrap"
@@ -65,14 +67,27 @@ WORKER = (
         ((*MAIN, *HF, "transformers/trainer.py Trainer.evaluate", "transformers/trainer.py Trainer.evaluation_loop", CALL), "evaluation"),
         ((*MAIN, *HF, "transformers/trainer.py Trainer._save_checkpoint", "torch/serialization.py save"), "save"),
         # Lightning: everything runs inside the optimizer's step
-        ((*MAIN, *FIT, STEP, "lightning/pytorch/loops/closure.py Closure.__call__", "user/model.py Lit.training_step", CALL), "forward"),
-        ((*MAIN, *FIT, STEP, "lightning/pytorch/loops/closure.py Closure.__call__", "lightning/fabric/strategies/strategy.py Strategy.backward"), "backward"),
+        ((*MAIN, *FIT, *CLOSURE, "user/model.py Lit.training_step", CALL), "forward"),
+        ((*MAIN, *FIT, *CLOSURE, STRATEGY, "torch/_tensor.py Tensor.backward"), "backward"),
+        ((*MAIN, *FIT, *CLOSURE, STRATEGY, "user/train.py Watch.on_after_backward"), "outside"),
+        ((*MAIN, STEP, "torch/optim/lbfgs.py LBFGS.step", "torch/utils/_contextlib.py decorate_context", "user/train.py closure"), "outside"),
         ((*MAIN, *FIT, STEP, "torch/optim/adam.py Adam.step"), "optimizer"),
         ((*MAIN, *FIT, "lightning/pytorch/loops/evaluation_loop.py _EvaluationLoop.run", NEXT), "evaluation"),
     ],
 )  # fmt: skip
 def test_phase(frames, phase):
     assert read_stack(stack(*frames)).phase == phase
+
+
+def test_only_what_torch_s_own_update_calls_is_a_closure():
+    """A user's optimizer, called by torch's wrapper, is the update itself; a scheduler's wrapper updates nothing."""
+    within = (*MAIN, *CLOSURE, "user/train.py Watch.on_after_backward")
+    assert read_stack(stack(*within)).closure
+    own = (*MAIN, STEP, "user/optimizer.py Lion.step", "user/optimizer.py update")
+    scheduled = (*MAIN, SCHEDULED, STEP, "user/optimizer.py Lion.step")
+    for frames in (own, scheduled, (*MAIN, STEP, "torch/optim/adam.py Adam.step", "torch/optim/adam.py adam")):
+        seen = read_stack(stack(*frames))
+        assert (seen.phase, seen.closure) == ("optimizer", False)
 
 
 @pytest.mark.parametrize(
