@@ -23,10 +23,11 @@ State = Literal[
     "wait-queue", "wait-room", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"
 ]
 # What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
-# others; "trace" is a compiler that calls the user's function to see what it does.
+# others; "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly detection,
+# which writes down the Python stack of each operation.
 Work = Literal[
     "tensor", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
-    "read", "trace",
+    "read", "trace", "anomaly",
 ]  # fmt: skip
 COMPUTES: tuple[Work, ...] = ("tensor", "array")
 
@@ -95,6 +96,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/torch/optim/", phase="optimizer", work="tensor"),
     _row(r"/torch/(?:cuda/)?amp/grad_scaler\.py$", r"step|unscale_|update", phase="optimizer"),
     # torch: the rest
+    _row(r"/torch/fx/traceback\.py$", r"format_stack", work="anomaly"),
     _row(r"/torch/(?:cuda/)?(?:__init__|streams)\.py$", r"synchronize", state="wait-device"),
     _row(r"/torch/(?:cuda/)?memory\.py$", r"empty_cache", state="collect"),
     _row(r"/torch/_tensor(?:_str)?\.py$", r"__format__|__repr__|__array__|__contains__|_str\w*", work="read"),

@@ -175,6 +175,9 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     if state is not None and any(frame.user for frame in below):
         # The compiler calls the user's function to see what it does: every compilation begins like this.
         return state, "trace"
+    if any(each.work == "anomaly" for each in says):
+        # The operation inside of which it is done would take its time anyway.
+        return state, "anomaly"
     for each in says:
         if state is None and (each.state is not None or each.work is not None):
             # Work above a wait says what is waited for: a socket read below an HTTP client waits for the network.

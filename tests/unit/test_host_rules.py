@@ -637,6 +637,24 @@ def test_python_between_the_phases_goes_with_the_small_operations_that_it_calls(
     }
 
 
+def test_anomaly_detection_is_named_with_the_lines_whose_operations_it_writes_down():
+    """Reading source lines waits for the disk, too, and the operations themselves are no loss."""
+    lines = [
+        line("forward", 0.4, phase="forward", activity="native", number=22, work="anomaly"),
+        line("forward", 0.1, phase="forward", activity="python", number=22, work="anomaly"),
+        line("forward", 0.2, phase="forward", activity="native", number=22, work="tensor"),
+        line("main", 0.3, phase="backward", activity="native", number=40, work="tensor"),
+    ]
+    seen = snapshot(steps(seconds=0.1, forward=0.07, backward=0.03), lines=lines)
+    found = python_overhead.judge(seen)
+    verdict = fired(found)
+    assert (verdict.where[0].line, verdict.severity) == (22, "critical")
+    assert level(found) == pytest.approx(0.5, abs=0.01)
+    assert verdict.speedup == pytest.approx(2.0, abs=0.05)
+    assert verdict.speedup_range[1] == pytest.approx(5.0, abs=0.1), "it may also take most of the backward"
+    assert "set_detect_anomaly" in verdict.fixes[0].text
+
+
 def test_the_line_named_runs_python_though_a_native_loop_takes_longer():
     """Of an nn.GRU a small part holds the lock; the Python after it takes more in all, on a line with less time."""
     gru = [

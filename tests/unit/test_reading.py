@@ -16,6 +16,7 @@ SCHEDULED = "torch/optim/lr_scheduler.py LRScheduler.__init__.<locals>.patch_tra
 FIT = ("lightning/pytorch/trainer/trainer.py Trainer.fit", "lightning/pytorch/loops/fit_loop.py _FitLoop.advance")
 CLOSURE = (STEP, "torch/optim/adam.py Adam.step", "lightning/pytorch/loops/closure.py Closure.__call__")
 STRATEGY = "lightning/fabric/strategies/strategy.py Strategy.backward"
+ANOMALY = "torch/fx/traceback.py format_stack"
 HF = ("transformers/trainer.py Trainer.train", "transformers/trainer.py Trainer._inner_training_loop")
 FETCH = "torch/utils/data/_utils/fetch.py _MapDatasetFetcher.fetch"
 BOOT = "std/multiprocessing/process.py BaseProcess._bootstrap"
@@ -102,6 +103,12 @@ def test_only_what_torch_s_own_update_calls_is_a_closure():
         # a socket's read below a client is the network, and a call of a service that logs is a log
         (("requests/api.py get", "std/socket.py SocketIO.readinto"), None, "network"),
         (("wandb/sdk/run.py log", "requests/api.py post", "std/threading.py Condition.wait"), None, "log"),
+        # so does anomaly detection over the operation that it writes down
+        (
+            (CALL, "torch/nn/modules/linear.py Linear.forward", ANOMALY, "std/traceback.py extract_stack"),
+            None,
+            "anomaly",
+        ),
         # the compiler wins over the model that it compiles
         ((CALL, "torch/_dynamo/convert_frame.py __call__", "sympy/core/expr.py f"), "compile", "tensor"),
         ((CALL, "torch/_inductor/output_code.py __call__"), None, "tensor"),

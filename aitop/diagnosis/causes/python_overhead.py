@@ -41,6 +41,8 @@ LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.1, 0.25
 LEAST_SEEN = 0.1
 # Below this share, Python between the phases is not worth naming beside that of the model.
 SOME = 0.05
+# A smaller part of the time in which stacks are written down is that of a few operations.
+LEAST_DEBUGGING = 0.05
 # The share of the time that is saved by doing the same work in one operation.
 BATCHED_AWAY = 0.88
 
@@ -50,6 +52,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Python between tiny operations, in the forward pass or beside it."""
     if snapshot.kind == "unknown" and not records(snapshot):
         return "no phase of a step was seen: Python may be all that the program is there for"
+    debugging = main_lines(snapshot, lambda entry: entry.work == "anomaly")
+    if debugging.share >= LEAST_DEBUGGING:
+        return _anomaly_detection(snapshot, debugging)
     gpu = on_gpu(snapshot)
     beside = _in_python(main_lines(snapshot, lambda entry: _of_host(entry) and not _model(entry)))
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
@@ -96,6 +101,22 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         claims=claims,
         evidence=[*evidence, ONCE] if once else evidence,
         fixes=_fixes(lines, min(share, max(in_model, between)), mostly_model=mostly_model),
+    )
+
+
+def _anomaly_detection(snapshot: Snapshot, debugging: Lines) -> Explanation:
+    """The verdict on torch's anomaly detection, which was left on."""
+    # It also looks for NaN in every gradient: at most all of the backward pass goes with it.
+    backward = main_lines(snapshot, lambda entry: entry.phase == "backward" and entry.work != "anomaly").share
+    share = min(debugging.share, 0.99)
+    return Explanation(
+        share=share,
+        gone=estimated(share, 0.85 * share, min(0.99, share + backward)),
+        signals=(True, bool(records(snapshot))),
+        title=f"{percent(share)} of {each_unit(snapshot)} writes down the Python stack of each operation",
+        lines=debugging,
+        evidence=("that is torch's anomaly detection, which also looks for NaN in every gradient",),
+        fixes=(fix("torch.autograd.set_detect_anomaly(False): it is there to find one fault, not to train", share),),
     )
 
 
