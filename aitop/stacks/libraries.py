@@ -23,8 +23,8 @@ State = Literal[
     "wait-queue", "wait-room", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"
 ]
 # What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
-# others; "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly detection,
-# which writes down the Python stack of each operation.
+# others; "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly
+# detection, which writes down the Python stack of each operation.
 Work = Literal[
     "tensor", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
     "read", "trace", "anomaly",
