@@ -131,6 +131,11 @@ def parts_of_groups(groups: Groups[Key], looks: ThreadLooks, states: Mapping[Key
                 waiting_by_library[state] += share
         else:
             open_groups[key] = share
+    for key, share in _run_in_waits(groups, looks, sum(open_groups.values()), states).items():
+        [(waits_for, whole)] = parts[key].items()
+        part = share / (sum(groups[key].values()) / samples)
+        parts[key] = {waits_for: whole - part, "native": part}
+        waiting_by_library[waits_for] -= share
     holding = _holding(open_groups, groups, looks)
     waits = _waits_of_groups(open_groups, groups, looks, samples, waiting_by_library)
     for key, share in open_groups.items():
@@ -143,6 +148,25 @@ def parts_of_groups(groups: Groups[Key], looks: ThreadLooks, states: Mapping[Key
         python = min(on_core, held)
         parts[key] = {**waits[key], "python": python, "native": on_core - python + waits[key].get("native", 0.0)}
     return parts
+
+
+def _run_in_waits(
+    groups: Groups[Key], looks: ThreadLooks, open_share: float, states: Mapping[Key, State | None]
+) -> dict[Key, float]:
+    """The share of all time that the thread runs in waits of libraries that also pickle and copy, by group.
+
+    It is what the kernel counts as running beyond all of the `open_share`, the time in groups without a known wait.
+    """
+    if looks.running is None:
+        return {}
+    samples = sum(sum(stacks.values()) for stacks in groups.values())
+    handing = {
+        key: sum(stacks.values()) / samples
+        for key, stacks in groups.items()
+        if states[key] is not None and next(iter(stacks)).work == "hand-over"
+    }
+    room = dict(handing)
+    return _spread(max(0.0, looks.running - open_share), list(handing), room, room)
 
 
 def _holding(open_groups: Mapping[Key, float], groups: Groups[Key], looks: ThreadLooks) -> dict[_Kind, float]:

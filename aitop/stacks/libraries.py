@@ -24,10 +24,11 @@ State = Literal[
 ]
 # What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
 # others; "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly
-# detection, which writes down the Python stack of each operation.
+# detection, which writes down the Python stack of each operation. "hand-over" pickles, copies and unpickles what one
+# process sends to another, and waits for it.
 Work = Literal[
     "tensor", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
-    "read", "trace", "anomaly",
+    "read", "trace", "anomaly", "hand-over",
 ]  # fmt: skip
 COMPUTES: tuple[Work, ...] = ("tensor", "array")
 
@@ -216,13 +217,15 @@ TABLE: tuple[Row, ...] = (
     _row(r"/multiprocessing/(?:popen_\w+|spawn|forkserver)\.py$", state="spawn"),
     _row(r"/multiprocessing/process\.py$", r"start", state="spawn"),
     _row(r"/multiprocessing/process\.py$", r"join", state="wait-child"),
-    # get, recv and send also pickle, which is no wait
-    _row(r"/multiprocessing/connection\.py$", r"_recv\w*|recv_bytes|_?poll|wait|_send\w*|send_bytes",
-         state="wait-queue"),
+    _row(r"/multiprocessing/connection\.py$", r"_?poll|wait", state="wait-queue"),
+    _row(r"/multiprocessing/connection\.py$", r"_?recv\w*|_?send\w*", state="wait-queue", work="hand-over"),
+    _row(r"/multiprocessing/reduction\.py$", r"dumps|dump|loads", work="hand-over"),
+    _row(r"/multiprocessing/queues\.py$", r"get|_feed", work="hand-over", rests=True),
     _row(r"/multiprocessing/queues\.py$", r"put", state="wait-room"),
     # a proxy asks its manager's process, as one asks a service
     _row(r"/multiprocessing/managers\.py$", r"_callmethod", work="network"),
     _row(r"/(?:python|pypy)\d[\d.]*t?/queue\.py$", r"put", state="wait-room"),
+    _row(r"/multiprocessing/pool\.py$", r"worker", state="wait-queue", rests=True),
     _row(r"/multiprocessing/pool\.py$", state="wait-queue"),
     _row(r"/multiprocessing/synchronize\.py$", state="wait-lock"),
     _row(r"/concurrent/futures/_base\.py$", state="wait-lock"),

@@ -96,7 +96,8 @@ class Place(NamedTuple):
     @property
     def in_line(self) -> bool:
         """Whether a thread that handles a single request waits there for another thread."""
-        return self.activity in _HANDED and self.handler not in (None, "event-loop") and self.work is None
+        for_another = self.activity in _HANDED and self.work in (None, "hand-over")
+        return for_another and self.handler not in (None, "event-loop")
 
 
 def alike(threads: Digest, lead: ThreadKey | None) -> tuple[ThreadKey, ...]:

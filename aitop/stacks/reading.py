@@ -181,7 +181,7 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     for each in says:
         if state is None and (each.state is not None or each.work is not None):
             # Work above a wait says what is waited for: a socket read below an HTTP client waits for the network.
-            state = each.state if each.work is None else None
+            state = each.state
             break
     return state, next((each.work for each in says if each.work is not None), None)
 

@@ -117,4 +117,7 @@ def _active(stacks: Stacks, process: ProcessStacks) -> float:
     runs = next((share.active for share in stacks.threads if (share.pid, share.thread) == mine), None)
     # The kernel's figure of how long a thread runs is the best, but it is not read for every thread.
     own = OWN_WAITS if runs is not None else (*RUNS, *OWN_WAITS)
-    return (runs or 0.0) + sum(line.share * line.part(*own) for line in _lines(stacks, process))
+    lines = _lines(stacks, process)
+    # One that hands things over works for whoever makes or takes them.
+    handing = sum(line.share * line.part(*RUNS) for line in lines if line.work == "hand-over")
+    return (runs or 0.0) - handing + sum(line.share * line.part(*own) for line in lines if line.work != "hand-over")

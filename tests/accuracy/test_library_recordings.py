@@ -1,4 +1,4 @@
-"""Recordings of the programs of tests/accuracy/libraries: no step, no module of torch, or the loop of a framework."""
+"""Recordings of the programs of tests/accuracy/libraries: no step, no module of torch, a framework, a pool."""
 
 from __future__ import annotations
 
@@ -54,3 +54,12 @@ def test_a_callback_in_the_loop_of_a_framework_is_the_host_s_wherever_the_framew
     first = judged(name)[-1][0]
     assert (first.id, first.where[0].function) == ("host-bound", "sharpness.<locals>.<genexpr>")
     assert 0.8 < first.share < 0.95
+
+
+@pytest.mark.parametrize("tier", ["t2", "t3"])
+def test_a_pool_whose_jobs_are_pickled_for_longer_than_they_take_is_held_up_by_handing_over(tier):
+    """Its processes run while they read the jobs, which the library calls a wait; the main thread waits in `map`."""
+    first = judged(f"pool_jobs.{tier}")[-1][0]
+    assert (first.id, first.subtype) == ("input-bound", "workers")
+    assert first.where[0].text.startswith("totals = pool.map(")
+    assert first.fixes[0].text.startswith("hand over less") and first.speedup > 2.0

@@ -15,8 +15,10 @@ from aitop.stacks.view import StackView
 TOP = "user/train.py:90 <module>"
 PYTHON = stack(TOP, "user/train.py:11 parse")
 NATIVE = stack(TOP, "user/train.py:12 main", "torch/nn/functional.py linear")
+RECEIVES = "std/multiprocessing/connection.py _ConnectionBase.recv_bytes"
 READS = stack(TOP, "user/train.py:13 read")
 QUEUE = stack(TOP, "user/train.py:14 take", "std/queue.py Queue.get", "std/threading.py Condition.wait")
+PIPE = stack(TOP, "user/train.py:16 main", "std/multiprocessing/queues.py Queue.get", RECEIVES)
 FETCH = stack(TOP, "user/train.py:15 fetch", "requests/api.py get", "std/socket.py SocketIO.readinto")
 
 
@@ -136,6 +138,17 @@ def test_a_wait_that_a_library_names_stays_one_and_is_not_given_to_other_lines(k
     parts = doing((PYTHON, 50), (QUEUE, 50), states=[state(1, 100, running=50, **{kind: 50})])
     assert parts[14] == {"wait-queue": 1.0}
     assert parts[11].get(activity, 0.0) < 0.05
+
+
+def test_a_process_that_runs_while_it_takes_something_over_copies_and_unpickles_it():
+    """The library calls it a wait; the kernel counts more time on a core than the lines beside it can have taken."""
+    parts = doing((PYTHON, 10), (PIPE, 50), (QUEUE, 40), states=[state(1, 100, running=40, queue=20, lock=40)])
+    assert parts[16]["native"] == pytest.approx(0.6) and parts[16]["wait-queue"] == pytest.approx(0.4)
+    assert parts[14] == {"wait-queue": 1.0}, "a queue of threads hands over references"
+    assert parts[11]["python"] > 0.9
+    # One that runs no longer than its other lines take waits.
+    parts = doing((PYTHON, 50), (PIPE, 50), states=[state(1, 100, running=50, queue=50)])
+    assert parts[16]["wait-queue"] > 0.95
 
 
 def test_a_line_for_which_a_librarys_threads_compute_computes():

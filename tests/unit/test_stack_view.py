@@ -70,7 +70,7 @@ def test_hot_lines_of_ranks_and_workers():
         (line.pid, line.function, line.line, line.phase, line.activity, line.work, line.share) for line in stacks.lines
     ]
     assert lines == [
-        (RANK, "main", 12, "data_wait", "wait-queue", None, 0.75),
+        (RANK, "main", 12, "data_wait", "wait-queue", "hand-over", 0.75),
         (WORKER, "decode", 41, "data_wait", "python", None, 0.75),
         (RANK, "main", 15, "backward", "native", "tensor", 0.25),
         (WORKER, "main", 12, "data_wait", "python", "collate", 0.1),

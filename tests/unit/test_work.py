@@ -56,6 +56,15 @@ def test_the_process_that_works_and_not_those_around_it(main, others, work):
     assert working(seen(*processes), {}, MAIN) == work
 
 
+def test_the_main_process_where_those_of_its_pool_only_take_over_their_jobs():
+    takes = [
+        line("main", 0.9, pid=pid, activity="native", work="hand-over", parts=(("native", 0.6), ("wait-queue", 0.4)))
+        for pid in (FIRST, SECOND)
+    ]
+    processes = [sampled(MAIN, "rank", active=0.02), sampled(FIRST, active=0.6), sampled(SECOND, active=0.58)]
+    assert working(seen(*processes, lines=takes), {}, MAIN) == (MAIN,)
+
+
 def test_the_processes_of_a_pool_and_not_the_one_that_waits_in_map():
     stacks = seen(sampled(MAIN, "rank", active=0.03), sampled(FIRST, active=0.9), sampled(SECOND, active=0.95))
     assert working(stacks, {}, MAIN) == (FIRST, SECOND), "peers stand in the order of their pids"

@@ -28,7 +28,7 @@ from aitop.diagnosis.evidence import (
     samples_of,
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.what_if import Length, without
 from aitop.model.ledger import HANDED_WAITS
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
@@ -91,7 +91,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 
 def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanation:
     """Make the verdict on a wait from the reason why the data come late."""
-    steps, gone = records(snapshot), min(0.99, wait.share)
+    steps, gone = records(snapshot), why.gone or min(0.99, wait.share)
     transient = why_transient(snapshot, wait)
     unsure = transient is not None or not why.proven
     idle = ", device idle" if wait.covered else ""
@@ -111,9 +111,9 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
     )
 
 
-def _best_first(fixes: tuple[Fix, ...], gone: float) -> list[Fix]:
+def _best_first(fixes: tuple[Fix, ...], gone: float | Length) -> list[Fix]:
     """The fixes, best first; none is said to gain more than the end of the wait does."""
-    most = round(without(gone).speedup, 2)
+    most = round((gone if isinstance(gone, Length) else without(gone)).speedup, 2)
     held = [replace(fix, speedup=min(most, fix.speedup)) if fix.speedup is not None else fix for fix in fixes]
     return sorted(held, key=lambda fix: -(fix.speedup or 0.0))
 
@@ -159,7 +159,12 @@ def _own_code(snapshot: Snapshot) -> Lines:
         return NO_LINES
     before = main_lines(
         snapshot,
-        lambda entry: entry.phase == "host" and entry.position == "before" and entry.activity not in HANDED_WAITS,
+        lambda entry: (
+            entry.phase == "host"
+            and entry.position == "before"
+            and entry.activity not in HANDED_WAITS
+            and entry.work != "hand-over"
+        ),
     )
     if snapshot.kind == "training":
         return before
@@ -170,14 +175,14 @@ def _own_code(snapshot: Snapshot) -> Lines:
 def _for_producers(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread waits for the run's own threads or processes.
 
-    If none of these is at work, only waits before the model's call in training count. A handler that waits for another
-    thread does not wait for data: its request queues.
+    If none of these is at work or hands things over, only waits before the model's call in training count. A handler
+    that waits for another thread does not wait for data: its request queues.
     """
     lines = main_lines(
         snapshot,
         lambda entry: (
             entry.phase == "host"
-            and entry.activity in HANDED_WAITS
+            and (entry.activity in HANDED_WAITS or entry.work == "hand-over")
             # A full queue waits for whoever takes from it.
             and entry.activity != "wait-room"
             and entry.position in ("before", None)
@@ -185,7 +190,7 @@ def _for_producers(snapshot: Snapshot) -> Lines:
             and entry.handler is None
         ),
     )
-    if producers.makers(snapshot) is not None:
+    if producers.makers(snapshot) is not None or producers.handing_between(snapshot) is not None:
         return lines
     return lines_of(entry for entry in lines.entries if entry.position == "before" and snapshot.kind == "training")
 

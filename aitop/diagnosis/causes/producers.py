@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import (
+    RUNNING,
     STORAGE_WAITS,
     STORAGE_WORK,
     Lines,
@@ -28,7 +29,7 @@ from aitop.diagnosis.evidence import (
     worker_lines,
 )
 from aitop.diagnosis.series import mean_of, values_since
-from aitop.diagnosis.what_if import WAITING, Length, Loading, fix, without
+from aitop.diagnosis.what_if import WAITING, Length, Loading, estimated, fix, without
 from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, plural, rate
@@ -41,6 +42,8 @@ BUSY_CORES = 0.5
 WORTH_IT, MOST_OF_IT = 1.03, 0.5
 # The step does not wait for threads or processes that work for less than this part of their time.
 LEAST_MAKING = 0.3
+# Nor is it held up by handing over if the busiest process does so for less than this share of the time.
+LEAST_HANDING = 0.15
 # One worker holds up the others if it is busy for at least SLOW_BUSY of the time, and each of them for at most
 # MOST_OF_OTHERS as long, in at least SLOW_READINGS readings.
 SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS = 3, 0.5, 0.5
@@ -60,7 +63,10 @@ SOURCES = {
 
 
 class Why(msgspec.Struct, frozen=True):
-    """Why data come late. `confirmed`: a second signal agrees. Unless the gain is `proven`, it is only information."""
+    """Why data come late. `confirmed`: a second signal agrees. Unless the gain is `proven`, it is only information.
+
+    `gone` is what a fix would save; None for all of the wait.
+    """
 
     subtype: str
     where: tuple[Where, ...]
@@ -68,6 +74,7 @@ class Why(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     confirmed: bool
     proven: bool = True
+    gone: Length | None = None
 
 
 # --- a torch DataLoader ---------------------------------------------------------------------------------------------
@@ -386,7 +393,7 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
     for entry in entries:
         key = (entry.pid, "" if processes else entry.thread)
         samples[key] = samples.get(key, 0.0) + entry.samples
-    working = [entry for entry in entries if entry.activity not in rests and entry.work != "log"]
+    working = [entry for entry in entries if entry.activity not in rests and entry.work not in ("log", "hand-over")]
     busy = {(entry.pid, "" if processes else entry.thread) for entry in working}
     total = sum(samples[key] for key in busy)
     at_work = sum(entry.samples for entry in working) / total if total else 0.0
@@ -396,9 +403,59 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
     return Makers(len(busy), processes, lines, _blocked(lines))
 
 
+class HandingOver(msgspec.Struct, frozen=True):
+    """What processes that hand results to the stepping thread do, as shares (0..1) of the time.
+
+    `running` is how long one of them pickles, copies or unpickles, the one that does so most. `at_work` is how long at
+    least one of them does what it is there for, at most.
+    """
+
+    running: float
+    at_work: float
+
+
+def handing_between(snapshot: Snapshot) -> HandingOver | None:
+    """How long the run's other processes hand things over; None where that is not much more than their work."""
+    running: dict[int, float] = {}
+    at_work = 0.0
+    ledger = lead_ledger(snapshot)
+    for entry in producer_entries(snapshot):
+        # A torch DataLoader's workers are in the phase of data.
+        if entry.phase != "host" or (ledger is not None and entry.pid == ledger.pid):
+            continue
+        if entry.work == "hand-over":
+            running[entry.pid] = running.get(entry.pid, 0.0) + entry.share * (entry.activity in RUNNING)
+        elif entry.activity not in RESTS:
+            at_work += entry.share
+    most = max(running.values(), default=0.0)
+    return HandingOver(most, min(1.0, at_work)) if most >= max(LEAST_HANDING, at_work) else None
+
+
+def _of_handing(share: float, waits: Lines, handing: HandingOver) -> Why:
+    """Why results come late where processes hand over for longer than they work."""
+    least, most = share * handing.running, max(share * handing.running, share - handing.at_work)
+    likely = estimated(0.5 * (least + most), least, most)
+    return Why(
+        "workers",
+        waits.where,
+        (
+            f"one process of the run's own pickles and copies for {percent(handing.running)} of the time",
+            f"all of them together are at work on what they get for {percent(handing.at_work)}",
+        ),
+        (
+            fix("hand over less: what stays the same only once (an initializer, or a global they inherit)", likely),
+            fix("or share memory instead of pickling: torch.multiprocessing, multiprocessing.shared_memory"),
+        ),
+        confirmed=True,
+        gone=likely,
+    )
+
+
 def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> Why:
     """Why the threads or processes that make the batches are too slow. `waits`: where the stepping thread waits."""
     made = makers(snapshot)
+    if made is None and (handing := handing_between(snapshot)) is not None:
+        return _of_handing(share, waits, handing)
     if made is None:
         resting = "no thread or process of the run works on batches for long: handing them over takes the time"
         shared = "hand over less, or through shared memory (torch.multiprocessing) instead of pickled"
