@@ -3,8 +3,9 @@
 Stacks show below which lines of the user's functions the libraries run each phase. A function that calls the model on
 one line and updates it on another makes steps; its other lines are before, within or after these. If the dataflow of
 the function is known, a line whose value goes into the model's call makes input, wherever it stands. A line that makes
-the next input from the last output belongs to an environment, unless it only converts, as in sampling an action. Names
-in the user's code are not used.
+the next input from the last output belongs to an environment, unless it only converts, as in sampling an action. Where
+a framework's loop makes the steps, its functions tell in the same way where what they call stands, callbacks among it.
+Names in the user's code are not used.
 """
 
 from __future__ import annotations
@@ -113,18 +114,18 @@ class StepFunctions:
 
     def position(self, stack: Seen) -> Position | None:
         """The position in a step of a stack outside of every phase; None if no function that makes steps is on it."""
-        users = [frame for _, frame in stack.stages]
-        for index, frame in reversed(list(enumerate(users))):
+        stages = [frame for _, frame in stack.stages]
+        for index, frame in reversed(list(enumerate(stages))):
             anchors, calls = self._of(frame), self._calls_in(frame)
             if calls is not None and calls.feeds(frame.line):
                 return "before"
             if self.trains and calls is not None and calls.answers(frame.line):
                 return "within"
-            framework = any(not stage.user for stage in users[index : index + 2])
+            framework = any(not each.user for each in stages[index : index + 2])
             place = self._place(anchors, frame.line, stack, inner=_calls_next(stack, index), framework=framework)
             if place == "after" and not anchors.updates and self.trains:
                 # This function calls the model but does not update it: its callers tell if the update follows.
-                return self._outer_place(users[:index]) or place
+                return self._outer_place(stages[:index]) or place
             if place == "before" and not frame.user and meaning(frame).handler is None:
                 # A framework's loop calls more than what makes the model's input, and its dataflow is not read.
                 return None
@@ -154,8 +155,8 @@ class StepFunctions:
             self._model_calls[function] = ModelCalls(flow, calls, anchors.updates) if flow and calls else None
         return self._model_calls[function]
 
-    def _outer_place(self, users: Sequence[Frame]) -> Position | None:
-        for frame in reversed(users):
+    def _outer_place(self, stages: Sequence[Frame]) -> Position | None:
+        for frame in reversed(stages):
             updates = self._of(frame).updates
             if updates:
                 return "within" if frame.line <= max(updates) else "after"

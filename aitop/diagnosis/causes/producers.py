@@ -423,8 +423,8 @@ def handing_between(snapshot: Snapshot) -> HandingOver | None:
         # A torch DataLoader's workers are in the phase of data.
         if entry.phase != "host" or (ledger is not None and entry.pid == ledger.pid):
             continue
-        if entry.work == "hand-over":
-            running[entry.pid] = running.get(entry.pid, 0.0) + entry.share * (entry.activity in RUNNING)
+        if entry.activity in RUNNING and entry.work == "hand-over":
+            running[entry.pid] = running.get(entry.pid, 0.0) + entry.share
         elif entry.activity not in RESTS:
             at_work += entry.share
     most = max(running.values(), default=0.0)

@@ -41,8 +41,8 @@ LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.1, 0.25
 LEAST_SEEN = 0.1
 # Below this share, Python between the phases is not worth naming beside that of the model.
 SOME = 0.05
-# A smaller part of the time in which stacks are written down is that of a few operations.
-LEAST_DEBUGGING = 0.05
+# Below this share, writing down stacks is not worth naming, whatever else Python takes.
+LEAST_DEBUGGING = 0.1
 # The share of the time that is saved by doing the same work in one operation.
 BATCHED_AWAY = 0.88
 
