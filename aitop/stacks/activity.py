@@ -155,9 +155,11 @@ def _run_in_waits(
 ) -> dict[Key, float]:
     """The share of all time that the thread runs in waits of libraries that also pickle and copy, by group.
 
-    It is what the kernel counts as running beyond all of the `open_share`, the time in groups without a known wait.
+    It is what the kernel counts as running beyond all of the `open_share`, the time in groups without a known wait, if
+    that is more than the error of sampling.
     """
-    if looks.running is None:
+    beyond = (looks.running or 0.0) - open_share
+    if looks.running is None or beyond <= _error(looks.running, looks.asked):
         return {}
     samples = sum(sum(stacks.values()) for stacks in groups.values())
     handing = {
@@ -166,7 +168,7 @@ def _run_in_waits(
         if states[key] is not None and next(iter(stacks)).work == "hand-over"
     }
     room = dict(handing)
-    return _spread(max(0.0, looks.running - open_share), list(handing), room, room)
+    return _spread(beyond, list(handing), room, room)
 
 
 def _holding(open_groups: Mapping[Key, float], groups: Groups[Key], looks: ThreadLooks) -> dict[_Kind, float]:
