@@ -20,12 +20,14 @@ from aitop.diagnosis.evidence import (
     Lines,
     blocks_loop,
     by_window,
+    each_unit,
     lines_of,
     loader_workers,
     main_lines,
     main_stacks,
     records,
     samples_of,
+    stepping,
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
 from aitop.diagnosis.what_if import Length, without
@@ -103,7 +105,7 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
         gone=gone,
         signals=(bool(steps), why.confirmed, bool(why.where)),
         doubtful=unsure or host_unproven(snapshot),
-        title=f"{percent(wait.share)} of each step {what}",
+        title=f"{percent(wait.share)} of {each_unit(snapshot)} {what}",
         where=why.where,
         claims=wait.lines.entries,
         evidence=[_measure(snapshot, wait), *why.evidence, *filter(None, [transient])],
@@ -204,7 +206,11 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
         idle = f"; for {percent(wait.share)} the device had nothing to do" if wait.covered else ""
         return f"data wait {mean * 1e3:.1f} ms a step, {measured}{idle}"
     doing = "step the environment" if wait.kind == "environment" else "make or await a batch"
-    return f"{percent(wait.share)} of {samples_of(snapshot)} stack samples of the stepping thread {doing}"
+    thread = "stepping thread"
+    if not stepping(snapshot):
+        # Nothing says that what a pool is asked for are batches.
+        doing, thread = "await what others make", "leading thread"
+    return f"{percent(wait.share)} of {samples_of(snapshot)} stack samples of the {thread} {doing}"
 
 
 # --- waits that may not last ------------------------------------------------------------------------------------------
