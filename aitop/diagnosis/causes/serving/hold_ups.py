@@ -186,7 +186,7 @@ def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: 
     """
     throttled = dict(values_since(snapshot, "throttled", snapshot.window))
     delays = values_since(snapshot, "run_delay", snapshot.window)
-    slow = _longer_parts(requests, usual)
+    slow = _longer_parts(requests, usual) if any(delay > 0.0 for _, delay in delays) else []
     found = []
     for (begin, _), (until, delay) in pairwise(delays):
         if delay <= 0.0:

@@ -119,12 +119,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if len(requests) < LEAST_REQUESTS:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
     slow = number_of_slow(len(requests))
-    usual = sorted(map(attrgetter("seconds"), requests))[len(requests) // 2]
+    lengths = sorted(map(attrgetter("seconds"), requests))
+    usual = lengths[len(requests) // 2]
+    if usual <= 0.0 or sum(lengths[-slow:]) < LEAST_RATIO * usual * slow:
+        return None
     held = hold_ups(snapshot, serving, requests, usual)
     of_requests = RequestHoldUps(held)
     tail = tail_of(requests, of_requests, slow)
-    if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
-        return None
     bursts = _bursts(snapshot, serving)
     kinds = _explained(tail, snapshot)
     for kind, part in _estimated(tail, bursts, snapshot.window, len(requests)).items():
