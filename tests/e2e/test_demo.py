@@ -103,6 +103,7 @@ def test_the_server_ends_by_itself_after_so_many_requests():
     assert done.stdout.startswith("request 1: p50 ")
 
 
+@pytest.mark.slow
 def test_the_line_that_keeps_the_decoder_waiting_is_named(watched):
     lines = (FOLDER / "generate.py").read_text().splitlines()
     guilty = next(number for number, line in enumerate(lines, 1) if "text.count(token)" in line)

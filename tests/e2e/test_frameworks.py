@@ -81,6 +81,7 @@ def test_torch_compile_does_not_notice(script):
         assert all(record.samples == 4 for record in seen.records if kind != "compiled_step")
 
 
+@pytest.mark.slow
 @needs("transformers")
 @needs("accelerate")
 def test_hugging_face_trainer_and_accelerate(script):
@@ -95,6 +96,7 @@ def test_hugging_face_trainer_and_accelerate(script):
         assert seen.facts.loaders[0].batch_size == 2
 
 
+@pytest.mark.slow
 @needs("lightning")
 def test_lightning(script):
     process = script("pl.py", "automatic", "accumulated", "manual")

@@ -42,6 +42,7 @@ for name in sys.argv[1:]:
 SLOW = {"tutorial_latency", "sentences_compiled"}
 
 
+@pytest.mark.slow
 def test_every_fixed_script_runs_to_its_end() -> None:
     names = [s.name for s in SCENARIOS if s.fixed and not s.needs and s.name not in SLOW]
 

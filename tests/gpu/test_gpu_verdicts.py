@@ -21,6 +21,7 @@ gpu 0 throttle 1
 OF_DEVICES = {"thermal-throttle", "power-cap", "pcie-degraded", "gpu-fault", "gpu-shared", "oom-risk"}
 
 
+@pytest.mark.slow
 def test_six_devices_with_a_fault_each_and_one_at_rest(fake_nvml, start, diagnose):
     pid = start(BUSY).pid
     # Both look at the same time.

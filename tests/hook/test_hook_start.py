@@ -105,7 +105,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_get_no_hook_and_spawned_ranks_do(tmp_path, method):
     script = tmp_path / "train.py"
     script.write_text(SPAWNING.format(here=str(Path(__file__).parent), method=method))

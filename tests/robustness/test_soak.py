@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import soak
 
 from aitop.engine import recorder as recorder_module
@@ -12,6 +13,7 @@ from aitop.model.host import HostSample
 from aitop.model.steps import HookSample
 
 
+@pytest.mark.slow
 def test_hours_of_samples_of_processes_that_come_and_go_leave_nothing_behind(monkeypatch):
     monkeypatch.setattr(soak, "LOOPS_OF_A_RANK", 1)
     figures = soak.simulated(days=0.1, pace=40.0, looks=12)
