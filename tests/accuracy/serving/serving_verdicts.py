@@ -303,22 +303,26 @@ def figures(rows: Sequence[Row]) -> Iterator[Figure]:
         healthy = [row for row in ours if CASE_BY_NAME[row.name].healthy()]
         for name, group in (("healthy", healthy), ("faulty", faulty)):
             warned = [row.name for row in group if row.alarms]
-            spread = f"of {len(group)}{': ' * bool(warned)}{' '.join(warned)}"
-            yield Figure(f"tier {tier}: {name} servers with an untrue warning", len(warned), most=0, spread=spread)
+            yield _number(f"tier {tier}: {name} servers with an untrue warning", warned, len(group))
         for name in LATENCIES:
             known = [row for row in ours if None not in row.latency.get(name, (None, None))]
             errors = {row.name: abs(row.latency[name][0] / row.latency[name][1] - 1) for row in known}  # type: ignore[operator]
             off = [each for each, error in errors.items() if error > LATENCY_BAR]
-            spread = f"of {len(known)}{': ' * bool(off)}{' '.join(off)}"
-            yield Figure(f"tier {tier}: {name} more than 10 % from the clients'", len(off), most=0, spread=spread)
+            yield _number(f"tier {tier}: {name} more than 10 % from the clients'", off, len(known))
         gains = {row.name: row.gain / row.real - 1 for row in ours if row.gain is not None and row.real}
         wrong = [f"{name} {error:+.0%}" for name, error in gains.items() if abs(error) > GAIN_BAR]
-        spread = f"of {len(gains)}{': ' * bool(wrong)}{' '.join(wrong)}"
-        yield Figure(f"tier {tier}: predicted gains more than 25 % off", len(wrong), most=0, spread=spread)
+        yield _number(f"tier {tier}: predicted gains more than 25 % off", wrong, len(gains))
         lost = sum(row.failed for row in ours)
         yield Figure(
             f"tier {tier}: requests that failed", lost, most=0, spread=f"of {sum(row.requests for row in ours)}"
         )
+
+
+def _number(what: str, wrong: Sequence[str], of: int) -> Figure:
+    """How many of so many are wrong, and which; no figure where there are none at all."""
+    return Figure(
+        what, len(wrong) if of else None, most=0 if of else None, spread=f"of {of}{': ' * bool(wrong)}{' '.join(wrong)}"
+    )
 
 
 def _share(what: str, marks: Sequence[bool], least: float) -> Figure:
