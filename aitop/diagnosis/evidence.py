@@ -208,11 +208,13 @@ def by_hand(snapshot: Snapshot) -> Lines:
 
     From the model's call to its backward these are the loss, or a model that is no nn.Module. Libraries through which
     no gradient can flow ("array") do not count. In training without an optimizer, code after the backward is the
-    update. If no step was seen, all large operations count: they may be what the program is there for.
+    update. If no step was seen, large operations may be what the program is there for: those of a library for models
+    ("tensor") if they take more time than the others, else all.
     """
     work = _large_operations(snapshot)
     if not stepping(snapshot):
-        return work
+        models = lines_of(entry for entry in work.entries if entry.work == "tensor")
+        return models if models.share > 0.5 * work.share else work
     updates = snapshot.phases.optimizer or snapshot.kind != "training"
     places = ("within",) if updates else ("within", "after")
     return lines_of(

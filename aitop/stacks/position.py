@@ -37,10 +37,11 @@ _TORN = 0.01
 class _Anchors:
     """By phase, the lines of one function below which it was seen, and how often, of all `samples` of the function.
 
-    `callers` are lines that are known to call the model.
+    `seen` has the samples of each line in whatever phase; `callers` are lines that are known to call the model.
     """
 
     samples: int = 0
+    seen: Counter[int] = field(default_factory=Counter)
     lines: dict[Phase, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     callers: set[int] = field(default_factory=set)
 
@@ -53,10 +54,14 @@ class _Anchors:
     @property
     def forwards(self) -> frozenset[int]:
         """The lines below which the model runs. The hook's stacks are never torn: if it saw calls of the model in this
-        function, other lines are none. A line that only it saw calls the model now and then, to evaluate it, say.
+        function, other lines are none. A line of these that is hardly ever sampled calls the model now and then, to
+        evaluate it, say.
         """
         sampled = self.of("forward")
-        return (sampled & self.callers or frozenset(self.callers)) if sampled and self.callers else sampled
+        if not sampled or not self.callers:
+            return sampled
+        often = {line for line in self.callers if line in sampled or self.seen[line] >= _TORN * self.samples}
+        return frozenset(often or self.callers)
 
     @property
     def updates(self) -> frozenset[int]:
@@ -90,6 +95,7 @@ class StepFunctions:
             for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.samples += count
+                anchors.seen[frame.line] += count
                 if phase in STEPPING:
                     anchors.lines[phase][frame.line] += count
         for caller in callers:

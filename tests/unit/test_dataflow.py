@@ -124,6 +124,28 @@ def test_acting_and_learning_in_one_loop() -> None:
     assert found.answers(at["environment"])
 
 
+def test_a_variable_of_a_comprehension_is_no_other_of_that_name() -> None:
+    found, at = calls("""
+        def learn(net, opt, world, memory):
+            state = START
+            for step in range(1_000_000):
+                if random.random() < 0.1:
+                    picks = [world.draw() for _ in range(len(world))]  # explore
+                else:
+                    picks = net(state).argmax()  # MODEL
+                state = world.go(picks)  # environment
+                memory.add(state, picks)
+                if step % 10 == 0:
+                    rows = memory.draw(128)  # replay
+                    best, _ = net(rows.states).max()  # MODEL
+                    loss = (net(rows.states) - best).mean()  # MODEL
+                    loss.backward()  # UPDATE
+                    opt.step()
+        """)
+    assert found.answers(at["environment"])
+    assert not found.answers(at["replay"])
+
+
 def test_values_passed_from_acting_to_learning_are_no_model_input() -> None:
     found, at = calls("""
         def run(policy, world):

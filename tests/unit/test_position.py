@@ -194,6 +194,9 @@ def test_a_line_that_was_measured_to_call_the_model_does_so_though_no_sample_sho
     callers = [Caller(acts[-1].file, line, "learn") for line in (3, 7)]
     assert StepFunctions(seen, flows).phase(read_stack(env)) == "outside"
     assert StepFunctions(seen, flows, callers).phase(read_stack(env)) == "environment"
+    assert StepFunctions(seen, flows, callers).position(read_stack(acts)) == "within", "what it makes of its input"
+    rarely = [(stack, 1 if stack.frames[-1].line == 3 else count) for stack, count in seen]
+    assert StepFunctions(rarely, flows, callers).position(read_stack(acts)) == "before", "such as an evaluation"
 
 
 def test_sampling_an_action_is_the_policys_and_no_environment():

@@ -92,6 +92,13 @@ def test_where_most_stacks_seem_torn_the_source_is_not_understood_and_they_stay(
     assert window({MOVES: 2, compiles: 36}) == {MOVES: 2, names: 36}
 
 
+def test_where_a_loop_is_so_quick_that_most_stacks_are_torn_those_are_mended_whose_calls_are_understood(window):
+    steps, compiles = (("main", 7), WRAPPER, ADAM), (("main", 5), ("move", 11), ("physics", 13), MODULE)
+    names = (("main", 7), (WRAPPER[0], 5), (ADAM[0], 7))
+    left = (*MOVES, (MODULE[0], 1))
+    assert window({MOVES: 2, steps: 4, (*ACTS, WRAPPER): 3, compiles: 5}) == {MOVES: 2, names: 4, names[:2]: 3, left: 5}
+
+
 def test_what_the_source_does_not_tell_stays_as_it_was_seen(window):
     def stays(*stack, source=LOOP, **others):
         named = tuple((frame[0], frame[-1]) for frame in stack)

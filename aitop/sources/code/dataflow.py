@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from aitop.model.stacks import Flow, Statement
 from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
@@ -24,6 +24,8 @@ _RENAMED = re.compile(rf"\bfrom\s+(?:{_OF_COLLECTORS})\s+import\b|\b(?:{_OF_COLL
 # Which statements, by their first lines, may have given a variable the value that it has.
 State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class Span(NamedTuple):
@@ -253,8 +255,27 @@ class Reading:
         if isinstance(node, (ast.Name, ast.Attribute)) and (path := self._path(node)) is not None:
             uses.reads.add(path)
             return
+        if isinstance(node, _COMPREHENSIONS):
+            self._comprehension(node, uses)
+            return
         for child in ast.iter_child_nodes(node):
             self._collect(child, uses)
+
+    def _comprehension(self, node: _Comprehension, uses: _Uses) -> None:
+        """Add the uses of a comprehension. Its variables are its own, whatever else has their names."""
+        self._collect(node.generators[0].iter, uses)
+        inside = _Uses(without=uses.without)
+        for child in ast.iter_child_nodes(node):
+            self._collect(child, inside)
+        # By variable, what it is an element of: changing the element changes the whole.
+        own: dict[str, set[str]] = {}
+        for each in node.generators:
+            whole = {of for path in self._uses(each.iter).reads for of in own.get(path.partition(".")[0], {path})}
+            own |= {name.id: whole for name in ast.walk(each.target) if isinstance(name, ast.Name)}
+        uses.reads |= {path for path in inside.reads if path.partition(".")[0] not in own}
+        for path in inside.changes:
+            uses.changes |= own.get(path.partition(".")[0], {path})
+        uses.calls |= inside.calls
 
     def _call(self, node: ast.Call, uses: _Uses) -> None:
         """Add the uses of a call. A method reads its object, and may change it if it has arguments."""

@@ -24,8 +24,8 @@ MOST_WRAPPERS = 3
 _WRAPS = "<locals>"
 _OF_WITH = ("__enter__", "__exit__")
 MOST_KNOWN = 10_000
-# In that check 4 % of the samples were torn. Where far more of a thread's seem to be, its source is misunderstood, and
-# nothing is mended.
+# In that check 4 % of the samples were torn. Where far more of a thread's seem to be, its source may be misunderstood:
+# only what is surely torn is mended then.
 MOST_TORN = 0.25
 
 _Function = tuple[str, str]
@@ -63,7 +63,7 @@ class Seams:
                 whole[stack] += stacks[stack]
         mended: dict[_Stack, _Stack | None] = {stack: stack for stack in stacks}
         if sum(stacks[stack] for stack in torn) > MOST_TORN * sum(stacks.values()):
-            return mended
+            torn = _understood(torn, stacks, table, whole)
         for stack, start in torn.items():
             above = _callers(table[stack[start]], table, whole)
             mended[stack] = (*above, *stack[start:]) if above is not None else None
@@ -106,6 +106,20 @@ class Seams:
         if phase is None and read(inner.file).generates(inner.line):
             return False
         return closed or bool(names and inner.user) or calls.elsewhere(outer.line, name)
+
+
+def _understood(
+    torn: Mapping[_Stack, int], stacks: Mapping[_Stack, int], table: Sequence[Frame], whole: Mapping[_Stack, int]
+) -> dict[_Stack, int]:
+    """Those torn stacks whose inner function is on whole ones at least as often: how it is called is understood."""
+    on_whole: Counter[_Function] = Counter()
+    for stack, count in whole.items():
+        on_whole.update(dict.fromkeys({_function(table[index]) for index in stack}, count))
+    inner = {stack: _function(table[stack[start]]) for stack, start in torn.items()}
+    on_torn: Counter[_Function] = Counter()
+    for stack, function in inner.items():
+        on_torn[function] += stacks[stack]
+    return {stack: start for stack, start in torn.items() if on_torn[inner[stack]] <= on_whole[inner[stack]]}
 
 
 def _callers(inner: Frame, table: Sequence[Frame], whole: Mapping[_Stack, int]) -> _Stack | None:
