@@ -227,6 +227,8 @@ def test_threads_and_processes_that_make_batches_for_a_queue():
     made = line("__getitem__", 0.95, pid=WORKER)
     records = steps(seconds=0.1, forward=0.05, data_wait=0.0)
     assert said(snapshot(records, lines=[made, get], workers=1)).where[0].pid == WORKER
+    torn = msgspec.structs.replace(line("odd", 1.0, thread="Thread-1"), samples=1)
+    assert said(snapshot(records, lines=[torn, made, get], workers=1)).where[0].pid == WORKER, "one sample may be torn"
 
 
 def test_workers_that_read_files_wait_for_storage():

@@ -57,7 +57,15 @@ def speedscope(*profiles: tuple[str, list[list[int]]], frames: int = 3) -> bytes
     ).encode()
 
 
-@pytest.mark.parametrize(("whole", "half"), [(b'"f2"', b'""'), (b'"line": 2', b'"line": 4294908161')])
+@pytest.mark.parametrize(
+    ("whole", "half"),
+    [
+        (b'"f2"', b'""'),
+        (b'"line": 2', b'"line": 4294908161'),
+        (b'"f2"', b'"/lib/python3.11/multiprocessing/connection.py"'),
+        (b'"/a/2.py"', rb'"\u0001\u0000\u0010"'),
+    ],
+)
 def test_a_sample_with_a_frame_that_was_read_half_is_left_out(whole, half):
     data = speedscope(('Thread 7 "MainThread"', [[0, 1], [0, 1, 2], [0, 2]])).replace(whole, half)
     _, threads = parse(data, frozenset({"7"}))

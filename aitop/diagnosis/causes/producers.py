@@ -42,6 +42,8 @@ BUSY_CORES = 0.5
 WORTH_IT, MOST_OF_IT = 1.03, 0.5
 # The step does not wait for threads or processes that work for less than this part of their time.
 LEAST_MAKING = 0.3
+# Fewer samples of them may all be of stacks that changed while they were read.
+LEAST_SAMPLES = 4
 # Nor is it held up by handing over if the busiest process does so for less than this share of the time.
 LEAST_HANDING = 0.15
 # One worker holds up the others if it is busy for at least SLOW_BUSY of the time, and each of them for at most
@@ -397,7 +399,7 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
     busy = {(entry.pid, "" if processes else entry.thread) for entry in working}
     total = sum(samples[key] for key in busy)
     at_work = sum(entry.samples for entry in working) / total if total else 0.0
-    if at_work < LEAST_MAKING:
+    if at_work < LEAST_MAKING or total < LEAST_SAMPLES:
         return None
     lines = Lines(at_work, tuple(sorted(working, key=lambda entry: -entry.samples)))
     return Makers(len(busy), processes, lines, _blocked(lines))

@@ -12,6 +12,7 @@ MOST_DEPTH = 400
 MOST_LINES = 10_000_000
 MAIN_NAME = "MainThread"
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PROFILE = re.compile(r'(?:Process \d+ )?Thread (?P<id>\S+) "(?P<name>.*)"', re.DOTALL)
 
 
@@ -69,9 +70,8 @@ def parse(
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
-    # A frame without a name, or with a line that no file has, was read while the process changed it, so its whole
-    # sample is left out.
-    sound = [bool(frame.name) and 0 <= (frame.line or 0) <= MOST_LINES for frame in frames]
+    # A frame that no program has was read while the process changed it, so its whole sample is left out.
+    sound = [_is_sound(frame) for frame in frames]
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
     main = _main(threads, main_threads, frames, every_thread=every_thread)
@@ -81,6 +81,12 @@ def parse(
         whole = _whole(stacks, frames) if index == main else stacks
         samples_by_thread.append(ThreadSamples(MAIN_NAME if index == main else name, index == main, whole, number))
     return frames, samples_by_thread
+
+
+def _is_sound(frame: RawFrame) -> bool:
+    """Whether it has a name that is no path, a line that a file may have, and no control characters in its file."""
+    name, line, file = frame.name, frame.line or 0, frame.file or ""
+    return bool(name) and "/" not in name and 0 <= line <= MOST_LINES and _CONTROL.search(file) is None
 
 
 def _counted(samples: list[list[int]], sound: list[bool]) -> Counter[tuple[int, ...]]:
