@@ -255,6 +255,14 @@ def test_a_wait_for_a_core_is_no_time_of_the_handlers_own(on_core, delay, own):
     assert {entry.line for entry in claims} == ({31} if own else set())
 
 
+@pytest.mark.parametrize("on_core", [True, False])
+def test_a_handler_that_used_the_cpu_worked_however_few_samples_saw_it(on_core):
+    """Beside the many short ones, whose samples look alike, those of the long ones are few."""
+    requests = [replace(one, cpu=0.015 + (one.preprocess if on_core else 0.002)) for one in handled()]
+    found = tail.judge(server(requests, lines=[line("answer", 0.02, number=31, handler="thread", position="before")]))
+    assert (isinstance(found, Finding) and found.verdict.subtype == "handler") == on_core
+
+
 def test_waits_for_a_core_explain_only_what_nothing_else_does():
     crowded = {"run_delay": constant(0.4, 31)}
     held = server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), series=crowded)

@@ -335,6 +335,12 @@ def test_a_line_that_compiles_in_every_window_beside_other_work_compiles_again(k
     assert not any("torch" in fix.text for fix in verdict.fixes)
 
 
+def test_a_line_that_compiles_now_and_then_goes_on_for_as_long_as_it_usually_pauses():
+    now_and_then = (0.5, 0.0, 0.6, 0.0, 0.0, 0.5, 0.0, 0.6, 0.0, 0.0)
+    assert fired(recompile.judge(in_windows(*now_and_then))).where[0].line == 44
+    assert "after warm-up" in unjudged(recompile.judge(in_windows(*now_and_then, 0.0, 0.0)))
+
+
 @pytest.mark.parametrize("parts", [(0.7, 0.6, 0.8, 0.0, 0.0), (0.7, 0.7, 0.7, 0.7, 0.0, 0.0)])
 def test_what_is_compiled_at_the_start_is_not_compiled_again(parts):
     assert "after warm-up" in unjudged(recompile.judge(in_windows(*parts)))

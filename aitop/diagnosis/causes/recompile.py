@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from itertools import pairwise
 
 from aitop.diagnosis.evidence import (
@@ -25,12 +26,13 @@ from aitop.model.verdict import Fix
 ENTER, LEAVE = 0.08, 0.05
 # Compiling is normal at the start, and again for evaluation and for a smaller last batch. It is a fault if it takes
 # turns with something else in more than MIN_WINDOWS windows of stacks and still goes on, or if the count of
-# recompilations rose at least MIN_RISES times in the last SEEN_SECONDS.
+# recompilations rose at least MIN_RISES times in the last SEEN_SECONDS. It goes on if the last window with it is one of
+# the NEWEST or, where there are usually others in between, not much longer ago than they are apart.
 MIN_WINDOWS, PART_OF_WINDOW = 3, 0.05
 MIN_RISES, SEEN_SECONDS = 3, 30.0
 # Compiling for at least this share of the time is told, as information, even if it may be that of the start.
 MOSTLY = 0.5
-# How many windows of stacks count as the newest; they have no times of their own.
+# Windows of stacks have no times of their own.
 NEWEST = 2
 
 
@@ -117,7 +119,7 @@ def _with_others(share: float) -> tuple[Fix, ...]:
 
 
 def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WINDOW) -> bool:
-    """Whether one line compiles in turns with other work, in several windows of stacks, one of the newest among them.
+    """Whether one line compiles in turns with other work, in several windows of stacks, and still does.
 
     It has to take the part `least` of a window, but not all of it: compiling at the start fills its windows, or comes
     once. If every step compiles, nothing else may be seen. But each compilation begins with tracing the user's
@@ -135,4 +137,7 @@ def takes_turns(snapshot: Snapshot, compiling: Lines, least: float = PART_OF_WIN
         for number, part in enumerate(parts)
         if part >= least and (part <= 1.0 - PART_OF_WINDOW or 0.0 < traced[number] < part)
     ]
-    return len(turns) > MIN_WINDOWS and turns[-1] >= len(parts) - NEWEST
+    if len(turns) <= MIN_WINDOWS:
+        return False
+    apart = statistics.median(later - earlier for earlier, later in pairwise(turns))
+    return len(parts) - turns[-1] <= NEWEST * apart

@@ -53,7 +53,8 @@ class HoldUp(msgspec.Struct, frozen=True):
     """An interval from `begin` to `until` (monotonic) of which the part `weight` (0..1) was lost.
 
     `tokens` is the number of prompt tokens of a long turn. `owner` is the request whose handling took so long; other
-    requests lose to it only time in which they wait before they are worked on.
+    requests lose to it only time in which they wait before they are worked on. `worked` is the part (0..1) in which its
+    handler surely ran, as its thread used that much CPU time.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class HoldUp(msgspec.Struct, frozen=True):
     weight: float = 1.0
     tokens: int | None = None
     owner: RequestRecord | None = None
+    worked: float = 0.0
 
 
 def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
@@ -107,9 +109,15 @@ def _long_handling(
         lengths = sorted(made * own(one) for one in _some(requests) if (made := seconds_of(one)) is not None)
         middle = lengths[len(lengths) // 2] if lengths else 0.0
         for request, (begin, until) in _longer(requests, phase, usual):
-            lost = (until - begin - paused.between(begin, until)) * own(request) - middle
+            length, pauses = until - begin, paused.between(begin, until)
+            lost = (length - pauses) * own(request) - middle
+            # All else of the request took no more CPU time than it took time.
+            beside = request.seconds - (request.queue or 0.0) - length
+            worked = min(lost, (request.cpu or 0.0) - beside - pauses - middle)
             if lost > 0.0:
-                found.append(HoldUp("handler", begin, until, lost / (until - begin), owner=request))
+                found.append(
+                    HoldUp("handler", begin, until, lost / length, owner=request, worked=max(0.0, worked) / length)
+                )
     return found
 
 
@@ -147,7 +155,10 @@ def _longer(requests: Iterable[RequestRecord], phase: Phase, least: float) -> It
 def _as_seen(
     handling: Sequence[HoldUp], requests: Sequence[RequestRecord], usual: float, snapshot: Snapshot
 ) -> list[HoldUp]:
-    """Long handling, with less weight if stack samples saw little of the handlers' code: it waited for a turn then."""
+    """Long handling, with less weight if stack samples saw little of the handlers' code: it waited for a turn then.
+
+    What its CPU time proves stays.
+    """
     seconds = sum((each.until - each.begin) * each.weight for each in handling)
     if snapshot.stacks is None or seconds <= 0.0:
         return list(handling)
@@ -155,7 +166,7 @@ def _as_seen(
     short = sum(made for made in known if made <= usual)
     seen = sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window - short
     part = min(1.0, max(0.0, seen) / seconds)
-    return [replace(each, weight=each.weight * part) for each in handling]
+    return [replace(each, weight=max(each.worked, each.weight * part)) for each in handling]
 
 
 def handler_entries(snapshot: Snapshot) -> list[Entry]:
