@@ -123,12 +123,15 @@ def test_longer_batches_take_longer():
     assert level(step_growth.judge(snapshot(records))) == 0.0
 
 
-def sampled(*counts):
-    """Twelve seconds of stacks without the hook; `counts` of 40 samples a window stand on one line beside the model."""
-    share = sum(counts) / (40 * len(counts))
+def sampled(*counts, beside=()):
+    """Twelve seconds of stacks without the hook; `counts` of 40 samples a window stand on one line beside the model,
+    and those `beside` it on another one of its function.
+    """
+    share, other = sum(counts) / (40 * len(counts)), sum(beside) / (40 * len(counts))
     grows = line("main", share, number=41, by_window=counts)
-    model = line("main", 1.0 - share, phase="forward", activity="native", number=20)
-    seen = snapshot(phases=Phases(forward=1.0 - share, outside=share), lines=[grows, model])
+    model = line("main", 1.0 - share - other, phase="forward", activity="native", number=20)
+    others = [line("main", other, number=40, by_window=beside)] if beside else []
+    seen = snapshot(phases=Phases(forward=1.0 - share - other, outside=share + other), lines=[grows, *others, model])
     process = msgspec.structs.replace(seen.stacks.processes[0], by_window=(40,) * len(counts))
     return changed(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
 
@@ -140,6 +143,12 @@ def test_lines_drift_apart_where_others_take_the_cores():
         calm = sampled(*counts)
         assert level(step_growth.judge(calm)) >= step_growth.judge.band.enter
         assert (level(step_growth.judge(changed(calm, series=crowded))) >= step_growth.judge.band.enter) is grows
+
+
+def test_samples_that_move_from_line_to_line_of_a_function_are_no_growth():
+    grows = (2, 6, 10, 14, 18, 22)
+    assert level(step_growth.judge(sampled(*grows, beside=(24, 20, 16, 12, 8, 4)))) < step_growth.judge.band.leave
+    assert fired(step_growth.judge(sampled(*grows, beside=(12, 11, 10, 9, 8, 7)))).where[0].line == 41
 
 
 @pytest.mark.parametrize(

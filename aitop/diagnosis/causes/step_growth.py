@@ -11,7 +11,7 @@ import msgspec
 
 from aitop.diagnosis.causes.optimizer import has_denormals
 from aitop.diagnosis.device import on_gpu
-from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, short_place
+from aitop.diagnosis.evidence import Lines, lines_of, main_lines, main_stacks, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
@@ -41,7 +41,8 @@ LEAST_PART = 0.1
 # whole step. In six recordings of runs that grow, it rose by at most 0.26 of that: what grows takes caches from it.
 SLOWED = 0.5
 # A line grows if its share of the samples rises over SHARE_PARTS parts by at least SURE_ERRORS standard errors, by
-# LEAST_RISE, and by the factor LEAST_RATIO.
+# LEAST_RISE, and by the factor LEAST_RATIO; and that of its whole function by at least the part WITH_FUNCTION of that.
+WITH_FUNCTION = 0.5
 SHARE_PARTS, SURE_ERRORS, LEAST_RISE, LEAST_RATIO = 6, 3.0, 0.08, 1.3
 LEAST_SAMPLES = 200
 # The gain is uncertain: the run is fixed later than the prediction is read, and how long it will go on is not known.
@@ -141,11 +142,14 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
     host = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.where is not None)
     for place in host.where:
         lines = _at(snapshot, place)
-        # Entries that differ only in activity share the counts of their line: count them once. Two functions may have
-        # samples on one line, as a lambda and its caller have.
-        counts = {(entry.function, entry.position, entry.work): entry.by_window for entry in lines.entries}
-        ends = rising_share([sum(numbers) for numbers in zip(*counts.values(), strict=True)], process.by_window)
+        ends = rising_share(_by_window(lines), process.by_window)
         if ends is None:
+            continue
+        # In quick code, samples may move from one line to its neighbours though none of them takes longer.
+        function = [entry for entry in host.entries if (entry.file, entry.function) == (place.file, place.function)]
+        parts = [count / number for count, number in _parts(_by_window(lines_of(function)), process.by_window)]
+        slope, _ = line_through(range(SHARE_PARTS), parts)
+        if slope * (SHARE_PARTS - 1) < WITH_FUNCTION * (ends[1] - ends[0]):
             continue
         (first, last), share, at = ends, min(0.97, lines.share), short_place(place)
         rose = f"{percent(first)} → {percent(last)} in {duration(stacks.seconds)}"
@@ -163,6 +167,14 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
     return None
 
 
+def _by_window(lines: Lines) -> list[int]:
+    """How many samples these entries have in each window of stacks."""
+    # Entries that differ only in activity share the counts of their line: count them once. Two functions may have
+    # samples on one line, as a lambda and its caller have.
+    counts = {(entry.at, entry.function, entry.position, entry.work): entry.by_window for entry in lines.entries}
+    return [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
+
+
 def _at(snapshot: Snapshot, place: Where) -> Lines:
     """The entries of host code on one line."""
     return main_lines(snapshot, lambda entry: entry.phase == "host" and entry.at == place.at)
@@ -176,18 +188,24 @@ def _fix(place: str, share: float) -> Fix:
     return fix(text, share)
 
 
-def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
-    """The share of samples at the start and the end of a steady rise; None where it does not surely rise.
-
-    A straight line is fitted through the shares of equal parts of the time. Shares that scatter from part to part more
-    than chance allows, as those of bursts do, need a steeper rise.
-    """
+def _parts(counts: Sequence[int], samples: Sequence[int]) -> list[tuple[int, int]]:
+    """The counts and samples of equal parts of the time."""
     total, seen = sum(samples), 0
     parts = [(0, 0)] * SHARE_PARTS
     for count, number in zip(counts, samples, strict=True):
         index = min(SHARE_PARTS - 1, SHARE_PARTS * (2 * seen + number) // (2 * total)) if total else 0
         parts[index] = parts[index][0] + count, parts[index][1] + number
         seen += number
+    return parts
+
+
+def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
+    """The share of samples at the start and the end of a steady rise; None where it does not surely rise.
+
+    A straight line is fitted through the shares of equal parts of the time. Shares that scatter from part to part more
+    than chance allows, as those of bursts do, need a steeper rise.
+    """
+    parts, total = _parts(counts, samples), sum(samples)
     mean = sum(counts) / total if total else 0.0
     if any(number == 0 for _, number in parts) or not 0.0 < mean < 1.0:
         return None
