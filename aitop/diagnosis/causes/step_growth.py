@@ -11,7 +11,7 @@ import msgspec
 
 from aitop.diagnosis.causes.optimizer import has_denormals
 from aitop.diagnosis.device import on_gpu
-from aitop.diagnosis.evidence import Lines, lines_of, main_lines, main_stacks, short_place
+from aitop.diagnosis.evidence import Lines, function_of, lines_of, main_lines, main_stacks, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
@@ -146,8 +146,9 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
         if ends is None:
             continue
         # In quick code, samples may move from one line to its neighbours though none of them takes longer.
-        function = [entry for entry in host.entries if (entry.file, entry.function) == (place.file, place.function)]
-        parts = [count / number for count, number in _parts(_by_window(lines_of(function)), process.by_window)]
+        own = {function_of(entry) for entry in lines.entries}
+        around = lines_of(entry for entry in host.entries if function_of(entry) in own)
+        parts = [count / number for count, number in _parts(_by_window(around), process.by_window)]
         slope, _ = line_through(range(SHARE_PARTS), parts)
         if slope * (SHARE_PARTS - 1) < WITH_FUNCTION * (ends[1] - ends[0]):
             continue
