@@ -281,13 +281,7 @@ def test_a_web_server_without_torch(start):
     assert any(one.model is not None for one in Seen(server, pid).requests)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "http.server",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wsgiref", "werkzeug", "http.server beside torch")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["http.server", "wsgiref", "werkzeug", "http.server beside torch"])
 def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, watched):
     if kind == "werkzeug":
         pytest.importorskip(kind)
@@ -313,12 +307,7 @@ def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, w
 @pytest.mark.parametrize(
     ("command", "engine", "part"),
     [
-        pytest.param(
-            "-m gunicorn plain_front:application --workers 2 --bind 127.0.0.1:PORT --chdir SERVERS",
-            "gunicorn",
-            "worker",
-            marks=pytest.mark.slow,
-        ),
+        ("-m gunicorn plain_front:application --workers 2 --bind 127.0.0.1:PORT --chdir SERVERS", "gunicorn", "worker"),
         ("SERVERS/plain_front.py PORT forked", "http.server", "API server"),
     ],
     ids=["gunicorn", "http.server"],
@@ -359,7 +348,7 @@ def worker_of(server):
     raise AssertionError("no worker")
 
 
-@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [1, 4])
 def test_the_worker_of_litserve(batch, start):
     pytest.importorskip("litserve")
     server = start("litserve_server.py", batch)
@@ -385,7 +374,6 @@ def told(request):
     return request.tokens is not None
 
 
-@pytest.mark.slow
 def test_continuous_batching_of_transformers_behind_a_web_server(start):
     pytest.importorskip("transformers.generation.continuous_batching")
     pytest.importorskip("fastapi")
