@@ -32,7 +32,7 @@ MIN_WINDOWS, PART_OF_WINDOW = 3, 0.05
 MIN_RISES, SEEN_SECONDS = 3, 30.0
 # Compiling for at least this share of the time is told, as information, even if it may be that of the start.
 MOSTLY = 0.5
-# Windows of stacks have no times of their own.
+# How many windows of stacks count as the newest; they have no times of their own.
 NEWEST = 2
 
 
