@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import hook_runs
 import pytest
 
+from aitop.hook.measures.serving.earlier import Earlier
+
 PATIENCE = 10.0
 
 
@@ -231,3 +233,23 @@ def test_a_collection_in_a_look_at_the_threads_does_not_stop_the_process_for_goo
     """The interpreter locks its threads for the look, and a `threading.local` that is freed waits for that lock."""
     ended = subprocess.run([sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout.split(), ended.returncode) == (["True", "False"], 0), ended.stderr
+
+
+def test_a_task_that_is_done_counts_no_more_though_the_loop_has_not_said_so():
+    """A loop may take up the client's next request before it calls what waits for the task."""
+
+    async def answer(asked):
+        await asked
+
+    async def counts():
+        asked = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(answer(asked))
+        await asyncio.sleep(0)
+        earlier = Earlier({answer.__code__}, set(), lambda: None)
+        before = earlier.number(1)
+        asked.set_result(None)
+        await asyncio.sleep(0)
+        assert task.done() and earlier.tasks == {task}
+        return before, earlier.number(2)
+
+    assert asyncio.run(counts()) == (1, 0)
