@@ -116,7 +116,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
         if journal.skip and now - journal.due < late:
             journal.skip -= 1
         else:
-            look_after(journal, now)
+            look_after(journal, now, kind)
             if journal.count_soon:
                 journal.begin_counting(now, key)
 

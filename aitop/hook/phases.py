@@ -69,7 +69,7 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
                 else:
-                    look_after(journal, end)
+                    look_after(journal, end, kind)
 
     return __next__
 
@@ -161,7 +161,7 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
                 else:
-                    look_after(journal, end)
+                    look_after(journal, end, with_gradient)
 
     return __call__
 
@@ -208,8 +208,6 @@ def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
             journal.size = leading(args, kwargs, session.tensor)
             if journal.inputs is not None:
                 journal.tokens = journal.inputs(args, kwargs, now)
-            if journal.called is not None:
-                journal.called()
     except Exception:
         session.failed()
 
@@ -240,8 +238,13 @@ def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
     return -1
 
 
-def look_after(journal: Journal, now: int) -> None:
-    """Tick if a tick is due. In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase."""
+def look_after(journal: Journal, now: int, kind: int) -> None:
+    """Tick if a tick is due. `kind` is the event that ended a phase.
+
+    In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase.
+    """
+    if journal.called is not None:
+        journal.called(kind)
     if now > journal.due:
         journal.tick(now)
         # Two consecutive readings of the thread's CPU clock give one figure. Not more, as each is a system call.
@@ -279,7 +282,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
             if journal.skip and end - journal.due < late:
                 journal.skip -= 1
             else:
-                look_after(journal, end)
+                look_after(journal, end, kind)
 
     return _engine_run_backward
 

@@ -153,11 +153,13 @@ def pageable_share(calls: Iterable[CallSite]) -> float | None:
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """A line of the user's code that led to a call of the model. `function` is a qualified name from Python 3.11 on."""
+    """A line of the user's code below which the hook saw a phase. `function`: a qualified name from Python 3.11 on."""
 
     file: str
     line: int
     function: str
+    # Recordings of an older aitop have the lines of forwards only.
+    phase: Literal["forward", "backward", "optimizer"] = "forward"
 
 
 class DdpInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,10 +180,10 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     `cost_us` is the hook's own measured time per step, in microseconds; `ops` the number of autograd nodes in a step's
     graph. `looked_up_parameters` is the number of those `parameters` that are only in embeddings, of which a step reads
     just some rows. `calls` are the most expensive call sites, `callers` the lines that were under way when the model
-    was called. `flops_per_backward` is the floating-point operations of one backward pass and its forward, estimated
-    from shapes, as `flops_basis` says in words; `flops_dtype` is the dtype of most of them (tf32 where float32 may be
-    rounded to it). `input_dtypes` are those of the tensors that the root model gets, `autocast` is the dtype of an
-    active autocast, `matmul_precision` torch's setting for float32 products.
+    was called or updated. `flops_per_backward` is the floating-point operations of one backward pass and its forward,
+    estimated from shapes, as `flops_basis` says in words; `flops_dtype` is the dtype of most of them (tf32 where
+    float32 may be rounded to it). `input_dtypes` are those of the tensors that the root model gets, `autocast` is the
+    dtype of an active autocast, `matmul_precision` torch's setting for float32 products.
     `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
     it was not used; `recompile_reasons` has the newest ones: where, and which guard failed.
     `scaler_skips` counts steps that a GradScaler left out since the hook came in.

@@ -37,31 +37,34 @@ _TORN = 0.01
 class _Anchors:
     """By phase, the lines of one function below which it was seen, and how often, of all `samples` of the function.
 
-    `seen` has the samples of each line in whatever phase; `callers` are lines that are known to call the model.
+    `seen` has the samples of each line in whatever phase; `callers` are the lines below which the hook saw a phase.
     """
 
     samples: int = 0
     seen: Counter[int] = field(default_factory=Counter)
     lines: dict[Phase, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    callers: set[int] = field(default_factory=set)
+    callers: dict[Phase, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def of(self, *phases: Phase) -> frozenset[int]:
         """The lines below which any of these phases runs."""
-        seen = [self.lines[phase] for phase in phases if phase in self.lines]
-        least = _TORN * self.samples
-        return frozenset(line for counts in seen for line in counts if counts[line] >= min(least, max(counts.values())))
+        return frozenset(line for phase in phases for line in self._lines_of(phase))
+
+    def _lines_of(self, phase: Phase) -> set[int]:
+        """The hook's stacks are never torn: if it saw a phase in this function, other lines have none of it. A line of
+        these that is hardly ever sampled has it now and then, as one that calls the model to evaluate it.
+        """
+        counts = self.lines.get(phase)
+        if not counts:
+            return set()
+        sampled = {line for line in counts if counts[line] >= min(_TORN * self.samples, max(counts.values()))}
+        callers = self.callers.get(phase, set())
+        often = {line for line in callers if line in sampled or self.seen[line] >= _TORN * self.samples}
+        return often or callers or sampled
 
     @property
     def forwards(self) -> frozenset[int]:
-        """The lines below which the model runs. The hook's stacks are never torn: if it saw calls of the model in this
-        function, other lines are none. A line of these that is hardly ever sampled calls the model now and then, to
-        evaluate it, say.
-        """
-        sampled = self.of("forward")
-        if not sampled or not self.callers:
-            return sampled
-        often = {line for line in self.callers if line in sampled or self.seen[line] >= _TORN * self.samples}
-        return frozenset(often or self.callers)
+        """The lines below which the model runs."""
+        return self.of("forward")
 
     @property
     def updates(self) -> frozenset[int]:
@@ -75,7 +78,7 @@ _NO_ANCHORS = _Anchors()
 class StepFunctions:
     """Which functions and lines of one thread make its steps, learnt from all its stacks.
 
-    `callers` are the lines that call the model, as far as the hook measured them. Samples may miss them: in a loop of
+    `callers` are the lines below which the hook saw the model called and updated. Samples may miss them: in a loop of
     less than a millisecond, stacks as deep as such a call are often lost. Lines that were not sampled are used for the
     dataflow only, because a line that calls the model now and then, to evaluate it, is no part of the steps.
     """
@@ -100,7 +103,7 @@ class StepFunctions:
                     anchors.lines[phase][frame.line] += count
         for caller in callers:
             if (function := self._anchors.get((caller.file, caller.function))) is not None:
-                function.callers.add(caller.line)
+                function.callers[caller.phase].add(caller.line)
         self._flows = flows or {}
         self._model_calls: dict[Function, ModelCalls | None] = {}
         self.trains = any(stack.phase in UPDATES for stack, _ in seen)
@@ -157,7 +160,7 @@ class StepFunctions:
         function = frame.file, frame.function
         if function not in self._model_calls:
             anchors, flow = self._of(frame), innermost(self._flows.get(frame.file, ()), frame.line)
-            calls = anchors.forwards | anchors.callers
+            calls = anchors.forwards | anchors.callers.get("forward", set())
             self._model_calls[function] = ModelCalls(flow, calls, anchors.updates) if flow and calls else None
         return self._model_calls[function]
 

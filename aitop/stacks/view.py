@@ -76,7 +76,7 @@ class StackView:
     ) -> Stacks | None:
         """Merge the windows taken after `since` (monotonic seconds); None if nothing was sampled.
 
-        `callers` are the lines that call the model, by pid, where they were measured.
+        `callers` are the lines below which the hook saw the model called and updated, by pid.
         """
         recent = tuple(window for window in windows if window.time > since)
         if not recent:

@@ -58,15 +58,17 @@ def test_tokens_are_the_ids_that_go_in(watched, call):
     assert "int64" in found.input_dtypes and "tokens" in found.watches
 
 
-def test_the_lines_that_call_the_model_are_told_with_those_that_called_them(watched):
+def test_the_lines_that_call_and_update_the_model_are_told_with_those_that_called_them(watched):
     train(lambda model: model(IDS))
     called = {(caller.file, caller.function) for caller in watched.facts().callers}
-    inner = "test_the_lines_that_call_the_model_are_told_with_those_that_called_them.<locals>.<lambda>"
+    inner = "test_the_lines_that_call_and_update_the_model_are_told_with_those_that_called_them.<locals>.<lambda>"
     assert {(__file__, "train"), (__file__, inner if sys.version_info >= (3, 11) else "<lambda>")} <= called
     with open(__file__, encoding="utf-8") as source:
         text = source.read().splitlines()
-    [line] = [caller.line for caller in watched.facts().callers if caller.function == "train"]
-    assert "call(model).sum().backward()" in text[line - 1]
+    lines = {caller.phase: text[caller.line - 1] for caller in watched.facts().callers if caller.function == "train"}
+    assert lines.keys() == {"forward", "backward", "optimizer"}
+    assert "call(model).sum().backward()" in lines["forward"] and lines["backward"] == lines["forward"]
+    assert "optimizer.step()" in lines["optimizer"]
     assert not any("/torch/" in file or "/aitop/" in file for file, _ in called)
 
 

@@ -5,6 +5,7 @@ from stack_maker import stack
 
 from aitop.model.steps import Caller
 from aitop.sources.code.dataflow import functions
+from aitop.stacks.libraries import Phase
 from aitop.stacks.position import StepFunctions
 from aitop.stacks.reading import read_stack
 
@@ -258,3 +259,33 @@ def test_a_loop_around_a_loop_of_another_function_is_no_evaluation_of_it():
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_stack_makes_no_line_an_update_where_the_hook_saw_which_lines_update_the_model():
+    """In a loop of a few milliseconds a stack may combine the optimizer's frames with the line of the next moment."""
+    source = "\n".join([
+        "def learn(q, opt, env, s, memory):",
+        "    while True:",
+        "        a = q(s).argmax()",
+        "        s2, r = env(a)",
+        "        memory.append((s, a, r, s2))",
+        "        s = s2",
+        "        loss = q(draw(memory)).mean()",
+        "        loss.backward()",
+        "        opt.step()",
+    ])  # fmt: skip
+    file = at(3, function="learn")[-1].file
+    flows = {file: functions(file, source, [3]).flows}
+    env, torn = at(4, "user/env.py:30 play", function="learn"), at(3, STEP, function="learn")
+    loop = [
+        (env, 40),
+        (torn, 6),
+        (at(3, CALL, MODEL, function="learn"), 25),
+        (at(7, CALL, MODEL, function="learn"), 30),
+    ]
+    loop += [(at(8, BACK, function="learn"), 60), (at(9, STEP, function="learn"), 90)]
+    seen = [(read_stack(frames), count) for frames, count in loop]
+    lines: dict[Phase, tuple[int, ...]] = {"forward": (3, 7), "backward": (8,), "optimizer": (9,)}
+    callers = [Caller(file, line, "learn", phase) for phase, numbers in lines.items() for line in numbers]
+    assert StepFunctions(seen, flows).phase(read_stack(env)) == "outside"
+    assert StepFunctions(seen, flows, callers).phase(read_stack(env)) == "environment"
