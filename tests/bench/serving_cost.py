@@ -2,7 +2,8 @@
 
 One server and its clients, which wait for each answer, run all the time. A pair is two blocks next to each other, in
 random order: one without aitop, and one in which `aitop diagnose` (or the screen, on a terminal) starts, attaches,
-watches and ends. A ratio is of the two blocks of a pair; the figure is the median of all pairs. vLLM needs
+watches and ends. A ratio is of the two blocks of a pair; the figure is the median of all pairs. Beside it, in a third
+block: a loop in Python that takes as much CPU time as aitop has just taken, at once, and does nothing else. vLLM needs
 AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
 
     python tests/bench/serving_cost.py --pairs 6 --seconds 10
@@ -12,6 +13,7 @@ AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
 from __future__ import annotations
 
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -31,14 +33,25 @@ from terminal import OnTerminal
 LEAST_RATIO, MOST_RATIO = 0.98, 1.02
 DEFAULT = ("embeddings", "review_scores", "vllm")
 LONGEST_ATTACH = 20.0
+COMPUTING = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Requests a second and the p99 (seconds) of a stretch of time."""
+    """Requests a second and the p99 (seconds) of a stretch of time, and the CPU seconds of who watched in it."""
 
     rate: float
     p99: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """A block without aitop, one with it, and one beside a loop that takes as much CPU time."""
+
+    plain: Block
+    watched: Block
+    beside: Block
 
 
 def diagnosed(server: Server, seconds: float) -> None:
@@ -54,23 +67,36 @@ def on_screen(server: Server, seconds: float) -> None:
         time.sleep(seconds)
 
 
+def computed(cpu: float, seconds: float) -> None:
+    """A process takes this much CPU time at once; the whole lasts `seconds`."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", COMPUTING, str(cpu)], check=True)
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
+
+
 WATCHERS: dict[str, Callable[[Server, float], None]] = {"diagnose": diagnosed, "screen": on_screen}
 
 
 def block(clients: Clients, watch: Callable[[], None]) -> Block:
     """What the clients get while `watch` runs."""
-    began = time.monotonic()
+    began, cpu = time.monotonic(), _cpu_of_children()
     watch()
     until = time.monotonic()
     seconds = [answer.seconds for answer in clients.answers(began, until) if answer.status == 200]
     p99 = quantile(seconds, 0.99)
     if p99 is None:
         raise RuntimeError("nothing was answered")
-    return Block(len(seconds) / (until - began), p99)
+    return Block(len(seconds) / (until - began), p99, _cpu_of_children() - cpu)
 
 
-def pairs(server: Server, clients: Clients, watcher: str, count: int, seconds: float) -> Iterator[tuple[Block, Block]]:
-    """(without, with) of pairs of blocks."""
+def _cpu_of_children() -> float:
+    """CPU seconds of the children that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def rounds(server: Server, clients: Clients, watcher: str, count: int, seconds: float) -> Iterator[Round]:
+    """Two blocks in random order, and the third one."""
     for _ in range(count):
         taken: dict[bool, Block] = {}
         for watched in random.sample((False, True), 2):
@@ -78,7 +104,9 @@ def pairs(server: Server, clients: Clients, watcher: str, count: int, seconds: f
             taken[watched] = block(clients, lambda watch=watch: watch(server, seconds))  # type: ignore[misc]
             # What attaching and leaving stir up belongs to no other block.
             time.sleep(1.0)
-        yield taken[False], taken[True]
+        beside = block(clients, lambda: computed(taken[True].cpu, seconds))  # noqa: B023
+        time.sleep(1.0)
+        yield Round(taken[False], taken[True], beside)
 
 
 def figures_of(name: str, watcher: str, clients: int, count: int, seconds: float) -> Iterator[Figure]:
@@ -88,15 +116,25 @@ def figures_of(name: str, watcher: str, clients: int, count: int, seconds: float
         sends = [*sends_of(case), "--clients", str(clients), "--seconds", "900"]
         with Clients(server, sends) as load:
             time.sleep(5.0)
-            blocks = list(pairs(server, load, watcher, count, seconds))
+            taken = list(rounds(server, load, watcher, count, seconds))
             failed = sum(answer.status != 200 for answer in load.answers())
-    for what, ratios, bars in (
-        ("requests a second", [watched.rate / plain.rate for plain, watched in blocks], {"least": LEAST_RATIO}),
-        ("p99", [watched.p99 / plain.p99 for plain, watched in blocks], {"most": MOST_RATIO}),
-    ):
+    measures: tuple[tuple[str, Callable[[Block], float], dict[str, float]], ...] = (
+        ("requests a second", lambda block: block.rate, {"least": LEAST_RATIO}),
+        ("p99", lambda block: block.p99, {"most": MOST_RATIO}),
+    )
+    cpu = statistics.median(each.watched.cpu for each in taken)
+    for what, of, bars in measures:
+        ratios = [of(each.watched) / of(each.plain) for each in taken]
         low, high = interval(ratios)
-        figure = f"{what} of {name} with {watcher}"
-        yield Figure(figure, statistics.median(ratios), "×", spread=f"{low:.3f}–{high:.3f} of {count} pairs", **bars)
+        yield Figure(
+            f"{what} of {name} with {watcher}",
+            statistics.median(ratios),
+            "×",
+            spread=f"{low:.3f}–{high:.3f} of {count} pairs",
+            peer=f"{cpu:.1f} s of CPU time at once",
+            theirs=statistics.median(of(each.beside) / of(each.plain) for each in taken),
+            **bars,
+        )
     yield Figure(f"failed requests of {name} with {watcher}", failed, most=0)
 
 
