@@ -155,7 +155,7 @@ class Seen:
         ring.close()
         take_out([pid])
         assert find_ring(pid) is None, "nothing stays"
-        assert len(self.requests) >= enough and also(self)
+        assert len(self.requests) >= enough and also(self), (len(self.requests), self.alive[-9:])
         server.unload()
         assert server.failures == []
         self.pairs = paired(self.requests, server.exchanges, latest)
