@@ -19,9 +19,7 @@ from dataclasses import replace
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.steps import StepKind
 from aitop.protocol import events as at
-from aitop.protocol.events import (
-    NOT_MEASURED,
-)
+from aitop.protocol.events import NOT_MEASURED
 from aitop.protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from aitop.sources.ring.counted import MOST_AT_ONCE, CountedSteps
 from aitop.sources.ring.parts import Closed, Made, Parts, added
@@ -70,6 +68,7 @@ class EventReader:
         self.training_patience = TRAINING_ENDS_AFTER_NS
         self.forwards_alone = 0
         # `optimizers`: by id, the value of `optimizer_steps` at its last step.
+        self.optimizers: dict[int, int] = {}
         self.backwards_alone = 0
         self.steps_alone = False
         self.optimizer_open = False
@@ -77,7 +76,6 @@ class EventReader:
         self.optimizer_start = 0
         self.optimizer_known = 0
         self.optimizer_steps = 0
-        self.optimizers: dict[int, int] = {}
         self.several = False
         # The loaders of the last round of several optimizers.
         self.last_feeds: set[int] = set()
