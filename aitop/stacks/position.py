@@ -50,8 +50,10 @@ class _Anchors:
         return frozenset(line for phase in phases for line in self._lines_of(phase))
 
     def _lines_of(self, phase: Phase) -> set[int]:
-        """The hook's stacks are never torn: if it saw a phase in this function, other lines have none of it. A line of
-        these that is hardly ever sampled has it now and then, as one that calls the model to evaluate it.
+        """The lines below which a phase runs in most steps.
+
+        The hook's stacks are never torn: if it saw the phase in this function, only the lines where it did have it.
+        Of these, one that is hardly ever sampled has it now and then, such as a call of the model to evaluate it.
         """
         counts = self.lines.get(phase)
         if not counts:

@@ -172,32 +172,46 @@ def test_a_line_that_waits_or_reads_before_the_gradients_is_no_model(below):
     assert position([(at(14, BACK), 30)], at(12, below)) == "before"
 
 
+# Q-learning in one function: it acts at 3, its environment is at 4, it learns at 7 to 9.
+LEARN = "\n".join([
+    "def learn(q, opt, env, s, memory):",
+    "    while True:",
+    "        a = q(s).argmax()",
+    "        s2, r = env(a)",
+    "        memory.append((s, a, r, s2))",
+    "        s = s2",
+    "        loss = q(draw(memory)).mean()",
+    "        loss.backward()",
+    "        opt.step()",
+])  # fmt: skip
+ACTS = at(3, function="learn")
+ENVIRONMENT = at(4, "user/env.py:30 play", function="learn")
+LEARNS = [(at(7, CALL, MODEL, function="learn"), 30), (at(8, BACK, function="learn"), 60)]
+LEARNS += [(at(9, STEP, function="learn"), 90)]
+FLOWS = {ACTS[-1].file: functions(ACTS[-1].file, LEARN, [3]).flows}
+
+
 def test_a_line_that_was_measured_to_call_the_model_does_so_though_no_sample_shows_it():
     """Stacks as deep as a policy's call are often lost in a quick loop; without it the environment makes input."""
-    source = "\n".join([
-        "def learn(q, opt, env, s, memory):",
-        "    while True:",
-        "        a = q(s).argmax()",
-        "        s2, r = env(a)",
-        "        memory.append((s, a, r, s2))",
-        "        s = s2",
-        "        loss = q(draw(memory)).mean()",
-        "        loss.backward()",
-        "        opt.step()",
-    ])  # fmt: skip
-    acts = at(3, function="learn")
-    flows = {acts[-1].file: functions(acts[-1].file, source, [3]).flows}
-    env = at(4, "user/env.py:30 play", function="learn")
-    loop = [(acts, 25), (env, 40)]
-    loop += [(at(7, CALL, MODEL, function="learn"), 30), (at(8, BACK, function="learn"), 60)]
-    loop += [(at(9, STEP, function="learn"), 90)]
-    seen = [(read_stack(frames), count) for frames, count in loop]
-    callers = [Caller(acts[-1].file, line, "learn") for line in (3, 7)]
-    assert StepFunctions(seen, flows).phase(read_stack(env)) == "outside"
-    assert StepFunctions(seen, flows, callers).phase(read_stack(env)) == "environment"
-    assert StepFunctions(seen, flows, callers).position(read_stack(acts)) == "within", "what it makes of its input"
+    seen = [(read_stack(frames), count) for frames, count in [(ACTS, 25), (ENVIRONMENT, 40), *LEARNS]]
+    callers = [Caller(ACTS[-1].file, line, "learn") for line in (3, 7)]
+    assert StepFunctions(seen, FLOWS).phase(read_stack(ENVIRONMENT)) == "outside"
+    assert StepFunctions(seen, FLOWS, callers).phase(read_stack(ENVIRONMENT)) == "environment"
+    assert StepFunctions(seen, FLOWS, callers).position(read_stack(ACTS)) == "within", "what it makes of its input"
     rarely = [(stack, 1 if stack.frames[-1].line == 3 else count) for stack, count in seen]
-    assert StepFunctions(rarely, flows, callers).position(read_stack(acts)) == "before", "such as an evaluation"
+    assert StepFunctions(rarely, FLOWS, callers).position(read_stack(ACTS)) == "before", "such as an evaluation"
+
+
+def test_a_torn_stack_makes_no_line_an_update_where_the_hook_saw_which_lines_update_the_model():
+    """In a loop of a few milliseconds a stack may combine the optimizer's frames with the line of the next moment."""
+    acts, torn = at(3, CALL, MODEL, function="learn"), at(3, STEP, function="learn")
+    samples = [(ENVIRONMENT, 40), (acts, 25), (torn, 6), *LEARNS]
+    seen = [(read_stack(frames), count) for frames, count in samples]
+    lines: dict[Phase, tuple[int, ...]] = {"forward": (3, 7), "backward": (8,), "optimizer": (9,)}
+    callers = [Caller(ACTS[-1].file, line, "learn", phase) for phase, numbers in lines.items() for line in numbers]
+    calls_only = [caller for caller in callers if caller.phase == "forward"]
+    assert StepFunctions(seen, FLOWS, calls_only).phase(read_stack(ENVIRONMENT)) == "outside"
+    assert StepFunctions(seen, FLOWS, callers).phase(read_stack(ENVIRONMENT)) == "environment"
 
 
 def test_sampling_an_action_is_the_policys_and_no_environment():
@@ -256,36 +270,3 @@ def test_a_loop_around_a_loop_of_another_function_is_no_evaluation_of_it():
     acts = [(at(5, CALL, MODEL), 30), (at(6, ENV), 30), (at(12, CALL, MODEL), 20), (at(14, BACK), 20)]
     assert phase(acts, at(5, CALL, MODEL)) == "forward"
     assert position(acts, at(6)) == "within"
-
-
-# --- names ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_torn_stack_makes_no_line_an_update_where_the_hook_saw_which_lines_update_the_model():
-    """In a loop of a few milliseconds a stack may combine the optimizer's frames with the line of the next moment."""
-    source = "\n".join([
-        "def learn(q, opt, env, s, memory):",
-        "    while True:",
-        "        a = q(s).argmax()",
-        "        s2, r = env(a)",
-        "        memory.append((s, a, r, s2))",
-        "        s = s2",
-        "        loss = q(draw(memory)).mean()",
-        "        loss.backward()",
-        "        opt.step()",
-    ])  # fmt: skip
-    file = at(3, function="learn")[-1].file
-    flows = {file: functions(file, source, [3]).flows}
-    env, torn = at(4, "user/env.py:30 play", function="learn"), at(3, STEP, function="learn")
-    loop = [
-        (env, 40),
-        (torn, 6),
-        (at(3, CALL, MODEL, function="learn"), 25),
-        (at(7, CALL, MODEL, function="learn"), 30),
-    ]
-    loop += [(at(8, BACK, function="learn"), 60), (at(9, STEP, function="learn"), 90)]
-    seen = [(read_stack(frames), count) for frames, count in loop]
-    lines: dict[Phase, tuple[int, ...]] = {"forward": (3, 7), "backward": (8,), "optimizer": (9,)}
-    callers = [Caller(file, line, "learn", phase) for phase, numbers in lines.items() for line in numbers]
-    assert StepFunctions(seen, flows).phase(read_stack(env)) == "outside"
-    assert StepFunctions(seen, flows, callers).phase(read_stack(env)) == "environment"

@@ -15,7 +15,7 @@ from aitop.model.units import percent
 
 # What computes in float64 takes half the time in float32: half the bytes, and twice the SIMD lanes. Small operations
 # gain less. On a CPU training steps of linear layers, a transformer, GRUs and norms became 1.8 to 2.5 times as fast,
-# but those of convolutions, LSTMs and GELUs, which have kernels of their own for float32, 2.3 to 6 times.
+# but those of convolutions, LSTMs and GELUs 2.3 to 6 times.
 FLOAT64_SAVED, LEAST_SAVED, MOST_SAVED = 0.5, 0.25, 0.83
 # Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
 FLOAT32_SAVED = 1.0 - 1.0 / 4.0
