@@ -53,6 +53,17 @@ def test_waiting_for_loader_workers_is_told_at_once():
     assert said(seen).severity != "info"
 
 
+@pytest.mark.parametrize("told", [2, None])
+def test_workers_of_which_no_stacks_were_seen_show_in_the_wait_for_their_queue(told):
+    records = [step(i, 0.1, data_wait=0.08, forward=0.02) for i in range(40)]
+    fields = {"facts": loaders(told)} if told is not None else {}
+    verdict = said(snapshot(records, lines=[line("train", 0.8, phase="data_wait", activity="wait-queue")], **fields))
+    assert verdict.where[0].function == "train", "where a step waits, until those who make the data were looked at"
+    assert not any("num_workers=0" in why for why in verdict.evidence)
+    assert not any(fix.setting == Setting(name="num_workers", to=1, current=0) for fix in verdict.fixes)
+    assert any("no stacks were seen" in why for why in verdict.evidence)
+
+
 @pytest.mark.parametrize(("late", "expected"), [(0.06, False), (0.0, True)])
 def test_measured_steps_tell_the_same(late, expected):
     records = [step(i, 0.1, forward=0.03, backward=0.01, data_wait=0.06) for i in range(40)]

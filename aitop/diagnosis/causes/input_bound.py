@@ -106,7 +106,8 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
         signals=(bool(steps), why.confirmed, bool(why.where)),
         doubtful=unsure or host_unproven(snapshot),
         title=f"{percent(wait.share)} of {each_unit(snapshot)} {what}",
-        where=why.where,
+        # Until those who make the data were looked at, all that is known is where they are waited for.
+        where=why.where or wait.lines.where,
         claims=wait.lines.entries,
         evidence=[_measure(snapshot, wait), *why.evidence, *filter(None, [transient])],
         fixes=_best_first(why.fixes, gone),

@@ -91,7 +91,7 @@ def of_loader(snapshot: Snapshot, share: float) -> Why:
     if slow is not None:
         return _of_slow_worker(slow, share)
     lines = worker_lines(snapshot)
-    if not loader_workers(snapshot) and not lines.lines:
+    if _workers_of_loader(snapshot) == 0:
         return _in_main_process(snapshot, share)
     if share <= handing_over(snapshot):
         return _handed_over(snapshot, lines)
@@ -198,6 +198,22 @@ def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
     )
 
 
+def _workers_of_loader(snapshot: Snapshot) -> int | None:
+    """How many workers the loader has: 0 where the stepping thread makes the batches, None where their number is open.
+
+    No stacks show workers that have ended, or that were started after the last look. Then they show in what the
+    stepping thread does: it waits for them, or starts them.
+    """
+    info = snapshot.facts.main_loader if snapshot.facts else None
+    workers = max(len(loader_workers(snapshot)), info.workers if info else 0)
+    if loader_workers(snapshot) or worker_lines(snapshot).lines:
+        return workers or None
+    data = main_lines(snapshot, lambda entry: entry.phase == "data")
+    if data.part(lambda entry: entry.activity in HANDED_WAITS or entry.activity == "spawn") > 0.5:
+        return workers or None
+    return 0 if data.lines else workers
+
+
 def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     """Why data come late with num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
@@ -220,8 +236,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
 
 def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why loader workers make batches too slowly."""
-    info = snapshot.facts.main_loader if snapshot.facts else None
-    workers = max(len(loader_workers(snapshot)), info.workers if info else 0)
+    workers = _workers_of_loader(snapshot) or 0
     free = free_cores(snapshot)
     used = mean_of(snapshot, "workers_cpu")
     each = used / workers if used is not None and workers else None
@@ -242,7 +257,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     more = loading.with_workers(best)
     subtype = _subtype(lines, blocked, more, share)
     fixes = []
-    if best > workers and more.speedup >= WORTH_IT:
+    if best > workers > 0 and more.speedup >= WORTH_IT:
         setting = Setting(name="num_workers", to=best, current=workers)
         fixes.append(fix(f"num_workers {workers} → {best}", more, setting))
     if lines.where and not blocked:
@@ -543,7 +558,9 @@ def _doing(lines: Lines, *, blocked: bool) -> str:
 
 def _workers(count: int, each: float | None, blocked: bool, lines: Lines) -> str:
     """Evidence of what the workers do."""
-    named = plural(count, "worker")
+    named = plural(count, "worker") if count else "worker processes"
+    if not lines.lines:
+        return f"{named} of which no stacks were seen yet"
     if each is None:
         return named
     at_work = percent(min(1.0, lines.share))
