@@ -7,11 +7,14 @@ the forward pass is what Python and the calls of operations cost, whatever the c
 
 from __future__ import annotations
 
+import msgspec
+
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
 from aitop.diagnosis.evidence import (
     HOST,
     MOST_HELD,
+    NO_LINES,
     ONCE,
     RUNNING,
     Lines,
@@ -47,6 +50,20 @@ LEAST_DEBUGGING = 0.1
 BATCHED_AWAY = 0.88
 
 
+class Calls(msgspec.Struct, frozen=True):
+    """What calls of operations cost, as a share (0..1) of a step, and the Python of the lines that call them.
+
+    `seen` is the part of it that was seen in the stacks of these lines; the rest is what their backward pass may cost.
+    """
+
+    share: float
+    seen: float
+    python: Lines
+
+
+NO_CALLS = Calls(0.0, 0.0, NO_LINES)
+
+
 @rule("python-overhead", 0.15, 0.1, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Python between tiny operations, in the forward pass or beside it."""
@@ -62,20 +79,22 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     held = python.share / model.share if model.share > 0 else 0.0
     # On a GPU, how long the device waits tells what launches cost (launch-bound); here only Python itself counts.
     per_op = None if gpu else _seconds_per_op(snapshot, model.share)
-    tiny = per_op is not None and per_op <= op_cost.MOSTLY_CALLING
-    in_model = python.share if gpu else _around_operations(snapshot, model, tiny=tiny, counted=per_op is not None)
+    counted, tiny = per_op is not None, per_op is not None and per_op <= op_cost.MOSTLY_CALLING
+    calls = Calls(python.share, python.share, python) if gpu else _of_calls(snapshot, model, tiny=tiny, counted=counted)
+    in_model = calls.share
     between = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not in_model else 0.0
     share = min(0.99, between + in_model, host_limit(snapshot, in_phases=True))
     if share <= 0.0:
         return None
     mostly_model = in_model > between
-    surely = 0.7 * share
+    # The backward pass of calls was counted with the operations of the graph, or it is only taken to be like theirs.
+    surely = 0.7 * (share if counted else min(share, between + calls.seen))
     if per_op is not None and not tiny:
         # Operations that are not tiny take more than their calls: only what holds the GIL is certain to go.
         surely = min(surely, 1.0 - without(python.share + between, (*python.entries, *beside.entries)).most)
     claims = (*((python if gpu else model).entries if in_model else ()), *(beside.entries if between else ()))
     # The lines where Python runs, not those of native calls that take long beside it.
-    lines = python if mostly_model else beside
+    lines = calls.python if mostly_model else beside
     gradients = lines.part(lambda entry: entry.phase == "backward") > 0.5
     between_words = "in gradients of its own" if gradients else "between its phases"
     around = "around tiny operations" if mostly_model else between_words
@@ -120,33 +139,41 @@ def _anomaly_detection(snapshot: Snapshot, debugging: Lines) -> Explanation:
     )
 
 
-def _around_operations(snapshot: Snapshot, model: Lines, *, tiny: bool, counted: bool) -> float:
-    """Share of a step that calls of operations from these lines cost on the CPU, forward and backward."""
+def _of_calls(snapshot: Snapshot, model: Lines, *, tiny: bool, counted: bool) -> Calls:
+    """What calls of operations from these lines cost on the CPU, forward and backward."""
     if not tiny and snapshot.kind != "training":
         # In inference, what it costs to call the model for a few samples is a matter of the batch (underbatched).
-        return 0.0
+        return NO_CALLS
     least_held, least_seen = (LEAST_HELD, 0.0) if tiny else (LEAST_HELD_UNCOUNTED, LEAST_SEEN)
     forward = lines_of(entry for entry in model.entries if entry.phase == "forward")
     calling = _calling(forward, least_held)
-    both = calling + _calling(lines_of(entry for entry in model.entries if entry.phase != "forward"), least_held)
+    beside = _calling(lines_of(entry for entry in model.entries if entry.phase != "forward"), least_held)
+    both = calling.share + beside.share
     if both < least_seen:
-        return 0.0
+        return NO_CALLS
+    python = lines_of((*calling.python.entries, *beside.python.entries))
     # If the operations of the autograd graph are not tiny, the tiny ones are not in the graph: they have no backward.
-    if calling <= least_seen or (counted and not tiny):
-        return both
+    if calling.share <= least_seen or (counted and not tiny):
+        return Calls(both, both, python)
     # Calls are taken to make up the same part of the backward pass as of the forward pass.
-    return both + main_lines(snapshot, lambda entry: entry.phase == "backward").share * calling / forward.share
+    backward = main_lines(snapshot, lambda entry: entry.phase == "backward").share
+    return Calls(both + backward * calling.share / forward.share, both, python)
 
 
-def _calling(lines: Lines, least_held: float) -> float:
-    """The share of time that calls take on these lines; 0 if these hold the GIL for less than `least_held` of theirs.
+def _calling(lines: Lines, least_held: float) -> Calls:
+    """What calls cost on those of these lines that hold the GIL for at least `least_held` of their time.
 
-    A call consists of Python, which holds the GIL, and of what torch does around the arithmetic, which does not.
+    Nothing if all lines together hold it for less. A call consists of Python, which holds the GIL, and of what torch
+    does around the arithmetic, which does not.
     """
     if lines.part(lambda entry: entry.does == "python") < least_held:
-        return 0.0
+        return NO_CALLS
     whole, held = shares_by(lines.entries, lambda entry: entry.at), held_by_line(lines.entries)
-    return sum(min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share) for at, share in held.items())
+    calling = {at: share for at, share in held.items() if share >= least_held * whole[at]}
+    share = sum(min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share) for at, share in calling.items())
+    return Calls(
+        share, share, lines_of(entry for entry in lines.entries if entry.does == "python" and entry.at in calling)
+    )
 
 
 def _in_python(host: Lines) -> Lines:
