@@ -4,6 +4,9 @@ but compute-bound.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes import producers
 from aitop.diagnosis.causes.serving.front import blocked_loop
 from aitop.diagnosis.causes.serving.turns import around_model
@@ -32,7 +35,7 @@ from aitop.diagnosis.evidence import (
     within_first,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import Scope, fix
+from aitop.diagnosis.what_if import Scope, fix, without
 from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import Snapshot
@@ -146,12 +149,14 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         ahead = f"shorten {place_of(first)}, or overlap it with the step"
     shorter = fix(ahead, gone * within_first(lines))
     unit = "each request" if at_leisure else each_unit(snapshot)
+    # Larger operations still do the arithmetic of the small ones: only what the calls themselves take is sure to go.
+    calls = without(gone * min(1.0, op_cost.WHOLE_CALL * held), lines.entries)
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
         doubtful=not steps_seen or host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
-        gone=gone,
+        gone=replace(without(gone, lines.entries), most=calls.most) if small else gone,
         level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
