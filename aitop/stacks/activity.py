@@ -165,7 +165,7 @@ def _run_in_waits(
     handing = {
         key: sum(stacks.values()) / samples
         for key, stacks in groups.items()
-        if states[key] is not None and next(iter(stacks)).work == "hand-over"
+        if states[key] in _KINDS_OF and next(iter(stacks)).work == "hand-over"
     }
     room = dict(handing)
     return _spread(beyond, list(handing), room, room)

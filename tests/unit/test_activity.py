@@ -151,6 +151,13 @@ def test_a_process_that_runs_while_it_takes_something_over_copies_and_unpickles_
     assert parts[16]["wait-queue"] > 0.95
 
 
+def test_starting_a_process_pickles_what_it_gets_and_stays_a_start():
+    spawn = ("std/multiprocessing/popen_spawn_posix.py Popen._launch", "std/multiprocessing/reduction.py dump")
+    started = stack(TOP, "user/train.py:17 main", *spawn)
+    parts = doing((PYTHON, 5), (started, 55), (QUEUE, 40), states=[state(1, 100, running=60, lock=40)])
+    assert parts[17] == {"spawn": 1.0}
+
+
 def test_a_line_for_which_a_librarys_threads_compute_computes():
     """A jitted function leaves no frame: its line only waits, for a lock."""
     parts = doing((PYTHON, 20), (READS, 80), states=[state(1, 100, running=20, native=70, lock=10)])
