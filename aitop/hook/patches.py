@@ -22,9 +22,8 @@ class Patches:
         inherited = name not in own
         original = getattr(owner, name) if inherited else own[name]
         wrapper = wrap(original)
-        if hasattr(wrapper, "__code__"):
-            keep_from_compiling(wrapper.__code__)
         if isinstance(wrapper, FunctionType):
+            keep_from_compiling(wrapper.__code__)
             _dress(wrapper, original)
             if isinstance(owner, ModuleType):
                 # Pickle looks a function up in the module that it names, and must find the same object there.

@@ -180,9 +180,11 @@ def wrap_watched(
 ) -> Callable[..., Any]:
     """Wrap `__call__` of all modules while roots are searched for. `within` is called for modules inside a root."""
     journal, compiling, forward, ident = session.journal, session.compiling, wrap_forward(original, session), _ident
+    traced = session.traced
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if compiling():
+        # A torch.jit trace would record what is read of the module's parameters.
+        if compiling() or traced():
             return original(self, *args, **kwargs)
         if ident() == journal.owner:
             if journal.busy:

@@ -208,9 +208,12 @@ class Session:
         if self._gone:
             return
         self._gone = True
-        self.sampling.over()
+        # First of all: whatever else is interrupted, wrappers that are left only forward calls.
         self.journal.owner = GONE
-        self._take_out()
+        try:
+            self.sampling.over()
+        finally:
+            self._take_out()
         for measure in self.measures:
             self._end(measure)
         ring, self.ring = self.ring, None
@@ -243,8 +246,8 @@ class Session:
         """Make the hook remove itself at the next call that it wraps."""
         if not self._leaving and not self._gone:
             self._leaving = True
-            self.sampling.over()
             self.journal.owner = GONE
+            self.sampling.over()
             if self.ring is not None and os.getpid() == self.pid:
                 self.ring.leaving()
 
@@ -351,7 +354,7 @@ class Session:
                 return False
             self.facts.met_root(module)
             now = time.monotonic_ns()
-            if now > self._trains_until and any(p.grad is not None for p in module.parameters()):
+            if now > self._trains_until and any(p.is_leaf and p.grad is not None for p in module.parameters()):
                 # Gradients without a backward that we saw: this may be the evaluation of a training run.
                 self.journal.note(TRAINED, now, now)
                 self._trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
@@ -368,8 +371,9 @@ class Session:
             # A forked child: from now on its wrappers only forward calls.
             self.journal.owner = GONE
             return
-        if self._ticking or self._gone:
-            # A program that serves requests in threads may be ticking in another thread.
+        if self._ticking or self._gone or (self.torch is not None and self.traced()):
+            # A program that serves requests in threads may be ticking in another thread. A torch.jit trace would
+            # record what measures read of tensors.
             return
         try:
             self._ticking = True

@@ -6,6 +6,7 @@ import gc
 import inspect
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -68,6 +69,21 @@ def test_forwards_are_seen_of_a_run_that_was_being_traced_when_the_hook_came_in(
     (watched,) = seen
     run_a_little()
     assert any(record.forwards for record in watched.records())
+    watched.ring.close()
+
+
+def test_a_trace_of_jit_while_roots_are_looked_for_records_nothing_of_ours(unhooked):
+    model = Net()
+    own = str(torch.jit.trace(model, torch.zeros(4, 8)).inlined_graph).count("aten::")
+    watched = Watched()
+    assert watched.session._roots.watching
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        graph = str(torch.jit.trace(model, torch.zeros(4, 8)).inlined_graph)
+    assert graph.count("aten::") == own
+    run_a_little(model)
+    assert not watched.session.gone and any(record.forwards for record in watched.records())
     watched.ring.close()
 
 

@@ -68,6 +68,9 @@ class Burst(Measure):
     def look(self, now: int) -> None:
         """Accept a monitor's new request, and drop a trace that was kept for long enough."""
         request = self._session.ring.burst if self._session.ring is not None else 0
+        if self._state == at.RUNNING and now > self._begun + 2 * LONGEST_NS:
+            # The thread that began it, which would end it, seems to be gone.
+            self._stop()
         if self._fd >= 0 and not self.active and now > self._ended + HELD_FOR_NS:
             self._close()
         serial, steps = request >> 16, request & 0xFFFF

@@ -41,10 +41,11 @@ class Compiles(Measure):
         if handler is not None and self._end in handler.end_callbacks:
             handler.remove_end_callback(self._end)
 
-    def _begins(self, what: Any) -> None:
+    # Torch calls them without an argument up to 2.7, since then with one.
+    def _begins(self, *what: Any) -> None:
         self._since = time.monotonic_ns()
 
-    def _ends(self, what: Any) -> None:
+    def _ends(self, *what: Any) -> None:
         since, self._since = self._since, 0
         if since:
             self._journal.note(COMPILE, since, time.monotonic_ns())

@@ -105,11 +105,13 @@ class Inputs(Measure):
 
 def matmul_precision(torch: Any) -> str:
     """Return torch's precision setting for float32 matrix products: highest, high or medium."""
-    try:
+    # The older way to ask raises if the precision was set in the newer way, and warns in torch 2.9.
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if getter is None:
         return str(torch.get_float32_matmul_precision())
-    except RuntimeError:
-        # The precision was set per operation, the newer way, for which this call raises.
-        return "high" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "highest"
+    if getter("mkldnn", "matmul") == "bf16":
+        return "medium"
+    return "high" if getter("cuda", "matmul") == "tf32" else "highest"
 
 
 def autocast_dtype(torch: Any) -> str | None:

@@ -301,15 +301,15 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
             request = http.begin(self.transport.get_extra_info("socket"), http.loop)
         except Exception:
             http.failed()
-        coroutine = original(self, *args, **kwargs)
-        return coroutine if request is None else within(coroutine, request)
+        return original(self, *args, **kwargs) if request is None else within(request, self, args, kwargs)
 
-    async def within(coroutine: Any, request: Request) -> Any:
+    # It calls the original itself: a task may be cancelled before its first step, and would leave a second coroutine.
+    async def within(request: Request, self: Any, args: Any, kwargs: Any) -> Any:
         request.begin()
         # This sets it in the context of the task. It is reset below, as the task may go on to the next request.
         current.set(request)
         try:
-            return await coroutine
+            return await original(self, *args, **kwargs)
         finally:
             current.set(None)
             # Forget when later data of this same request (its body) arrived.

@@ -144,11 +144,11 @@ def wrap_task(original: Callable[..., Any], litserve: LitServe) -> Callable[...,
             litserve.group.pop(request[1], None)
         except Exception:
             litserve.failed()
-        coroutine = original(self, request, *args, **kwargs)
-        return coroutine if own is None else within(own, coroutine)
+        arguments = (self, request, *args)
+        return original(*arguments, **kwargs) if own is None else within(own, arguments, kwargs)
 
-    async def within(own: Request, coroutine: Any) -> Any:
+    async def within(own: Request, arguments: Any, kwargs: Any) -> Any:
         current.set(own)
-        return await coroutine
+        return await original(*arguments, **kwargs)
 
     return process
