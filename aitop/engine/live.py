@@ -188,7 +188,9 @@ class LiveFeed:
         self._mark = snapshot
 
     def detach(self) -> None:
-        """Take the hook out and go on without it."""
+        """Take the hook out and go on without it. Raises AitopError where there is none."""
+        if "hook" not in self._runners:
+            raise AitopError("there is no hook to take out")
         self._detach("detached on request")
 
     def _detach(self, reason: str) -> None:
@@ -212,7 +214,10 @@ class LiveFeed:
     def dump(self) -> StackDump:
         """Read all stacks of all processes now. May take seconds; raises AitopError."""
         with self._stacks_wanted():
-            dump = take_dump(self._pids, script=self.target.script, wanted=lambda: not self._stopping.is_set())
+            pids = [pid for pid, start in self._tops.items() if may_still_run(pid, start)]
+            if not pids:
+                raise SourceError("absent", f"process {self.target.pid} has ended")
+            dump = take_dump(pids, script=self.target.script, wanted=lambda: not self._stopping.is_set())
         self._events.put(dump)
         return dump
 
@@ -388,11 +393,12 @@ class LiveFeed:
 
         def look() -> None:
             # The state of the stack source already tells why stacks cannot be read.
-            with contextlib.suppress(AitopError):
+            with contextlib.suppress(AitopError, OSError):
                 self.dump()
             ranks = self._snapshot.ranks if self._snapshot else None
             numbers = {view.pid: view.rank for view in ranks.ranks} if ranks else {}
-            self._events.put(exchange_notes(numbers))
+            with contextlib.suppress(OSError):
+                self._events.put(exchange_notes(numbers))
 
         self._look = threading.Thread(target=look, name="aitop-look", daemon=True)
         self._look.start()

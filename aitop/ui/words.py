@@ -11,7 +11,7 @@ from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
 from aitop.model.verdict import Verdict
 from aitop.ui.theme.palette import DIM, FAINT, SEVERITY_LABELS, STATE_DENIED, STATE_FAILED, STATE_OK, STATE_STALE, TEXT
-from aitop.ui.widgets.line import Line, wrap
+from aitop.ui.widgets.line import Line, hanging, wrap
 
 SOURCE_STATES: dict[SourceState, tuple[str, Style, str]] = {
     "ok": ("●", STATE_OK, "works"),
@@ -48,6 +48,15 @@ def state_line(name: str, status: SourceStatus | None) -> Line:
     if status.remedy:
         line.add(f"  → {one_line(status.remedy)}", TEXT)
     return line
+
+
+def state_lines(name: str, status: SourceStatus | None, width: int) -> list[Line]:
+    """A source in words, broken into lines of `width` cells: the remedy stands at the end."""
+    line = state_line(name, status)
+    if line.width <= width:
+        return [line]
+    glyph, style = state_mark(status)
+    return hanging(Line(f"{glyph} ", style), line.text.removeprefix(f"{glyph} "), width, DIM)
 
 
 def needs_hook(text: str, status: SourceStatus | None, width: int) -> list[Line]:

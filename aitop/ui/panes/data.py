@@ -19,7 +19,7 @@ from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field, area
-from aitop.ui.words import one_line, share_text, state_line
+from aitop.ui.words import one_line, share_text, state_lines
 
 ROOM_FOR_STRIPS = 9
 MOST_STRIPS = 16
@@ -35,7 +35,7 @@ class DataPane(ChartPane):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            return Drawing([state_line("host", view.source("host"))], "Data")
+            return Drawing(state_lines("host", view.source("host"), width), "Data")
         workers = _workers(view, snapshot)
         room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
         draw = self._over_time if room and width >= LEAST_WIDTH else _at_once

@@ -138,7 +138,8 @@ def _block(view: View, field: Field, device: GpuDevice, width: int, height: int,
         if others:
             who = plural(len(others), "other process", "other processes")
             who += f" {shorten(one_line(others[0].name or ''), 24)}" if len(others) == 1 else ""
-            memory = size(sum(process.memory or 0 for process in others))
+            known = [process.memory for process in others if process.memory is not None]
+            memory = size(sum(known) if known else None)
             below.append(Line("shared  ", DIM).add(f"{who} {memory}"))
     rows = 1 + max(0, min(30, height - 1 - len(below)))
     return [*_busy_rows(view, field, device, width, rows, name), *below]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 
 from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger
-from aitop.model.units import NOT_SUPPORTED, duration
+from aitop.model.units import duration
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, phase_of
 from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.line import Line, rule, shorten, shorten_left
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.pane import WHOLE_JOB, Drawing, Pane
 from aitop.ui.words import one_line, place, share_text
 
 LANES: dict[Lane, str] = {
@@ -28,9 +28,10 @@ class LedgerPane(Pane):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         ledgers, pids = view.snapshot.ledgers if view.snapshot else (), view.pids()
-        ledger = next((ledger for ledger in ledgers if pids is None or ledger.pid in pids), None)
+        own = next((ledger for ledger in ledgers if pids is None or ledger.pid in pids), None)
+        ledger = own or next(iter(ledgers), None)
         if ledger is None:
-            return Drawing([Line(NOT_SUPPORTED, DIM)], "Time")
+            return Drawing([Line("nothing was seen yet of where the time goes", DIM)], "Time")
         everything = (entry for lane in LANES for entry in ledger.account(lane))
         entries = [entry for entry in everything if entry.share >= LEAST_SHARE and _wanted(entry, view.filter)]
         lines: list[Line] = []
@@ -41,7 +42,9 @@ class LedgerPane(Pane):
                 lines.append(rule(LANES[lane], width))
             lines += [entry_line(entry, width, longest, timed=timed) for entry in of_lane]
         note = Line(f"pid {ledger.pid}", DIM) if len(view.ranks()) > 1 else None
-        return Drawing(lines, f"Time · {_unit(ledger)}", note, view.stale("stacks"))
+        # A process that does not lead any work has no ledger of its own.
+        scope = None if own is not None else WHOLE_JOB
+        return Drawing(lines, f"Time · {_unit(ledger)}", note, view.stale("stacks"), scope=scope)
 
 
 def _unit(ledger: Ledger) -> str:

@@ -19,7 +19,7 @@ from aitop.ui.widgets.bars import bar, gauge, layered_bar, nice_bytes
 from aitop.ui.widgets.line import Line, rule, shorten
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field, area
-from aitop.ui.words import one_line, share_text, state_line
+from aitop.ui.words import one_line, share_text, state_lines
 
 NEARLY_FULL = 0.95
 NEAR_CAPACITY = 0.4
@@ -39,7 +39,7 @@ class MemoryPane(ChartPane):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            return Drawing([state_line("host", view.source("host"))], "Memory")
+            return Drawing(state_lines("host", view.source("host"), width), "Memory")
         limited = snapshot.host.cgroup is not None and snapshot.host.cgroup.memory_limit is not None
         lines = [_gauge(view, snapshot, name, width) for name in ("machine", *(["cgroup"] if limited else []))]
         allocators = snapshot.allocators

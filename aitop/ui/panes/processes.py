@@ -23,7 +23,7 @@ from aitop.ui.widgets.line import Line, columns, key_hints, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.table import GAP, MARK, Column, Fit, Order, RowPane, in_order, row_line
 from aitop.ui.widgets.table import fit as table_fit
-from aitop.ui.words import one_line, short_command, state_line, tight_percent
+from aitop.ui.words import one_line, short_command, state_lines, tight_percent
 
 ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "helper": 3, "other": 4}
 UNNUMBERED = 1 << 30
@@ -263,10 +263,10 @@ class ProcessPane(RowPane[ProcessRow]):
     """A heading and one row per process; the row at the cursor is highlighted, the chosen one marked."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "close", "fold", show=False),
-        Binding("right,l", "open", "unfold", show=False),
-        Binding("less_than_sign,comma", "sort_by(-1)", "sort", show=False),
-        Binding("greater_than_sign,full_stop", "sort_by(1)", "sort", show=False),
+        Binding("left", "close", "fold", show=False),
+        Binding("right", "open", "unfold", show=False),
+        Binding("less_than_sign", "sort_by(-1)", "sort", show=False),
+        Binding("greater_than_sign", "sort_by(1)", "sort", show=False),
         Binding("I", "invert", "invert", show=False),
         Binding("enter", "choose(False)", "narrow", show=False),
         Binding("space", "choose(True)", "narrow", show=False),
@@ -277,7 +277,7 @@ class ProcessPane(RowPane[ProcessRow]):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            return Drawing([state_line("host", view.source("host"))], "Processes")
+            return Drawing(state_lines("host", view.source("host"), width), "Processes")
         rows = process_rows(snapshot, folded=self._folded, order=self.order, wanted=view.filter)
         title = f"Processes · {len(snapshot.host.processes)}"
         if not rows:

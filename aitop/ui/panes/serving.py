@@ -288,7 +288,7 @@ def _done_in_loop(snapshot: Snapshot) -> dict[Activity, float]:
     lead = (process.pid, process.thread)
     active = next((one.active for one in stacks.threads if (one.pid, one.thread) == lead), None) or 0.0
     own = [entry for entry in snapshot.ledgers[0].entries if (entry.pid, entry.thread) == lead]
-    lineless = [(activity, share) for _, activity, share in process.lineless if activity.startswith("wait")]
+    lineless = [(one.activity, one.share) for one in process.lineless if one.activity.startswith("wait")]
     rests = _by_activity([*lineless, *((entry.activity, entry.share) for entry in own if takes_request(entry))])
     works = _by_activity((entry.activity, entry.share) for entry in own if not takes_request(entry))
     total = sum(rests.values())

@@ -8,6 +8,7 @@ from rich.style import Style
 
 from aitop.model.phases import APART, MEASURED
 from aitop.model.snapshot import Phases, Series, Snapshot, Steps
+from aitop.model.source import SourceName
 from aitop.model.steps import StepRecord, total
 from aitop.model.units import NOT_YET, count, duration, plural
 from aitop.ui.panes.since_mark import WIDTH, change, field_of
@@ -18,7 +19,7 @@ from aitop.ui.widgets.bars import Parts, height_of, nice_ceiling, phase_bar, sta
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import AXIS, ChartPane, Curve, Field, ago, nearest, scale_labels, scaled
-from aitop.ui.words import needs_hook, share_text, state_line, waits_for_target
+from aitop.ui.words import needs_hook, share_text, state_lines, waits_for_target
 
 LEAST_CHART = 3
 ROOM_FOR_HISTORY = 12
@@ -37,7 +38,8 @@ class StepPane(ChartPane):
         snapshot = view.snapshot
         steps, whose = steps_for(snapshot, view.pids()) if snapshot else (None, None)
         if snapshot is None or steps is None:
-            sources = [state_line(name, view.source(name)) for name in ("hook", "stacks")] if snapshot else []
+            names: tuple[SourceName, ...] = ("hook", "stacks") if snapshot else ()
+            sources = [line for name in names for line in state_lines(name, view.source(name), width)]
             word = f"{NOT_YET} no step was seen yet" if snapshot else NOT_YET
             return Drawing([Line(word, DIM), *sources], "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
@@ -140,7 +142,8 @@ def _legend(
 
 def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | None, full: bool) -> Line:
     def share_of(snapshot: Snapshot) -> float | None:
-        return dict(phase_shares(snapshot.steps)).get(phase) if snapshot.steps else None
+        steps, _ = steps_for(snapshot, view.pids())
+        return dict(phase_shares(steps)).get(phase) if steps else None
 
     name = phase.name.ljust(9) if full else phase.short.ljust(4)
     line = Line(f"{phase.letter if view.look.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)

@@ -16,7 +16,7 @@ from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, hanging, rule, shorten, spread, wrap
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing, Pane
-from aitop.ui.words import confidence_dots, label, one_line, place, state_line
+from aitop.ui.words import confidence_dots, label, one_line, place, state_lines
 
 
 def unjudged_lines(diagnosis: Diagnosis, width: int) -> list[Line]:
@@ -176,9 +176,10 @@ def looking_lines(view: View, width: int, height: int) -> list[Line]:
         return [Line("looking…", BRIGHT).add("  nothing has come in yet", DIM)]
     lines = [Line("looking… ", BRIGHT).add(seen_so_far(snapshot), DIM)]
     failing = [
-        Line("  ").join(state_line(name, view.source(name)))
+        Line("  ").join(line)
         for name in SOURCE_NAMES
         if (status := view.source(name)) is not None and status.state not in ("ok", "absent")
+        for line in state_lines(name, status, width - 2)
     ]
     rest = [*failing, *unjudged_lines(snapshot.diagnosis, width)]
     room = height - 1

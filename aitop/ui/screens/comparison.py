@@ -15,7 +15,7 @@ from aitop.ui.panes.since_mark import OUTCOMES
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import DIM, TEXT, Kind
-from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.line import Line, hanging
 from aitop.ui.widgets.pane import Drawing, Pane
 
 GREW = Kind("grew", "takes longer", "+", "loss")
@@ -32,7 +32,10 @@ class ComparisonPane(Pane):
         if view.compared is None:
             return Drawing()
         first, *others = comparison_text(view.compared).splitlines()
-        lines = [Line(first, OUTCOMES[view.compared.change.verdict]), *(Line(line, TEXT) for line in others)]
+        lines = [Line(first, OUTCOMES[view.compared.change.verdict])]
+        for text in others:
+            indent = Line(" " * (len(text) - len(text.lstrip())))
+            lines += [Line(text, TEXT)] if Line(text).width <= width else hanging(indent, text.lstrip(), width, TEXT)
         note = Line("f stacks · ↑↓ scroll · esc back", DIM)
         return Drawing(lines, f"Compared with {view.compared.before.file}", note)
 

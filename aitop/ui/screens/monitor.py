@@ -40,7 +40,8 @@ from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
 from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.comparison import ComparisonScreen
 from aitop.ui.screens.evidence import EvidenceScreen
-from aitop.ui.screens.stacks import StacksScreen
+from aitop.ui.screens.headed import HeadedScreen
+from aitop.ui.screens.stacks import StackScreen, StacksScreen
 from aitop.ui.screens.torch_profile import ProfileScreen
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
@@ -228,6 +229,9 @@ class MonitorScreen(Screen[int]):
 
     def action_everywhere(self) -> None:
         """Ask Prometheus which job this run belongs to, then open a screen with that job's ranks on all machines."""
+        if self._cluster is None and not self.view.live:
+            self._change(notice="a replay shows only what was recorded")
+            return
         if self._cluster is None:
             self._change(notice="no Prometheus server is named: `prometheus` in the settings (aitop config) does that")
             return
@@ -284,7 +288,10 @@ class MonitorScreen(Screen[int]):
             self._mark(snapshot, "marked: every figure now shows its change; M forgets it")
 
     def action_unmark(self) -> None:
-        self._mark(None, "the mark is forgotten" if self.view.mark else "there is no mark")
+        if self.view.mark is None:
+            self._change(notice="there is no mark")
+        else:
+            self._mark(None, "the mark is forgotten")
 
     def _mark(self, snapshot: Snapshot | None, notice: str) -> None:
         """Set the mark, in this run and for the next run of the script; None removes it."""
@@ -490,7 +497,15 @@ class MonitorScreen(Screen[int]):
         self._show()
 
     def _show(self) -> None:
-        """Pass the view to the panes. While the evidence screen covers this one, only that screen is updated."""
+        """Pass the view to the panes. While the evidence screen covers this one, only that screen is updated.
+
+        Screens of stacks keep what they show, but it is told anew by the newest view when the user asks again.
+        """
+        for screen in self.app.screen_stack:
+            if isinstance(screen, HeadedScreen) and screen.is_mounted:
+                screen.header.show(self.view)
+            if isinstance(screen, StackScreen):
+                screen.view = self.view
         evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
         if evidence is not None:
             evidence.view = self.view

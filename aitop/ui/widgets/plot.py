@@ -260,8 +260,8 @@ class ChartPane(Pane):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "move_cursor(-1)", "cursor", show=False),
-        Binding("right,l", "move_cursor(1)", "cursor", show=False),
+        Binding("left", "move_cursor(-1)", "cursor", show=False),
+        Binding("right", "move_cursor(1)", "cursor", show=False),
         Binding("shift+left", "move_cursor(-10)", "cursor", show=False),
         Binding("shift+right", "move_cursor(10)", "cursor", show=False),
         Binding("escape", "drop_cursor", "cursor", show=False),

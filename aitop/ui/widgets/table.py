@@ -200,10 +200,9 @@ class RowPane(Pane, Generic[Row]):
         self.action_move(lines)
 
     async def on_click(self, event: events.Click) -> None:
-        """Put the cursor on a clicked row; on a double click, choose it. A double click on the title zooms."""
-        await super().on_click(event)
+        """Put the cursor on a clicked row; on a double click, choose it. Textual calls that of the base as well."""
         row = event.y - (2 if self.framed else 1)
         if 0 <= row < min(len(self.rows) - self.first, self.page):
             self.action_move(self.first + row - self.cursor)
             if event.chain >= 2:
-                await self.run_action("choose(True)")
+                self.action_choose(True)

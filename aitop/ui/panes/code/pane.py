@@ -21,7 +21,7 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import DIM, FAINT, TEXT
 from aitop.ui.widgets.line import Line, lit, shorten_left
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import one_line, share_text, state_line
+from aitop.ui.words import one_line, share_text, state_lines
 
 
 @dataclass
@@ -64,8 +64,8 @@ class CodePane(Pane):
     """Hot lines (the heaviest first), the call tree, or the flame view. One row or cell is selected."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "go(-1, 0)", "fold, or go left", show=False),
-        Binding("right,l", "go(1, 0)", "unfold, or go right", show=False),
+        Binding("left", "go(-1, 0)", "fold, or go left", show=False),
+        Binding("right", "go(1, 0)", "unfold, or go right", show=False),
         Binding("enter", "open", "the line, or zoom into the flame", show=False),
         Binding("o", "look", "the line", show=False),
         Binding("escape,backspace", "out", "zoom out of the flame", show=False),
@@ -84,7 +84,7 @@ class CodePane(Pane):
         self._pointed: TreePath | None = None
         self._zoom: TreePath = ()
         self._folds: dict[TreePath, bool] = {}
-        self._above = 0
+        self._above = self._foot_rows = 0
 
     # What is drawn
 
@@ -96,8 +96,9 @@ class CodePane(Pane):
         if snapshot is None or stacks is None or not stacks.samples:
             status = view.source("stacks")
             waiting = status is None or status.state == "ok"
-            line = Line(f"{NOT_YET} waiting for the first stacks", DIM) if waiting else state_line("stacks", status)
-            return Drawing([line], title)
+            if waiting:
+                return Drawing([Line(f"{NOT_YET} waiting for the first stacks", DIM)], title)
+            return Drawing(state_lines("stacks", status, width), title)
         chosen = view.who.pid, view.who.thread
         gil = next((thread.gil for thread in stacks.threads if (thread.pid, thread.thread) == chosen), None)
         title += f" · GIL {percent(gil)}" if gil is not None else ""
@@ -121,6 +122,7 @@ class CodePane(Pane):
         whom = view.who.words()
         nothing = f"nothing of {whom} was seen" if whom else "no line of the user's own code was seen"
         nothing = f"nothing here matches {one_line(view.filter)}" if view.filter else nothing
+        self._foot_rows = len(foot)
         return Drawing(lines or [Line(nothing, DIM)], title, note, stale, foot)
 
     def _lines(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
@@ -282,8 +284,8 @@ class CodePane(Pane):
             self.redraw()
 
     async def on_click(self, event: events.Click) -> None:
-        row = event.y - 1 + self.top
-        if event.y < 1 or event.y >= self.size.height - 1:
+        row = event.y - self.framed + self.top
+        if event.y < self.framed or event.y >= self.size.height - self.framed - self._foot_rows:
             return
         cell = self._cell_under(event)
         if cell is not None:
@@ -316,4 +318,6 @@ class CodePane(Pane):
     def _cell_under(self, event: events.MouseEvent) -> flame.Cell | None:
         if not self._cells:
             return None
-        return flame.at(self._cells, event.x - 2, event.y - 1 + self.top - self._above)
+        if event.y >= self.size.height - self.framed - self._foot_rows:
+            return None
+        return flame.at(self._cells, event.x - 2 * self.framed, event.y - self.framed + self.top - self._above)
