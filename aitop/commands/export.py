@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
     from aitop.engine.live import CpuMeter
     from aitop.engine.node import Node
     from aitop.sources.host.identity import node_name
-    from aitop.sources.host.job import start_ticks
     from aitop.sources.host.target import look
 
     for pid in args.pid or ():
@@ -103,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             for export in exports:
                 export()
             notify("WATCHDOG=1")
-            if args.pid and node.idle and not any(start_ticks(pid) for pid in args.pid):
+            if node.over:
                 return 0
             time.sleep(pause)
 

@@ -198,10 +198,14 @@ class ServedHistory:
         """Close each second that ended at least a second ago: by now all records of it have arrived."""
         requests, turns = (*self.current, *sample.requests), (*self.turns, *sample.iterations)
         first_open = int(sample.time) - 1
-        ends = [*(record.end for record in requests), *(turn.end for turn in turns)]
-        for second in sorted({int(end) for end in ends if end < first_open}):
-            answered = [record for record in requests if int(record.end) == second]
-            self.done.append(_served_second(second, answered, [turn for turn in turns if int(turn.end) == second]))
+        ended: dict[int, tuple[list[RequestRecord], list[IterationRecord]]] = {}
+        for record in requests:
+            if record.end < first_open:
+                ended.setdefault(int(record.end), ([], []))[0].append(record)
+        for turn in turns:
+            if turn.end < first_open:
+                ended.setdefault(int(turn.end), ([], []))[1].append(turn)
+        self.done.extend(_served_second(second, *ended[second]) for second in sorted(ended))
         self.current = tuple(record for record in requests if record.end >= first_open)
         self.turns = tuple(turn for turn in turns if turn.end >= first_open)
 
@@ -387,7 +391,9 @@ class History:
         self.gpus.forget(now)
         while self.allocators and self.allocators[0][0] < oldest:
             self.allocators.popleft()
-        for pid in [pid for pid, hook in self.hooks.items() if hook.time < oldest]:
+        # A process that hangs or is busy with one call tells nothing for long, but what it told before still counts.
+        alive = {process.pid for process in self.hosts.last.processes} if self.hosts.last is not None else self.hooks
+        for pid in [pid for pid, hook in self.hooks.items() if hook.time < oldest and pid not in alive]:
             del self.hooks[pid]
         for pid in [pid for pid, looks in self.servers.items() if looks[-1].time < oldest]:
             del self.servers[pid]

@@ -19,7 +19,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.sources.devices import SharedDevices, device_users
 from aitop.sources.host.discovery import candidates
 from aitop.sources.host.identity import job_of, node_name
-from aitop.sources.host.job import start_ticks, whole_jobs
+from aitop.sources.host.job import may_still_run, start_ticks, whole_jobs
 from aitop.sources.host.target import look
 from aitop.sources.stacks.pace import SharedBudget
 
@@ -80,7 +80,8 @@ class Node:
         self, pids: Sequence[int] | None, options: Options, receiver: JobReceiver, say: Callable[[str], None]
     ) -> None:
         self.name = node_name()
-        self._pids = pids
+        # With its start, as the number of a process that has ended may be given to another one.
+        self._pids = None if pids is None else {pid: start_ticks(pid) for pid in pids}
         self._options = options
         self._receiver = receiver
         self._say = say
@@ -99,6 +100,11 @@ class Node:
     def idle(self) -> bool:
         """Whether no job is watched, nor about to be."""
         return not self._watched and not self._waiting
+
+    @property
+    def over(self) -> bool:
+        """Whether no job is watched, nor can be any more: all `pids` have ended."""
+        return self.idle and self._pids is not None and not any(may_still_run(*one) for one in self._pids.items())
 
     def update(self) -> float:
         """Follow jobs that come and go, begin to watch at most one, and return the seconds until the next call."""
@@ -136,7 +142,7 @@ class Node:
         """The topmost processes of jobs that are not watched yet."""
         known: set[int] = set().union(*(watched.feed.pids for watched in self._watched.values()))
         if self._pids is not None:
-            pids: Iterable[int] = self._pids
+            pids: Iterable[int] = (pid for pid, start in self._pids.items() if may_still_run(pid, start))
         else:
             users = device_users() if self._options.gpu else None
             pids = (candidate.pid for candidate in candidates(gpu_users=users))

@@ -74,7 +74,9 @@ class Outline:
         if not 0 < tick <= len(self.times):
             return None
         latest = self.times[tick - 1] - KEEP_SECONDS - SLACK_SECONDS
-        early = (mark for mark in list(self._bookmarks.values()) if self.times[mark.tick - 1] <= latest)
+        # A recording that is still being written has more ticks than when its times were read.
+        known = [mark for mark in list(self._bookmarks.values()) if mark.tick <= len(self.times)]
+        early = (mark for mark in known if self.times[mark.tick - 1] <= latest)
         return max(early, key=lambda mark: mark.tick, default=None)
 
     def tick_at(self, seconds: float) -> int:

@@ -16,7 +16,10 @@ from aitop.model.event import Sample
 from aitop.model.gpu import DeviceUsers, GpuDevice, GpuSample
 from aitop.model.source import SourceName
 from aitop.sources import nvml
-from aitop.sources.source import Source
+from aitop.sources.source import Source, SourceError
+
+# How long the end waits for a read of the driver that is under way.
+CLOSE_SECONDS = 2.0
 
 
 def device_source(tree: Callable[[], frozenset[int]]) -> Source:
@@ -60,16 +63,26 @@ class SharedDevices:
                 if not self._open:
                     self._source.open()
                     self._open = True
-                samples = self._source.read()
+                try:
+                    samples = self._source.read()
+                except SourceError:
+                    # A driver that answers no more, or a lost device, is only found again by opening it anew.
+                    self._source.close()
+                    self._open = False
+                    raise
                 self._sample = next((sample for sample in samples if isinstance(sample, GpuSample)), None)
             return self._sample
 
     def close(self) -> None:
-        """Give the driver back."""
-        with self._lock:
+        """Give the driver back. One that hangs in a read is left to the end of the program."""
+        if not self._lock.acquire(timeout=CLOSE_SECONDS):
+            return
+        try:
             if self._open:
                 self._source.close()
                 self._open = False
+        finally:
+            self._lock.release()
 
 
 class _JobDevices(Source):

@@ -245,8 +245,11 @@ def maps(pid: int) -> bytes | None:
 def interpreter_data(memory_map: bytes) -> tuple[range, ...]:
     """The interpreter's static variables: addresses of its file's writable pages and the anonymous pages after them."""
     ranges: list[range] = []
-    for line in memory_map.splitlines():
-        addresses, rights, _, _, _, *path = line.split(None, 5)
+    for line in memory_map.split(b"\n"):
+        fields = line.split(None, 5)
+        if len(fields) < 5:
+            continue
+        addresses, rights, _, _, _, *path = fields
         begin, end = (int(address, 16) for address in addresses.split(b"-"))
         anonymous_after = not path and bool(ranges) and begin == ranges[-1].stop
         if b"w" in rights and (anonymous_after or (path and _PYTHON_FILE.search(path[0]))):

@@ -16,6 +16,7 @@ import msgspec
 
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import RECORDING_VERSION, Event, Header
+from aitop.model.host import HostSample
 from aitop.model.serving import IterationRecord, Pause, RequestRecord, ServerSample
 from aitop.model.snapshot import GrowthSites, Tick
 from aitop.model.stacks import Frame, StackDump, StackWindow
@@ -26,6 +27,7 @@ LONGEST_LINE = 16 * 1024 * 1024
 # Seconds of uptime, beyond that of any machine.
 LATEST = 1e10
 LARGEST = 1e22
+MOST_RANKS = 10**6
 # aitop writes no longer source lines and names. Rules search them in time that grows with the square of their length.
 LONGEST_TEXT = 4096
 # A quick test for numbers above LARGEST: with every digit replaced by 0, a line with such a number contains one of
@@ -195,6 +197,8 @@ def _is_sound(event: Event, line: bytes) -> bool:
         return False
     if isinstance(event, HookSample) and not _served(event):
         return False
+    if isinstance(event, HostSample) and not _counted(event):
+        return False
     if isinstance(event, ServerSample) and not _scraped(event):
         return False
     if isinstance(event, GrowthSites) and any(len(site.text) > LONGEST_TEXT for site in event.sites):
@@ -207,6 +211,13 @@ def _sampled(window: StackWindow) -> bool:
     stacks = [*window.stacks, *(stack for look in window.looks for stack in look.stacks)]
     counted = all(stack.count > 0 for stack in stacks) and window.seconds > 0 and window.rate > 0
     return counted and _in_range([stack.frames for stack in stacks], len(window.frames))
+
+
+def _counted(host: HostSample) -> bool:
+    """Whether the machine has a core, and no job more ranks than there can be."""
+    numbers = ((one.rank, one.local_rank, one.world_size, one.local_world_size) for one in host.processes)
+    known = (number for each in numbers for number in each if number is not None)
+    return host.machine.cores > 0 and all(0 <= number < MOST_RANKS for number in known)
 
 
 def _served(sample: HookSample) -> bool:

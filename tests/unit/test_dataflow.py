@@ -267,6 +267,20 @@ def test_a_call_of_the_collector_is_seen_under_any_name() -> None:
     ]
 
 
+def test_comprehensions_in_comprehensions_are_read_at_once():
+    """Each read three times by the one around it would take minutes."""
+    rows = "batch"
+    for level in range(40):
+        rows = f"[x{level} for x{level} in {rows}]"
+    found, at = calls(f"""
+        def train(net, batches):
+            for batch in batches:
+                rows = {rows}  # rows
+                net(rows)  # MODEL
+        """)
+    assert found.feeds(at["rows"])
+
+
 def test_loops_in_loops_are_read_at_once():
     """Each in its own rounds of all others would take years."""
     depth = 60

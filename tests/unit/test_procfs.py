@@ -96,6 +96,14 @@ def test_framework_from_a_memory_map(path, framework):
     assert procfs.framework_of(line.encode()) == framework
 
 
+def test_a_mapped_file_may_have_any_name():
+    python = b"7f10-7f20 rw-p 00000000 08:01 42    /usr/lib/libpython3.11.so.1.0\n7f20-7f30 rw-p 00000000 00:00 0 \n"
+    assert procfs.interpreter_data(b"7f00-7f01 r--p 00000000 08:01 42    /tmp/a\rb c\nnothing\n" + python) == (
+        range(0x7F10, 0x7F20),
+        range(0x7F20, 0x7F30),
+    )
+
+
 @pytest.mark.parametrize(
     ("exe", "mapped", "version"),
     [
@@ -154,6 +162,7 @@ def test_what_python_runs(line, expected):
         ("ray::train", True, "python"),
         ("python -B -c from|multiprocessing.resource_tracker|import|main;main(5)", True, "helper"),
         ("python -c from|multiprocessing.spawn|import|spawn_main;spawn_main() --multiprocessing-fork", True, "python"),
+        ("python -c from|", True, "python"),
     ],
 )
 def test_kind_of_command(line, python, kind):
@@ -173,6 +182,7 @@ def test_kind_of_command(line, python, kind):
         ({"PMIX_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}, RankNumbers(5, None, 8)),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, RankNumbers(0, None, 2, 2)),
         ({"RANK": "first"}, RankNumbers()),
+        ({"RANK": "1" * 5000, "WORLD_SIZE": "4000000000"}, RankNumbers()),
         ({}, RankNumbers()),
     ],
 )

@@ -177,6 +177,7 @@ FRAME = {"function": "f", "file": "/x.py", "line": 3}
 STACKS = {"type": "stacks", "time": 1.0, "seconds": 1.0, "rate": 20.0, "frames": [FRAME]}
 SERVED = {"type": "hook", "time": 1.0, "pid": 1}
 METRICS = {"type": "server", "time": 1.0, "pid": 1, "engine": "vllm"}
+RANK = {"pid": 1, "ppid": 1, "started": 0.0, "role": "rank", "name": "python", "command": "python"}
 THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
 
 
@@ -189,6 +190,8 @@ THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
         '{"type":"hook","time":1.0,"pid":1,"lost":%s}' % ("9" * 30),
         json.dumps({"type": "dump", "time": 1.0, "frames": [], "threads": [{**THREAD, "frames": [0]}]}),
         json.dumps({**STACKS, "frames": [], "stacks": [{**THREAD, "frames": [0]}]}),
+        json.dumps({"type": "host", "time": 1.0, "processes": [], "machine": {"cores": 0}}),
+        json.dumps({"type": "host", "time": 1.0, "processes": [{**RANK, "world_size": 4e9}], "machine": {"cores": 8}}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [-1]}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0], "count": 0}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0]}], "seconds": 0.0}),

@@ -104,9 +104,15 @@ def test_answers_that_are_no_metrics_are_errors(answer, state, words):
 
 def test_no_more_is_read_than_a_page_may_have(monkeypatch):
     monkeypatch.setattr(loopback, "MOST_BYTES", 1 << 17)
-    with answering(OK, b"x" * (1 << 20), hold=True) as (port, _):
-        assert len(get("127.0.0.1", port, "/metrics")) <= (1 << 17) + (1 << 16)
+    with answering(OK, b"x" * (1 << 20), hold=True) as (port, _), pytest.raises(SourceError, match="longer than"):
+        get("127.0.0.1", port, "/metrics")
     assert MOST_BYTES <= 8 << 20
+
+
+def test_a_page_that_is_cut_off_gives_no_figures():
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\n"
+    with answering(head, b"requests 12") as (port, _), pytest.raises(SourceError, match="was cut off"):
+        get("127.0.0.1", port, "/metrics")
 
 
 def test_a_server_that_does_not_answer_is_given_up(monkeypatch):

@@ -38,6 +38,13 @@ def test_what_lies_beside_the_metadata_of_packages_is_installed(code, tmp_path):
     assert code.packages(str(tmp_path / "gone" / "net.py")) is None
 
 
+def test_a_file_may_claim_to_lie_in_any_number_of_folders(code):
+    assert code.packages("/a" * 3000 + "/x.py") is None
+    for number in range(20_000):
+        code.packages(f"/{number}/x.py")
+    assert len(code._packages) < 10_000
+
+
 def test_lines(code, tmp_path):
     file = tmp_path / "train.py"
     file.write_bytes(b"one\r\ntwo\n\tthree\x1b[31m \xe2\x80\xaered\nb\xff")

@@ -29,6 +29,9 @@ STILL_SWITCHES, STILL_CORES = 3.0, 0.03
 # stack is known, after BLIND where not, and after SLEEPING where a rank sleeps on purpose.
 LOOK_SECONDS, FIRST_SECONDS, BLIND_SECONDS, SLEEPING_SECONDS = 2.0, 4.0, 6.0, 60.0
 OF_LONGEST = 1.5
+# In these the kernel has a thread wait for a child, or for what one writes to a pipe. A child works if it uses so much
+# of a core.
+CHILD_CHANNELS, CHILD_CORES = frozenset({"do_wait", "pipe_read", "pipe_wait", "anon_pipe_read"}), 0.1
 # This file wraps the collectives: the call inside the wrapper is the one that people know.
 _WRAPPER = "/torch/distributed/c10d_logger.py"
 _SERVING = re.compile(r"/(?:asyncio/\w+|socketserver|http/server|grpc/\w+|uvicorn/\w+)\.py$")
@@ -110,39 +113,59 @@ def _still_since(history: History, now: float) -> float | None:
         alive = [process for process in host.processes if process.state != "Z"]
         working = [process for process in alive if process.role in ("rank", "loader-worker")]
         ranked = any(process.role == "rank" for process in working)
-        if not ranked or not all(_is_still(process, history) for process in working):
+        if not ranked or not all(_is_still(process, host, history) for process in working):
             break
         since = earlier.time if earlier is not None else host.time
     stepped = max((hook.steps[-1].end for hook in history.hooks.values() if hook.steps), default=None)
     return since if since is None or stepped is None else max(since, stepped)
 
 
-def _is_still(process: ProcessSample, history: History) -> bool:
-    """Whether the main thread did nothing since the sample before. A spinning thread is judged by its stacks."""
+def _is_still(process: ProcessSample, host: HostSample, history: History) -> bool:
+    """Whether the main thread did nothing since the sample before `host`, nor did a child that it waits for.
+
+    A spinning thread is judged by its stacks.
+    """
     moved = (process.read_bytes or 0.0) + (process.write_bytes or 0.0)
     if process.voluntary_switches is None or moved > 0:
         return False
     if process.state in ("T", "t"):
         return True
     if process.voluntary_switches <= STILL_SWITCHES and (process.main_cpu or 0.0) <= STILL_CORES:
-        return (process.cpu or 0.0) <= 1.0
-    return _spins(process.pid, history)
+        return (process.cpu or 0.0) <= 1.0 and not _has_working_child(process, host)
+    since = _spins_since(process.pid, host, history)
+    return since is not None and host.time > since
 
 
-def _spins(pid: int, history: History) -> bool:
-    """Whether the main thread spins in a wait for other ranks: one and the same stack in its last two windows.
-
-    Only where there are GPUs.
-    """
-    if not history.gpus:
+def _has_working_child(process: ProcessSample, host: HostSample) -> bool:
+    """Whether the main thread waits for a process below it that is at work, such as an evaluation that it started."""
+    if process.channel not in CHILD_CHANNELS:
         return False
-    stacks_by_window = (
-        {tuple(window.frames[index] for index in one.frames) for one in window.stacks if one.pid == pid and one.main}
-        for window in reversed(history.windows)
-    )
-    last = list(islice(filter(None, stacks_by_window), 2))
-    stacks = set[tuple[Frame, ...]]().union(*last)
-    return len(last) == 2 and len(stacks) == 1 and waiting_for(own_frames(stacks.pop()))[0] == "collective"
+    below = {process.pid}
+    while more := {each.pid for each in host.processes if each.ppid in below} - below:
+        below |= more
+    below.remove(process.pid)
+    return any((each.cpu or 0.0) >= CHILD_CORES for each in host.processes if each.pid in below)
+
+
+def _spins_since(pid: int, host: HostSample, history: History) -> float | None:
+    """Since when the main thread spins in a wait for other ranks; None where it does not.
+
+    That is the time for which it has had one and the same stack, of at least two windows. Only where there are GPUs.
+    """
+    if not history.gpus or world_size(history, host) < 2:
+        return None
+    same: tuple[Frame, ...] | None = None
+    since, count = None, 0
+    for window in reversed(history.windows):
+        stacks = {tuple(window.frames[at] for at in one.frames) for one in window.stacks if one.pid == pid and one.main}
+        if not stacks:
+            continue
+        stack = stacks.pop()
+        if stacks or stack != (same or stack):
+            break
+        same, since, count = stack, window.time - window.seconds, count + 1
+    waits = same is not None and count > 1 and waiting_for(own_frames(same))[0] == "collective"
+    return since if waits else None
 
 
 def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:

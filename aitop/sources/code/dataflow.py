@@ -100,6 +100,12 @@ class _Uses:
     calls: bool = False
     without: frozenset[str] = frozenset()
 
+    def add(self, others: _Uses) -> None:
+        """Add what a part of the expression reads, changes and calls."""
+        self.reads |= others.reads
+        self.changes |= others.changes
+        self.calls |= others.calls
+
 
 class Reading:
     """Follows the assignments of one function, loops included."""
@@ -263,15 +269,19 @@ class Reading:
 
     def _comprehension(self, node: _Comprehension, uses: _Uses) -> None:
         """Add the uses of a comprehension. Its variables are its own, whatever else has their names."""
-        self._collect(node.generators[0].iter, uses)
         inside = _Uses(without=uses.without)
-        for child in ast.iter_child_nodes(node):
-            self._collect(child, inside)
         # By variable, what it is an element of: changing the element changes the whole.
         own: dict[str, set[str]] = {}
-        for each in node.generators:
-            whole = {of for path in self._uses(each.iter).reads for of in own.get(path.partition(".")[0], {path})}
+        for number, each in enumerate(node.generators):
+            # Once each: comprehensions may stand within one another.
+            of_iter = self._uses(each.iter, uses.without)
+            for into in (inside,) if number else (inside, uses):
+                into.add(of_iter)
+            whole = {of for path in of_iter.reads for of in own.get(path.partition(".")[0], {path})}
             own |= {name.id: whole for name in ast.walk(each.target) if isinstance(name, ast.Name)}
+        made = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        for child in (*made, *(condition for each in node.generators for condition in each.ifs)):
+            self._collect(child, inside)
         uses.reads |= {path for path in inside.reads if path.partition(".")[0] not in own}
         for path in inside.changes:
             uses.changes |= own.get(path.partition(".")[0], {path})

@@ -17,6 +17,8 @@ LARGEST_FILE = 2 << 20
 LONGEST_LINE = 500
 LINES_ABOVE = 1000
 FILES_KEPT = 64
+# A program may claim to run a file of any name: a path with more folders lies in no folder of packages.
+DEEPEST, FOLDERS_KEPT = 64, 4096
 # So many entries of a folder are searched for metadata of packages: one with more holds data.
 MOST_ENTRIES = 20_000
 _FUNCTION = re.compile(r"(?:(?:async\s+)?def|class)\b")
@@ -72,11 +74,22 @@ class SourceCode:
 
         An installer leaves a folder `NAME-VERSION.dist-info` beside each package.
         """
-        folder = os.path.dirname(file)
-        if folder not in self._packages:
-            outer = self.packages(folder) if os.path.dirname(folder) != folder else None
-            self._packages[folder] = folder if self._has_metadata(folder) else outer
-        return self._packages[folder]
+        folder, passed = os.path.dirname(file), []
+        if folder.count("/") > DEEPEST:
+            return None
+        if len(self._packages) > FOLDERS_KEPT:
+            self._packages.clear()
+        while folder not in self._packages:
+            passed.append(folder)
+            if self._has_metadata(folder):
+                self._packages[folder] = folder
+            elif os.path.dirname(folder) == folder:
+                self._packages[folder] = None
+            else:
+                folder = os.path.dirname(folder)
+        found = self._packages[folder]
+        self._packages.update(dict.fromkeys(passed, found))
+        return found
 
     def _has_metadata(self, folder: str) -> bool:
         try:

@@ -94,8 +94,8 @@ def kind_of(arguments: Sequence[str], python: bool) -> Command:
         return "helper" if COMPILE_WORKER in run.what else _by_program(os.path.basename(run.what), "python")
     if run.how == "module":
         return _by_module(run.what)
-    if run.how == "code" and run.what.startswith("from "):
-        return _by_module(run.what.split()[1])
+    if run.how == "code" and run.what.startswith("from ") and (words := run.what.split()[1:]):
+        return _by_module(words[0])
     return "python"
 
 
@@ -133,11 +133,14 @@ def spawned(arguments: Sequence[str]) -> bool:
 
 
 def rank_numbers(environment: Mapping[str, str]) -> RankNumbers:
-    """The rank numbers in an environment: torch's own names, then those of Open MPI, MPICH and Slurm."""
+    """The rank numbers in an environment: torch's own names, then those of Open MPI, MPICH and Slurm.
+
+    A number of a million or more is none: any process may have anything in its environment.
+    """
 
     def number(*names: str) -> int | None:
         values = (environment.get(name, "") for name in names)
-        return next((int(value) for value in values if value.isascii() and value.isdigit()), None)
+        return next((int(value) for value in values if value.isascii() and value.isdigit() and len(value) <= 6), None)
 
     rank, local, world = number("RANK"), number("LOCAL_RANK"), number("WORLD_SIZE")
     if rank is None and local is not None and not number("NODE_RANK", "GROUP_RANK"):

@@ -81,16 +81,16 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
 
 
 def _threads(member: Member, main: procfs.Scheduled | None) -> dict[int, procfs.Scheduled] | None:
-    """The times of each thread by its id; None where there are too many to read so often."""
+    """The times of each thread by its id; None where too many, or not told by the kernel."""
     pid = member.stat.pid
     if member.stat.threads == 1:
-        return {} if main is None else {pid: main}
+        return None if main is None else {pid: main}
     folder = f"{procfs.PROC}/{pid}/task"
     numbers = procfs.numbered(folder)
     if not 0 < len(numbers) <= MOST_THREADS:
         return None
     read = ((number, procfs.parse_schedstat(procfs.read(f"{folder}/{number}/schedstat"))) for number in numbers)
-    return {number: times for number, times in read if times is not None}
+    return {number: times for number, times in read if times is not None} or None
 
 
 def _sample(member: Member, place: Place, before: Counters | None, now: Counters, *, part: str | None) -> ProcessSample:

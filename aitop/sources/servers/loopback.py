@@ -51,6 +51,9 @@ def _exchange(address: str, port: int, request: bytes) -> bytes:
             size += len(data)
             if expected == MOST_BYTES and size - len(data) < MOST_HEADER_BYTES:
                 expected = _announced(b"".join(pieces))
+    if size >= MOST_BYTES or size < (expected if expected != MOST_BYTES else 0):
+        # Figures of a part of the text would be too small.
+        raise OSError(f"its answer is longer than {MOST_BYTES >> 20} MB, or was cut off")
     return b"".join(pieces)
 
 

@@ -58,7 +58,10 @@ class Chooser:
     def _by_role(self) -> dict[str, list[int]]:
         members = [member for member in self._tree.update() if not member.stat.ended]
         if not members:
-            raise SourceError("absent", f"process {self._tops[0]} has ended")
+            top = self._tops[0]
+            if procfs.gone(top) or procfs.stat(top) is not None:
+                raise SourceError("absent", f"process {top} has ended")
+            raise SourceError("failed", f"/proc/{top} cannot be read just now", transient=True)
         self._measure(members)
         python = {member.stat.pid for member in members if member.python}
         if not python:

@@ -87,6 +87,8 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
             return _look(program, pid) if wanted() else []
         except SourceError as error:
             return error
+        except OSError as error:
+            return SourceError("failed", f"py-spy cannot be started: {error.strerror or error}", transient=True)
 
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="aitop-dump") as pool:
         for pid, answer in zip(pids, pool.map(look, pids), strict=True):
