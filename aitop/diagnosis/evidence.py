@@ -158,9 +158,20 @@ def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda en
 
 
 def sampled_workers(snapshot: Snapshot) -> list[ProcessStacks]:
-    """The loader workers of which stacks were sampled."""
+    """The workers of the judged process's loader of which stacks were sampled.
+
+    If there are more than the loader has, the others are those of another one, such as for validation, and rest.
+    """
+    feeding = {process.pid for process in loader_workers(snapshot)}
+    ended = {process.pid for process in snapshot.processes}.isdisjoint
     processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
-    return [process for process in processes if process.role == "loader-worker"]
+    workers = [
+        process
+        for process in processes
+        if process.role == "loader-worker" and (process.pid in feeding or ended([process.pid]))
+    ]
+    info = snapshot.facts.main_loader if snapshot.facts else None
+    return sorted(workers, key=lambda process: process.idle or 0.0)[: (info.workers if info else 0) or None]
 
 
 def interval(share: float, samples: int) -> tuple[float, float]:
@@ -290,6 +301,23 @@ def share_of_steps(
     return min(1.0, sum(seconds for _, seconds in known) / total) if len(known) >= least and total > 0 else None
 
 
+def operations_of_step(snapshot: Snapshot) -> float | None:
+    """How many operations the forward passes of a step have on average; None where those of its graph were not counted.
+
+    The graph is that of one backward pass. A pass without gradient is taken to have as many.
+    """
+    ops, steps = snapshot.facts.ops if snapshot.facts else None, records(snapshot)
+    if not ops:
+        return None
+    passes = sum(max(1, step.backwards) + step.no_grad_forwards for step in steps)
+    return ops * passes / len(steps) if steps else float(ops)
+
+
+def batch_of(step: StepRecord) -> float:
+    """The samples of a step's batch; 0 where they are not known. A step that adds up gradients has several batches."""
+    return (step.samples or 0) / max(1, step.backwards)
+
+
 def running(snapshot: Snapshot) -> float:
     """The part (0..1] of its runnable time in which the stepping thread had a core: less on a crowded machine.
 
@@ -303,15 +331,37 @@ def running(snapshot: Snapshot) -> float:
         parts = [(ran, active) for ran, active in known if ran is not None]
         whole = sum(active for _, active in parts)
         return max(0.05, sum(ran * active for ran, active in parts) / whole) if whole > 0.0 else 1.0
-    delayed, ran = mean_of(snapshot, "run_delay"), share_of_steps(records(snapshot), lambda step: step.cpu)
+    delayed = run_delay(snapshot, judged_pid(snapshot))
+    ran = share_of_steps(records(snapshot), lambda step: step.cpu)
     if ran is None:
         ran = mean_of(snapshot, "main_thread")
     return max(0.05, ran / (ran + delayed)) if delayed is not None and ran else 1.0
 
 
+def run_delay(snapshot: Snapshot, pid: int) -> float | None:
+    """The share of the time in which a process's main thread could run but had no core; None where not measured.
+
+    Of several ranks each has its own. Else it is that of the process that waits most.
+    """
+    views = snapshot.ranks.ranks if snapshot.ranks else ()
+    own = next((view.run_delay for view in views if view.pid == pid), None)
+    return mean_of(snapshot, "run_delay") if own is None else own
+
+
 def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
-    """Loader worker processes that live now."""
-    return tuple(process for process in snapshot.processes if process.role == "loader-worker")
+    """The processes that work for a loader of the judged process, and live now.
+
+    Those of other ranks do not count, nor children of multiprocessing whose stacks are no loader worker's.
+    """
+    processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
+    others = {process.pid for process in processes if process.role != "loader-worker"}
+    judged = judged_pid(snapshot)
+    rank = next((process.rank for process in snapshot.processes if process.pid == judged), None)
+    return tuple(
+        process
+        for process in snapshot.processes
+        if process.role == "loader-worker" and process.pid not in others and (rank is None or process.rank == rank)
+    )
 
 
 def free_cores(snapshot: Snapshot) -> float | None:

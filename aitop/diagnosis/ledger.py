@@ -12,8 +12,7 @@ from operator import attrgetter
 
 import msgspec
 
-from aitop.diagnosis.evidence import RUNNING, interval, share_of_steps, takes_request, where_of
-from aitop.diagnosis.series import mean_of
+from aitop.diagnosis.evidence import RUNNING, interval, run_delay, share_of_steps, takes_request, where_of
 from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
 from aitop.model.phases import APART, MEASURED, SERVED, Phase
@@ -194,8 +193,9 @@ def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
     """Share of the time in which the main thread was runnable but had no core; 0 where that is not known."""
     if snapshot.host is None or process.thread != "MainThread":
         return 0.0
-    pid_is_lead = snapshot.steps is None or snapshot.steps.pid in (None, process.pid)
-    return (mean_of(snapshot, "run_delay") if pid_is_lead else None) or 0.0
+    if snapshot.ranks is None and snapshot.steps is not None and snapshot.steps.pid not in (None, process.pid):
+        return 0.0
+    return run_delay(snapshot, process.pid) or 0.0
 
 
 def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entry]:
@@ -239,11 +239,13 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entr
 def _lineless(process: ProcessStacks) -> list[Entry]:
     """One entry per phase and activity of the samples that have no line of the user's code on their stack."""
     entries = []
-    for phase, activity, share in process.lineless:
-        low, high = interval(share, process.samples)
-        name = _PHASES.get(phase, phase)
-        entry = _entry_without_line(process, name, activity, share, "sampled")  # type: ignore[arg-type]
-        entries.append(msgspec.structs.replace(entry, low=low, high=high, samples=share * process.samples))
+    for one in process.lineless:
+        low, high = interval(one.share, process.samples)
+        name = _PHASES.get(one.phase, one.phase)
+        entry = _entry_without_line(process, name, one.activity, one.share, "sampled")  # type: ignore[arg-type]
+        below = ((one.place, 1.0),) if one.place is not None else ()
+        samples = one.share * process.samples
+        entries.append(msgspec.structs.replace(entry, low=low, high=high, samples=samples, below=below))
     return entries
 
 

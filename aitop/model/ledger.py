@@ -64,8 +64,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     `instead` is what a line that waits for a core would do if it had one.
     `by_window` is the number of samples of its line in each window of stacks, the oldest first. `handler` is what calls
     its line for a request, None where nothing is known to. `below` has the library functions in which most samples of
-    its line end, each with its share of them. `closure`: its line runs in the closure of an optimizer's step, which the
-    hook's clock counts as the optimizer's.
+    its line end, each with its share of them; without a line, the function that most of them pass through. `closure`:
+    its line runs in the closure of an optimizer's step, which the hook's clock counts as the optimizer's.
     """
 
     lane: Lane

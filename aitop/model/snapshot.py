@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -168,14 +168,26 @@ class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[HotLine, ...] = ()
 
 
+class Lineless(NamedTuple):
+    """A share (0..1) of a thread's time without a line of the user's code on its stack.
+
+    `place` is the innermost function that most of its stacks in that phase have in common.
+    """
+
+    phase: str
+    activity: Activity
+    share: float
+    place: Frame | None = None
+
+
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     """Stacks of one process in the window. `samples` is the number of samples of its lead thread; `phases` are
     estimated from them.
 
     `thread` is the lead thread's name: the main thread, unless that only waits while another one runs the model. Where
     threads take turns at that, it is one of the `pool`, and all figures are of the pool as one worker.
-    `by_window` is the number of its samples in each window, the oldest first. `lineless` are the shares of its time
-    without a line of the user's code, as (phase, activity, share): all of its time, in an engine that is a library.
+    `by_window` is the number of its samples in each window, the oldest first. `lineless` is its time without a line of
+    the user's code: all of it, in an engine that is a library.
     """
 
     pid: int
@@ -186,7 +198,7 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None
     thread: str = "MainThread"
     by_window: tuple[int, ...] = ()
-    lineless: tuple[tuple[str, Activity, float], ...] = ()
+    lineless: tuple[Lineless, ...] = ()
     pool: ThreadPool | None = None
 
 

@@ -20,7 +20,9 @@ BASES: dict[Base, str] = {"step": "step time", "time": "the time", "request": "r
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the user's code; `share` is of the samples of the processes where the time is lost."""
+    """A line of the user's code, or of a library that is all of the program; `share` is of the samples of the processes
+    where the time is lost.
+    """
 
     pid: int
     file: str

@@ -207,7 +207,9 @@ TABLE: tuple[Row, ...] = (
          r"|structlog)/", work="log"),
     _row(r"/site-packages/(?:sqlalchemy|psycopg|psycopg2|pymysql|MySQLdb|pymongo|redis|asyncpg|duckdb)/",
          work="database"),
-    # aiohttp's server, unlike its client, waits for no service
+    # aiohttp's server, unlike its client, waits for no service; nor does what a gRPC server calls
+    _row(r"/site-packages/grpc/_server\.py$", r"_call_behavior|_take_response_from_response_iterator",
+         handler="thread"),
     _row(r"/site-packages/(?:requests|urllib3|httpx|httpcore|aiohttp(?!/web)|boto3|botocore|s3fs|gcsfs|s3transfer"
          r"|google|grpc|paramiko|huggingface_hub|azure|minio|smart_open|websocket|websockets)/", work="network"),
     _row(r"/site-packages/(?:h5py|zarr|lmdb|tables|netCDF4|rasterio|nibabel|pydicom|fsspec)/", work="file"),

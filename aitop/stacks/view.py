@@ -17,11 +17,21 @@ from msgspec.structs import replace
 from aitop.model.host import Role
 from aitop.model.ledger import RESTS, Activity, Position
 from aitop.model.phases import TIMED_ALONE
-from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadPool, ThreadShare, ThreadTree
+from aitop.model.snapshot import (
+    HotLine,
+    Lineless,
+    Phases,
+    ProcessStacks,
+    Series,
+    Stacks,
+    ThreadPool,
+    ThreadShare,
+    ThreadTree,
+)
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow, ThreadState
 from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
-from aitop.stacks.call_tree import call_tree
+from aitop.stacks.call_tree import OWN_HOOK, call_tree
 from aitop.stacks.libraries import Phase, State
 from aitop.stacks.pool import Digest, Place, TakenAs, ThreadKey, alike, pooled, short_threads, summed, threads_at_once
 from aitop.stacks.position import STEPPING, StepFunctions
@@ -195,7 +205,7 @@ def _merged_view(
     for pid, threads in _by_process(merged).items():
         lead = lead_thread(threads)
         main = threads[lead] if lead is not None else Counter[Seen]()
-        role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
+        role = _role(roles.get(pid), main)
         known[pid] = role
         of_process = [(look, digest) for look, digest in looks if look.pid == pid]
 
@@ -359,6 +369,17 @@ def _had_core(states: Sequence[ThreadState]) -> float | None:
     return 1.0 - sum((state.delayed or 0.0) * state.asked for state in known) / wanted if wanted > 0.0 else None
 
 
+def _role(known: Role | None, main: Mapping[Seen, int]) -> Role:
+    """The role of a process: `known` from how it was started, unless its stacks tell whether it works for a loader.
+
+    Any child of multiprocessing looks like a loader's worker from outside.
+    """
+    loads = any(seen.worker for seen in main)
+    if known == "loader-worker" and main and not loads:
+        return "other"
+    return known or ("loader-worker" if loads else "other")
+
+
 def _trees(threads: Digest, roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]:
     """The call trees of the MOST_TREES busiest of these threads, the busiest first."""
     busiest = sorted(threads.items(), key=lambda thread: (-_busy(thread[1]), thread[0].pid, thread[0].thread))
@@ -475,15 +496,43 @@ def _groups(
     return groups
 
 
-def _lineless(account: _Account, samples: int) -> tuple[tuple[str, Activity, float], ...]:
-    """The time without a user line on the stack: (phase, activity, share of `samples`), the largest first."""
-    shares: dict[tuple[str, Activity], float] = defaultdict(float)
+def _lineless(account: _Account, samples: int) -> tuple[Lineless, ...]:
+    """The time without a user line on the stack, as shares of `samples`, the largest first."""
+    shares: dict[tuple[Phase, Activity], float] = defaultdict(float)
+    stacks: dict[Phase, dict[Seen, int]] = defaultdict(dict)
     for group, count in account.counts.items():
         if group.line is None:
+            stacks[group.phase] |= account.groups.get(group, {})
             for activity, part in account.parts.get(group, {}).items():
                 shares[group.phase, activity] += part * count / samples
+    places = {phase: _shared(own) for phase, own in stacks.items()}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return tuple((phase, activity, share) for (phase, activity), share in ordered if share > 0.0)
+    return tuple(Lineless(phase, activity, share, places[phase]) for (phase, activity), share in ordered if share > 0.0)
+
+
+def _shared(stacks: Mapping[Seen, int]) -> Frame | None:
+    """The innermost function that most of these samples have on their stack below the same callers, at its usual line.
+
+    None where not even the outermost one is that of most.
+    """
+    most, depth, place = 0.5 * sum(stacks.values()), 0, None
+    left = [([frame for frame in seen.frames if not frame.file.startswith(OWN_HOOK)], n) for seen, n in stacks.items()]
+    while left:
+        met: dict[tuple[str, str], Counter[Frame]] = {}
+        for frames, count in left:
+            if depth < len(frames):
+                met.setdefault((frames[depth].file, frames[depth].function), Counter())[frames[depth]] += count
+        function = max(met, key=lambda function: met[function].total(), default=None)
+        if function is None or met[function].total() <= most:
+            break
+        place = met[function].most_common(1)[0][0]
+        left = [
+            (frames, count)
+            for frames, count in left
+            if depth < len(frames) and (frames[depth].file, frames[depth].function) == function
+        ]
+        depth += 1
+    return place
 
 
 def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, samples: float) -> HotLine:

@@ -59,6 +59,7 @@ def judged(name, tier):
         ("ranking_queue_collect", 2, "latency-tail/collector", COLLECTS),
         ("chat_batching_long", 3, "latency-tail/prefill", None),
         ("ranking_queue_window", 3, "queue-bound/held", FILLS),
+        ("ranking_queue_window", 2, "queue-bound/held", FILLS),
         ("ranking_queue_single", 3, "underbatched/None", ONE_BY_ONE),
         ("embeddings_single", 3, "underbatched/None", ENCODES),
         ("generate_behind_a_lock", 3, "underbatched/None", GENERATES),

@@ -517,6 +517,20 @@ def test_one_checkpoint_does_not_tell_how_often_it_comes():
     assert verdict.evidence[0].startswith("once in 21 steps so far, 5.90 s")
 
 
+def test_files_that_a_function_uses_beside_its_steps_are_not_all_for_its_checkpoints():
+    """A flat script, of which every line is in one function."""
+    records = [step(index, 0.1, forward=0.04, save=0.3 if index == 20 else 0.0) for index in range(40)]
+    lines = [
+        line("<module>", 0.5, phase="forward", activity="native", work="tensor", number=20),
+        line("<module>", 0.4, activity="wait-disk", work="file", number=12),
+        line("<module>", 0.07, phase="save", activity="native", work="save", number=30),
+    ]
+    saving = fired(between_steps.checkpoint(snapshot(records, lines=lines)))
+    assert [where.line for where in saving.where] == [30] and saving.share < 0.2
+    alone = [msgspec.structs.replace(lines[0], function="train"), *lines[1:]]
+    assert len(fired(between_steps.checkpoint(snapshot(records, lines=alone))).where) == 2
+
+
 def test_evaluation_is_seen_only_in_training():
     records = [step(index, 1.0, evaluation=0.8) if index % 5 == 0 else step(index, 0.1) for index in range(40)]
     seen = snapshot(records, lines=[line("evaluate", 0.5, phase="evaluation", activity="native")])

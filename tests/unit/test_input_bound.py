@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from judgements import fired, level
-from snapshot_builder import WORKER, changed, constant, host, line, loaders, snapshot, step, steps
+from snapshot_builder import WORKER, changed, constant, host, line, loaders, process, snapshot, step, steps
 
 from aitop.diagnosis.causes import between_steps, computing, preprocessing
 from aitop.diagnosis.causes import input_bound as input_bound
@@ -51,6 +51,18 @@ def test_a_wait_seen_in_few_windows_is_too_little_to_tell_it_from_a_start(shares
 def test_waiting_for_loader_workers_is_told_at_once():
     seen = without_hook(0.4, 0.5, workers=2, host=host(2, worker_cpu=1.0), others=WORKERS)
     assert said(seen).severity != "info"
+
+
+def test_workers_of_other_ranks_and_of_other_loaders_do_not_feed_this_step():
+    records = [step(i, 0.1, data_wait=0.08, forward=0.02, queue_ready=0) for i in range(40)]
+    own = [process(WORKER + index, "loader-worker", rank=index // 2, cpu=1.0) for index in range(4)]
+    machine = host(busy=(0.2,) * 8)
+    machine = msgspec.structs.replace(machine, processes=(process(rank=0, cpu=1.0), process(101, rank=1), *own))
+    lines = [msgspec.structs.replace(LOADS, share=0.8), *(line("__getitem__", 0.9, pid=one.pid) for one in own)]
+    verdict = said(snapshot(records, lines=lines, workers=4, host=machine))
+    assert next(fix.setting.current for fix in verdict.fixes if fix.setting) == 2
+    verdict = said(snapshot(records, lines=lines, workers=4, host=machine, facts=loaders(1)))
+    assert next(fix.setting.current for fix in verdict.fixes if fix.setting) == 1
 
 
 @pytest.mark.parametrize("told", [2, None])

@@ -246,6 +246,26 @@ def test_ranks_under_conditions(first, second, subtype):
     assert odd.subtype == subtype and (subtype != "skipped-collective" or odd.ranks == (1,))
 
 
+@pytest.mark.parametrize(
+    ("channel", "cpu", "stands"), [("do_wait", 0.9, False), ("do_wait", 0.0, True), ("futex_wait", 0.9, True)]
+)
+def test_a_run_that_waits_for_a_child_at_work_does_not_stand(channel, cpu, stands):
+    found = History(Target(pid=1, command="x"))
+    for second in range(10):
+        sample = host(991.0 + second, channel=channel)
+        child = process(77, "other", cpu=cpu)
+        child = msgspec.structs.replace(child, ppid=sample.processes[0].pid)
+        found.add(msgspec.structs.replace(sample, processes=(*sample.processes, child)))
+    assert (standing_for(found, 1000.0) > 5.0) is stands
+
+
+def test_while_a_run_stands_no_other_rule_claims_its_time():
+    found = standstill(still((user(9), BACKWARD), (user(5),)), 1000.0)
+    lines = [line("train", 0.9, activity="sleep", number=5)]
+    judged = hang(snapshot([], standstill=found, lines=lines))
+    assert sum(entry.share for entry in judged.claims) == pytest.approx(1.0)
+
+
 def test_the_condition_may_stand_further_out_but_not_above_all_ranks():
     main = Frame("<module>", "/x/train.py", 99, True, None, "if __name__ == '__main__':")
     save = Frame("save", "/x/train.py", 3, True)

@@ -1,5 +1,6 @@
 """Rules about a device that waits for its host, or for its own memory: fires, does not fire, not enough evidence."""
 
+import msgspec
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
@@ -175,6 +176,13 @@ def test_a_device_starved_by_launches():
     assert any(fix.text.startswith("batch 32 → 128") for fix in verdict.fixes)
     assert any(fix.setting == Setting(name="batch_size", to=128, current=32) for fix in verdict.fixes)
     assert any("400 tensors" in fix.text for fix in verdict.fixes)
+
+
+def test_operations_and_samples_are_those_of_a_batch_where_gradients_are_added_up():
+    launches = [msgspec.structs.replace(one, backwards=4) for one in steps(**LAUNCHES)]
+    verdict = fired(launch_bound.judge(on_gpu(launches, busy=0.3, facts=cuda(ops=1500), lines=[MODEL])))
+    assert "6,000 operations a step, launched at 3 µs each" in verdict.evidence
+    assert any(fix.setting == Setting(name="batch_size", to=32, current=8) for fix in verdict.fixes)
 
 
 def test_launches_that_take_long_starve_a_device_as_well():

@@ -12,7 +12,7 @@ from aitop.diagnosis.causes.serving import queue
 from aitop.diagnosis.evidence import takes_request
 from aitop.diagnosis.served import idle_share, merged, of_iterations, of_requests, served
 from aitop.model.serving import IterationRecord, RequestRecord
-from aitop.model.snapshot import Phases, ProcessStacks, Stacks, ThreadShare
+from aitop.model.snapshot import Lineless, Phases, ProcessStacks, Stacks, ThreadShare
 from aitop.stacks.reading import read_stack
 from aitop.stacks.view import StackView
 
@@ -224,7 +224,7 @@ def test_an_engine_that_is_a_library_has_a_ledger_without_lines():
     plans = stack(core % 2, "vllm/v1/core/sched/scheduler.py:9 Scheduler.schedule")
     seen = window(10.0, (7, "MainThread", True, waits, 30), (7, "MainThread", True, plans, 10))
     (process,) = StackView().view([seen], {7: "rank"}, 0.0).processes
-    told = {(phase, activity): share for phase, activity, share in process.lineless}
+    told = {(one.phase, one.activity): one.share for one in process.lineless}
     assert told["idle", "wait-queue"] == pytest.approx(0.75)
     assert sum(share for (phase, _), share in told.items() if phase == "schedule") == pytest.approx(0.25)
 
@@ -245,7 +245,7 @@ def behind_front(active, *, making, idle=0.5, lines=()):
         line("run", idle, activity="wait-queue", number=9),
         line("run", 1.0 - idle, phase="forward", activity="native", number=12),
     ]
-    lineless = (("preprocess", "python", making), ("outside", "python", max(0.0, active - making)))
+    lineless = (Lineless("preprocess", "python", making), Lineless("outside", "python", max(0.0, active - making)))
     stacks = Stacks(
         seconds=5.0,
         samples=200,
@@ -292,7 +292,7 @@ def test_a_library_that_hands_requests_on_blocks_no_loop(activity):
 
 
 def test_code_of_libraries_without_a_line_works_for_storage_only_while_it_waits():
-    lineless = (("outside", "native", 0.07), ("outside", "wait-disk", 0.025))
+    lineless = (Lineless("outside", "native", 0.07), Lineless("outside", "wait-disk", 0.025))
     process = ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.9), lineless=lineless)
     works = line("run", 0.9, phase="forward", activity="native", number=12)
     seen = server(seen={"stacks": Stacks(seconds=5.0, samples=100, processes=(process,), lines=(works,))})

@@ -123,6 +123,14 @@ def test_longer_batches_take_longer():
     assert level(step_growth.judge(snapshot(records))) == 0.0
 
 
+def test_more_calls_of_the_model_take_longer():
+    """Episodes that get longer as the policy gets better: a forward pass each step of the environment."""
+    records = [
+        msgspec.structs.replace(one, forwards=20 + one.index // 8, samples=1) for one in slowing(5e-5, count=400)
+    ]
+    assert level(step_growth.judge(snapshot(records))) == 0.0
+
+
 def sampled(*counts, beside=()):
     """Twelve seconds of stacks without the hook; `counts` of 40 samples a window stand on one line beside the model,
     and those `beside` it on another one of its function.

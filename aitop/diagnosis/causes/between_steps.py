@@ -46,9 +46,13 @@ LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 
 @rule("checkpoint-stall", ENTER, LEAVE)
 def checkpoint(snapshot: Snapshot) -> Explanation | None:
-    """Time inside `torch.save` and what belongs to it: opening, writing and closing files in functions that save."""
+    """Time inside `torch.save` and what belongs to it: opening, writing and closing files in functions that save.
+
+    A function that also makes steps may use files for anything.
+    """
     saving = main_lines(snapshot, lambda entry: entry.phase == "save" or entry.work == "save")
     functions = {(entry.file, entry.function) for entry in saving.lines}
+    functions -= _functions(main_lines(snapshot, lambda entry: entry.phase not in (*HOST, "save", "environment")))
     host = main_lines(snapshot, lambda entry: entry.phase in HOST and (entry.file, entry.function) in functions)
     files = [entry for entry in _storage_lines(host.entries).entries if entry.work != "save"]
     lines = lines_of((*saving.entries, *files))
@@ -79,10 +83,14 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
 
 def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
     """Replace lines in functions that training steps run as well (the model) by the line that calls into them."""
-    steps = main_lines(snapshot, lambda entry: entry.phase != "evaluation").lines
-    shared = {(entry.file, entry.function) for entry in steps}
-    shared |= {(frame.file, frame.function) for entry in steps for frame in entry.via}
+    shared = _functions(main_lines(snapshot, lambda entry: entry.phase != "evaluation"))
     return Lines(lines.share, tuple(_outside_of(entry, shared) for entry in lines.entries))
+
+
+def _functions(lines: Lines) -> set[tuple[str, str]]:
+    """The functions, as (file, name), of these lines and of the user's frames above them."""
+    functions = {(entry.file, entry.function) for entry in lines.lines}
+    return functions | {(frame.file, frame.function) for entry in lines.lines for frame in entry.via}
 
 
 def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:

@@ -16,6 +16,7 @@ from aitop.diagnosis.evidence import (
     serves,
     short_place,
     stepping,
+    where_of,
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.model.snapshot import Snapshot
@@ -102,9 +103,18 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
 
 
 def _busiest(snapshot: Snapshot) -> tuple[Where, ...]:
-    """The lines that compute most, each with its share of the time. The backward pass follows from the forward pass."""
+    """The lines that compute most, each with its share of the time. The backward pass follows from the forward pass.
+
+    Where the program is nothing but a library, as a server may be, it is the function that most of that passes through.
+    """
     forward = main_lines(snapshot, lambda entry: entry.phase == "forward")
     lines = lines_of((*forward.lines, *by_hand(snapshot).lines))
+    if not lines.lines:
+        return tuple(
+            replace(where_of(entry.pid, frame), share=forward.share)
+            for entry in forward.entries[:1]
+            for frame, _ in entry.below[:1]
+        )
     return tuple(replace(where, share=lines.share * (where.share or 0.0)) for where in lines.where)
 
 

@@ -33,6 +33,7 @@ from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
 from aitop.diagnosis.what_if import Length, without
 from aitop.model.ledger import HANDED_WAITS
 from aitop.model.snapshot import Snapshot
+from aitop.model.steps import StepRecord
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
@@ -225,8 +226,10 @@ def why_transient(snapshot: Snapshot, wait: Wait) -> str | None:
     came_back = bool(loud) and _in_a_row(quiet[loud[0] : loud[-1]], QUIET_WINDOWS)
     if loud and not came_back and len(quiet) - 1 - loud[-1] >= QUIET_WINDOWS:
         return PASSED
-    steps, workers = records(snapshot), loader_workers(snapshot)
-    watched = sum(step.seconds for step in steps) if steps else snapshot.stacks.seconds if snapshot.stacks else 0.0
+    steps, workers = _over_window(snapshot), loader_workers(snapshot)
+    watched = snapshot.stacks.seconds if snapshot.stacks else 0.0
+    if steps:
+        watched = max(steps[-1].end - steps[0].end, sum(step.seconds for step in steps))
     if watched < LEAST_SECONDS:
         return FEW_SECONDS
     if wait.share < CRITICAL_SHARE and workers and others_have_cores(snapshot):
@@ -238,7 +241,7 @@ def why_transient(snapshot: Snapshot, wait: Wait) -> str | None:
 
 def _quiet_windows(snapshot: Snapshot, wait: Wait) -> list[bool]:
     """Whether the wait was quiet (QUIET), for each second of steps; without steps, for each window of stacks."""
-    steps, process = records(snapshot), main_stacks(snapshot)
+    steps, process = _over_window(snapshot), main_stacks(snapshot)
     beside = main_lines(snapshot, lambda entry: entry.phase in (*HOST, "data", "environment")).lines
     windows = by_window(beside, process) if beside and process is not None else []
     if steps:
@@ -250,6 +253,12 @@ def _quiet_windows(snapshot: Snapshot, wait: Wait) -> list[bool]:
             whole[second] = whole.get(second, 0.0) + step.seconds
         windows = [waited[second] / whole[second] if whole[second] > 0 else 0.0 for second in sorted(whole)]
     return [value < QUIET * wait.share for value in windows]
+
+
+def _over_window(snapshot: Snapshot) -> tuple[StepRecord, ...]:
+    """Steps from all over the window: quick ones are too many for all of them to be kept."""
+    steps, some = records(snapshot), snapshot.steps.spread if snapshot.steps else ()
+    return some if some and steps and some[0].end < steps[0].end else steps
 
 
 def _in_a_row(values: Sequence[bool], count: int) -> bool:

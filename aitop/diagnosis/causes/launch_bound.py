@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import NO_ROOM, activity_of_devices, idle_share, idle_words, memory_taken, on_gpu
-from aitop.diagnosis.evidence import each_unit, main_lines, records, share_of_steps
+from aitop.diagnosis.evidence import batch_of, each_unit, main_lines, operations_of_step, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -31,12 +31,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     each = _op_seconds(snapshot)
     if share < LEAVE:
         return None
-    small, words, facts = activity_of_devices(snapshot, "sm"), idle_words(snapshot), snapshot.facts
+    small, words, ops = activity_of_devices(snapshot, "sm"), idle_words(snapshot), operations_of_step(snapshot)
     phases = "the forward pass" if snapshot.kind == "inference" else "forward, backward and optimizer"
     evidence = [f"launching {phases} keeps the host busy {percent(launching)} of {each_unit(snapshot)}"]
     evidence += words
-    if each is not None and facts is not None:
-        evidence.append(f"{count(facts.ops)} operations a step, launched at {duration(each)} each")
+    if each is not None and ops is not None:
+        evidence.append(f"{count(round(ops))} operations a step, launched at {duration(each)} each")
     if small is not None:
         evidence.append(f"SMs at work {percent(small)} of the time")
     return Explanation(
@@ -88,7 +88,7 @@ def _explained(snapshot: Snapshot) -> float:
 
 def _op_seconds(snapshot: Snapshot) -> float | None:
     """Median seconds of the host for one operation of the forward pass; None where they were not counted or are few."""
-    ops = snapshot.facts.ops if snapshot.facts else None
+    ops = operations_of_step(snapshot)
     forwards = sorted(step.forward for step in records(snapshot))
     return forwards[len(forwards) // 2] / ops if ops and ops >= MANY_OPS and forwards else None
 
@@ -96,11 +96,12 @@ def _op_seconds(snapshot: Snapshot) -> float | None:
 def _fixes(snapshot: Snapshot, share: float) -> list[Fix]:
     facts = snapshot.facts
     root = f" of {facts.root}" if facts is not None and facts.root else ""
-    launches = f" its {count(facts.ops)} launches" if facts is not None and facts.ops else " the launches"
+    ops = operations_of_step(snapshot)
+    launches = f" its {count(round(ops))} launches" if ops else " the launches"
     fixes = [fix(f'torch.compile(mode="reduce-overhead"){root} replays{launches} as CUDA graphs', share)]
-    samples = sorted(step.samples for step in records(snapshot) if step.samples)
-    if samples and memory_taken(snapshot) < NO_ROOM:
-        batch = samples[len(samples) // 2]
+    batches = sorted(batch_of(step) for step in records(snapshot) if step.samples)
+    if batches and memory_taken(snapshot) < NO_ROOM:
+        batch = round(batches[len(batches) // 2])
         # Times a power of two, at least 2, that gives the device enough work to fill the idle share.
         larger = batch * 2 ** max(1, round(1.0 / max(0.05, 1.0 - share)) - 1).bit_length()
         setting = Setting(name="batch_size", to=larger, current=batch)

@@ -6,7 +6,7 @@ import re
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import activity_of_devices, idle_share, on_gpu, own_devices
-from aitop.diagnosis.evidence import RUNNING, Lines, main_lines, running
+from aitop.diagnosis.evidence import RUNNING, Lines, main_lines, operations_of_step, running
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.snapshot import Snapshot
@@ -51,7 +51,7 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
     lines = main_lines(
         snapshot, lambda entry: entry.does in RUNNING and (entry.phase == "forward" or entry.within_step)
     )
-    computing = (1.0 - idle) if device else _computing(snapshot, facts, lines)
+    computing = (1.0 - idle) if device else _computing(snapshot, lines)
     share = computing * FLOAT64_SAVED
     pipe = activity_of_devices(snapshot, "fp64") if device else None
     only = facts.parameter_dtypes == ("float64",)
@@ -79,7 +79,7 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
     )
 
 
-def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
+def _computing(snapshot: Snapshot, lines: Lines) -> float:
     """Share of a step on the CPU that computes, without the cost of calling operations, forward and backward.
 
     That cost is estimated from the part of the time in which the GIL is held, and from the number of operations in the
@@ -89,9 +89,10 @@ def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
     whole = main_lines(snapshot, lambda entry: entry.phase in phases or entry.within_step).share
     by_lock = whole * min(1.0, op_cost.WHOLE_CALL * lines.part(lambda entry: entry.does == "python"))
     step = snapshot.steps.mean if snapshot.steps else None
-    if facts.ops is None or not step:
+    ops = operations_of_step(snapshot)
+    if ops is None or not step:
         return whole - by_lock
-    by_count = facts.ops * (op_cost.FORWARD + op_cost.BACKWARD) / (step * running(snapshot))
+    by_count = ops * (op_cost.FORWARD + op_cost.BACKWARD) / (step * running(snapshot))
     return whole - min(whole, by_lock, by_count)
 
 

@@ -166,7 +166,7 @@ def _without_workers(snapshot: Snapshot) -> Length:
     samples = sum(process.samples for process in sampled_workers(snapshot))
     _, most = interval(workers_at_work(snapshot) or 0.0, samples)
     wait = main_lines(snapshot, lambda entry: entry.phase == "data").share
-    return Loading(wait=wait, makers=len(loader_workers(snapshot)), at_work=most).with_workers(0)
+    return Loading(wait=wait, makers=_workers_of_loader(snapshot) or 0, at_work=most).with_workers(0)
 
 
 def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
@@ -174,7 +174,7 @@ def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
 
     On a crowded machine a part of that is waiting for a core, and would remain without workers: no gain is proven.
     """
-    workers = len(loader_workers(snapshot))
+    workers = _workers_of_loader(snapshot) or 0
     taking = main_lines(snapshot, lambda entry: entry.phase == "data")
     depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
     ready = 1.0 - depths.count(0) / len(depths) if depths else None
@@ -205,7 +205,7 @@ def _workers_of_loader(snapshot: Snapshot) -> int | None:
     stepping thread does: it waits for them, or starts them.
     """
     info = snapshot.facts.main_loader if snapshot.facts else None
-    workers = max(len(loader_workers(snapshot)), info.workers if info else 0)
+    workers = info.workers if info else len(loader_workers(snapshot))
     if loader_workers(snapshot) or worker_lines(snapshot).lines:
         return workers or None
     data = main_lines(snapshot, lambda entry: entry.phase == "data")
@@ -298,12 +298,15 @@ def slow_worker(snapshot: Snapshot) -> SlowWorker | None:
     busy = {pid: mean_of(snapshot, f"worker{pid}.cpu") or 0.0 for pid in pids}
     if len(pids) < 2 or any(len(values_since(snapshot, f"worker{pid}.cpu", math.inf)) < SLOW_READINGS for pid in pids):
         return None
-    slowest, *others = sorted(busy, key=lambda pid: -busy[pid])
+    info = snapshot.facts.main_loader if snapshot.facts else None
+    slowest, *others = sorted(busy, key=lambda pid: -busy[pid])[: (info.workers if info else 0) or None]
+    if not others:
+        return None
     most = busy[others[0]]
     if busy[slowest] < SLOW_BUSY or most > MOST_OF_OTHERS * busy[slowest]:
         return None
     lines = worker_lines(snapshot, lambda entry: entry.pid == slowest)
-    return SlowWorker(slowest, min(1.0, busy[slowest]), most, len(busy), lines)
+    return SlowWorker(slowest, min(1.0, busy[slowest]), most, 1 + len(others), lines)
 
 
 def _of_slow_worker(slow: SlowWorker, share: float) -> Why:
@@ -336,13 +339,17 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     cheaper = _cheaper(place, share * within_first(lines))
     workers = fix(f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}", ahead)
     gains = workers.speedup is None or workers.speedup >= WORTH_IT
+    # A program that takes its work from a queue service waits there in the same way while there is none.
+    rests = snapshot.kind != "training" and lines.part(_asks_service) > 0.5
+    unsure = ("whether it waits for data or has nothing to do is not known",) if rests else ()
     return Why(
         subtype="storage" if blocked else "transform",
         where=lines.where,
-        evidence=(f"batches are made by the thread that computes, {_doing(lines, blocked=blocked)}: {place}",),
+        evidence=(f"batches are made by the thread that computes, {_doing(lines, blocked=blocked)}: {place}", *unsure),
         # Where no core is idle, workers would only take them from the step.
         fixes=(workers, cheaper) if gains else (cheaper,),
         confirmed=True,
+        proven=not rests,
     )
 
 
@@ -535,6 +542,11 @@ def _blocked(lines: Lines) -> bool:
 def reads(entry: Entry) -> bool:
     """Whether the time of the entry is spent in a library that reads data."""
     return entry.work in STORAGE_WORK
+
+
+def _asks_service(entry: Entry) -> bool:
+    """Whether the entry waits for a service on the network."""
+    return entry.activity == "wait-network" or (entry.activity != "python" and entry.work in ("network", "database"))
 
 
 def _source(lines: Lines) -> tuple[str, str] | None:

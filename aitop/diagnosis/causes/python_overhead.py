@@ -8,6 +8,7 @@ the forward pass is what Python and the calls of operations cost, whatever the c
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
@@ -23,6 +24,7 @@ from aitop.diagnosis.evidence import (
     held_by_line,
     lines_of,
     main_lines,
+    operations_of_step,
     records,
     running,
     seen_once,
@@ -100,17 +102,21 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     around = "around tiny operations" if mostly_model else between_words
     once = not in_model and seen_once(snapshot, lines)
     evidence = [f"the interpreter's lock is held {percent(held)} of the forward pass"] if in_model else []
-    if mostly_model and tiny and per_op is not None and snapshot.facts is not None:
-        each = f"{count(snapshot.facts.ops)} operations a step at {per_op * 1e6:.0f} µs each"
+    if mostly_model and tiny and per_op is not None:
+        each = f"{count(round(operations_of_step(snapshot) or 0))} operations a step at {per_op * 1e6:.0f} µs each"
         evidence.append(f"{each}: hardly worth a call")
     if mostly_model:
         evidence.append("how long one large operation would take instead is not known: the gain may be larger")
     evidence += [f"most of it at {short_place(lines.where[0])}"] if lines.where else []
+    # Small operations between the phases do arithmetic as well, which is left if they are made larger.
+    held_between = beside.part(lambda entry: entry.does == "python")
+    calls_between = without(share * min(1.0, op_cost.WHOLE_CALL * held_between), beside.entries)
+    # What large operations would take instead is not known: at most all of the share is saved.
+    of_model = estimated(share, surely, share + 0.9 * (1.0 - share))
     return Explanation(
         severity="info" if once else None,
         share=share,
-        # What large operations would take instead is not known: at most all of the share is saved.
-        gone=estimated(share, surely, share + 0.9 * (1.0 - share)) if mostly_model else share,
+        gone=of_model if mostly_model else replace(without(share, claims), most=calls_between.most),
         signals=(tiny and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
         # On a GPU every operation takes the host a few microseconds, however much it computes: that costs something
         # only if the device idles.
@@ -204,7 +210,7 @@ def _model(entry: Entry) -> bool:
 
 def _seconds_per_op(snapshot: Snapshot, share: float) -> float | None:
     """Mean CPU time of one autograd node's forward; None where the graph was not counted."""
-    ops = snapshot.facts.ops if snapshot.facts else None
+    ops = operations_of_step(snapshot)
     mean = snapshot.steps.mean if snapshot.steps else None
     return share * mean * running(snapshot) / ops if ops and mean else None
 

@@ -330,9 +330,10 @@ def _is_steady(medians: Sequence[float]) -> bool:
 
 
 def _longer_batches(steps: Sequence[StepRecord]) -> bool:
-    """Whether later steps simply have more work: more samples or longer sequences."""
+    """Whether later steps simply have more work: more samples, longer sequences or more calls of the model."""
     third = len(steps) // 3
-    for counts in ([step.samples for step in steps], [step.tokens for step in steps]):
+    calls = [step.forwards + step.no_grad_forwards for step in steps]
+    for counts in ([step.samples for step in steps], [step.tokens for step in steps], calls):
         known = [count for count in counts if count is not None]
         if len(known) == len(steps) and sum(known[-third:]) > 1.02 * sum(known[:third]):
             return True

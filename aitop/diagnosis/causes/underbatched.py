@@ -15,6 +15,7 @@ from aitop.diagnosis.evidence import (
     AT_LEISURE,
     MIN_STEPS,
     Lines,
+    batch_of,
     cores_wanted,
     lines_of,
     main_lines,
@@ -77,9 +78,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return "the model's inputs have no first dimension that could be a batch"
     if training and (acting := _policy_calls(snapshot, steps)) is not None:
         return acting
-    samples = median_high(float(step.samples or 1) for step in steps)
+    samples = median_high(map(batch_of, steps))
     # A server that has once taken more takes as many as there are.
-    most = samples if training else max(float(step.samples or 1) for step in steps)
+    most = samples if training else max(map(batch_of, steps))
     if most > FEW_SAMPLES or facts is None:
         return None
     if not training and others_have_cores(snapshot):
@@ -150,29 +151,28 @@ def _around_call(snapshot: Snapshot) -> Lines:
 
 
 def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:
-    """The cost of a step with these few samples; None where nothing says that larger batches would help."""
+    """The cost of a batch of these few samples; None where nothing says that larger ones would help.
+
+    A training step may add up the gradients of several batches, each with a backward pass.
+    """
     if on_gpu(snapshot):
         idle = idle_share(snapshot)
         if idle is None or idle < MOSTLY_IDLE:
             return None
-        whole = median_high(step.seconds for step in steps)
+        whole = median_high(step.seconds / max(1, step.backwards) for step in steps)
         # The idle time of the device is a fixed cost that more samples could fill; its busy time grows with the batch.
         return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, True)
     if snapshot.kind == "training":
-        return _of_training(steps, samples, facts, running(snapshot))
+        passes = [(step, max(1, step.backwards)) for step in steps]
+        return _of_operations(
+            median_high(step.seconds / batches for step, batches in passes),
+            median_high(step.forward / batches for step, batches in passes),
+            median_high((step.forward + step.backward) / batches for step, batches in passes),
+            samples,
+            facts.ops,
+            running(snapshot),
+        )
     return _of_weights(steps, samples, facts, running(snapshot))
-
-
-def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
-    """The cost of a training step whose operations take hardly longer than it takes to call them; else None."""
-    return _of_operations(
-        median_high(step.seconds for step in steps),
-        median_high(step.forward for step in steps),
-        median_high(step.forward + step.backward for step in steps),
-        samples,
-        facts.ops,
-        ran,
-    )
 
 
 def _of_operations(  # noqa: PLR0917
@@ -253,7 +253,7 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, spe
     facts, training, gpu = snapshot.facts, snapshot.kind == "training", on_gpu(snapshot)
     each_time = duration(cost.fixed + cost.each * cost.samples)
     evidence = [
-        f"{plural(round(cost.samples), 'sample')} a step, {each_time} each time",
+        f"{plural(round(cost.samples), 'sample')} at a time, {each_time} each",
         f"GPU idle {percent(idle_share(snapshot))} of the time"
         if gpu
         else f"about {duration(cost.fixed)} of it is the same for any number of samples (by the size of the model)",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aitop.diagnosis.conditions.stalled import stalled
-from aitop.diagnosis.evidence import short_place, where_of
+from aitop.diagnosis.evidence import entries_of, short_place, where_of
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.what_if import fix
 from aitop.model.ranks import FlightRecord, Standing, Standstill
@@ -60,6 +60,8 @@ def hang(snapshot: Snapshot) -> Explanation | str | None:
         fixes=(fix(odd.fix),) if odd.fix else (),
         ranks=odd.ranks,
         level=1.0,
+        # Nothing else slows a run that stands.
+        claims=entries_of(snapshot),
     )
 
 

@@ -61,7 +61,7 @@ def fronts(snapshot: Snapshot) -> list[Front]:
         lines = lines_of(
             entry for entry in producer_entries(snapshot) if (entry.pid, entry.thread) == lead and _works(entry)
         )
-        library = sum(share for phase, _, share in process.lineless if phase in MADE)
+        library = sum(one.share for one in process.lineless if one.phase in MADE)
         if process.pid == ledger.pid or active is None or not (library or lines.entries):
             continue
         own = sum(entry.share for entry in lines.entries if entry.phase in MADE or entry.work in OF_INPUT)

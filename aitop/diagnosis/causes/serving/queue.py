@@ -11,8 +11,10 @@ from msgspec import structs
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.evidence import (
+    MAIN,
     Lines,
     cores_wanted,
+    interval,
     main_lines,
     main_stacks,
     producer_entries,
@@ -31,6 +33,7 @@ from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Setting, Where
+from aitop.stacks.pool import SEVERAL, SHORT_THREADS
 
 # From ENTER on a request waits longer than it is worked on. In a server that is half busy, requests of equal length
 # that come at random spend a third of their time in the queue.
@@ -68,7 +71,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving or Serving(basis="stacks")
     held = _held(serving, snapshot)
     if held is not None and held >= LEAVE:
-        waits = main_lines(snapshot, _waits_for_batch)
+        waits = main_lines(snapshot, _waits_for_batch if serving.requests else takes_request)
         # A coroutine that awaits is on no stack: the lines at which its handler was seen to run are beside its awaits.
         return _of_held(serving, held, waits if waits.where else main_lines(snapshot, _runs_in_loop))
     queue = _queue(serving, snapshot)
@@ -110,12 +113,34 @@ def _held(serving: Serving, snapshot: Snapshot) -> float | None:
     It is a lower bound: the work of all threads is added up as if no two of them ever worked at the same time.
     """
     idle = idle_share(serving)
-    if idle is None or idle >= 1.0 or not snapshot.ledgers:
+    if idle is None:
+        idle = 1.0 - _under_way_at_least(snapshot)
+    if idle >= 1.0 or not snapshot.ledgers:
         return None
     main = [entry for ledger in snapshot.ledgers for entry in ledger.entries if entry.lane == "main"]
     rest = sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry))
     work = len(snapshot.ledgers) - rest
     return 1.0 - (work + cores_wanted(producer_entries(snapshot))) / (1.0 - idle)
+
+
+def _under_way_at_least(snapshot: Snapshot) -> float:
+    """The part (0..1) of the time in which stacks prove a request under way, where each has a thread of its own.
+
+    That is the part in which the busiest of these threads handles one; 0 where requests have no threads. A name that
+    stands for several threads proves nothing: how many of them handled one at the same time is not known.
+    """
+    known = snapshot.stacks.threads if snapshot.stacks is not None else ()
+    there = {(each.pid, each.thread): each.samples for each in known}
+    handling: dict[tuple[int, str], float] = {}
+    for entry in producer_entries(snapshot):
+        if entry.handler not in (None, "event-loop") and entry.thread != SHORT_THREADS:
+            handling[entry.pid, entry.thread] = handling.get((entry.pid, entry.thread), 0.0) + entry.samples
+    parts = [0.0]
+    for key, samples in handling.items():
+        looks = there.get((key[0], MAIN), 0)
+        if looks and there.get(key, 0) < SEVERAL * looks:
+            parts.append(interval(samples / looks, looks)[0])
+    return max(parts)
 
 
 def _waits_for_batch(entry: Entry) -> bool:
