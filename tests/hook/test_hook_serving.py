@@ -387,7 +387,7 @@ def test_compilations_are_pauses_of_what_serves(watched, server):
     ours = [one for one in callback.callback_handler.start_callbacks if "Compiles" in one.__qualname__]
     # Torch before 2.8 calls them without an argument.
     ours[0]()
-    [one for one in callback.callback_handler.end_callbacks if "Compiles" in one.__qualname__][0]()
+    next(one for one in callback.callback_handler.end_callbacks if "Compiles" in one.__qualname__)()
     aitop.hook.remove()
     assert len(ours) == 1 and ours[0] not in callback.callback_handler.start_callbacks
 

@@ -9,6 +9,8 @@ from rich.cells import cell_len
 from sample_parts import gpus, h200
 
 from aitop.model.gpu import MigDevice
+from aitop.model.source import SourceStatus
+from aitop.model.verdict import Diagnosis
 from aitop.ui.layout import plan
 from aitop.ui.screens.help import our_bindings
 
@@ -320,3 +322,15 @@ def test_no_two_panes_overlap_at_any_size(width, height, gpus, banner, zoom):
         assert not cells & taken, name
         assert all(0 <= x < width and 0 <= y < height for x, y in cells), name
         taken |= cells
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36)])
+async def test_how_to_get_in_is_in_sight_however_long_the_reason(look_at, size):
+    reason = "process 4242 may not be looked into: only a process's ancestors may look into it (Yama ptrace_scope 1)"
+    remedy = "sudo sysctl kernel.yama.ptrace_scope=0"
+    refused = {name: SourceStatus(time=0.0, source=name, state="denied", reason=reason, remedy=remedy)
+               for name in ("hook", "stacks")}  # fmt: skip
+    seen = msgspec.structs.replace(samples.input_bound(), stacks=None, steps=None, facts=None, ledgers=())
+    seen = msgspec.structs.replace(seen, sources={**seen.sources, **refused}, diagnosis=Diagnosis())
+    async with look_at(seen, size=size) as eyes:
+        assert remedy in " ".join(eyes.pane("code").replace("│", " ").split())

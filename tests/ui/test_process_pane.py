@@ -122,6 +122,9 @@ async def test_keys_and_mouse_fold_and_zoom_panes(look_at):
         assert eyes.shown() == {"header", "code", "footer"}
         await eyes.press("escape")
         assert "verdict" in eyes.shown()
+        await eyes.pilot.click("#processes", offset=(20, 0), times=2)
+        await eyes.pilot.pause()
+        assert eyes.shown() == {"header", "processes", "footer"}, "a pane with rows as well"
 
 
 async def test_a_click_sorts_folds_and_chooses(look_at):

@@ -38,6 +38,8 @@ from aitop.model.verdict import Fix
 ENTER, LEAVE = 0.05, 0.03
 # Two or three samples come by chance where each step prints a line.
 LEAST_SAMPLES = 4
+# What comes with a burst has at most this part of its samples in windows of stacks without one.
+SELDOM = 0.1
 # The share of a step that a stall may still cost once it is made rarer.
 CHEAP = 0.02
 # A line counts as reading or writing if storage takes at least LEAST_STORED of its own time, and LEAST_WAITED of all.
@@ -48,12 +50,20 @@ LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 def checkpoint(snapshot: Snapshot) -> Explanation | None:
     """Time inside `torch.save` and what belongs to it: opening, writing and closing files in functions that save.
 
-    A function that also makes steps may use files for anything.
+    A function that also makes steps may use files for anything: there only lines count that come when it saves.
     """
     saving = main_lines(snapshot, lambda entry: entry.phase == "save" or entry.work == "save")
     functions = {(entry.file, entry.function) for entry in saving.lines}
-    functions -= _functions(main_lines(snapshot, lambda entry: entry.phase not in (*HOST, "save", "environment")))
-    host = main_lines(snapshot, lambda entry: entry.phase in HOST and (entry.file, entry.function) in functions)
+    steps = _functions(main_lines(snapshot, lambda entry: entry.phase not in (*HOST, "save", "environment")))
+    when = {window for entry in saving.entries for window, count in enumerate(entry.by_window) if count}
+    host = main_lines(
+        snapshot,
+        lambda entry: (
+            entry.phase in HOST
+            and (entry.file, entry.function) in functions
+            and ((entry.file, entry.function) not in steps or _comes_with(entry, when))
+        ),
+    )
     files = [entry for entry in _storage_lines(host.entries).entries if entry.work != "save"]
     lines = lines_of((*saving.entries, *files))
     timed = _timed(snapshot, lambda step: step.save)
@@ -85,6 +95,12 @@ def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
     """Replace lines in functions that training steps run as well (the model) by the line that calls into them."""
     shared = _functions(main_lines(snapshot, lambda entry: entry.phase != "evaluation"))
     return Lines(lines.share, tuple(_outside_of(entry, shared) for entry in lines.entries))
+
+
+def _comes_with(entry: Entry, windows: Set[int]) -> bool:
+    """Whether a line was hardly ever sampled outside of these windows of stacks."""
+    outside = sum(count for window, count in enumerate(entry.by_window) if window not in windows)
+    return bool(entry.by_window) and outside <= SELDOM * sum(entry.by_window)
 
 
 def _functions(lines: Lines) -> set[tuple[str, str]]:
