@@ -36,7 +36,7 @@ from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.serving import Serving
-from aitop.model.snapshot import HotLine, Phases, ThreadShare
+from aitop.model.snapshot import HotLine, Phases, Series, ThreadShare
 from aitop.model.verdict import Abstention, Setting
 
 # gil-contention ---------------------------------------------------------------------------------------------------
@@ -515,6 +515,19 @@ def test_one_checkpoint_does_not_tell_how_often_it_comes():
     verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
     assert (verdict.severity, verdict.confidence <= 0.5) == ("info", True)
     assert verdict.evidence[0].startswith("once in 21 steps so far, 5.90 s")
+
+
+def test_evaluations_that_are_rarer_than_the_window_are_known_from_the_minutes_before():
+    records = [step(index, 0.1) for index in range(240)]
+    records.append(step(240, 10.0, evaluation=10.0))
+    minutes = [0.0] * 200
+    minutes[60] = minutes[130] = minutes[199] = 10.0
+    lines = [line("evaluate", 0.3, phase="evaluation", activity="native")]
+    by_second = Series(times=tuple(range(801, 1001)), values=tuple(minutes))
+    seen = snapshot(records, lines=lines, series={"step_evaluation": by_second})
+    verdict = fired(between_steps.evaluation(seen))
+    assert verdict.severity != "info" and verdict.share == pytest.approx(30 / 200)
+    assert verdict.evidence[0] == "3 times in 200 s, 10 s each"
 
 
 def test_files_that_a_function_uses_beside_its_steps_are_not_all_for_its_checkpoints():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from aitop.diagnosis.evidence import (
     takes_request,
 )
 from aitop.diagnosis.rule import Explanation, rule
+from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
@@ -66,10 +68,10 @@ def checkpoint(snapshot: Snapshot) -> Explanation | None:
     )
     files = [entry for entry in _storage_lines(host.entries).entries if entry.work != "save"]
     lines = lines_of((*saving.entries, *files))
-    timed = _timed(snapshot, lambda step: step.save)
+    timed = _timed(snapshot, lambda step: step.save, "step_save")
     what = f"saving at {short_place(lines.where[0])}" if lines.where else "saving"
     fixes = (
-        _rarer(snapshot, f"{what}:", lines.share, timed.bursts),
+        _rarer(snapshot, f"{what}:", lines.share, timed),
         fix(f"{what}: copy the state to host memory and write it in a background thread or process", lines.share),
     )
     return _stall(snapshot, "goes into saving checkpoints", lines, fixes, timed)
@@ -80,10 +82,10 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
     """Forward passes without gradient between training steps."""
     own = main_lines(snapshot, lambda entry: entry.phase == "evaluation")
     lines = _calling_model(snapshot, own)
-    timed = _timed(snapshot, lambda step: step.evaluation)
+    timed = _timed(snapshot, lambda step: step.evaluation, "step_evaluation")
     what = f"evaluate ({short_place(lines.where[0])})" if lines.where else "evaluate"
     fixes = (
-        _rarer(snapshot, what, lines.share, timed.bursts),
+        _rarer(snapshot, what, lines.share, timed),
         fix("evaluate on a sample of the validation set: half as much gives back half", lines.share / 2),
         fix("evaluate checkpoints in a process of its own", lines.share),
     )
@@ -148,20 +150,34 @@ def _storage_lines(entries: Iterable[Entry]) -> Lines:
 
 
 class _Timed(NamedTuple):
-    """What the hook measured of a stall: its share of the time, and its seconds in each step that had it."""
+    """What the hook measured of a stall: its share of the time, and its seconds in each step that had it.
+
+    That is of the window, or of the last `over` seconds, where the window has at most one step that had it.
+    """
 
     share: float = 0.0
     bursts: tuple[float, ...] = ()
+    over: float | None = None
 
 
 _NOT_TIMED = _Timed()
 
 
-def _timed(snapshot: Snapshot, seconds: Callable[[StepRecord], float]) -> _Timed:
-    """What the hook measured; _NOT_TIMED if that is hardly anything, since other calls take the time then."""
+def _timed(snapshot: Snapshot, seconds: Callable[[StepRecord], float], series: str) -> _Timed:
+    """What the hook measured; _NOT_TIMED if that is hardly anything, since other calls take the time then.
+
+    `series` has the same for each second of the last minutes.
+    """
     share = share_of_steps(records(snapshot), seconds) or 0.0
     bursts = tuple(spent for step in records(snapshot) if (spent := seconds(step)) > 0.0)
-    return _Timed(share, bursts) if share >= LEAVE else _NOT_TIMED
+    if share < LEAVE:
+        return _NOT_TIMED
+    minutes = values_since(snapshot, series, math.inf)
+    earlier = tuple(spent for _, spent in minutes if spent > 0.0)
+    if len(bursts) < 2 <= len(earlier):
+        over = snapshot.time - minutes[0][0] + 1.0
+        return _Timed(min(share, sum(earlier) / over), earlier, over)
+    return _Timed(share, bursts)
 
 
 def _stall(
@@ -169,13 +185,16 @@ def _stall(
 ) -> Explanation | None:
     """The verdict on time lost between steps."""
     share, steps = lines.share, records(snapshot)
+    if timed.over is not None:
+        # The window happens to have one of the bursts: over minutes they take less of the time.
+        share = min(share, timed.share)
     if share < LEAVE:
         return None
     sampled = bool(lines.lines) and lines.samples >= LEAST_SAMPLES
     kernel = lines.part(lambda entry: entry.activity in STORAGE_WAITS) > 0.5
     # One burst tells what it costs, but not how often it comes.
     once = len(timed.bursts) == 1 if timed.bursts else seen_once(snapshot, lines)
-    evidence = _often(timed.bursts, len(steps))
+    evidence = _often(timed, len(steps))
     if timed.bursts:
         around = ", the rest around the calls that are timed" if share - timed.share >= LEAVE else ""
         evidence.append(f"{percent(timed.share)} of {each_unit(snapshot)}, measured in the process{around}")
@@ -198,11 +217,12 @@ def _stall(
     )
 
 
-def _rarer(snapshot: Snapshot, what: str, share: float, bursts: Sequence[float]) -> Fix:
+def _rarer(snapshot: Snapshot, what: str, share: float, timed: _Timed) -> Fix:
     """The fix "do it less often": so rarely that it costs at most CHEAP; in steps, if its rhythm is known."""
+    bursts, share = timed.bursts, share if timed.over is None else min(share, timed.share)
     factor, steps = _factor(share), len(records(snapshot))
     often = f"{factor} times as rarely"
-    if 2 <= len(bursts) <= steps:
+    if timed.over is None and 2 <= len(bursts) <= steps:
         every = steps / len(bursts)
         instead = f" instead of every {every:.0f}" if every >= 1.5 else ""
         often = f"every {round(every * factor) if instead else factor} steps{instead}"
@@ -219,10 +239,13 @@ def _saved_rarely(share: float) -> float:
     return share * (1.0 - 1.0 / _factor(share))
 
 
-def _often(bursts: Sequence[float], steps: int) -> list[str]:
+def _often(timed: _Timed, steps: int) -> list[str]:
     """Evidence of how often the bursts came and what each cost."""
+    bursts = timed.bursts
     if not bursts:
         return []
+    if timed.over is not None:
+        return [f"{len(bursts)} times in {timed.over:.0f} s, {duration(sum(bursts) / len(bursts))} each"]
     if len(bursts) == 1:
         return [f"once in {steps} steps so far, {duration(bursts[0])}: how often it comes is not known yet"]
     cost = duration(sum(bursts) / len(bursts))
