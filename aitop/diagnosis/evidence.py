@@ -158,20 +158,18 @@ def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda en
 
 
 def sampled_workers(snapshot: Snapshot) -> list[ProcessStacks]:
-    """The workers of the judged process's loader of which stacks were sampled.
+    """The workers of the judged process's loader of which stacks were sampled, those that have ended among them.
 
-    If there are more than the loader has, the others are those of another one, such as for validation, and rest.
+    If more live than the loader has, the others are those of another one, such as for validation, and rest.
     """
     feeding = {process.pid for process in loader_workers(snapshot)}
-    ended = {process.pid for process in snapshot.processes}.isdisjoint
+    alive = {process.pid for process in snapshot.processes}
     processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
-    workers = [
-        process
-        for process in processes
-        if process.role == "loader-worker" and (process.pid in feeding or ended([process.pid]))
-    ]
+    workers = [process for process in processes if process.role == "loader-worker"]
     info = snapshot.facts.main_loader if snapshot.facts else None
-    return sorted(workers, key=lambda process: process.idle or 0.0)[: (info.workers if info else 0) or None]
+    living = sorted((one for one in workers if one.pid in feeding), key=lambda process: process.idle or 0.0)
+    ended = (process for process in workers if process.pid not in alive)
+    return [*living[: (info.workers if info else 0) or None], *ended]
 
 
 def interval(share: float, samples: int) -> tuple[float, float]:

@@ -270,7 +270,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         where=lines.where,
         evidence=(
             *empty,
-            _workers(workers, each, blocked, lines),
+            _workers(workers, each, blocked, lines) if sampled_workers(snapshot) else _unseen(workers),
             *_free(free),
             *([f"workers read {rate(reading)} from storage"] if reading > 1e6 else []),
         ),
@@ -568,11 +568,15 @@ def _doing(lines: Lines, *, blocked: bool) -> str:
     return source[0] if source is not None else "waiting for something other than the CPU"
 
 
+def _unseen(count: int) -> str:
+    """Evidence of workers at which nobody looked yet; 0 where their number is not known."""
+    named = plural(count, "worker") if count else "worker processes"
+    return f"{named} of which no stacks were seen yet"
+
+
 def _workers(count: int, each: float | None, blocked: bool, lines: Lines) -> str:
     """Evidence of what the workers do."""
-    named = plural(count, "worker") if count else "worker processes"
-    if not lines.lines:
-        return f"{named} of which no stacks were seen yet"
+    named = plural(count, "worker")
     if each is None:
         return named
     at_work = percent(min(1.0, lines.share))
