@@ -35,8 +35,10 @@ class Judge:
     """Turns the findings of successive ticks into a stable list of verdicts.
 
     A finding is shown once it was at or above its band's `enter` in `CONFIRM_TICKS` ticks in a row, and is dropped once
-    it was below `leave` for `DWELL_SECONDS`. Rules run in order. Later rules do not see the ledger entries that an
-    earlier finding has claimed, so no time is counted twice.
+    it was below `leave` for `DWELL_SECONDS`. If nothing is shown or about to be, what an `only_alone` rule found stands,
+    however weak: there is always an answer to where the time goes.
+    Rules run in order. Later rules do not see the ledger entries that an earlier finding has claimed, so no time is
+    counted twice.
     """
 
     def __init__(self, rules: Sequence[Rule] = RULES) -> None:
@@ -48,6 +50,7 @@ class Judge:
     def judge(self, snapshot: Snapshot) -> Diagnosis:
         """The verdicts and abstentions of this tick, the main verdict first. The Snapshot must have its ledgers."""
         abstained: list[Abstention] = []
+        resort: Verdict | None = None
         unclaimed = snapshot
         owned: frozenset[tuple[object, ...]] = frozenset()
         shares = {claim(entry): entry.share for ledger in snapshot.ledgers for entry in ledger.entries}
@@ -57,6 +60,8 @@ class Judge:
                 abstained.append(judgement)
             finding = judgement if isinstance(judgement, Finding) else None
             self._update(rule, finding, snapshot.time)
+            if rule.only_alone and finding is not None and finding.level > 0.0:
+                resort = finding.verdict
             shown = self._shown.get(rule.id)
             if shown is not None and _explained(shown.claims, owned, shares):
                 shown = None
@@ -70,7 +75,10 @@ class Judge:
             if claims:
                 unclaimed = _without(unclaimed, claims)
         following = {rule.id for rule in self._rules if rule.follows}
-        weighed = [_weighed(each.verdict) for each in self._shown.values()]
+        shown_now = [each.verdict for each in self._shown.values()]
+        if not shown_now and not self._entering and resort is not None:
+            shown_now = [resort]
+        weighed = [_weighed(verdict) for verdict in shown_now]
         verdicts = sorted(weighed, key=lambda verdict: _importance(verdict, follows=verdict.id in following))
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = [_weighed(verdict) for verdict in what_if.together(verdicts, self._scopes, snapshot)]

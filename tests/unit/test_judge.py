@@ -44,6 +44,20 @@ def shown(judge, time):
     return [one.id for one in judge.judge(picture(time)).verdicts]
 
 
+def test_there_is_always_an_answer_to_where_the_time_goes():
+    waits, computes = Level(), Level("compute-bound", "info")
+    computes.rule = msgspec.structs.replace(computes.rule, only_alone=True)
+    judge = Judge([waits.rule, computes.rule])
+    computes.level, waits.level = 0.05, 0.5
+    assert not judge.judge(picture(1.0)).verdicts, "a warning is about to be shown"
+    assert [one.id for one in judge.judge(picture(2.0)).verdicts] == ["input-bound"]
+    waits.level = None
+    shown = [judge.judge(picture(2.0 + second)).verdicts for second in range(1, 9)]
+    assert [one.id for one in shown[0]] == ["input-bound"] and [one.id for one in shown[-1]] == ["compute-bound"]
+    computes.level = None
+    assert not judge.judge(picture(12.0)).verdicts
+
+
 def test_a_finding_needs_two_ticks_above_enter():
     source = Level()
     judge = Judge([source.rule])

@@ -9,6 +9,7 @@ from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_g
 from aitop.diagnosis.evidence import (
     by_hand,
     each_unit,
+    judged_pid,
     lines_of,
     main_lines,
     place_of,
@@ -109,6 +110,11 @@ def _busiest(snapshot: Snapshot) -> tuple[Where, ...]:
     """
     forward = main_lines(snapshot, lambda entry: entry.phase == "forward")
     lines = lines_of((*forward.lines, *by_hand(snapshot).lines))
+    if not lines.lines and not forward.entries and snapshot.stacks is not None:
+        # Another cause may have claimed them, which is only information.
+        pid = judged_pid(snapshot)
+        heaviest = next((line for line in snapshot.stacks.lines if line.pid == pid and line.phase == "forward"), None)
+        return () if heaviest is None else (replace(where_of(pid, heaviest), share=heaviest.share),)
     if not lines.lines:
         return tuple(
             replace(where_of(entry.pid, frame), share=forward.share)

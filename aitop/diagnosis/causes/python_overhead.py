@@ -22,6 +22,7 @@ from aitop.diagnosis.evidence import (
     each_unit,
     function_of,
     held_by_line,
+    interval,
     lines_of,
     main_lines,
     operations_of_step,
@@ -55,7 +56,8 @@ BATCHED_AWAY = 0.88
 class Calls(msgspec.Struct, frozen=True):
     """What calls of operations cost, as a share (0..1) of a step, and the Python of the lines that call them.
 
-    `seen` is the part of it that was seen in the stacks of these lines; the rest is what their backward pass may cost.
+    `seen` is the part of it on lines that hold the lock for long enough even if chance favoured them in the samples. The
+    rest is of other lines, and what their backward pass may cost.
     """
 
     share: float
@@ -154,16 +156,16 @@ def _of_calls(snapshot: Snapshot, model: Lines, *, tiny: bool, counted: bool) ->
     forward = lines_of(entry for entry in model.entries if entry.phase == "forward")
     calling = _calling(forward, least_held)
     beside = _calling(lines_of(entry for entry in model.entries if entry.phase != "forward"), least_held)
-    both = calling.share + beside.share
+    both, seen = calling.share + beside.share, calling.seen + beside.seen
     if both < least_seen:
         return NO_CALLS
     python = lines_of((*calling.python.entries, *beside.python.entries))
     # If the operations of the autograd graph are not tiny, the tiny ones are not in the graph: they have no backward.
     if calling.share <= least_seen or (counted and not tiny):
-        return Calls(both, both, python)
+        return Calls(both, seen, python)
     # Calls are taken to make up the same part of the backward pass as of the forward pass.
     backward = main_lines(snapshot, lambda entry: entry.phase == "backward").share
-    return Calls(both + backward * calling.share / forward.share, both, python)
+    return Calls(both + backward * calling.share / forward.share, seen, python)
 
 
 def _calling(lines: Lines, least_held: float) -> Calls:
@@ -175,11 +177,17 @@ def _calling(lines: Lines, least_held: float) -> Calls:
     if lines.part(lambda entry: entry.does == "python") < least_held:
         return NO_CALLS
     whole, held = shares_by(lines.entries, lambda entry: entry.at), held_by_line(lines.entries)
-    calling = {at: share for at, share in held.items() if share >= least_held * whole[at]}
-    share = sum(min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share) for at, share in calling.items())
-    return Calls(
-        share, share, lines_of(entry for entry in lines.entries if entry.does == "python" and entry.at in calling)
-    )
+    calling = {
+        at: min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share)
+        for at, share in held.items()
+        if share >= least_held * whole[at]
+    }
+    looks: dict[tuple[str, int], float] = {}
+    for entry in lines.lines:
+        looks[entry.at] = looks.get(entry.at, 0.0) + entry.samples
+    surely = [at for at in calling if interval(held[at] / whole[at], round(looks.get(at, 0.0)))[0] >= least_held]
+    python = lines_of(entry for entry in lines.entries if entry.does == "python" and entry.at in calling)
+    return Calls(sum(calling.values()), sum(calling[at] for at in surely), python)
 
 
 def _in_python(host: Lines) -> Lines:
