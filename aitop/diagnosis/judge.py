@@ -35,8 +35,8 @@ class Judge:
     """Turns the findings of successive ticks into a stable list of verdicts.
 
     A finding is shown once it was at or above its band's `enter` in `CONFIRM_TICKS` ticks in a row, and is dropped once
-    it was below `leave` for `DWELL_SECONDS`. If nothing is shown or about to be, what an `only_alone` rule found stands,
-    however weak: there is always an answer to where the time goes.
+    it was below `leave` for `DWELL_SECONDS`. If nothing is shown or about to be, what an `only_alone` rule found
+    stands, however weak: there is always an answer to where the time goes.
     Rules run in order. Later rules do not see the ledger entries that an earlier finding has claimed, so no time is
     counted twice.
     """

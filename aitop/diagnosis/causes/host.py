@@ -147,16 +147,19 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         ahead = f"do the work of {place_of(first)} in fewer, larger operations"
     else:
         ahead = f"shorten {place_of(first)}, or overlap it with the step"
-    shorter = fix(ahead, gone * within_first(lines))
+    # A fix at that line saves what its function takes, and only that is foretold. What blocks an event loop is moved
+    # out of it as a whole.
+    saved = gone if loops else gone * within_first(lines)
+    shorter = fix(ahead, saved)
     unit = "each request" if at_leisure else each_unit(snapshot)
     # Larger operations still do the arithmetic of the small ones: only what the calls themselves take is sure to go.
-    calls = without(gone * min(1.0, op_cost.WHOLE_CALL * held), lines.entries)
+    calls = without(saved * min(1.0, op_cost.WHOLE_CALL * held), lines.entries)
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
         doubtful=not steps_seen or host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
-        gone=replace(without(gone, lines.entries), most=calls.most) if small else gone,
+        gone=replace(without(saved, lines.entries), most=calls.most) if small else saved,
         level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),

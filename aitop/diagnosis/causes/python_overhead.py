@@ -56,8 +56,8 @@ BATCHED_AWAY = 0.88
 class Calls(msgspec.Struct, frozen=True):
     """What calls of operations cost, as a share (0..1) of a step, and the Python of the lines that call them.
 
-    `seen` is the part of it on lines that hold the lock for long enough even if chance favoured them in the samples. The
-    rest is of other lines, and what their backward pass may cost.
+    `seen` is the part of it on lines that hold the lock for long enough even if chance favoured them in the samples.
+    The rest is of other lines, and what their backward pass may cost.
     """
 
     share: float
