@@ -38,8 +38,7 @@ from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
 # If workers work for less than this part of their time, batches are ready when needed: taking one is no wait for them.
-# Those that were too slow were at work for 0.63 of it or more, those that kept up for 0.59 or less, but for one of 23.
-IDLE_WORKERS = 0.6
+IDLE_WORKERS = 0.5
 # A wait that was watched for less than this (seconds) may not last.
 LEAST_SECONDS = 1.5
 # A wait is over after QUIET_WINDOWS quiet windows in a row. Only if SEEN_WINDOWS windows show it, it can be told from
