@@ -74,7 +74,8 @@ def test_torch_compile_does_not_notice(script):
         # From before the hook came until after it left.
         for count in ("graphs", "breaks", "recompiles", "compilations"):
             assert counters[seen.before - 1][count] == counters[seen.left][count] == counters[-1][count], (kind, count)
-        # A few lines of its own are looked at, when it comes in where compiled code has just called something.
+        assert {count["frames_of_the_hook"] for count in counters} == {0}
+        # The injected line is looked at where it comes in while compiled code has just called something.
         assert counters[-1]["frames"] - counters[seen.before - 1]["frames"] < 10
         # Without an optimizer to be seen in compiled code, steps are told from backward passes.
         assert {record.backwards for record in seen.records} == {1}

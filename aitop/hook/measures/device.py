@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import DEVICE, DEVICE_REST, NOT_MEASURED, TIMED
+from ..compiler import keep_from_compiling
 from ..journal import Journal
 from ..patches import Patches
 from . import Measure
@@ -252,3 +253,6 @@ def allocators(torch: Any) -> list[dict[str, int]]:
         sample.update({name: stats[key] for name, key in optional.items() if key in stats})
         samples.append(sample)
     return samples
+
+
+keep_from_compiling(DeviceClock.begin.__code__, DeviceClock.end.__code__, inner=True)

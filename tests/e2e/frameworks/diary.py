@@ -90,4 +90,11 @@ def dynamo_counters() -> dict[str, int]:
         "breaks": sum(counters["graph_break"].values()),
         "recompiles": sum(counters["recompiles"].values()),
         "compilations": len(module.get_compilation_metrics()),
+        "frames_of_the_hook": len(frames_of_the_hook()),
     }
+
+
+def frames_of_the_hook() -> list[str]:
+    """The functions of the hook that torch.compile has looked at, of those that are still there."""
+    codes = [reference() for reference in sys.modules["torch._dynamo.convert_frame"].input_codes.seen]
+    return [code.co_name for code in codes if code is not None and code.co_filename.startswith("<aitop hook>")]
