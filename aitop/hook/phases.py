@@ -327,6 +327,7 @@ def gc_callback(session: Session) -> Callable[[str, Any], None]:
         elif journal.owner != GONE and len(journal.words) < MOST_WORDS:
             journal.extend((COLLECT, journal.collecting, _now(), 0, 0))
 
+    keep_from_compiling(collected.__code__, inner=True)
     return collected
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .compiler import keep_from_compiling
@@ -36,6 +37,7 @@ class Roots:
         self._patches = patches
         self._session = session
         self._classes: list[Any] = []
+        self._wrappers: dict[Any, Any] = {}
         self._calls = 0
         self._began = 0
         self._again_after = FIRST_AGAIN_NS
@@ -109,14 +111,27 @@ class Roots:
     def _narrow(self) -> None:
         self.watching = False
         self._patches.take_back(self._module_class, "__call__")
-        session = self._session
         for root in self._classes:
-            if root is not self._module_class and not self._patches.has(root, "__call__"):
-                self._patches.put(root, "__call__", _wrapping(session, _inherits_from(root)))
+            # A root may inherit the wrapper of another one.
+            wrapped = self._patches.has(root, "__call__") or root.__call__ in self._wrappers.values()
+            if root is not self._module_class and not wrapped:
+                self._patches.put(root, "__call__", partial(self._wrapper, root))
 
+    def _wrapper(self, root: Any, original: Any) -> Any:
+        """Return the wrapper for `__call__` of a root's class: one for all that inherit it from the same class.
 
-def _wrapping(session: Session, holder: Any) -> Callable[[Any], Any]:
-    return lambda original: wrap_forward(original, session, holder)
+        That one is also put where the name of the original leads (`Module._wrapped_call_impl`; nothing calls it by that
+        name). So what pickles the class of a root by value, as cloudpickle does with those of the main script, finds
+        the wrapper there and refers to it by name. In another process that name is the original.
+        """
+        holder = _inherits_from(root)
+        key = root if holder is None else holder
+        if key not in self._wrappers:
+            self._wrappers[key] = wrapper = wrap_forward(original, self._session, holder)
+            name = getattr(original, "__name__", "__call__")
+            if name != "__call__" and vars(key).get(name) is original:
+                self._patches.put(key, name, lambda _: wrapper)
+        return self._wrappers[key]
 
 
 def _inherits_from(root: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import pickle
 import threading
 import time
 import warnings
@@ -31,6 +32,27 @@ def test_stand_ins_look_like_what_they_stand_for(unhooked):
     assert torch.save.__name__ == "save" and torch.save.__doc__
     assert inspect.unwrap(vars(Net)["__call__"]) is inspect.unwrap(nn.Module.__call__)
     assert "def save" in inspect.getsource(torch.save)
+
+
+def test_a_wrapper_in_the_class_of_a_root_is_found_by_its_name_so_that_cloudpickle_can_refer_to_it(unhooked):
+    class Other(Net):
+        pass
+
+    original = nn.Module.__call__
+    aitop.hook.install("attach")
+    for model in (Net(), Other(), nn.Linear(8, 4)):
+        run_a_little(model)
+        roots = [root for root in (Net, Other, nn.Linear) if "__call__" in vars(root)]
+        assert roots
+        for root in roots:
+            wrapper = vars(root)["__call__"]
+            assert wrapper is not original
+            assert pickle.loads(pickle.dumps(wrapper)) is wrapper
+            assert inspect.unwrap(wrapper) is inspect.unwrap(original)
+    aitop.hook.remove()
+    # What another process would find.
+    assert pickle.loads(pickle.dumps(original)) is original
+    assert "__call__" not in vars(Net)
 
 
 def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):
@@ -176,7 +198,9 @@ def test_the_cuda_of_a_thread_that_captures_is_left_alone(watched, monkeypatch):
     monkeypatch.setattr("aitop.hook.measures.device.ALWAYS_ABOVE_NS", 0)
     watched.session.look(time.monotonic_ns())
     graph = Graph()
-    threading.Thread(target=graph.capture_begin).start()
+    elsewhere = threading.Thread(target=graph.capture_begin)
+    elsewhere.start()
+    elsewhere.join()
     before = Event.asked
     run_a_little()
     watched.records()
