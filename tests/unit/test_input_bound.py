@@ -198,6 +198,17 @@ def test_taking_ready_batches_from_idle_workers_is_no_wait_that_workers_could_en
     assert not measured or level(input_bound.judge(seen(0.4))) < input_bound.judge.band.leave
 
 
+def test_how_often_resting_workers_had_nothing_ready_is_only_a_guess_where_the_queue_was_not_measured():
+    def severity(at_work):
+        makes = line("__getitem__", at_work, pid=WORKER)
+        waits = line("main", 0.5, phase="data_wait", activity="wait-queue")
+        phases = Phases(data_wait=0.5, forward=0.3, backward=0.2)
+        return said(snapshot(phases=phases, lines=[makes, waits], workers=1, host=host(1, worker_cpu=at_work))).severity
+
+    assert severity(0.45) == "info"
+    assert severity(0.9) != "info"
+
+
 def test_workers_without_a_core_to_run_on_are_no_fix():
     loading = line("__getitem__", 0.8, phase="data_wait", text="value = decode(raw)")
     waiting = steps(seconds=0.1, data_wait=0.08, forward=0.02, cpu=0.1)

@@ -58,13 +58,15 @@ PASSED = "steps have not waited lately: data that were read for the first time m
 class Wait(msgspec.Struct, frozen=True):
     """The stepping thread's waits for data. `kind` says where the data come from.
 
-    `covered` is the whole wait if the device kept working during a part of it (`share` is the rest), else None.
+    `covered` is the whole wait if the device kept working during a part of it (`share` is the rest), else None. With
+    `guessed`, `share` is the most that it may be: nobody measured how often no batch was ready.
     """
 
     kind: str  # loader | own code | producers | environment
     lines: Lines
     share: float
     covered: float | None = None
+    guessed: bool = False
 
 
 @rule("input-bound", 0.12, 0.07)
@@ -96,7 +98,7 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
     """Make the verdict on a wait from the reason why the data come late."""
     steps, gone = records(snapshot), why.gone or min(0.99, wait.share)
     transient = why_transient(snapshot, wait)
-    unsure = transient is not None or not why.proven
+    unsure = transient is not None or not why.proven or wait.guessed
     idle = ", device idle" if wait.covered else ""
     what = "is the environment" if wait.kind == "environment" else f"waits for data{idle}"
     return Explanation(
@@ -129,28 +131,30 @@ def _in_loader(snapshot: Snapshot) -> Wait:
     measured = timed_on_device(snapshot)
     if measured:
         share = min(share, snapshot.phases.data_wait or 0.0)
-    at_work = producers.workers_at_work(snapshot)
+    at_work, guessed = producers.workers_at_work(snapshot), False
     # If one worker holds up the rest, the others' batches are ready, but the next batch in order is not.
     if at_work is not None and at_work < IDLE_WORKERS and producers.slow_worker(snapshot) is None:
-        share = max(share * _empty_handed(snapshot, at_work), producers.handing_over(snapshot))
+        empty = _empty_handed(snapshot)
+        guessed = empty is None
+        share = max(share * (at_work if empty is None else empty), producers.handing_over(snapshot))
     idle = 1.0 if measured else host_limit(snapshot, in_phases=True)
     covered = lines.share if idle < share and round(idle, 2) < round(lines.share, 2) else None
-    return Wait("loader", lines, min(share, idle), covered)
+    return Wait("loader", lines, min(share, idle), covered, guessed)
 
 
-def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
+def _empty_handed(snapshot: Snapshot) -> float | None:
     """The share (0..1) of the wait for data in which no batch was ready.
 
-    Taking a batch that is ready costs time, too, but neither more nor faster workers would end that. If the queue was
-    not measured, the part of the time in which workers work is the estimate; it is 1 if the wait is mostly for workers
-    to start.
+    Taking a batch that is ready costs time, too, but neither more nor faster workers would end that. It is 1 if the
+    wait is mostly for workers to start, and otherwise None if the queue was not measured: then at most the part of the
+    time in which workers work.
     """
     measured = producers.waited_empty(snapshot)
     if measured is not None:
         return measured
     waiting = main_lines(snapshot, lambda entry: entry.phase == "data").share
     starting = main_lines(snapshot, lambda entry: entry.activity == "spawn").share
-    return 1.0 if starting > 0.5 * waiting else at_work
+    return 1.0 if starting > 0.5 * waiting else None
 
 
 def _own_code(snapshot: Snapshot) -> Lines:
