@@ -76,13 +76,15 @@ class HookRequests:
         self.hooked.add(pid)
 
 
-def take_out(pids: Iterable[int]) -> None:
+def take_out(pids: Iterable[int]) -> bool:
     """Make sure that no hook of ours stays: wait until it removes itself, else ask the process to drop it.
 
-    A hook that came with the program, or that another monitor uses, is left alone.
+    A hook that came with the program, or that another monitor uses, is left alone: then the answer is False.
     """
     deadline = time.monotonic() + SELF_REMOVAL_SECONDS
-    left = [pid for pid in pids if find_ring(pid) and not should_stay(pid)]
+    hooked = [pid for pid in pids if find_ring(pid)]
+    left = [pid for pid in hooked if not should_stay(pid)]
+    all_ours = len(left) == len(hooked)
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
         left = [pid for pid in left if find_ring(pid)]
@@ -90,6 +92,7 @@ def take_out(pids: Iterable[int]) -> None:
         # The lease has ended, so the hook leaves by itself as soon as the process runs Python again.
         with contextlib.suppress(AttachRefused):
             remove(pid)
+    return all_ours
 
 
 class SteppingProcesses:

@@ -187,21 +187,25 @@ class LiveFeed:
         """Set the mark that is kept with the run; None removes it."""
         self._mark = snapshot
 
-    def detach(self) -> None:
-        """Take the hook out and go on without it. Raises AitopError where there is none."""
+    def detach(self) -> bool:
+        """Take the hook out and go on without it. Raises AitopError where there is none.
+
+        Returns False where a hook stays that came with the program or that another monitor uses.
+        """
         if "hook" not in self._runners:
             raise AitopError("there is no hook to take out")
-        self._detach("detached on request")
+        return self._detach("detached on request")
 
-    def _detach(self, reason: str) -> None:
+    def _detach(self, reason: str) -> bool:
         runner = self._runners.pop("hook", None)
         if runner is None:
-            return
+            return True
         self._hook_requests.give_up()
         runner.ask_to_stop()
         runner.join(STOP_SECONDS)
-        take_out({*self._hook_requests.hooked, *self._hook_pids()})
+        is_out = take_out({*self._hook_requests.hooked, *self._hook_pids()})
         self._events.put(SourceStatus(time=time.monotonic(), source="hook", state="absent", reason=reason))
+        return is_out
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
         """Run torch.profiler for `steps` steps in the process whose steps are shown. Raises AitopError."""

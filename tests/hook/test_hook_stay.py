@@ -15,6 +15,7 @@ from hook_runs import Net, Watched, loader, patched_attributes, train
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import aitop.hook
+from aitop.engine.hook_requests import take_out
 from aitop.hook import session as session_module
 from aitop.hook.measures import MEASURES
 from aitop.sources.ring.reader import HookRing, find_ring
@@ -143,10 +144,11 @@ class TestRemoval:
         monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         aitop.hook.install("attach")
         reader = HookRing(os.getpid())
-        reader.renew(seconds=0.2)
+        reader.renew(seconds=60.0)
         run_a_little()
         assert reader.state == "installed"
-        time.sleep(0.25)
+        reader.renew(seconds=0.001)
+        time.sleep(0.01)
         run_a_little()
         assert reader.state == "removed"
         assert patched_attributes() == before
@@ -195,6 +197,8 @@ class TestRemoval:
         reader.renew()
         reader.release()
         run_a_little()
+        assert reader.state == "installed"
+        assert not take_out([os.getpid()]), "who asks is told that it stays"
         assert reader.state == "installed"
         assert aitop.hook.remove() == "removed"
         assert reader.state == "removed"

@@ -38,6 +38,7 @@ class RunFeed(ScriptedFeed, LazyFeed):
     """A live run that can be asked for more; `problem` is why it refuses."""
 
     problem = None
+    is_out = True
 
     def made(self):
         return self
@@ -46,6 +47,7 @@ class RunFeed(ScriptedFeed, LazyFeed):
         self.asked.append("detach")
         if self.problem:
             raise RuntimeError(self.problem)
+        return self.is_out
 
     def profile(self, steps, progress):
         raise RuntimeError("no profile here")

@@ -214,6 +214,15 @@ async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
         assert feed.asked == ["detach"]
 
 
+async def test_a_hook_that_stays_is_not_said_to_be_out(look_at, feeds):
+    feed = feeds["run"](samples.input_bound())
+    feed.is_out = False
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("d")
+        await eyes.until("it stays, as it came with the program or another aitop uses it")
+        assert "d detach" not in eyes.pane("footer")
+
+
 async def test_a_failed_detach_is_told(look_at, feeds):
     feed = feeds["run"](samples.input_bound())
     feed.problem = "the target does not answer"

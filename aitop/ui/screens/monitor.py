@@ -317,11 +317,12 @@ class MonitorScreen(Screen[int]):
         self._change(notice="taking the hook out…")
         in_background(self, "detach", lambda: run.made().detach(), self._detached)
 
-    def _detached(self, error: Exception | None) -> None:
-        if error is None:
-            self._change(notice="the hook is out of the target", can_detach=False)
-        else:
-            self._change(notice=f"could not detach: {printable(str(error))}")
+    def _detached(self, answer: bool | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._change(notice=f"could not detach: {printable(str(answer))}")
+            return
+        stays = "it is not used any more; it stays, as it came with the program or another aitop uses it"
+        self._change(notice="the hook is out of the target" if answer else stays, can_detach=False)
 
     # What the view is limited to: pause, rank, process, filter, kind of code view
 
