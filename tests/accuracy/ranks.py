@@ -1,9 +1,9 @@
 """How right the diagnosis is of jobs of several ranks with a planted fault.
 
-LAUNCHER is torchrun, spawn or processes. WHEN is before (default) or after: whether aitop comes before a hang; passive:
-after it and with --passive. Seconds are those from aitop's start, or from the last step that was printed where that
-was later. With --gains the run without its fault is timed as well, beside the prediction. --keep leaves a
-recording of each case, for `aitop replay`.
+A case is FAULT:RANKS:LAUNCHER[:WHEN]. LAUNCHER is torchrun, spawn or processes. WHEN says whether aitop starts before
+(default) or after the hang; passive: after it and with --passive. Seconds are those from aitop's start, or from the
+last step that was printed where that was later. With --gains the run without its fault is timed as well, beside the
+prediction. --keep leaves a recording of each case, for `aitop replay`.
 
     python tests/accuracy/ranks.py [--gains] [--keep FOLDER] [FAULT:RANKS:LAUNCHER[:WHEN] ...]
 """

@@ -1,10 +1,10 @@
-"""How right the diagnosis is, live: every scenario watched at every tier, its prediction held against the real fix.
+"""How right the diagnosis is, live: every scenario watched at each tier that is asked for.
 
 Each tier has a process of its own and 15 s, or 25 s where the fault grows, whatever is shown. A script that does not
 start, and a verdict that is wrong, count in every bar. A warning on a mended run is untrue unless it is one of those
-that are written down in `scenarios/left.py`, each with what the run gains without it (`remains.py` measures that). The
-gain that is predicted for the change that `--fixed` makes is compared with what that change gives, measured by running
-the script as it is and mended in turns. Its rows are in `verdicts.md` beside it.
+that are written down in `scenarios/left.py`, each with what the run gains without it (`remains.py` measures that).
+Without `--no-gains`, the gain that is predicted for the change that `--fixed` makes is compared with what that change
+gives, measured by running the script as it is and mended in turns. Its rows are in `verdicts.md` beside it.
 
     python tests/accuracy/verdicts.py --tiers 3,2 --mended      all scenarios, also with their fix: no warning is left
     python tests/accuracy/verdicts.py respawn leak --no-gains   only these, without running the fixes
@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-from results import RESULTS, Pieces, commit, options, publish  # isort: split
+from results import RESULTS, Pieces, arguments, commit, options, publish  # isort: split
 
 from expectation import Row, Seen, row_of
 from expected import BY_NAME, SCENARIOS, Scenario
@@ -182,7 +182,7 @@ def main() -> int:
     if args.gains_only:
         return 0
     rows = rows_in_markdown(bench.rows, bench.gains)
-    when = f"{time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}, `verdicts.py {' '.join(sys.argv[1:])}`"
+    when = f"{time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}, `verdicts.py {arguments()}`"
     if args.results == RESULTS and not args.names:
         Path(__file__).with_name("verdicts.md").write_text(f"# The scenarios, watched live\n\n{when}\n\n{rows}\n")
     print(rows)

@@ -178,7 +178,7 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
         "commit": commit(),
         "machine": machine(),
         "versions": versions(),
-        "arguments": shlex.join(_without_results(sys.argv[1:])),
+        "arguments": arguments(),
         "figures": [asdict(figure) for figure in figures],
     }
     file: Path = args.results
@@ -193,9 +193,11 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
     return MISSED_BAR if any(figure.missed() for figure in figures) else 0
 
 
-def _without_results(words: Sequence[str]) -> list[str]:
-    at = words.index("--results") if "--results" in words else len(words)
-    return [*words[:at], *words[at + 2 :]]
+def arguments() -> str:
+    """The arguments of this program, without those that say where results and recordings were to be written."""
+    words = sys.argv[1:]
+    places = {at for at, word in enumerate(words) if word in ("--results", "--recordings")}
+    return shlex.join(word for at, word in enumerate(words) if at not in places and at - 1 not in places)
 
 
 class Pieces:
@@ -308,9 +310,9 @@ def versions() -> dict[str, str]:
 INTRODUCTION = """\
 # Benches: what aitop costs, how robust it is, how right it is
 
-Every figure that another document quotes comes from this page. The page is written by the benches themselves, from
-`results.json` beside it; each section has the date and the commit of its last run. A `+` behind the commit: some files
-had been changed and not committed.
+Every figure of cost and speed that another document quotes comes from this page. The page is written by the benches
+themselves, from `results.json` beside it; each section has the date and the commit of its last run. A `+` behind the
+commit: some files of `aitop/` had been changed and not committed.
 
 Run them on a machine with nothing else to do. The first line takes twelve minutes, the second about half an
 hour; the others are run by name, as in the third. Other tools are left out if they are not installed:
@@ -324,10 +326,10 @@ python tests/bench/all.py --whole --outdated --resume
 
 The last line makes every result new that is older than the last change of the code that it is about, in hours.
 `python tests/bench/results.py` names them. With `--resume` a bench that has a result of this commit is not run again,
-and one that takes hours goes on where it was interrupted; a result of `--quick` does not stand for a whole one. Every
-bench also runs by itself (`--help` explains its figures) and exits with 4 where a bar is missed or was not measured.
-Without a GPU, benches that need NVML use the fake one of the tests. The verdicts on committed recordings are tested
-elsewhere: [tests/accuracy](../accuracy/README.md).
+and those that keep their pieces (`attach_stress`, `faults`, `verdicts` and the like) go on where they were interrupted;
+a result of `--quick` does not stand for a whole one. Every bench also runs by itself (`--help` explains its figures)
+and exits with 4 where a bar is missed or was not measured. Without a GPU, benches that need NVML use the fake one of
+the tests. The verdicts on committed recordings are tested elsewhere: [tests/accuracy](../accuracy/README.md).
 """
 
 
