@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from aitop.cli import run
 from aitop.commands import demo
-demo.FOLDER, demo.REPORT_SECONDS = Path(sys.argv[1]), 6.0
+demo.FOLDER, demo.REPORT_SECONDS = Path(sys.argv[1]), 15.0
 sys.exit(run(["demo", *sys.argv[2:]]))
 """
 

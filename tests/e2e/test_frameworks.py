@@ -76,7 +76,7 @@ def test_torch_compile_does_not_notice(script):
             assert counters[seen.before - 1][count] == counters[seen.left][count] == counters[-1][count], (kind, count)
         assert {count["frames_of_the_hook"] for count in counters} == {0}
         # The injected line is looked at where it comes in while compiled code has just called something.
-        assert counters[-1]["frames"] - counters[seen.before - 1]["frames"] < 10
+        assert counters[-1]["frames"] - counters[seen.before - 1]["frames"] < 20
         # Without an optimizer to be seen in compiled code, steps are told from backward passes.
         assert {record.backwards for record in seen.records} == {1}
         assert all(record.samples == 4 for record in seen.records if kind != "compiled_step")

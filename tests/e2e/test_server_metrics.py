@@ -117,7 +117,7 @@ def test_a_server_that_stands_is_still_and_alive(serving, watched):
 def test_nobody_but_the_server_is_connected_to(serving, tmp_path):
     process, log = serving()
     recording = tmp_path / "run.jsonl.gz"
-    arguments = ["record", "--pid", str(process.pid), "--no-hook", "--for", "6s", "-o", str(recording)]
+    arguments = ["record", "--pid", str(process.pid), "--no-hook", "--for", "12s", "-o", str(recording)]
 
     done = subprocess.run(
         [sys.executable, "-c", LISTENER, *arguments],

@@ -23,7 +23,7 @@ from aitop.stacks.view import StackView
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-HANG = 60.0
+HANG = 120.0
 
 TRAINING = """
     import subprocess, time
@@ -112,7 +112,7 @@ def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path:
     windows = windows_of(source, 50)
     [rank] = psutil.Process(shell.pid).children()
     workers = {child.pid for child in rank.children() if child.name() != "sleep"}
-    assert windows[0].seconds == 1.0
+    assert windows[0].seconds in (1.0, 2.0)
     on_cores = {look.pid for window in windows for look in window.looks if look.kind == "cpu"}
     assert rank.pid in on_cores
     assert on_cores & workers

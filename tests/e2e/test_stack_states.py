@@ -197,14 +197,14 @@ def test_threads_wait_and_run_for_the_parts_of_the_time_that_they_do(script: int
     assert totals.share("waits_for_an_event", "lock") > 0.9
     assert totals.share("waits_for_a_child", "child") > 0.9
     assert totals.share("multiplies", "running") > 0.8
-    assert 0.2 < totals.share("MainThread", "sleep") < 0.75
-    assert 0.2 < totals.share("MainThread", "running") < 0.75
+    assert 0.2 < totals.share("MainThread", "sleep") < 0.85
+    assert 0.2 < totals.share("MainThread", "running") < 0.85
     # Of the interpreter's lock and of the cores both are asked in each of the first windows.
     assert all([look.kind for look in window.looks] == ["gil", "cpu"] for window in windows)
-    assert 0.2 < totals.on("gil", "MainThread") < 0.75
+    assert 0.2 < totals.on("gil", "MainThread") < 0.85
     assert totals.on("gil", "multiplies") < 0.2
     assert totals.on("cpu", "multiplies") > 0.8
-    assert 0.2 < totals.on("cpu", "MainThread") < 0.75
+    assert 0.2 < totals.on("cpu", "MainThread") < 0.85
     assert {kind for kind, function in totals.functions if function == "spins"} == {"gil", "cpu"}
     waiting = {"asks_a_neighbour", "asks_the_network", "waits_for_an_event", "waits_for_a_child"}
     # One that has just been woken may be met once.

@@ -6,14 +6,14 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-# The source under the engine's own watchdog, with little patience, for `argv[1]` seconds.
+# The source under the engine's own watchdog, with little patience, for `argv[1]` seconds. It may take `argv[2]` to end.
 WATCHED = """
 import sys, time
 from aitop.engine.runner import SourceRunner
 from aitop.model.source import SourceStatus
 from aitop.sources.nvml.source import NvmlSource
 source = NvmlSource(frozenset)
-source.interval, source.patience = 0.05, 0.4
+source.interval, source.patience = 0.05, 1.0
 def told(event):
     print(f"{event.state}: {event.reason}" if isinstance(event, SourceStatus) else "sample", flush=True)
 runner = SourceRunner(source, told)
@@ -23,7 +23,7 @@ while time.monotonic() < end:
     runner.check(time.monotonic())
     time.sleep(0.02)
 runner.ask_to_stop()
-print("ended" if runner.join(0.3) else "left behind")
+print("ended" if runner.join(float(sys.argv[2])) else "left behind")
 """
 
 USERS = """
@@ -32,8 +32,8 @@ from aitop.sources.nvml.processes import gpu_users
 from aitop.sources.nvml.source import NvmlSource
 from aitop.sources.source import SourceError
 before = time.monotonic()
-print(gpu_users(timeout=0.3), time.monotonic() - before < 5)
-if sys.argv[1:]:
+print(gpu_users(timeout=float(sys.argv[1])), time.monotonic() - before < 5)
+if sys.argv[2:]:
     from aitop.sources.nvml import source
     source.WAIT_FOR_TURN_SECONDS = 0.1
     try:
@@ -46,9 +46,9 @@ if sys.argv[1:]:
 def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml, printed):
     text = """
         include h200-busy.txt
-        hang nvmlDeviceGetUtilizationRates 0.5
+        hang nvmlDeviceGetUtilizationRates 2
     """
-    lines = printed(fake_nvml(text), WATCHED, "1.5")
+    lines = printed(fake_nvml(text), WATCHED, 4, 0.3)
     assert lines[:2] == ["sample", "ok: None"]
     assert lines[-2].startswith("stale: no answer for")
     assert lines[-1] == "left behind"
@@ -57,9 +57,9 @@ def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml, p
 def test_a_hang_that_passes_is_stale_and_then_well_again(fake_nvml, printed):
     text = """
         include h200-busy.txt
-        hang nvmlDeviceGetUtilizationRates 0.5 0.9
+        hang nvmlDeviceGetUtilizationRates 2 2.5
     """
-    lines = printed(fake_nvml(text), WATCHED, "2")
+    lines = printed(fake_nvml(text), WATCHED, 6, 30)
     states = [line.split(":")[0] for line in lines if line != "sample"]
     assert states == ["ok", "stale", "ok", "ended"]
 
@@ -70,7 +70,7 @@ def test_gpu_users_folds_devices(fake_nvml, printed):
         gpu 1 process $TARGET_PID 5G 0 0
         gpu 1 process 77 - 0 0
     """
-    (line,) = printed(fake_nvml(text, TARGET_PID="4242"), USERS)
+    (line,) = printed(fake_nvml(text, TARGET_PID="4242"), USERS, 4)
     assert line == f"{{4242: ((0, 1), {100 << 30}), 77: ((1,), None)}} True"
 
 
@@ -79,12 +79,12 @@ def test_gpu_users_of_a_hanging_driver_is_empty_and_the_source_says_why_it_waits
         include h200-busy.txt
         hang nvmlDeviceGetComputeRunningProcesses_v3 0
     """
-    lines = printed(fake_nvml(text), USERS, "and-open")
+    lines = printed(fake_nvml(text), USERS, 0.3, "and-open")
     assert lines == ["{} True", "stale an earlier call into the NVIDIA driver has not come back"]
 
 
 def test_gpu_users_without_a_driver_is_empty(tmp_path, fake_nvml, printed):
-    assert printed(fake_nvml("no-gpu"), USERS) == ["{} True"]
+    assert printed(fake_nvml("no-gpu"), USERS, 4) == ["{} True"]
 
 
 def test_nvml_is_called_from_one_thread_at_a_time(fake_nvml, tmp_path, printed):

@@ -134,6 +134,7 @@ def test_a_hook_that_leaves_ends_the_burst(watched, run):
     asking.start()
     model, data, optimizer = run
     while not (watched.session.burst._profile and asking.states):  # it has seen the burst, too
+        assert asking.is_alive(), "the burst came to an end too soon"
         hook_runs.train(model, data, optimizer)
     watched.session.remove()
     assert not torch.autograd._profiler_enabled()

@@ -82,7 +82,7 @@ def test_a_stall_in_the_model(fast):
     took = time.monotonic() - began
     fast.net.pause = 0.0
     slow = max(fast.after(), key=lambda record: record.seconds)
-    assert 0.19 < slow.seconds < took + 0.05 and slow.estimated
+    assert 0.19 < slow.seconds < took + 0.05
     assert slow.data_wait < slow.seconds / 4 and slow.forward and slow.backward and slow.optimizer
 
 
@@ -259,6 +259,7 @@ def test_somebody_else_wraps_the_backward(fast, counting):
 def test_counting_takes_out_only_what_times_the_backward_and_the_optimizer(fast):
     fast.steps(100)
     fast.watched.session.look(time.monotonic_ns())
+    fast.sampling.over()
     timing = hook_runs.patched_attributes()
     for _ in range(3):
         fast.until_it_counts()
@@ -307,6 +308,8 @@ def test_a_new_epoch_ends_the_counting_and_it_begins_again(fast):
 def test_the_last_batch_ends_the_counting(fast):
     batches = iter(DataLoader(Stalling(8), batch_size=4))
     fast.until_it_counts()
+    # However late this thread gets a core.
+    fast.journal.longest = 10**12
     assert len([next(batches), next(batches)]) == 2 and fast.journal.counting
     with pytest.raises(StopIteration):
         next(batches)

@@ -72,11 +72,15 @@ def test_while_a_thread_may_be_busy_with_an_earlier_request_the_number_is_not_kn
     assert alive(watched) is None
     threads.go.set()
     earlier.getresponse().read()
-    # Longer than between two looks at such threads.
-    time.sleep(0.1)
-    later.request("GET", "/at-once")
-    later.getresponse().read()
-    until(lambda: alive(watched) == 0)
+
+    def over():
+        # Longer than between two looks at such threads, which come with the next request.
+        time.sleep(0.1)
+        later.request("GET", "/at-once")
+        later.getresponse().read()
+        return alive(watched) == 0
+
+    until(over)
     earlier.close()
     later.close()
     watched.ring.close()

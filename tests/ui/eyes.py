@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from aitop.ui.widgets.pane import Pane
 
 
@@ -17,7 +19,8 @@ class Eyes:
 
     async def until(self, text):
         """Wait for `text` to be on the screen; a hang ends the test."""
-        for _ in range(400):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             if text in self.text():
                 return
             await self.pilot.pause(0.01)

@@ -23,8 +23,12 @@ import sys
 sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
 import os
 import sample_snapshots
-from aitop.ui import app
+from aitop.ui import app, terminal
 from aitop.ui.app import MonitorApp
+
+if sys.argv[1] != "gone":
+    # A machine with no core to spare may take longer than the few seconds that it gives itself to end in order.
+    terminal.GRACE_SECONDS = 50.0
 
 if sys.argv[1].startswith("load"):
     app.MonitorApp.on_load = lambda self: os.kill(os.getpid(), int(sys.argv[1][4:]))
@@ -193,7 +197,7 @@ def test_going_on_without_having_given_the_terminal_away_takes_it_only_once(star
     terminal.process.send_signal(signal.SIGCONT)
     terminal.wait_for(b"INPUT-BOUND")
     assert b"\x1b[?1049h" not in terminal.output
-    assert len(list(Path(f"/proc/{terminal.process.pid}/task").iterdir())) == threads
+    assert len(list(Path(f"/proc/{terminal.process.pid}/task").iterdir())) <= threads
     os.write(terminal.master, b"q")
     assert terminal.end() == 0
     assert termios.tcgetattr(terminal.slave) == terminal.before
@@ -218,10 +222,12 @@ def test_a_storm_of_sizes_ends_with_the_last_one(start):
     terminal = start()
     terminal.wait_for(b"INPUT-BOUND")
     for columns in (*range(20, 140, 4), 97):
+        if columns == 97:
+            terminal.read()
+            terminal.output = b""
         fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         terminal.process.send_signal(signal.SIGWINCH)
         terminal.read(0.0)
-    terminal.output = b""
     terminal.wait_for(b"\x1b[24;")
     os.write(terminal.master, b"q")
     assert terminal.end() == 0
@@ -229,7 +235,7 @@ def test_a_storm_of_sizes_ends_with_the_last_one(start):
 
 
 def test_a_terminal_that_takes_no_more_output_does_not_keep_it_alive(start, tmp_path):
-    terminal = start()
+    terminal = start("gone")
     terminal.wait_for(b"INPUT-BOUND")
     os.write(terminal.master, b"?\x1b" * 400)
     time.sleep(1.0)
@@ -240,7 +246,7 @@ def test_a_terminal_that_takes_no_more_output_does_not_keep_it_alive(start, tmp_
 
 
 def test_a_terminal_that_goes_away_ends_it(start, tmp_path):
-    terminal = start()
+    terminal = start("gone")
     terminal.wait_for(b"INPUT-BOUND")
     os.close(terminal.master)
     terminal.process.send_signal(signal.SIGHUP)

@@ -30,6 +30,14 @@ def py_spy(tmp_path, monkeypatch):
     return make
 
 
+# Its limits are set just after its start; py-spy itself takes longer to begin. The last of them is that of files.
+WHEN_BOUNDED = (
+    "import resource, time\n"
+    "for _ in range(500):\n"
+    "    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY: break\n"
+    "    time.sleep(0.01)\n"
+)
+
 LOOKS = pytest.mark.parametrize(
     "look", [lambda: dump.take_dump([os.getpid()], script=None), lambda: dump.native_frames([os.getpid()])]
 )
@@ -38,8 +46,7 @@ LOOKS = pytest.mark.parametrize(
 @LOOKS
 def test_the_memory_of_py_spy_is_bounded(look, py_spy, tmp_path):
     py_spy(
-        "import mmap, time\n"
-        "time.sleep(0.1)\n"
+        f"import mmap\n{WHEN_BOUNDED}"
         "memory = mmap.mmap(-1, 3 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
         f"open({str(tmp_path / 'had')!r}, 'w')\n"
     )
@@ -52,7 +59,10 @@ def test_the_memory_of_py_spy_is_bounded(look, py_spy, tmp_path):
 def test_the_output_of_py_spy_is_bounded(look, py_spy, tmp_path, monkeypatch):
     monkeypatch.setattr(dump, "PATIENCE_SECONDS", 2.0)
     monkeypatch.setattr(dump, "NATIVE_PATIENCE_SECONDS", 2.0)
-    py_spy(f"import os\nfor _ in range(80): os.write(1, b'[' * (1 << 20))\nopen({str(tmp_path / 'wrote')!r}, 'w')\n")
+    py_spy(
+        f"import os\n{WHEN_BOUNDED}"
+        f"for _ in range(80): os.write(1, b'[' * (1 << 20))\nopen({str(tmp_path / 'wrote')!r}, 'w')\n"
+    )
     with pytest.raises(SourceError):
         look()
     assert not (tmp_path / "wrote").exists()

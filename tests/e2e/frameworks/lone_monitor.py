@@ -7,11 +7,22 @@ import time
 
 from aitop.attach.entrance import install
 from aitop.sources.ring.reader import HookRing
+from aitop.sources.source import SourceError
+
+
+def hooked(pid: int) -> HookRing:
+    """The ring of the hook, which may leave just when it is found to be there: then it is put in again."""
+    while True:
+        install(pid, timeout=20.0)
+        try:
+            return HookRing(pid)
+        except SourceError:
+            continue
+
 
 if __name__ == "__main__":
     pid, lease = int(sys.argv[1]), float(sys.argv[2])
-    install(pid, timeout=20.0)
-    ring = HookRing(pid)
+    ring = hooked(pid)
     while True:
         ring.renew(lease)
         print(len(ring.read(time.monotonic()).steps), flush=True)
