@@ -31,6 +31,9 @@ _LEAST_OF_PHASE = 0.1
 # A stack that changes while it is read may combine the line of one moment with the calls of another, in up to this
 # share of a function's samples. Fewer do not prove that a phase runs below a line, unless no other line has more of it.
 _TORN = 0.01
+# In loops of a few milliseconds more stacks are torn, in up to this share of a phase's samples in a function. So many
+# prove it only for a line that has the phase in most of its samples.
+_TORN_OF_PHASE = 0.1
 
 
 @dataclass
@@ -58,7 +61,10 @@ class _Anchors:
         counts = self.lines.get(phase)
         if not counts:
             return set()
-        sampled = {line for line in counts if counts[line] >= min(_TORN * self.samples, max(counts.values()))}
+        least, most = min(_TORN * self.samples, max(counts.values())), _TORN_OF_PHASE * counts.total()
+        sampled = {
+            line for line, count in counts.items() if count >= least and (count >= most or 2 * count >= self.seen[line])
+        }
         callers = self.callers.get(phase, set())
         often = {line for line in callers if line in sampled or self.seen[line] >= _TORN * self.samples}
         return often or callers or sampled

@@ -205,13 +205,21 @@ def test_a_line_that_was_measured_to_call_the_model_does_so_though_no_sample_sho
 def test_a_torn_stack_makes_no_line_an_update_where_the_hook_saw_which_lines_update_the_model():
     """In a loop of a few milliseconds a stack may combine the optimizer's frames with the line of the next moment."""
     acts, torn = at(3, CALL, MODEL, function="learn"), at(3, STEP, function="learn")
-    samples = [(ENVIRONMENT, 40), (acts, 25), (torn, 6), *LEARNS]
+    samples = [(ENVIRONMENT, 40), (acts, 25), (torn, 15), *LEARNS]
     seen = [(read_stack(frames), count) for frames, count in samples]
     lines: dict[Phase, tuple[int, ...]] = {"forward": (3, 7), "backward": (8,), "optimizer": (9,)}
     callers = [Caller(ACTS[-1].file, line, "learn", phase) for phase, numbers in lines.items() for line in numbers]
     calls_only = [caller for caller in callers if caller.phase == "forward"]
     assert StepFunctions(seen, FLOWS, calls_only).phase(read_stack(ENVIRONMENT)) == "outside"
     assert StepFunctions(seen, FLOWS, callers).phase(read_stack(ENVIRONMENT)) == "environment"
+
+
+def test_a_few_torn_stacks_of_a_phase_show_no_line_that_runs_it_without_the_hook_either():
+    """One in thirteen of the model's samples has the line that asks for the next request: what makes input stays so."""
+    asks, makes, calls = at(2, CALL, MODEL), at(3, "user/text.py:22 split"), at(5, CALL, MODEL)
+    samples = [(makes, 480), (at(2), 23), (asks, 8), (calls, 100)]
+    assert position(samples, makes) == "before"
+    assert position([*samples, (asks, 60)], makes) == "within", "another call of the model"
 
 
 def test_sampling_an_action_is_the_policys_and_no_environment():
