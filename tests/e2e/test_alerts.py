@@ -24,7 +24,7 @@ def waiting(tmp_path_factory):
 
 def test_the_command_gets_the_report_of_the_moment(waiting, diagnose, tmp_path):
     report = tmp_path / "alert.json"
-    told = diagnose(waiting.pid, 8.0, "--on", "input-bound", "--exec", f"cat > {report}; echo mailed")
+    told = diagnose(waiting.pid, 20.0, "--on", "input-bound", "--exec", f"cat > {report}; echo mailed")
 
     assert told["verdicts"][0]["id"] == "input-bound"
     assert "input-bound" in [verdict["id"] for verdict in json.loads(report.read_text())["verdicts"]]
@@ -32,7 +32,7 @@ def test_the_command_gets_the_report_of_the_moment(waiting, diagnose, tmp_path):
 
 
 def test_a_command_that_fails_changes_nothing(waiting, aitop):
-    done = aitop("diagnose", "--pid", waiting.pid, "--for", "8s", "--on", "any", "--exec", "no-such-program-here")
+    done = aitop("diagnose", "--pid", waiting.pid, "--for", "20s", "--on", "any", "--exec", "no-such-program-here")
     assert done.returncode == 0
     assert "INPUT-BOUND" in done.stdout
     assert "aitop: the command of --exec ended with code 127: no-such-program-here\n" in done.stderr

@@ -35,8 +35,13 @@ def pipeline(folder: Path, name: str, milliseconds: float, options: str = "", wa
 
 
 def test_a_pipeline_fails_on_a_planted_regression_and_passes_on_noise(tmp_path):
-    assert pipeline(tmp_path, "baseline", 4) == 0
-    compared = f"--baseline {tmp_path}/baseline.json --fail-on regression"
-    # A short look is noisier than a long one, and what is so much slower shows at once.
-    assert pipeline(tmp_path, "same", 4, compared, watch="10s") == 0
+    # One pair of twenty of the same code is not called the same, and a machine may be slower from minute to minute.
+    for attempt in range(3):
+        assert pipeline(tmp_path, f"baseline-{attempt}", 4) == 0
+        compared = f"--baseline {tmp_path}/baseline-{attempt}.json --fail-on regression"
+        # A short look is noisier than a long one, and what is so much slower shows at once.
+        code = pipeline(tmp_path, f"same-{attempt}", 4, compared, watch="10s")
+        if code == 0:
+            break
+    assert code == 0
     assert pipeline(tmp_path, "slower", 30, compared, watch="10s") == 1

@@ -47,7 +47,7 @@ def test_every_fixed_script_runs_to_its_end() -> None:
     names = [s.name for s in SCENARIOS if s.fixed and not s.needs and s.name not in SLOW]
 
     done = subprocess.run(
-        [sys.executable, "-c", RUN_THEM, *names], cwd=SCENARIO_DIR, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", RUN_THEM, *names], cwd=SCENARIO_DIR, capture_output=True, text=True, timeout=900
     )
 
     told = dict(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("== "))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS, RECORDINGS, MOMENTS = HERE / "scripts", HERE / "recordings", HERE / "moments.json"
-CHANGE_AFTER, WATCHED = 32.0, 72.0
+CHANGE_AFTER, WATCHED = 36.0, 76.0
 """Seconds after the start of a run: when it changes, and how long it is watched."""
 
 
@@ -44,10 +44,11 @@ PLANTED = {
 @contextmanager
 def running(planted: Planted, log: Path) -> Iterator[int]:
     """The pid of the run, which changes CHANGE_AFTER seconds from now; with its neighbours from then on."""
-    busy = f"import time; time.sleep({CHANGE_AFTER})\nwhile True: pass"
+    at = time.monotonic() + CHANGE_AFTER
+    busy = f"import time; time.sleep(max(0.0, {at} - time.monotonic()))\nwhile True: pass"
     started = []
     with log.open("wb") as output:
-        script = [sys.executable, str(SCRIPTS / f"{planted.script}.py"), str(CHANGE_AFTER)]
+        script = [sys.executable, str(SCRIPTS / f"{planted.script}.py"), str(at)]
         started.append(subprocess.Popen(script, stdout=output))
         started += [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(planted.neighbours)]
     try:

@@ -1,4 +1,4 @@
-"""When a run is to change: so many seconds after its start as its first argument says."""
+"""When a run is to change: at the time that its first argument says (seconds of the monotonic clock)."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ class Moment:
     """`over()` is True from then on, and prints the time once."""
 
     def __init__(self):
-        self.at, self.told = time.monotonic() + float(sys.argv[1]), False
+        self.at, self.told = float(sys.argv[1]), False
 
     def over(self):
         if time.monotonic() < self.at:
