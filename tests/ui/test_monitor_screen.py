@@ -219,7 +219,7 @@ async def test_a_hook_that_stays_is_not_said_to_be_out(look_at, feeds):
     feed.is_out = False
     async with look_at(feed=feed) as eyes:
         await eyes.press("d")
-        await eyes.until("it stays, as it came with the program or another aitop uses it")
+        await eyes.until("the hook stays: it came with the program, or another aitop uses it")
         assert "d detach" not in eyes.pane("footer")
 
 

@@ -321,7 +321,7 @@ class MonitorScreen(Screen[int]):
         if isinstance(answer, Exception):
             self._change(notice=f"could not detach: {printable(str(answer))}")
             return
-        stays = "it is not used any more; it stays, as it came with the program or another aitop uses it"
+        stays = "the hook stays: it came with the program, or another aitop uses it"
         self._change(notice="the hook is out of the target" if answer else stays, can_detach=False)
 
     # What the view is limited to: pause, rank, process, filter, kind of code view
