@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ..protocol import ring as at
 from .compiler import compiler_facts
 from .measures import Measure
 
@@ -126,8 +127,12 @@ class Facts:
         elif self._updated[0]:
             # The model is no nn.Module, so all that is known of it is what an optimizer updates.
             facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._updated
-        allocators = facts.pop("allocators", [])
-        return json.dumps({"facts": facts, "allocators": allocators}).encode()
+        whole = {"facts": facts, "allocators": facts.pop("allocators", [])}
+        text = json.dumps(whole).encode()
+        while len(text) > at.JSON_ROOM and facts.get("callers"):
+            del facts["callers"][len(facts["callers"]) // 2 :]
+            text = json.dumps(whole).encode()
+        return text
 
 
 def _measured(measures: Sequence[Measure]) -> dict[str, Any]:
@@ -203,4 +208,4 @@ def _name_of(thing: Any) -> str | None:
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if type(value) is int and 0 < value < 10**9 else None

@@ -29,7 +29,7 @@ class Journal:
     """Events of one process, and the state of the stepping thread. Times are CLOCK_MONOTONIC nanoseconds.
 
     owner           ident of the thread that makes the steps, or NOBODY, or GONE
-    busy            the owner is inside an outermost batch, forward or backward
+    busy            the owner is inside an outermost batch or forward (True) or backward (BACKWARD)
     collecting      when the current garbage collection began
 
     Optimizers:
@@ -107,7 +107,7 @@ class Journal:
         # Safe to call in any thread: it adds all five words or none, and no other thread's words between them.
         self.extend = self.words.extend
         self.owner = NOBODY
-        self.busy = False
+        self.busy: int = False
         self.collecting = 0
         self.optimizer = self.stepping = self.nested = self.steps = self.last_step = 0
         self.nests = False

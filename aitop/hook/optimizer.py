@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.events import OPTIMIZER_BEGINS, OPTIMIZER_ENDS
+from ..protocol.events import BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS
 from .compiler import compiles, keep_from_compiling
 from .journal import LATE_NS, Journal, nothing
 from .patches import Patches
@@ -44,10 +44,12 @@ def optimizer_hooks(session: Session) -> tuple[Callable[..., None], Callable[...
 
 def _hook_before(session: Session) -> Callable[..., None]:
     journal, clock, ident, identity, extend = session.journal, _now, _ident, id, session.journal.extend
-    compiling = session.compiling
+    compiling, backward = session.compiling, BACKWARD
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if journal.counting or compiling():
+        # A step inside the backward pass, of one parameter after the other or in DDP's hook, is a part of that. It may
+        # be in a thread of autograd's, and hold a lock of DDP's that a tick would ask for.
+        if journal.counting or compiling() or journal.busy == backward:
             return
         if ident() != journal.owner and session.not_owner(training=True):
             return
@@ -70,7 +72,9 @@ def _hook_before(session: Session) -> Callable[..., None]:
             if not kwargs:
                 return
         except ValueError:
-            pass
+            # Accelerate passes a closure that is None.
+            if not kwargs and args[1] is None:
+                return
         # The step has a closure, whose forward and backward run before the step ends.
         extend((OPTIMIZER_BEGINS, now, now, 0, 0))
 
@@ -79,7 +83,7 @@ def _hook_before(session: Session) -> Callable[..., None]:
 
 def _hook_after(session: Session) -> Callable[..., None]:
     journal, clock, ident, identity, extend = session.journal, _now, _ident, id, session.journal.extend
-    compiling, kind, late = session.compiling, OPTIMIZER_ENDS, LATE_NS
+    compiling, kind, late, backward = session.compiling, OPTIMIZER_ENDS, LATE_NS, BACKWARD
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
@@ -97,8 +101,8 @@ def _hook_after(session: Session) -> Callable[..., None]:
                 session.not_owner(training=True)
             return
         if journal.nested or journal.optimizer != key:
-            # A step inside another one, or in another thread.
-            if journal.nested and ident() == journal.owner:
+            # A step inside another one, or in another thread; that within a backward pass has not begun here.
+            if journal.nested and journal.busy != backward and ident() == journal.owner:
                 journal.nested -= 1
             return
         now = clock()

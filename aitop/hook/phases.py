@@ -17,6 +17,7 @@ from __future__ import annotations
 import _thread
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.events import BACKWARD, COLLECT, FORWARD, FORWARD_ALONE, LOADER, NEXT, NO_NEXT, SAVE
@@ -117,7 +118,7 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
     journal, clock, ident, extend = session.journal, _now, _ident, session.journal.extend
     compiling, grad_enabled = session.compiling, session.grad_enabled
     with_gradient, alone, late, every = FORWARD, FORWARD_ALONE, LATE_NS, ASKED_EVERY
-    holder = _Own(original) if holder is None else holder
+    holder = SimpleNamespace(__call__=original) if holder is None else holder
 
     # One long function, because each call costs time. `args[0]` is the module.
     def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
@@ -167,18 +168,7 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
     return __call__
 
 
-class _Own:
-    """Stands in for `holder` where the class defines `__call__` itself."""
-
-    __slots__ = ("__call__",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.__call__ = call
-
-
-def wrap_watched(
-    original: Callable[..., Any], session: Session, within: Callable[[], object] | None = None
-) -> Callable[..., Any]:
+def wrap_watched(original: Callable[..., Any], session: Session, within: Callable[[], object]) -> Callable[..., Any]:
     """Wrap `__call__` of all modules while roots are searched for. `within` is called for modules inside a root."""
     journal, compiling, forward, ident = session.journal, session.compiling, wrap_forward(original, session), _ident
     traced = session.traced
@@ -189,8 +179,7 @@ def wrap_watched(
             return original(self, *args, **kwargs)
         if ident() == journal.owner:
             if journal.busy:
-                if within is not None:
-                    within()
+                within()
                 return original(self, *args, **kwargs)
         elif session.not_owner():
             return session.aside(original, (self, *args), kwargs)
@@ -273,7 +262,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
         span = None if device is None else device.begin(1)
         start = clock()
         try:
-            journal.busy = True
+            journal.busy = kind
             return original(*args, **kwargs)
         finally:
             journal.busy = False

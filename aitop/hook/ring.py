@@ -117,10 +117,6 @@ class Ring:
         """The newest request for a profile: serial number in the bits above 16, number of steps below; 0 for none."""
         return int(self._words[at.W_BURST])
 
-    def leaving(self) -> None:
-        """Let monitors see that the hook is about to leave."""
-        self._words[at.W_STATE] = at.STATE_REMOVING
-
     def close(self, mark: bool = True) -> None:
         """Release the memory. With `mark`, monitors that still have it open see that the hook is gone."""
         if mark:

@@ -29,6 +29,7 @@ from ..protocol.ring import EVENT_WORDS
 from ..protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from . import phases
 from .compiler import compiles, keep_from_compiling
+from .errors import raise_if_of_program
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
 from .measures import AT_ONCE, FRONT, MEASURES, Measure
@@ -248,8 +249,6 @@ class Session:
             self._leaving = True
             self.journal.owner = GONE
             self.sampling.over()
-            if self.ring is not None and os.getpid() == self.pid:
-                self.ring.leaving()
 
     @property
     def gone(self) -> bool:
@@ -263,7 +262,8 @@ class Session:
     # Called by the wrappers.
 
     def failed(self) -> None:
-        """Count an error in the hook; leave after MOST_ERRORS."""
+        """Count an error in the hook, called where it is caught; leave after MOST_ERRORS."""
+        raise_if_of_program()
         self._errors += 1
         if self._errors >= MOST_ERRORS:
             self.leave_soon()
@@ -365,7 +365,7 @@ class Session:
     # Housekeeping.
 
     def tick(self, now: int) -> None:
-        """Write the events to the ring, and call `look` when it is due. Never raises."""
+        """Write the events to the ring, and call `look` when it is due. Never raises, but for `failed`."""
         self.journal.due = now + TICK_EVERY_NS
         if os.getpid() != self.pid:
             # A forked child: from now on its wrappers only forward calls.

@@ -45,6 +45,6 @@ EVENT_WORDS = 5
 STRIDE = WORD * EVENT_WORDS
 SIZE = RECORDS_AT + CAPACITY * STRIDE
 
-STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
+STATE_INSTALLED, STATE_REMOVED = 1, 3
 # How the hook came in. W_WAY is an index into this tuple.
 WAYS = ("attach", "run", "import")

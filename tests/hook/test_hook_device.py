@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from uuid import UUID as AnyUuid
 
 import pytest
 import torch
 from hook_runs import Net, loader, train
 
 from aitop.hook.measures import device as device_module
+
+UUID = AnyUuid("fa4e0000-0000-4000-8000-000000000000")
 
 
 class Gpu:
@@ -53,7 +57,7 @@ def gpu(monkeypatch, watched):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     stats = {"reserved_bytes.all.current": 1000, "allocated_bytes.all.current": 600, "num_ooms": 1}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats if device == 1 else {})
-    properties = type("Properties", (), {"total_memory": 80_000})
+    properties = SimpleNamespace(total_memory=80_000, uuid=UUID)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(device_module, "ALWAYS_ABOVE_NS", 0)
     watched.session.look(time.monotonic_ns())
@@ -164,4 +168,5 @@ def test_allocator_figures(gpu, watched):
     (allocator,) = sample.allocators
     assert (allocator.device, allocator.allocated, allocator.reserved) == (1, 600, 1000)
     assert (allocator.ooms, allocator.retries, allocator.capacity) == (1, None, 80_000)
+    assert allocator.uuid == str(UUID)
     assert sample.facts.cuda

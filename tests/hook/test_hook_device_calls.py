@@ -82,6 +82,14 @@ def test_copies_and_waits_with_their_lines(hooked):
     assert set(found.watches) >= {"transfer", "blocking"}
 
 
+def test_a_copy_that_a_mode_calls_from_within_is_one_copy(hooked):
+    with torch.device("cpu"):  # as set_default_device does
+        run()
+    found = hooked.facts()
+    assert by_name(found, "transfer")["to"].calls == 5
+    assert by_name(found, "blocking")["to"].calls == 5
+
+
 def test_steps_carry_what_they_moved_and_waited(hooked):
     run()
     hooked.facts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import pickle
+import signal
 import threading
 import time
 import warnings
@@ -229,6 +230,29 @@ def test_a_removal_in_the_midst_of_coming_in(unhooked, monkeypatch):
     assert list(gc.callbacks) == callbacks
     monkeypatch.undo()
     assert aitop.hook.install("attach") == "installed"
+
+
+def test_what_a_signal_handler_raises_within_the_hook_goes_on_to_the_program(watched, monkeypatch):
+    class Late(Exception):
+        pass
+
+    def ring(number, frame):
+        raise Late
+
+    def disturbed(now):
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        monkeypatch.setattr(watched.session, "_send", disturbed)
+        with pytest.raises(Late):
+            watched.session.tick(time.monotonic_ns())
+        assert watched.session._errors == 0
+        monkeypatch.setattr(watched.session, "_send", lambda now: 1 / 0)
+        watched.session.tick(time.monotonic_ns())
+        assert watched.session._errors == 1, "an error of the hook's own does not"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_exceptions_pass_untouched(watched):

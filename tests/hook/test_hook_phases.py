@@ -8,6 +8,8 @@ import json
 import random
 import threading
 import time
+from statistics import median_high as median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,13 +19,11 @@ from torch.utils.data import DataLoader
 
 from aitop.hook import roots
 from aitop.hook.facts import Facts
+from aitop.protocol.events import OPTIMIZER_BEGINS
+from aitop.protocol.ring import EVENT_WORDS, JSON_ROOM
+from aitop.sources.ring.reader import decode_facts
 
 PAUSE = 0.01
-
-
-def median(values):
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
 
 
 def shares_add_up(records):
@@ -389,6 +389,39 @@ def test_a_closure_is_counted_once(watched):
     shares_add_up(records)
 
 
+def test_updates_within_the_backward_pass_are_a_part_of_it(watched, monkeypatch):
+    """One optimizer per parameter, stepped as soon as its gradient is there: the backward pass is the step."""
+    monkeypatch.setattr(SlowSgd, "pause", 0.001)
+    model = Net(pause=0.001)
+    optimizers = {parameter: SlowSgd([parameter], 0.01) for parameter in model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for rows, labels in loader(count=400):
+        nn.functional.cross_entropy(model(rows), labels).backward()
+    records = watched.records()[3:]
+    assert len(records) > 20
+    assert all((record.forwards, record.backwards, record.optimizer) == (1, 1, 0.0) for record in records)
+    assert median([record.backward for record in records]) >= len(optimizers) * SlowSgd.pause
+    shares_add_up(records)
+
+
+@pytest.mark.parametrize("arguments", [(), (None,)])
+def test_a_closure_that_is_none_is_no_closure(watched, arguments):
+    """Accelerate always passes one."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for rows, labels in loader():
+        nn.functional.cross_entropy(model(rows), labels).backward()
+        optimizer.step(*arguments)
+        assert OPTIMIZER_BEGINS not in watched.session.journal.words[::EVENT_WORDS]
+    assert watched.records()
+
+
 def test_a_model_that_is_no_module_is_known_by_what_is_updated(watched):
     weights = [torch.randn(6, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     optimizer = torch.optim.SGD(weights, 1e-3)
@@ -414,6 +447,24 @@ def test_the_parameters_of_embeddings_are_known_unless_the_output_layer_shares_t
         facts = Facts(torch, "run")
         facts.met_root(Words(tied=tied))
         assert json.loads(facts.text(()))["facts"]["looked_up_parameters"] == looked_up
+
+
+def test_facts_without_room_are_those_of_fewer_lines():
+    lines = [{"phase": "forward", "file": "f" * 400, "line": line, "function": "g" * 120} for line in range(128)]
+    text = Facts(torch, "run").text([SimpleNamespace(facts=lambda: {"callers": lines, "cost_us": 3.0}, watches=())])
+    assert JSON_ROOM / 2 < len(text) <= JSON_ROOM
+    facts, _ = decode_facts(text)
+    assert facts.cost_us == 3.0 and 32 <= len(facts.callers) < 128
+
+
+@pytest.mark.parametrize("size", [-1, 0, True, 10**12, "many"])
+def test_a_batch_size_that_is_none_is_not_told(size):
+    facts, batches = Facts(torch, "run"), loader(8)
+    iterator = batches._get_iterator()
+    iterator._index_sampler = SimpleNamespace(batch_size=size)
+    facts.met_iterator(iterator)
+    told, _ = decode_facts(facts.text(()))
+    assert told.loaders[0].batch_size is None
 
 
 def test_a_new_epoch_of_the_same_loader_is_no_news():

@@ -272,6 +272,57 @@ def test_each_request_of_a_connection_to_aiohttp_is_measured(watched):
     assert all(record.model >= 0.02 for record in sample.requests)
 
 
+def test_answers_that_stream_are_no_requests_that_wait(watched):
+    """A page that stays open, with a stream of events or a websocket, does not make an idle server one that stands."""
+    aiohttp, web = pytest.importorskip("aiohttp"), pytest.importorskip("aiohttp.web")
+    alive = []
+
+    def now_alive():
+        watched.session._send(time.monotonic_ns())
+        # What one reader has read does not come again.
+        with closing(HookRing(os.getpid())) as other:
+            alive.append(other.read(time.monotonic()).alive)
+
+    async def stream(request):
+        answer = web.StreamResponse()
+        now_alive()
+        await answer.prepare(request)
+        now_alive()
+        await answer.write(b"data: 1")
+        await answer.write_eof()
+        return answer
+
+    async def talk(request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        now_alive()
+        await socket.send_str("hello")
+        await socket.close()
+        return socket
+
+    async def both():
+        app = web.Application()
+        app.router.add_get("/stream", stream)
+        app.router.add_get("/talk", talk)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        watched.session.look(time.monotonic_ns())
+        address = "http://{}:{}".format(*site._server.sockets[0].getsockname())
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"{address}/stream") as answer:
+                assert await answer.read() == b"data: 1"
+            async with client.ws_connect(f"{address}/talk") as socket:
+                assert (await socket.receive()).data == "hello"
+        await runner.cleanup()
+
+    asyncio.run(both())
+    assert alive == [1, 0, 0]
+    (record,) = served(watched).requests
+    assert record.seconds < 5.0
+
+
 def test_beside_a_training_run_nothing_counts_as_served(watched, server):
     watched.session.journal.steps = 1
     ask(server, "/model")

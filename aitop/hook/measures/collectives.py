@@ -149,7 +149,7 @@ class Watch:
         hooks in such threads.
         """
         ident, journal = _ident(), self.journal
-        return ident == journal.owner or (journal.busy and ident not in threading._active)  # type: ignore[attr-defined]
+        return ident == journal.owner or (journal.busy != 0 and ident not in threading._active)  # type: ignore[attr-defined]
 
     def called(self, name: str, start: int, work: Any, args: tuple[Any, ...]) -> None:
         """Note a call of a collective that returns now. The collective itself may still be running."""
@@ -245,7 +245,6 @@ class DdpLog:
         self._iteration = numbers.get("iteration", -1)
         self._settings = {
             "backend": texts.get("backend_name"),
-            "world_size": numbers.get("world_size"),
             "bucket_cap_mb": numbers["bucket_cap_bytes"] / 2**20 if numbers.get("bucket_cap_bytes", -1) > 0 else None,
             "gradient_bytes": numbers.get("total_parameter_size_bytes"),
         }

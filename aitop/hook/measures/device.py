@@ -225,7 +225,7 @@ def _read(timing: Timing) -> tuple[int, int, int, int]:
     return forward, backward, optimizer, int(idle * NS_PER_MS)
 
 
-def allocators(torch: Any) -> list[dict[str, int]]:
+def allocators(torch: Any) -> list[dict[str, Any]]:
     """Return the caching allocator's figures for each device in use, in bytes. Does not ask the driver."""
     samples = []
     for device in range(min(torch.cuda.device_count(), 16)):
@@ -237,15 +237,17 @@ def allocators(torch: Any) -> list[dict[str, int]]:
         reserved = stats.get("reserved_bytes.all.current", 0)
         if not reserved:
             continue
+        properties = torch.cuda.get_device_properties(device)
         sample = {
             "device": device,
             "allocated": stats.get("allocated_bytes.all.current", 0),
             "reserved": reserved,
-            "capacity": torch.cuda.get_device_properties(device).total_memory,
+            "capacity": properties.total_memory,
         }
+        if hasattr(properties, "uuid"):  # torch 2.4 and later
+            sample["uuid"] = str(properties.uuid)
         optional = {
             "peak_allocated": "allocated_bytes.all.peak",
-            "active": "active_bytes.all.current",
             "inactive_split": "inactive_split_bytes.all.current",
             "retries": "num_alloc_retries",
             "ooms": "num_ooms",

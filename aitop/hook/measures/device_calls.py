@@ -159,7 +159,12 @@ def wrap_copy(original: Callable[..., Any], name: str, watch: Watch) -> Callable
         if compiling() or type(self) not in plain or _ident() != journal.owner or watch.nested:
             return original(self, *args, **kwargs)
         start = _now()
-        result = original(self, *args, **kwargs)
+        try:
+            # A mode such as `with torch.device("cuda")` calls it again from within.
+            watch.nested = True
+            result = original(self, *args, **kwargs)
+        finally:
+            watch.nested = False
         source = self
         if fills:
             source = args[0] if args else kwargs.get("other", kwargs.get("src"))

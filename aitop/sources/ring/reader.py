@@ -34,7 +34,6 @@ AHEAD_NS = 10**9
 
 _HEADER = struct.Struct(f"={ring.HEADER_WORDS}Q")
 _SLOTS = struct.Struct(f"={2 * ring.SLOTS}Q")
-_STATES = {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}
 _EVENT = struct.Struct(f"={ring.EVENT_WORDS}q")
 
 
@@ -137,16 +136,6 @@ def _open(pid: int, access: int) -> tuple[str, int] | None:
     return memory[:2] if memory is not None else None
 
 
-def _number(sequence: int) -> int | None:
-    """Return the number of a collective; None for what cannot be one."""
-    return sequence if 0 < sequence < MOST_COLLECTIVES else None
-
-
-def _alive(word: int) -> int | None:
-    """Return the number of requests under way; None where they are not watched."""
-    return word - 1 if 0 < word <= MOST_ALIVE else None
-
-
 class HookRing:
     """One process's ring. Raises SourceError where there is none or it may not be read."""
 
@@ -166,9 +155,11 @@ class HookRing:
 
     @property
     def state(self) -> str:
-        """The state of the hook: installed, removing, removed, or unreadable."""
+        """The state of the hook: installed, removed, or unreadable."""
         header = self._header()
-        return "unreadable" if header is None else _STATES.get(header.state, "removed")
+        if header is None:
+            return "unreadable"
+        return "installed" if header.state == ring.STATE_INSTALLED else "removed"
 
     @property
     def outlived(self) -> bool:
@@ -200,11 +191,12 @@ class HookRing:
             pid=self.pid,
             steps=tuple(steps),
             lost=min(lost, MOST_LOST),
-            sequence=_number(header.sequence),
+            sequence=header.sequence if 0 < header.sequence < MOST_COLLECTIVES else None,
             requests=served.requests,
             iterations=served.iterations,
             pauses=served.pauses,
-            alive=_alive(header.alive),
+            # 0 says that requests are not watched.
+            alive=header.alive - 1 if 0 < header.alive <= MOST_ALIVE else None,
         )
         if facts is None:
             return sample

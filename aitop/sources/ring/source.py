@@ -159,7 +159,7 @@ class HookSource(Source):
             time.sleep(0.02)
 
     def _has_left(self, pid: int) -> bool:
-        return self._rings[pid].state in ("removed", "unreadable") or self._rings[pid].outlived
+        return self._rings[pid].state != "installed" or self._rings[pid].outlived
 
     def _drop(self, pid: int) -> None:
         reader = self._rings.pop(pid)

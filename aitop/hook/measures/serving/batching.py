@@ -18,7 +18,7 @@ from .server import Server
 if TYPE_CHECKING:
     from ...session import Session
 
-MILLION = 1_000_000
+MILLIONTHS = 1_000_000
 SECOND = 1_000_000_000
 MOST_KNOWN = 100_000
 
@@ -96,7 +96,7 @@ class Batching(Server):
         self.prefill = self.decode = 0
         batch = batch_of(processor)
         self.requests_in_batch = len(batch)
-        self.kv_used = kv_millionths(processor)
+        self.kv_used = int((1 - processor.cache.compute_free_capacity()) * MILLIONTHS)
         for one in batch:
             state = one.state
             if state.generated_tokens:
@@ -182,11 +182,6 @@ def batch_of(processor: Any) -> Any:
     if hasattr(buffers, "io_pairs"):
         buffers = buffers.io_pairs[buffers.current_pair].host_io
     return buffers.requests_in_batch
-
-
-def kv_millionths(processor: Any) -> int:
-    """Return the share of the KV cache that is in use, in millionths."""
-    return int((1 - processor.cache.compute_free_capacity()) * MILLION)
 
 
 def wrap_offload(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:

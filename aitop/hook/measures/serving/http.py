@@ -180,6 +180,7 @@ class Http(Server):
             "data_received": lambda call: wrap_received(call, self),
             "_handle_request": lambda call: wrap_in_loop(call, self),
             "send": lambda call: wrap_send(call, self),
+            "prepare": lambda call: wrap_prepare(call, self),
             "handle_request": lambda call: wrap_call(noted(call, self.in_threads), self, gunicorn_socket),
             "handle_one_request": lambda call: wrap_handle(noted(call, self.in_threads), self),
             "parse_request": lambda call: wrap_parse(call, self),
@@ -227,6 +228,15 @@ class Http(Server):
         """Return when the data arrived that the event loop has just read."""
         now, ticks_ns = now_ns(), ticks_since(socket)
         return self.loop.arrival(now, ticks_ns, self.ticks.since(now), connection)
+
+    def streams(self, request: Request) -> None:
+        """Note that an answer has begun that may go on for as long as somebody listens.
+
+        If the model has not computed for it, as for a page that waits for events, nobody waits for it to get on.
+        """
+        if not request.model_began:
+            self.under_way.discard(request)
+            self.count()
 
     def end_in_thread(self, request: Request) -> None:
         """Note that a thread has finished a request.
@@ -326,14 +336,23 @@ def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any
     """Wrap aiohttp's `RequestHandler.data_received`, because the handler begins only in a later turn of the loop."""
 
     def data_received(self: Any, data: Any) -> Any:
+        now, socket = 0, None
         try:
-            socket = self.transport.get_extra_info("socket")
-            connection = descriptor(socket)
-            if http.requests.watched() and connection not in http.came:
-                http.came[connection] = http.arrival(socket, connection)
+            if http.requests.watched():
+                socket, before = self.transport.get_extra_info("socket"), len(self._messages)
+                now, ticks_ns = now_ns(), ticks_since(socket)
         except Exception:
             http.failed()
-        return original(self, data)
+        result = original(self, data)
+        try:
+            # Other data is the rest of a body, which may come when its request was answered, or half a head.
+            if now and len(self._messages) > before:
+                connection = descriptor(socket)
+                if connection not in http.came:
+                    http.came[connection] = http.loop.arrival(now, ticks_ns, http.ticks.since(now), connection)
+        except Exception:
+            http.failed()
+        return result
 
     return data_received
 
@@ -350,6 +369,8 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
                     request.first_chunk = request.first_chunk or now_ns()
                 if not message.get("more_body", False):
                     return last(self, message, request)
+                if request in http.under_way:
+                    http.streams(request)
         except Exception:
             http.failed()
         return original(self, message)
@@ -364,6 +385,25 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             http.loop.answered(now, request.connection)
 
     return send
+
+
+def wrap_prepare(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap the method of aiohttp's responses that sends the head: the answer of a stream, or of a websocket, begins."""
+
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            request = current.get()
+            # What has a body sends it at once.
+            if request is not None and not request.ended and not hasattr(type(self), "body"):
+                http.streams(request)
+                if hasattr(type(self), "receive"):
+                    # How long a websocket is open is no latency.
+                    request.ended = now_ns()
+        except Exception:
+            http.failed()
+        return original(self, *args, **kwargs)
+
+    return prepare
 
 
 def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[..., Any]) -> Callable[..., Any]:

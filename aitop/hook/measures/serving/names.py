@@ -54,7 +54,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         "uvicorn.protocols.http.httptools_impl:RequestResponseCycle": "run_asgi send",
     }),
     # aiohttp 3.14.5
-    "aiohttp": _rows({"aiohttp.web_protocol:RequestHandler": "data_received _handle_request"}),
+    "aiohttp": _rows({
+        "aiohttp.web_protocol:RequestHandler": "data_received _handle_request",
+        "aiohttp.web_response:StreamResponse": "prepare",
+        "aiohttp.web_ws:WebSocketResponse": "prepare",
+    }),
     # gunicorn 27.0.1
     "gunicorn": _rows({
         "gunicorn.workers.sync:SyncWorker": "handle_request",

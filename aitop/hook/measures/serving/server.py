@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...errors import raise_if_of_program
 from ...patches import Patches
 from .. import Measure
 from .names import TABLE, Wrap
@@ -52,6 +53,7 @@ class Server(Measure):
 
     def failed(self) -> None:
         """Count an error. After MOST_ERRORS this server is unpatched; the other measures go on."""
+        raise_if_of_program()
         self._errors += 1
         if self._errors >= MOST_ERRORS:
             self._rest = []

@@ -22,7 +22,7 @@ from .server import Server
 if TYPE_CHECKING:
     from ...session import Session
 
-MILLION = 1_000_000
+MILLIONTHS = 1_000_000
 # Bound for requests that were received and never freed: above this many, all are forgotten.
 MOST_KNOWN = 100_000
 
@@ -84,14 +84,14 @@ class Vllm(Server):
     def schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
         """Note how many requests are waiting at the beginning of a turn."""
         if not self.turn_began:
-            self.waiting = counts(scheduler)[1]
+            self.waiting = scheduler.get_request_counts()[1]
 
     def scheduled(self, start: int, output: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Note a batch, and which requests run for the first time in it."""
         end = now_ns()
         self.turn_began = self.turn_began or start
         self.scheduling += end - start
-        self.kv_used = kv_millionths(scheduler)
+        self.kv_used = int(scheduler.kv_cache_manager.usage * MILLIONTHS)
         for new in output.scheduled_new_reqs:
             known = self.known.get(new.req_id)
             if known is not None and not known.model_began:
@@ -103,7 +103,7 @@ class Vllm(Server):
         end, output, requests = now_ns(), scheduler_output, scheduler.requests
         for name in [name for name in self.tokenless if name in requests and requests[name].num_output_tokens]:
             self.tokenless.pop(name).first = end
-        running, waiting = counts(scheduler)
+        running, waiting = scheduler.get_request_counts()
         # A turn without a call of `schedule` only waited for the batch of an earlier turn.
         began = self.turn_began or self.turn_ended
         if self.turn_ended and not self.rests:
@@ -149,17 +149,6 @@ class Vllm(Server):
         known.tokens, known.prompt_tokens = tokens, whole(request.num_prompt_tokens)
         known.preempted = whole(request.num_preemptions)
         self.requests.answered(known, now)
-
-
-def counts(scheduler: Any) -> tuple[int, int]:
-    """Return how many requests are running and how many are waiting."""
-    running, waiting = scheduler.get_request_counts()
-    return running, waiting
-
-
-def kv_millionths(scheduler: Any) -> int:
-    """Return the share of the KV cache that is in use, in millionths."""
-    return int(scheduler.kv_cache_manager.usage * MILLION)
 
 
 def tokens_of(output: Any) -> tuple[int, int]:
