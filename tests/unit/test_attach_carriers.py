@@ -83,6 +83,20 @@ def test_two_targets_never_have_it_both() -> None:
     one.close()
 
 
+def test_files_of_killed_monitors_are_removed_and_those_in_use_are_not_however_old(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    waits = FileCarrier(own_status(), os.open(folder, os.O_RDONLY | os.O_DIRECTORY), folder)
+    left = tmp_path / ".aitop-7-0123456789ab"
+    left.touch()
+    for file in (waits.path, left):
+        os.utime(file, (0, 0))
+    os.close(carriers._cleaned_folder(own_status(), folder))
+    assert waits.is_there() and not left.exists()
+    waits.close()
+    os.close(carriers._cleaned_folder(own_status(), folder))
+    assert os.listdir(folder) == []
+
+
 def test_memory_of_ours_leaves_no_name_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carriers, "FileCarrier", lambda *_: pytest.fail("no file is made"))
     with closing(Request(own_status(), b"payload")) as request:

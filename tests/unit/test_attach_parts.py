@@ -20,9 +20,9 @@ from aitop.attach.inspection import preflight
 from aitop.attach.inspection import process as inspected_process
 from aitop.attach.inspection.process import seconds_old
 from aitop.attach.payload.bundle import pack
-from aitop.attach.refusal import AttachRefused
-from aitop.attach.ways import gdb
-from aitop.attach.ways.signal_frame import Call, SavedErrno, build, resumption, xsave_layout
+from aitop.attach.refusal import AttachRefused, NotNow
+from aitop.attach.ways import gdb, remote_debug
+from aitop.attach.ways.signal_frame import Call, SavedErrno, build, resumption, same_call, xsave_layout
 from aitop.attach.ways.stopped_thread import REGISTER_NAMES, ThreadState
 from aitop.sources.foreign_file import open_below, open_folder_as
 from aitop.sources.process_status import SYS_PTRACE, own_status, parse_status, read_status
@@ -258,6 +258,54 @@ def interrupted(number: int, error: int, **registers: int) -> ThreadState:
 def test_a_system_call_goes_on_as_after_a_signal(before: ThreadState, rax: int, rip: int) -> None:
     after = resumption(before)
     assert (after["rax"], after["rip"]) == (rax, rip)
+
+
+def test_a_call_that_a_look_made_the_kernel_restart_goes_on_as_the_call_that_it_was() -> None:
+    endless = interrupted(7, 516, rdx=0xFFFFFFFF)
+    after = resumption(same_call(interrupted(219, 516, rdx=0xFFFFFFFF), endless))
+    assert (after["rax"], after["rip"]) == (7, 0xFFE)
+    for other in (interrupted(0, 512, rdx=0xFFFFFFFF), interrupted(219, 516, rdx=100)):
+        with pytest.raises(NotNow):
+            same_call(other, endless)
+
+
+class Memory(bytearray):
+    def read(self, address: int, size: int) -> bytes:
+        return bytes(self[address : address + size])
+
+    def write(self, address: int, data: bytes) -> None:
+        self[address : address + len(data)] = data
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> None:
+    """A request as Python 3.14 takes it: the breaker at 0, the flag at 8, the path at 16."""
+    monkeypatch.setattr(remote_debug, "_find", lambda target: remote_debug._Mailbox(0, 8, 16, 128))
+    monkeypatch.setattr(remote_debug, "check_running", lambda target: None)
+    target, request = SimpleNamespace(memory=memory), SimpleNamespace(path="/tmp/file")
+    remote_debug.RemoteDebug().enter(target, request)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("waiting", [b"", b"/tmp/.aitop-7-0123456789ab"])
+def test_flags_that_an_interpreter_changes_meanwhile_are_neither_lost_nor_set_for_good(
+    monkeypatch: pytest.MonkeyPatch, waiting: bytes
+) -> None:
+    memory = Memory(200)
+    memory.write(0, bytes((0b10001,)))  # a thread asks for the GIL, and a collection is due
+    memory.write(8, bytes((bool(waiting),)))
+    memory.write(16, waiting)
+    entered(monkeypatch, memory)
+    assert memory[0] == 0b111110 and memory[8] == 1
+    assert memory.read(16, 10) == b"/tmp/file\0"
+
+
+def test_another_debuggers_script_is_left_to_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(200)
+    memory.write(8, b"\1")
+    memory.write(16, b"/tmp/pdb_script.py\0")
+    before = bytes(memory)
+    with pytest.raises(NotNow, match="another debugger"):
+        entered(monkeypatch, memory)
+    assert bytes(memory) == before
 
 
 def test_a_frame_lies_below_the_stack_and_is_aligned_like_a_call() -> None:

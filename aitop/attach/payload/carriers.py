@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -110,6 +111,9 @@ class FileCarrier(Carrier):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.fd = os.open(self._name, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=folder)
+            with contextlib.suppress(OSError):  # a file system without locks
+                # For as long as it is open: others see that it is in use.
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Only if the user differs, because we may not be allowed to give files to the target's group.
             if target.uids[1] != os.geteuid():
                 os.fchown(self.fd, target.uids[1], target.gids[1])
@@ -232,9 +236,22 @@ def _cleaned_folder(target: ProcStatus, path: str) -> int:
                 continue
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             ours = name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
-            if ours and stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid()):
+            owned = stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid())
+            if ours and owned and not _in_use(name, folder):
                 os.unlink(name, dir_fd=folder)
     return folder
+
+
+def _in_use(name: str, folder: int) -> bool:
+    """Return whether a monitor that lives has this file, however long it has been waiting for its target."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def _folders(pid: int) -> list[str]:

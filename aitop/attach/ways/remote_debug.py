@@ -10,6 +10,7 @@ import struct
 
 import msgspec
 
+from aitop.attach.payload.carriers import REQUEST
 from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.ways import Obstacle, TargetProcess, WayIn, check_running, wait_for_reader
@@ -20,7 +21,10 @@ FIRST = (3, 14)
 SUPPORT_AT = {(3, 14): 712}
 # Offsets in the same struct of runtime_state.interpreters_head and interpreter_state.threads_main.
 INTERPRETERS_AT, MAIN_THREAD_AT = 40, 80
-PLEASE_STOP = 1 << 5
+# Bits of the eval breaker. GIL_DROP_REQUEST is repeated every 5 ms by whoever asks for the GIL.
+GIL_DROP_REQUEST, PLEASE_STOP = 1 << 0, 1 << 5
+# Signals, calls and asynchronous exceptions that are to be looked for.
+TO_LOOK_FOR = 1 << 1 | 1 << 2 | 1 << 3
 SHORTEST_PATH, LARGEST_OFFSET = 64, 1 << 24
 
 
@@ -68,11 +72,22 @@ class RemoteDebug(WayIn):
         if len(path) > mailbox.room:
             raise NotNow("the path of the hook's file is too long")
         memory = target.memory
+        waits = int.from_bytes(memory.read(mailbox.pending, 4), "little") != 0
+        if waits and not self._is_ours(memory.read(mailbox.path, mailbox.room)):
+            raise NotNow("another debugger has left it a script that it has not begun yet")
         memory.write(mailbox.path, path)
         memory.write(mailbox.pending, struct.pack("<i", 1))
-        # Write only the byte that has the flag, because the target may be changing the others.
+        # Write only the byte that has the flag, because the target may be changing the others. It may change bits of
+        # this one, too, between our reading and our writing. So those that must not get lost are set, which has it look
+        # and find nothing; and the one that must not be set again, as it would wait for a thread that has gone, is not.
         flags = memory.read(mailbox.breaker, 1)[0]
-        memory.write(mailbox.breaker, bytes((flags | PLEASE_STOP,)))
+        memory.write(mailbox.breaker, bytes((flags & ~GIL_DROP_REQUEST | PLEASE_STOP | TO_LOOK_FOR,)))
+
+    @staticmethod
+    def _is_ours(path: bytes) -> bool:
+        """Whether a monitor of ours has left this path, and was killed."""
+        name = path.split(b"\0", 1)[0].rpartition(b"/")[2].decode("utf-8", "replace")
+        return REQUEST.fullmatch(name) is not None
 
     def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
         """Clear the flag. A main thread that has just seen it gets time to open the file before the path is erased."""

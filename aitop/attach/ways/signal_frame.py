@@ -133,16 +133,24 @@ def _run_asleep(target: TargetProcess, line: bytes, first: ThreadState) -> None:
     ]
 
     def still_asleep(thread: StoppedThread, target: TargetProcess) -> ThreadState:
-        state = thread.state()
-        # Our first stop made the kernel restart a timed wait, which then has another system call number.
-        if state.system_call not in (first.system_call, SYS_RESTART) or any(
-            state.registers[name] != first.registers[name] for name in ("rip", "rsp", "rdi", "rsi")
-        ):
-            raise NotNow("the main thread is not asleep")
+        state = same_call(thread.state(), first)
         _check_no_gil(target, state)
         return state
 
     call_in_main_thread(target, calls, still_asleep, line)
+
+
+def same_call(state: ThreadState, first: ThreadState) -> ThreadState:
+    """Return the state of a thread that is still in the system call of the first look, or raise NotNow.
+
+    Our first stop made the kernel restart a timed wait, which then has another number. It gets that of the call that it
+    was, which alone tells how to go on.
+    """
+    if state.system_call not in (first.system_call, SYS_RESTART) or any(
+        state.registers[name] != first.registers[name] for name in ("rip", "rsp", "rdi", "rsi", "rdx")
+    ):
+        raise NotNow("the main thread is not asleep")
+    return msgspec.structs.replace(state, registers={**state.registers, "orig_rax": first.registers["orig_rax"]})
 
 
 def _asleep(thread: StoppedThread, target: TargetProcess) -> ThreadState:
@@ -329,7 +337,7 @@ def resumption(state: ThreadState) -> Registers:
     elif -state.result == RESTART_BLOCK:
         # After rt_sigreturn the kernel no longer knows how to restart a timed wait. But a `poll` without a time limit,
         # or with one of zero, can be issued again.
-        if number == SYS_POLL and _signed_int(registers["rdx"]) <= 0:
+        if number == SYS_POLL and ctypes.c_int(registers["rdx"]).value <= 0:
             _issue_again(registers)
         else:
             registers["rax"] = -errno.EINTR & NO_SYSTEM_CALL
@@ -339,11 +347,6 @@ def resumption(state: ThreadState) -> Registers:
 def _issue_again(registers: Registers) -> None:
     registers["rax"] = registers["orig_rax"]
     registers["rip"] -= SYSCALL_INSTRUCTION_SIZE
-
-
-def _signed_int(word: int) -> int:
-    low = word & 0xFFFFFFFF
-    return low - (1 << 32) if low >> 31 else low
 
 
 def _entering(registers: Registers, call: Call, stack: int) -> Registers:

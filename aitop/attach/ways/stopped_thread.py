@@ -191,7 +191,10 @@ class StoppedThread:
             if now > deadline:
                 raise NotNow("the main thread does not stop: it is in an uninterruptible system call")
             if now > hold_until:
+                # The sleep releases the GIL. It must come back at once: the thread may be stopped by then.
+                sys.setswitchinterval(POLL_S)
                 time.sleep(POLL_S)
+                sys.setswitchinterval(SWITCH_INTERVAL_S)
             else:
                 pause(HELD_POLL_US)
 
