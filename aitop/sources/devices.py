@@ -15,7 +15,7 @@ import msgspec
 from aitop.model.event import Sample
 from aitop.model.gpu import DeviceUsers, GpuDevice, GpuSample
 from aitop.model.source import SourceName
-from aitop.sources import nvml
+from aitop.sources import nvml, procfs
 from aitop.sources.source import Source, SourceError
 
 # How long the end waits for a read of the driver that is under way.
@@ -60,10 +60,10 @@ class SharedDevices:
             now = time.monotonic()
             # Every job asks once in an interval, so a sample of half that age is new enough.
             if self._sample is None or now - self._sample.time > self.interval / 2:
-                if not self._open:
-                    self._source.open()
-                    self._open = True
                 try:
+                    if not self._open:
+                        self._source.open()
+                        self._open = True
                     samples = self._source.read()
                 except SourceError:
                     # A driver that answers no more, or a lost device, is only found again by opening it anew.
@@ -104,7 +104,10 @@ class _JobDevices(Source):
 
 def _seen_by(tree: frozenset[int], device: GpuDevice) -> GpuDevice:
     """The device, with `mine` set where processes of `tree` use it."""
-    if device.processes is None:
-        return device
-    processes = tuple(msgspec.structs.replace(each, mine=each.pid in tree) for each in device.processes)
-    return msgspec.structs.replace(device, processes=processes, mine=any(each.mine for each in processes))
+    listed = device.processes
+    processes = tuple(msgspec.structs.replace(each, mine=each.pid in tree) for each in listed or ())
+    mine = any(each.mine for each in processes)
+    if not mine and (listed is None or any(procfs.gone(each.pid) for each in listed)):
+        # To a container NVML lists pids of the host, or none.
+        mine = nvml.holds(tree, device.minor)
+    return msgspec.structs.replace(device, processes=None if listed is None else processes, mine=mine)

@@ -74,7 +74,6 @@ def calls(log: Path) -> collections.Counter[tuple[str, int, int]]:
 def test_everything_of_a_busy_h200(fake_nvml, tmp_path):
     log = tmp_path / "calls"
     sample = samples_of(fake_nvml("h200-busy", log=log, TARGET_PID=str(MY_PID)))[-1]
-    assert sample.driver == "570.124.06"
     (gpu,) = sample.devices
     assert (gpu.name, gpu.uuid) == ("NVIDIA H200", "GPU-fa4e0000-0000-4000-8000-000000000000")
     assert (gpu.busy, gpu.memory_busy) == (0.99, 0.61)

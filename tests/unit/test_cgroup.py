@@ -105,9 +105,10 @@ def test_inside_a_container_the_mount_is_the_groups_own_folder(machine):
     assert group.read().cpu_quota == 2.0
 
 
-def test_a_group_outside_what_is_mounted_here_leaves_the_mount(machine):
-    files = {"sys/fs/cgroup/cpu.max": "300000 100000\n"}
-    assert machine("0::/../other\n", V2_MOUNT, files).read().cpu_quota == 3.0
+@pytest.mark.parametrize("membership", ["0::/../other\n", "0::/gone\n"])
+def test_of_a_group_outside_what_is_mounted_here_nothing_is_known(machine, membership):
+    """As from a sidecar: what is mounted there are the limits of the sidecar."""
+    assert machine(membership, V2_MOUNT, {"sys/fs/cgroup/cpu.max": "300000 100000\n"}).read() is None
 
 
 @pytest.mark.parametrize(("membership", "mounts"), [("", ""), ("0::/\n", ""), ("", V2_MOUNT), ("junk\n", "junk\n")])

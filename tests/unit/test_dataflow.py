@@ -288,3 +288,14 @@ def test_loops_in_loops_are_read_at_once():
     source = "total = 0\n" + "\n".join(heads) + f"\n{'    ' * depth}total = total + x0\n"
     (flow,) = functions("x.py", source, [1]).flows
     assert next(each.uses for each in flow.statements if each.first == depth + 2) == (1, 2, depth + 2)
+
+
+def test_what_an_expression_assigns_feeds_as_a_statement_would() -> None:
+    found, at = calls("""
+        def train(net, opt, batches):
+            while (batch := next(batches, None)) is not None:  # take
+                loss = net(batch).mean()  # MODEL
+                loss.backward()  # UPDATE
+                opt.step()
+        """)
+    assert found.feeds(at["take"])

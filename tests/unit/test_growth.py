@@ -265,6 +265,11 @@ def test_sites_that_keep_a_graph_come_first_with_their_text_and_function():
     assert site.function == "Trainer.training_step"
 
 
+def test_the_text_is_that_of_the_line_as_python_counts_lines():
+    (site,) = sites("\x0c\nmark = '\x0b\x1c\u2028'\n" + textwrap.dedent(LOOP.format("losses.append(loss)")))
+    assert (site.line, site.text) == (7, "losses.append(loss)")
+
+
 LOOP = """
     for x, y in loader:
         loss = criterion(model(x), y)

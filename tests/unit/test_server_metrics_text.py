@@ -14,7 +14,7 @@ LABELS = '{engine="0",model_name="m"}'
 
 
 def read(text, metrics=VLLM):
-    return server_sample(text, metrics, time=1.0, pid=7, engine="e")
+    return server_sample(text, metrics, time=1.0, pid=7)
 
 
 def test_labels_are_summed_and_shares_are_averaged():
@@ -26,9 +26,7 @@ def test_labels_are_summed_and_shares_are_averaged():
         'vllm:request_success_total{finished_reason="a } b, le=\\"3\\""} 1e1 1700000000000\n'
         "vllm:request_success_created 1.7e9\nprocess_cpu_seconds_total 5\n"
     )
-    assert sample == ServerSample(
-        time=1.0, pid=7, engine="e", counters={"requests": 20.0}, gauges={"running": 5.0, "kv_used": 0.6}
-    )
+    assert sample == ServerSample(time=1.0, pid=7, counters={"requests": 20.0}, gauges={"running": 5.0, "kv_used": 0.6})
 
 
 def test_what_a_real_vllm_says():

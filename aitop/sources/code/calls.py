@@ -6,20 +6,18 @@ Names are only used to recognise a function where it is called, so it does not m
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
+from aitop.sources.code.syntax import FUNCTIONS, Scope, lines_of, parsed
 from aitop.stacks.dataflow import innermost
 
 # Statements that call what they do not name.
 _IMPLICIT = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Raise)
 # Longer than any file.
 _END = 1 << 31
-_LINE_END = re.compile(r"\r\n|\r|\n")
 T = TypeVar("T")
 
 
@@ -69,7 +67,7 @@ class Calls:
 
     @cached_property
     def _kinds(self) -> list[_Kind]:
-        lines = _LINE_END.split(self._text or "")
+        lines = lines_of(self._text or "")
         return self._of_scopes(lambda scope: _Kind(*_lines_of(scope), _generates(scope, lines)))
 
     def _of_scopes(self, read: Callable[[Scope], T]) -> list[T]:

@@ -211,7 +211,8 @@ class Reading:
         self._ends[line] = max(self._ends.get(line, line), _head_end(node))
         uses = self._uses(value)
         names: set[str] = set()
-        for target in targets:
+        inner = [each.target for each in ast.walk(value) if isinstance(each, ast.NamedExpr)]
+        for target in (*targets, *inner):
             self._target(target, names, uses)
         self._note(node, value, set() if adds else names, state)
         uses.changes |= {whole for name in uses.changes for whole in self._whole.get(name, ())}
@@ -263,6 +264,9 @@ class Reading:
             return
         if isinstance(node, _COMPREHENSIONS):
             self._comprehension(node, uses)
+            return
+        if isinstance(node, ast.NamedExpr):
+            self._collect(node.value, uses)
             return
         for child in ast.iter_child_nodes(node):
             self._collect(child, uses)

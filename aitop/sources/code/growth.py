@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
 from aitop.sources.code.dataflow import Reading, State, called_name, imported, makers
-from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
+from aitop.sources.code.syntax import FUNCTIONS, Scope, lines_of, parsed
 from aitop.stacks.dataflow import reached
 
 LONGEST_TEXT = 200
@@ -81,7 +81,7 @@ def growth_sites(
 
 
 def _site(file: str, text: str, function: _Function, number: int, *, keeps_graph: bool) -> GrowthSite:
-    lines = text.splitlines()
+    lines = lines_of(text)
     line = lines[number - 1] if number <= len(lines) else ""
     shown = printable(line).strip()[:LONGEST_TEXT]
     return GrowthSite(file=file, line=number, function=function.name, text=shown, keeps_graph=keeps_graph)

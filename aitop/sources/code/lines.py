@@ -10,6 +10,7 @@ from typing import NamedTuple
 from aitop.model.host import ProcessId
 from aitop.model.text import printable
 from aitop.sources import procfs
+from aitop.sources.code.syntax import lines_of
 from aitop.sources.foreign_file import open_as, user_of
 
 LARGEST_FILE = 2 << 20
@@ -23,7 +24,6 @@ DEEPEST, FOLDERS_KEPT = 64, 4096
 MOST_ENTRIES = 20_000
 _FUNCTION = re.compile(r"(?:(?:async\s+)?def|class)\b")
 _IF, _ELSE = re.compile(r"(?:el)?if\b"), re.compile(r"else\s*:")
-_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class Place(NamedTuple):
@@ -144,7 +144,7 @@ def _load(handle: int, known: _File | None) -> _File | None:
     if max(len(data), status.st_size) > LARGEST_FILE:
         return None
     text = data.decode("utf-8", "replace")
-    return _File(identity, text, tuple(_LINE_END.split(text)))
+    return _File(identity, text, tuple(lines_of(text)))
 
 
 def _shown(line: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import sys
 import tokenize
 import warnings
@@ -15,11 +16,17 @@ Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 LIMITS_DEPTH = sys.version_info >= (3, 11)
 DEEPEST = 10_000
 _FLAT = frozenset(",:=)]}")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 # Python's warnings about the code of others would be written into our screen and reports.
 _WATCHED = "<watched>"
 for _category in (SyntaxWarning, DeprecationWarning):
     warnings.filterwarnings("ignore", category=_category, module=_WATCHED)
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines as Python counts them, without their ends: a form feed, say, ends none."""
+    return _LINE_END.split(text)
 
 
 def parsed(text: str) -> ast.Module | None:

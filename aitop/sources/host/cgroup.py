@@ -43,16 +43,19 @@ class Cgroup:
                 if len(place) < 5 or len(system) < 3 or system[0] != kind:
                     continue
                 if version == 2 or controller in system[2].split(","):
-                    return Hierarchy(version, self._levels(path or "", place[3].rstrip("/"), place[4]))
+                    levels = self._levels(path or "", place[3].rstrip("/"), place[4])
+                    return Hierarchy(version, levels) if levels else None
         return None
 
     def _levels(self, path: str, mounted: str, point: str) -> tuple[str, ...]:
-        """Folders from the group up to the mount. For a group outside of what is mounted here, only the mount."""
+        """Folders from the group up to the mount. Empty for a group outside of what is mounted here, as another
+        container's is: the mount has our own limits, and they are not its.
+        """
         names = [name for name in path.removeprefix(mounted).split("/") if name]
         top = self._root + point
         folders = ["/".join((top, *names[:length])) for length in range(len(names), 0, -1)]
         inside = ".." not in names and (not folders or os.path.isdir(folders[0]))
-        return (*folders, top) if inside else (top,)
+        return (*folders, top) if inside else ()
 
     def read(self) -> CgroupSample | None:
         """Limits and use now; None where the process has no readable control group."""

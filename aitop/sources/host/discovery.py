@@ -90,8 +90,12 @@ def _row(
     gpu_users: DeviceUsers,
     seconds: float,
 ) -> Candidate:
-    """One job as a row. `stats` are of `seconds` ago."""
-    top = job[0]
+    """One job as a row. `stats` are of `seconds` ago.
+
+    It is named by its topmost process of our user: what has started it may be a daemon of root's, such as Slurm's.
+    """
+    user = os.geteuid()
+    top = next((one for one in job if procfs.user_id(one.stat.pid) == user), job[0]) if user else job[0]
     places = places_of(job)
     ranks = ranks_of(places)
     pids = [member.stat.pid for member in job]

@@ -43,7 +43,6 @@ class Machine:
             cores=len(cores) or os.cpu_count() or 1,
             core_busy=busy,
             iowait=iowait,
-            load=_load(),
             memory_total=memory.get("MemTotal"),
             memory_available=memory.get("MemAvailable"),
             swap_used=swap - free if swap is not None and free is not None else None,
@@ -118,10 +117,3 @@ def _processor() -> str | None:
     head = procfs.read(f"{procfs.PROC}/cpuinfo", 1) or b""
     named = re.search(r"^model name\s*:\s*(.+)$", head.decode("utf-8", "replace"), re.MULTILINE)
     return printable(named[1].strip()) if named else None
-
-
-def _load() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None

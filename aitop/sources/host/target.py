@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 from aitop.errors import NoTargetError, NotPermittedError
+from aitop.model.host import ProcessId
 from aitop.model.snapshot import Target
 from aitop.model.text import printable
 from aitop.sources import procfs
 from aitop.sources.access import why_denied
+from aitop.sources.foreign_file import open_as
 from aitop.sources.host.command_lines import invocation, kind_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessTree, places_of
@@ -41,7 +44,7 @@ def look(pid: int, *, even_stopped: bool = False) -> Target:
         command=procfs.shown(procfs.argv(pid), stat.comm),
         started=procfs.started(stat.start),
         python=python_version(main),
-        script=script_of(main.stat.pid, main.argv),
+        script=script_of(ProcessId(main.stat.pid, procfs.started(main.stat.start)), main.argv),
     )
 
 
@@ -125,26 +128,27 @@ def python_version(member: Member) -> str | None:
     return procfs.python_version_of(member.exe) or procfs.python_version_of(None, procfs.maps(member.stat.pid))
 
 
-def script_of(pid: int, arguments: tuple[str, ...]) -> str | None:
+def script_of(process: ProcessId, arguments: tuple[str, ...]) -> str | None:
     """The absolute path, as the process sees it, of the script or module it was started with; None for code."""
     if kind_of(arguments, python=True) == "helper":
         return None
     run = invocation(arguments)
     if run.how == "script":
-        return _resolved(pid, [run.what])
+        return _resolved(process, [run.what])
     if run.how == "module" and run.what:
         path = run.what.replace(".", "/")
-        return _resolved(pid, [f"{path}.py", f"{path}/__main__.py"])
+        return _resolved(process, [f"{path}.py", f"{path}/__main__.py"])
     return None
 
 
-def _resolved(pid: int, names: list[str]) -> str | None:
+def _resolved(process: ProcessId, names: list[str]) -> str | None:
     """The first name that is a file, looked up from the working folder now and from the one at the start."""
-    root = f"{procfs.PROC}/{pid}/root"
+    pid = process.pid
     folders = (procfs.link(f"{procfs.PROC}/{pid}/cwd"), (procfs.environ(pid) or {}).get("PWD"))
     for folder in filter(None, folders):
         for name in names:
             path = os.path.normpath(os.path.join(folder, name))
-            if os.path.isfile(root + path):
+            with contextlib.suppress(OSError, ValueError):
+                os.close(open_as(process, path))
                 return path
     return None

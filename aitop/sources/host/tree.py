@@ -34,8 +34,9 @@ class Member:
         """Read what the process runs. A forked child has all of it from its parent."""
         pid = self.stat.pid
         self.argv = procfs.argv(pid) or self.argv
-        alike = parent is not None and parent.stat.stack == self.stat.stack and parent.argv == self.argv
-        self.forked = alike and bool(self.argv)
+        # The kernel hides the stack's address (0) of other users' processes: that tells nothing.
+        alike = parent is not None and self.stat.stack != 0 and parent.stat.stack == self.stat.stack
+        self.forked = alike and bool(self.argv) and parent is not None and parent.argv == self.argv
         if self.forked and parent is not None:
             self.exe, self.python, self.numbers, self.command = (
                 parent.exe,
@@ -102,7 +103,8 @@ class ProcessTree:
         if new is None or new.start != member.stat.start or new.state in "Xx":
             return False
         old, member.stat = member.stat, new
-        if new.stack != old.stack and new.state != "Z":
+        # A process that ends has none any more.
+        if new.stack not in (0, old.stack):
             member.identify(self._members.get(member.ppid))
         return True
 

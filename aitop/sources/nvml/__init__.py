@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 
 from aitop.model.source import SourceName
 from aitop.sources import procfs
@@ -38,6 +39,15 @@ def count_cards(root: str = "") -> int:
         and (procfs.text(f"{folder}/{name}/class") or "").startswith(DISPLAY_CLASSES)
         for name in names
     )
+
+
+def holds(tree: Iterable[int], minor: int | None) -> bool:
+    """Whether a process of the tree has the file of the device with this number open.
+
+    In a container with its own pid namespace NVML may tell the pids of the host, which mean nothing here.
+    """
+    file = f"/dev/nvidia{minor}"
+    return minor is not None and any(file in procfs.open_devices(pid) for pid in tree)
 
 
 def without_driver(cards: int) -> SourceError:

@@ -92,6 +92,7 @@ class Device:
             nvlink = self._nvlink.read(now)
         return GpuDevice(
             index=self.index,
+            minor=self._processes.minor,
             busy=busy,
             memory_busy=None if rates is None else plausible.share(rates.memory),
             power=self._watts("nvmlDeviceGetPowerUsage"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pynvml
 
 from aitop.model.gpu import DeviceUsers, GpuProcess
 from aitop.sources import plausible, procfs
-from aitop.sources.nvml import library
+from aitop.sources.nvml import holds, library
 from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.source import SourceError
 
@@ -43,20 +43,20 @@ class ProcessMeter:
         self._names: dict[int, str | None] = {}
         # NVML's clock here is the wall clock in microseconds.
         self._seen_until = int((time.time() - FIRST_LOOK_BACK_SECONDS) * 1e6)
-        self._minor = gate.ask(handle, "nvmlDeviceGetMinorNumber")
+        self.minor = gate.ask(handle, "nvmlDeviceGetMinorNumber")
 
     def read(self, tree: frozenset[int], busy: float | None) -> tuple[tuple[GpuProcess, ...] | None, bool]:
         """The processes, None where NVML does not list them, and whether the tree is on this device."""
         listed = running(self._gate, self._handle)
         if listed is None:
-            return None, self._held_by(tree)
+            return None, holds(tree, self.minor)
         self._names = {pid: self._names[pid] if pid in self._names else self._name(pid) for pid in listed}
         share_of = self._shares(busy, bool(listed))
         mine = tree.intersection(listed)
         # Pids that do not exist here: to a container NVML may list those of the host. If the tree has the device open,
         # a single such process is taken to be the tree's.
         strangers = {pid for pid in listed if pid not in mine and procfs.gone(pid)} if not mine else set()
-        held = bool(strangers) and self._held_by(tree)
+        held = bool(strangers) and holds(tree, self.minor)
         if held and len(strangers) == 1:
             mine = frozenset(strangers)
         processes = tuple(
@@ -91,14 +91,6 @@ class ProcessMeter:
         if name is None:
             name = self._gate.ask(SYSTEM, "nvmlSystemGetProcessName", pid, variant="name")
         return plausible.clean(name)
-
-    def _held_by(self, tree: Iterable[int]) -> bool:
-        """Whether a process of the tree has the device's file open.
-
-        In a container with its own pid namespace NVML may tell the pids of the host, which mean nothing here.
-        """
-        file = f"/dev/nvidia{self._minor}"
-        return self._minor is not None and any(file in procfs.open_devices(pid) for pid in tree)
 
 
 def gpu_users(timeout: float = 1.0) -> DeviceUsers:

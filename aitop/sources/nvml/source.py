@@ -12,7 +12,6 @@ import pynvml
 from aitop.model.event import Sample
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.source import SourceName
-from aitop.sources import plausible
 from aitop.sources.nvml import library
 from aitop.sources.nvml.device import Device
 from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
@@ -34,7 +33,6 @@ class NvmlSource(Source):
         self._lost_at_start: list[int] = []
         self._xids: XidWatch | None = None
         self._turn = 0
-        self._driver: str | None = None
 
     def open(self) -> None:
         """Start NVML and look at the devices. Raises SourceError."""
@@ -43,7 +41,6 @@ class NvmlSource(Source):
             self._started = True
             handles = library.handles()
             gate = self._gate = Gate(pynvml)
-            self._driver = plausible.clean(gate.ask(SYSTEM, "nvmlSystemGetDriverVersion"))
             self._devices, self._lost_at_start = [], []
             for index, handle in handles.items():
                 try:
@@ -70,7 +67,7 @@ class NvmlSource(Source):
             raise SourceError("failed", f"NVML no longer answers: {gate.last_error or 'nothing is supported'}")
         devices += [GpuDevice(index=index, lost=True) for index in self._lost_at_start]
         devices.sort(key=lambda device: device.index)
-        return [GpuSample(time=now, devices=tuple(devices), driver=self._driver)]
+        return [GpuSample(time=now, devices=tuple(devices))]
 
     def close(self) -> None:
         """Give everything back to NVML; harmless if it was never opened."""

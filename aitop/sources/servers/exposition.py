@@ -71,7 +71,7 @@ def _number(text: str) -> float | None:
     return None if math.isnan(value) else value
 
 
-def server_sample(text: str, metrics: Metrics, *, time: float, pid: int, engine: str) -> ServerSample | None:
+def server_sample(text: str, metrics: Metrics, *, time: float, pid: int) -> ServerSample | None:
     """Make a sample of the text; None if it has none of the engine's metrics."""
     values = parse(text, wanted_names(metrics))
     histograms = {ours: _histogram(values, names) for ours, names in metrics.histograms.items()}
@@ -79,7 +79,6 @@ def server_sample(text: str, metrics: Metrics, *, time: float, pid: int, engine:
     sample = ServerSample(
         time=time,
         pid=pid,
-        engine=engine,
         counters=_sums(values, metrics.counters),
         gauges=_sums(values, metrics.gauges),
         histograms={ours: histogram for ours, histogram in histograms.items() if histogram is not None},

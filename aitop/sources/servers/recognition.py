@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from aitop.model.host import ProcessId
 from aitop.model.stacks import Frame, StackDump, StackWindow
 from aitop.sources import procfs
+from aitop.sources.foreign_file import open_as
 from aitop.sources.host.command_lines import invocation
 from aitop.sources.host.tree import Member
 from aitop.sources.servers.engines import ENGINES, Part, ServingSoftware
@@ -162,7 +164,8 @@ class Recogniser:
         cached = (*key, software.name)
         if cached not in self._versions and self._tries.get(cached, 0) < MOST_TRIES:
             self._tries[cached] = self._tries.get(cached, 0) + 1
-            version = version_of(key[0], software.distributions, files)
+            process = ProcessId(key[0], procfs.started(key[1]))
+            version = version_of(process, software.distributions, files)
             if version is not None:
                 self._versions[cached] = version
         return self._versions.get(cached)
@@ -202,7 +205,7 @@ def _shows(texts: Iterable[str], pattern: str | None) -> bool:
     return pattern is not None and any(re.search(pattern, text) for text in texts)
 
 
-def version_of(pid: int, distributions: Iterable[str], files: Iterable[str] = ()) -> str | None:
+def version_of(process: ProcessId, distributions: Iterable[str], files: Iterable[str] = ()) -> str | None:
     """The version of the first of these distributions that lies in a folder from which the process has loaded code.
 
     The folders are those of its mapped libraries and of `files` on its stacks. None where none of them has it. It is
@@ -212,22 +215,28 @@ def version_of(pid: int, distributions: Iterable[str], files: Iterable[str] = ()
     if not names:
         return None
     folders = {match["folder"]: None for file in files if (match := _FOLDER.match(file))}
-    for mapped in _MAPPED.findall(procfs.maps(pid) or b""):
+    for mapped in _MAPPED.findall(procfs.maps(process.pid) or b""):
         folders[mapped.decode("utf-8", "replace")] = None
     for folder in folders:
-        versions = _versions(f"{procfs.PROC}/{pid}/root{folder}")
+        versions = _versions(process, folder)
         known = next((versions[name] for name in names if name in versions), None)
         if known is not None:
             return known
     return None
 
 
-def _versions(folder: str) -> dict[str, str]:
-    """The versions in a folder of packages, by normalised name."""
+def _versions(process: ProcessId, folder: str) -> dict[str, str]:
+    """The versions in what the process knows as this folder of packages, by normalised name."""
     try:
-        entries = os.listdir(folder)
+        handle = open_as(process, folder, folder=True)
     except (OSError, ValueError):
         return {}
+    try:
+        entries = os.listdir(handle)
+    except OSError:
+        return {}
+    finally:
+        os.close(handle)
     versions = {}
     for entry in entries:
         if entry.endswith(".dist-info"):

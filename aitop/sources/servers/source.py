@@ -67,7 +67,7 @@ class ServerSource(Source):
                 continue
             now = time.monotonic()
             longest = max(longest, now - before)
-            sample = server_sample(text, metrics, time=now, pid=endpoint.pid, engine=software.name)
+            sample = server_sample(text, metrics, time=now, pid=endpoint.pid)
             if sample is None:
                 failure = SourceError("absent", f"{PATH} of port {endpoint.port} has no figures of {software.name}")
             else:

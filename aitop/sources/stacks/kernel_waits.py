@@ -18,6 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from ctypes import c_int
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
@@ -169,7 +170,7 @@ class Descriptors:
 
     def is_gil(self, address: int) -> bool:
         """Whether a lock at this address is the interpreter's: it is a static variable, other locks are on the heap."""
-        if self._pid not in self._interpreters:
+        if not self._interpreters.get(self._pid):
             self._interpreters[self._pid] = procfs.interpreter_data(procfs.maps(self._pid) or b"")
         return any(address in data for data in self._interpreters[self._pid])
 
@@ -203,18 +204,18 @@ def wait_in_call(call: Call, rules: Mapping[int, _Rule], descriptors: Descriptor
     if rule is None or not arguments:
         return None
     if rule == "descriptor":
-        kind = descriptors.type_of(_signed(arguments[0]))
+        kind = descriptors.type_of(c_int(arguments[0]).value)
         return _WAITS.get(kind) if kind else None
     if rule == "futex":
         return "gil" if descriptors.is_gil(arguments[0]) else "lock"
     if rule == "poll":
         return "sleep" if arguments[1] == 0 else _in_poll(descriptors)
     if rule == "select":
-        return _in_select(_signed(arguments[0]), descriptors)
+        return _in_select(c_int(arguments[0]).value, descriptors)
     if rule == "epoll":
         # The timeout in ms, negative for none. For epoll_pwait2 it is the address of one, 0 for none.
-        endless = arguments[3] == 0 if call.number == _EPOLL_PWAIT2 else _signed(arguments[3]) < 0
-        return _in_epoll(descriptors.watched_by(_signed(arguments[0])), endless, descriptors)
+        endless = arguments[3] == 0 if call.number == _EPOLL_PWAIT2 else c_int(arguments[3]).value < 0
+        return _in_epoll(descriptors.watched_by(c_int(arguments[0]).value), endless, descriptors)
     return rule
 
 
@@ -237,12 +238,6 @@ def _in_epoll(watched: Sequence[int], endless: bool, descriptors: Descriptors) -
         return "sleep"
     kinds = descriptors.waited_for(watched)
     return next((kind for kind in (*_POLLED, "sleep") if kind in kinds), "other")
-
-
-def _signed(value: int) -> int:
-    """The signed C int in the lower half of a register."""
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
 
 
 @dataclass
@@ -332,6 +327,7 @@ class KernelWaits:
         self._ran: dict[int, float] = {}
         self._boxed = False
         self._interpreters: dict[int, tuple[range, ...]] = {}
+        self._programs: dict[int, int | None] = {}
 
     def begin(self, pids: Sequence[int]) -> None:
         """Choose the threads of the next window."""
@@ -343,7 +339,10 @@ class KernelWaits:
             self._first, self._known = pids[0] if pids else None, None
             self._last, self._ran = {}, {}
             self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
-        self._interpreters = {pid: data for pid, data in self._interpreters.items() if pid in pids}
+        # An exec draws new addresses.
+        before, self._programs = self._programs, {pid: procfs.main_stack(pid) for pid in pids}
+        same = {pid for pid, stack in self._programs.items() if stack == before.get(pid)}
+        self._interpreters = {pid: data for pid, data in self._interpreters.items() if pid in same}
         files = {pid: Descriptors(pid, self._interpreters) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
         if self._first is not None:

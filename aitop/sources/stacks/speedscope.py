@@ -91,7 +91,8 @@ def _is_sound(frame: RawFrame) -> bool:
 
 def _counted(samples: list[list[int]], sound: list[bool]) -> Counter[tuple[int, ...]]:
     valid = (
-        tuple(sample[:MOST_DEPTH])
+        # The outermost frame, by which a whole stack is known, and the innermost, which run.
+        tuple(sample if len(sample) <= MOST_DEPTH else (sample[0], *sample[1 - MOST_DEPTH :]))
         for sample in samples
         if all(0 <= index < len(sound) and sound[index] for index in sample)
     )
