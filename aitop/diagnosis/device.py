@@ -63,17 +63,27 @@ def device_busy(snapshot: Snapshot) -> float | None:
 
 def memory_taken(snapshot: Snapshot) -> float:
     """How full (0..1) the fullest device of the run gets: by its tensors at their peak, else by the driver's figure."""
-    tensors = {
-        allocator.device: (allocator.peak_allocated or allocator.allocated) / allocator.capacity
+    tensors = [
+        (allocator.peak_allocated or allocator.allocated) / allocator.capacity
         for allocator in snapshot.allocators
         if allocator.capacity
-    }
-    devices = {
-        device.index: (device.memory_used or 0) / device.memory_total
-        for device in own_devices(snapshot)
-        if device.memory_total
-    }
-    return max({**devices, **tensors}.values(), default=0.0)
+    ]
+    devices = [
+        (device.memory_used or 0) / device.memory_total
+        for device in without_allocator(snapshot)
+        # Of a card in slices (MIG), the driver's figure is of all of them.
+        if device.memory_total and not device.mig
+    ]
+    return max([*tensors, *devices], default=0.0)
+
+
+def without_allocator(snapshot: Snapshot) -> list[GpuDevice]:
+    """The devices of the run on which the hook sees no allocator.
+
+    None are told where it sees one on a device of which the driver's number is not known: it may be any of them.
+    """
+    known = {allocator.gpu for allocator in snapshot.allocators}
+    return [device for device in own_devices(snapshot) if device.index not in known] if None not in known else []
 
 
 def starved(snapshot: Snapshot) -> bool:
@@ -144,8 +154,9 @@ def calls_of(snapshot: Snapshot, kind: CallKind) -> tuple[CallSite, ...]:
 
 
 def per_step(snapshot: Snapshot, call: CallSite) -> float | None:
-    """Calls per step of one call site; None without a count of steps."""
-    count = snapshot.steps.count if snapshot.steps else None
+    """Calls per step of one call site, None without steps. Both are counted from when the hook came in."""
+    steps = snapshot.steps
+    count = max(steps.count or 0, steps.recent[-1].index if steps.recent else 0) if steps else 0
     return call.calls / count if count else None
 
 

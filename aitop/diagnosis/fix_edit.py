@@ -44,16 +44,32 @@ def edit_of(fix: Fix, lines: Iterable[tuple[int, str]]) -> Edit | None:
     given = re.compile(rf"(?<![\w.])({keyword}\s*=\s*)([^,()=\n]+?)(?=\s*[,)]|\s*$)")
     call = None
     for number, line in lines:
-        code = line.strip()
-        assigned = code.startswith(keyword) and not code.endswith((",", ")", "("))
-        if code.startswith(("#", "def ")) or assigned:
+        code, mark, comment = line.partition("#")
+        stripped = code.strip()
+        assigned = stripped.startswith(keyword) and not stripped.endswith((",", ")", "("))
+        if stripped.startswith(("def ", "class ")) or assigned:
             continue
-        after = given.sub(rf"\g<1>{value}", line, count=1)
-        if after != line:
-            return Edit(number, line, after)
-        if call is None and CALL.search(line) and code.endswith(")") and keyword not in code:
-            call = Edit(number, line, f"{line[: line.rindex(')')]}, {keyword}={value})")
+        after = given.sub(rf"\g<1>{value}", code, count=1)
+        if after != code:
+            return Edit(number, line, f"{after}{mark}{comment}")
+        end = _end_of_call(code) if call is None and keyword not in code else None
+        if end is not None:
+            call = Edit(number, line, f"{code[:end]}, {keyword}={value}{code[end:]}{mark}{comment}")
     return call if keyword == "num_workers" else None
+
+
+def _end_of_call(code: str) -> int | None:
+    """Where the bracket that ends `DataLoader(...)` stands; None where the code has no such call, or not all of it."""
+    call = CALL.search(code)
+    # Not what a string says.
+    if call is None or any(code.count(quote, 0, call.start()) % 2 for quote in "'\""):
+        return None
+    depth = 0
+    for end in range(call.end() - 1, len(code)):
+        depth += {"(": 1, ")": -1}.get(code[end], 0)
+        if depth == 0:
+            return end
+    return None
 
 
 def find_edits(

@@ -46,6 +46,8 @@ class Judge:
         self._scopes = {rule.id: rule.scope for rule in rules}
         self._shown: dict[str, _Shown] = {}
         self._entering: dict[str, int] = {}
+        # What was shown at the last tick: it stays until what follows it is confirmed.
+        self._before: list[Verdict] = []
 
     def judge(self, snapshot: Snapshot) -> Diagnosis:
         """The verdicts and abstentions of this tick, the main verdict first. The Snapshot must have its ledgers."""
@@ -76,8 +78,11 @@ class Judge:
                 unclaimed = _without(unclaimed, claims)
         following = {rule.id for rule in self._rules if rule.follows}
         shown_now = [each.verdict for each in self._shown.values()]
-        if not shown_now and not self._entering and resort is not None:
+        if not shown_now and self._entering:
+            shown_now = self._before
+        elif not shown_now and resort is not None:
             shown_now = [resort]
+        self._before = shown_now
         weighed = [_weighed(verdict) for verdict in shown_now]
         verdicts = sorted(weighed, key=lambda verdict: _importance(verdict, follows=verdict.id in following))
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})

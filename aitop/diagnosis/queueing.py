@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,9 +27,9 @@ STEADY = 0.25
 
 class Load(msgspec.Struct, frozen=True):
     """The requests of a server in a time, the oldest first: `arrivals` (monotonic), and `services`, the seconds of work
-    on each. Work on the first began at `begun`: until then the server had other work. `waited` is the mean wait,
-    `latency` the mean from arrival to answer, `back` the mean from the end of the work to the answer, all in seconds.
-    `rate` is answers per second.
+    on each. Work on the first began at `begun`: until then the server had other work. `latency` is the mean from
+    arrival to answer, `back` the mean from the end of the work to the answer, both in seconds. `rate` is answers per
+    second.
 
     `clients` is the number of clients that send a request as soon as they have an answer; None where requests come
     independently of answers. Of a server that takes several requests at once, `slots` is the most that it worked on at
@@ -38,7 +39,6 @@ class Load(msgspec.Struct, frozen=True):
     arrivals: tuple[float, ...]
     services: tuple[float, ...]
     begun: float
-    waited: float
     latency: float
     back: float
     rate: float
@@ -48,11 +48,10 @@ class Load(msgspec.Struct, frozen=True):
     cost: TurnCost | None = None
 
 
-class Simulated(msgspec.Struct, frozen=True):
-    """What a simulated server does: requests per second, the mean wait and the mean latency in seconds."""
+class Simulated(NamedTuple):
+    """What a simulated server does: requests per second, and their mean latency in seconds."""
 
     rate: float
-    waited: float
     latency: float
 
 
@@ -84,7 +83,6 @@ def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost
         arrivals=arrivals,
         services=tuple(services),
         begun=begun[0],
-        waited=sum(one.queue or 0.0 for one in known) / len(known),
         latency=sum(one.seconds for one in known) / len(known),
         back=sum(end - after for end, after in zip(ends, done, strict=True)) / len(known),
         rate=(len(known) - 1) / seconds,
@@ -153,7 +151,7 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Sim
     pending = [load.arrivals[0]] * min(clients, count) if clients else list(load.arrivals)
     heapq.heapify(pending)
     sent, answered = len(pending), 0
-    waits = latencies = 0.0
+    latencies = 0.0
     last = first
     while pending:
         start = max(heapq.heappop(free), pending[0])
@@ -165,7 +163,6 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Sim
         heapq.heappush(free, end)
         answer = end + load.back
         for arrival in taken:
-            waits += start - arrival
             latencies += answer - arrival
             if clients and sent < count:
                 heapq.heappush(pending, answer)
@@ -173,7 +170,7 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Sim
         answered += len(taken)
         last = max(last, answer)
     seconds = last - first
-    return Simulated(answered / seconds if seconds > 0 else 0.0, waits / answered, latencies / answered)
+    return Simulated(answered / seconds if seconds > 0 else 0.0, latencies / answered)
 
 
 def change(load: Load, *, replicas: float = 1.0, batch: int | None = None) -> Change | None:

@@ -228,14 +228,14 @@ def _served_second(second: int, requests: Sequence[RequestRecord], turns: Sequen
 class HookHistory:
     """What the hook of one process reported. `spread` is thinned out, so that it reaches further back than `steps`.
 
-    `began` and `time` are the times of the hook's first and last sample.
+    `began` and `time` are the times of the hook's first and last sample; `allocators` are those of the last minutes.
     """
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     spread: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     count: int = 0
     facts: HookFacts | None = None
-    allocators: tuple[AllocatorSample, ...] = ()
+    allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     began: float = 0.0
     time: float = 0.0
     sequence: int | None = None
@@ -271,7 +271,6 @@ class History:
     gpus: RecentSamples[GpuSample] = field(default_factory=RecentSamples)
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     hooks: dict[int, HookHistory] = field(default_factory=dict)
-    allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     servers: dict[int, deque[ServerSample]] = field(default_factory=dict)
     growth: GrowthSites | None = None
     past: PastHistory = field(default_factory=PastHistory)
@@ -282,6 +281,8 @@ class History:
     parts: dict[int, str] = field(default_factory=dict)
     # When stacks first showed a step of a process, by pid: the end of that window.
     stepped: dict[int, float] = field(default_factory=dict)
+    # Whether the stacks of any process have shown a backward pass or an update.
+    updated: bool = False
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
     tick_count: int = 0
     first_time: float | None = None
@@ -358,6 +359,7 @@ class History:
         for pid in {stack.pid for stack in window.stacks} - self.stepped.keys():
             if self.stacks.steps_in(window, pid):
                 self.stepped[pid] = window.time
+        self.updated = self.updated or self.stacks.updates_in(window)
 
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory(began=sample.time))
@@ -369,15 +371,14 @@ class History:
         hook.seconds.add(sample.steps)
         hook.served.add(sample)
         hook.totals.take(sample)
-        hook.count += len(sample.steps) + sample.lost
+        hook.count += len(sample.steps)
         hook.facts = sample.facts or hook.facts
         hook.time = sample.time
         hook.sequence = sample.sequence or hook.sequence
         if sample.facts is not None and sample.facts.recompiles is not None:
             hook.recompiles.append((sample.time, sample.facts.recompiles))
         if sample.allocators:
-            hook.allocators = sample.allocators
-            self.allocators.append((sample.time, sample.allocators))
+            hook.allocators.append((sample.time, sample.allocators))
 
     def _ignore_failures_at_the_end(self, time: float) -> None:
         """Set sources that failed in the last seconds back to their last `ok`: they failed because the target ended."""
@@ -389,8 +390,10 @@ class History:
         oldest = now - KEEP_SECONDS
         self.hosts.forget(now)
         self.gpus.forget(now)
-        while self.allocators and self.allocators[0][0] < oldest:
-            self.allocators.popleft()
+        for hook in self.hooks.values():
+            # What it told last stays: a process that hangs tells nothing.
+            while len(hook.allocators) > 1 and hook.allocators[0][0] < oldest:
+                hook.allocators.popleft()
         # A process that hangs or is busy with one call tells nothing for long, but what it told before still counts.
         alive = {process.pid for process in self.hosts.last.processes} if self.hosts.last is not None else self.hooks
         for pid in [pid for pid, hook in self.hooks.items() if hook.time < oldest and pid not in alive]:

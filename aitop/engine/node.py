@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from aitop.engine.live import LiveFeed, Shared
-from aitop.errors import AitopError
+from aitop.errors import AitopError, NotPermittedError
 from aitop.model.job import Job
 from aitop.model.settings import Options
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import Snapshot, Target
 from aitop.sources.devices import SharedDevices, device_users
 from aitop.sources.host.discovery import candidates
 from aitop.sources.host.identity import job_of, node_name
@@ -92,6 +92,8 @@ class Node:
         self._broken: set[tuple[int, int | None]] = set()
         # The topmost processes of jobs that are to be watched next.
         self._waiting: list[int] = []
+        # A process of each of these jobs. Of a job that a daemon of root's started, its user may not look at the top.
+        self._member: dict[int, int] = {}
         self._search_at = 0.0
         # How many watched jobs have ended.
         self.ended = 0
@@ -118,7 +120,7 @@ class Node:
         while self._waiting:
             if self._begin(self._waiting.pop(0)) and self._waiting:
                 return APART_SECONDS
-        return self._options.interval
+        return min(self._options.interval, SEARCH_SECONDS)
 
     def _end(self, top: int) -> None:
         watched = self._watched.pop(top)
@@ -146,15 +148,15 @@ class Node:
         else:
             users = device_users() if self._options.gpu else None
             pids = (candidate.pid for candidate in candidates(gpu_users=users))
-        tops = {min(whole_jobs([pid])) for pid in pids if pid not in known}
-        return sorted(tops - known)
+        self._member = {min(whole_jobs([pid])): pid for pid in pids if pid not in known}
+        return sorted(self._member.keys() - known)
 
     def _begin(self, top: int) -> bool:
         """Start to watch a job; False where that is refused."""
         if (top, start_ticks(top)) in self._broken:
             return False
         try:
-            target = look(top)
+            target = self._look(top)
         except AitopError as error:
             self._refuse(top, str(error))
             return False
@@ -163,6 +165,15 @@ class Node:
         feed.start(watched.publish)
         self._say(f"watching the job of process {top}")
         return True
+
+    def _look(self, top: int) -> Target:
+        member = self._member.get(top, top)
+        try:
+            return look(top)
+        except NotPermittedError:
+            if member == top:
+                raise
+            return look(member)
 
     def _refuse(self, top: int, why: str) -> None:
         key = (top, start_ticks(top))

@@ -129,12 +129,13 @@ def lasting(history: History) -> History:
             hosts=RecentSamples(),
             gpus=RecentSamples(),
             windows=deque(maxlen=MOST_WINDOWS),
-            allocators=deque(),
             servers={},
             stacks=StackView(),
         )
     )
     for hook in kept.hooks.values():
+        while len(hook.allocators) > 1:
+            hook.allocators.popleft()
         if len(hook.steps) == KEEP_STEPS and hook.steps[-1].end - hook.steps[0].end < KEEP_SECONDS:
             hook.steps.clear()
             hook.spread.clear()

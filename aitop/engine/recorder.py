@@ -56,7 +56,9 @@ class Recorder:
             elif isinstance(event, (Target, GrowthSites)):
                 self._standing[type(event).__name__, None] = event
             elif isinstance(event, HookSample) and event.facts is not None:
-                self._standing["hook", event.pid] = msgspec.structs.replace(event, steps=(), lost=0)
+                self._standing["hook", event.pid] = HookSample(
+                    time=event.time, pid=event.pid, facts=event.facts, allocators=event.allocators
+                )
             elif isinstance(event, HostSample) and len(self._standing) > MOST_STANDING:
                 alive = {process.pid for process in event.processes}
                 self._standing = {

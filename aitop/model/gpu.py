@@ -31,6 +31,11 @@ class GpmSample(msgspec.Struct, frozen=True, kw_only=True):
     fp32_active: float | None = None
 
 
+def bare(uuid: str | None) -> str:
+    """A UUID as CUDA writes it, without the "GPU-" or "MIG-" that the driver puts before it; empty for none."""
+    return (uuid or "").lower().removeprefix("gpu-").removeprefix("mig-")
+
+
 class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One MIG slice of a device. Memory in bytes."""
 
@@ -48,10 +53,12 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     maker set. `throttle` names the active clock event reasons; an empty tuple means that the clocks are not held back.
     `lost` says that the driver lost the device. `ecc_uncorrected` counts memory errors since the driver was loaded.
     `xid` holds the newest errors that the driver reported while we watched; None where it cannot tell.
-    `mig` is None where the device has no such mode. `mine` is True when the watched tree is on this device.
+    `mig` is None where the device has no such mode. `mine` is True when the watched tree is on this device. `minor` is
+    the number of its file in /dev.
     """
 
     index: int
+    minor: int | None = None
     name: str | None = None
     uuid: str | None = None
     busy: float | None = None
@@ -95,7 +102,6 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag="gpu"):
 
     time: float
     devices: tuple[GpuDevice, ...]
-    driver: str | None = None
 
 
 # By pid, the indices of its devices and the bytes it has on them together, None where the driver does not tell.

@@ -74,7 +74,6 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     core_busy: tuple[float, ...] | None = None
     iowait: float | None = None
-    load: float | None = None
     memory_total: int | None = None
     memory_available: int | None = None
     swap_used: int | None = None

@@ -34,8 +34,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     seconds after the first rank it had done its work, in the mean; `skew` is the same for each step, oldest first;
     `latest` is the share (0..1) of the steps in which no other rank was later. `samples` and `tokens` are means per
     step. `cpu` is in cores, `rss` and `gpu_memory` in bytes, `gpu_clock` in MHz. `run_delay` is the share of time in
-    which its main thread waited for a core, `waited` the cores that all its threads waited for and did not get. None is
-    not measured.
+    which its main thread waited for a core. None is not measured.
     """
 
     rank: int | None
@@ -52,7 +51,6 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float | None = None
     rss: int | None = None
     run_delay: float | None = None
-    waited: float | None = None
     gpu: int | None = None
     gpu_busy: float | None = None
     gpu_memory: int | None = None
@@ -63,14 +61,13 @@ class CollectiveWait(msgspec.Struct, frozen=True, kw_only=True):
     """One of the collectives that each step calls, at the same `place` (from 1) in all ranks.
 
     `last` is the rank that most often came last: in the share `often` (0..1) of the steps. `waited` is the mean seconds
-    that each other rank waited for the last one, `exchange` the mean seconds from then to the end of the call.
+    that each other rank waited for the last one.
     """
 
     place: int
     last: int | None
     often: float
     waited: float
-    exchange: float
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,7 +141,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             (self.units is None or self.units.is_sound)
             and all(0 <= figure <= MOST for figure in figures)
             and all(0 <= share <= MOST_TIMES for share in shares)
-            and (self.cores is None or self.cores.others <= MOST_TIMES * self.cores.machine)
+            and (self.cores is None or 0 < self.cores.machine >= self.cores.others / MOST_TIMES)
             and all(_is_tree(node) for node in self.stacks.values())
         )
 

@@ -94,7 +94,6 @@ class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
 
     time: float
     pid: int
-    engine: str
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}

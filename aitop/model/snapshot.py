@@ -302,7 +302,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     of the run and the machine memory_left (bytes that the run can still take), swap_in, throttled, cores_wanted,
     cores_waited, cores_used, cores_idle;
     of device i gpu<i>.busy, .memory, .power, .ecc_uncorrected, .pcie_received and GPM's shares .sm, .tensor, .dram,
-    .fp64, .fp32; of its allocator alloc<i>.allocated, .reserved, .retries, .ooms;
+    .fp64, .fp32; of the allocator of what the leading process knows as cuda:i alloc<i>.allocated, .reserved,
+    .retries, .ooms;
     of the seconds of a server request_p50 and request_p99 (milliseconds), request_rate, request_queue.
 
     `ranks` has the ranks of the job on this machine, None where the job has only one; `standstill` is where all of them

@@ -109,17 +109,22 @@ class LoaderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The CUDA caching allocator of one device, in bytes; counters since the process started."""
+    """The CUDA caching allocator of one device, in bytes; counters since the process started.
+
+    `device` is the process's own number of it (cuda:0), which CUDA_VISIBLE_DEVICES may have changed. `gpu` is the
+    driver's number of the same device, None where it is not known; `uuid` is what the process knows it by.
+    """
 
     device: int
     allocated: int
     reserved: int
     peak_allocated: int | None = None
-    active: int | None = None
     inactive_split: int | None = None
     retries: int | None = None
     ooms: int | None = None
     capacity: int | None = None
+    uuid: str | None = None
+    gpu: int | None = None
 
 
 class CallSite(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +171,6 @@ class DdpInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What DistributedDataParallel logs of itself: settings, and mean seconds of its sampled iterations."""
 
     backend: str | None = None
-    world_size: int | None = None
     bucket_cap_mb: float | None = None
     gradient_bytes: int | None = None
     backward: float | None = None

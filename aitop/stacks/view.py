@@ -34,7 +34,7 @@ from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import OWN_HOOK, call_tree
 from aitop.stacks.libraries import Phase, State
 from aitop.stacks.pool import Digest, Place, TakenAs, ThreadKey, alike, pooled, short_threads, summed, threads_at_once
-from aitop.stacks.position import STEPPING, StepFunctions
+from aitop.stacks.position import STEPPING, UPDATES, StepFunctions
 from aitop.stacks.reading import Seen, read_stack
 
 ROLES: tuple[Role, ...] = ("rank", "loader-worker", "launcher", "helper", "other")
@@ -119,6 +119,10 @@ class StackView:
     def steps_in(self, window: StackWindow, pid: int) -> bool:
         """Whether any thread of the process was sampled in a phase of a step in `window`."""
         return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
+
+    def updates_in(self, window: StackWindow) -> bool:
+        """Whether any thread was sampled in a backward pass or an update of parameters in `window`."""
+        return any(seen.phase in UPDATES for stacks in self._digest(window).values() for seen in stacks)
 
     def lines_in(self, window: StackWindow, pid: int) -> Counter[str]:
         """Count the samples of the lead thread by "FILE:LINE", those without user code under "".

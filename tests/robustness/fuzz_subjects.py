@@ -196,7 +196,6 @@ def served_seed(header: bytes) -> bytes:
             ServerSample(
                 time=second + 0.1,
                 pid=7,
-                engine="vllm",
                 counters={"requests": 8.0 * second, "tokens": 72.0 * second},
                 gauges={"running": 3.0, "waiting": 2.0, "kv_used": 0.5},
                 histograms={"latency": msgspec.structs.replace(latency, sum=2.0 * second, count=5.0 * second)},

@@ -137,7 +137,7 @@ def feed_metrics(data: bytes) -> None:
     """Through the reader to a sample that can be recorded, for each engine."""
     text = data.decode("utf-8", "replace")
     for metrics in (row.metrics for row in ENGINES if row.metrics):
-        sample = server_sample(text, metrics, time=1.0, pid=7, engine="x")
+        sample = server_sample(text, metrics, time=1.0, pid=7)
         if sample is not None and msgspec.json.decode(msgspec.json.encode(sample), type=ServerSample) != sample:
             raise Obeyed(f"a recording gives something else back: {sample}"[:500])
 

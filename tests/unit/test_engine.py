@@ -12,13 +12,13 @@ from stack_maker import stack, window
 from aitop.engine.core import Engine
 from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History
 from aitop.engine.replay import ReplayFeed
-from aitop.engine.snapshot.aggregate import lead_pid
+from aitop.engine.snapshot.aggregate import aggregate, lead_pid
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.event import Event
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceStatus
-from aitop.model.steps import HookFacts, HookSample
+from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
 
 TARGET = Target(pid=RANK, command="python train.py")
 
@@ -119,6 +119,27 @@ def test_an_old_source_is_stale_and_says_so():
     events = [*session(5), *(Tick(time=5.0 + second, wall=0.0) for second in range(1, 20))]
     status = play(events)[-1].sources["hook"]
     assert status.state == "stale" and status.age == pytest.approx(19.0)
+
+
+def test_what_the_hook_told_last_is_not_told_on_when_it_is_out():
+    history = History(Target(pid=RANK, command="python train.py"))
+    records = tuple(StepRecord(index=number, end=90.0 + number / 10, seconds=0.1) for number in range(100))
+    facts, held = (
+        HookFacts(way="attach", python="3.11", torch="2.13", cost_us=9.0),
+        AllocatorSample(device=0, allocated=1, reserved=2),
+    )
+    for event in (
+        HostSample(time=99.0, processes=host().processes, machine=MachineSample(cores=2)),
+        SourceStatus(time=80.0, source="hook", state="ok"),
+        HookSample(time=100.0, pid=RANK, steps=records, facts=facts, allocators=(held,)),
+        Tick(time=100.0, wall=0.0),
+    ):
+        history.add(event)
+    there = aggregate(history, Tick(time=100.0, wall=0.0))
+    assert (there.cost.hook_us_per_step, len(there.allocators), there.steps.basis) == (9.0, 1, "hook")
+    history.add(SourceStatus(time=101.0, source="hook", state="absent", reason="detached on request"))
+    gone = aggregate(history, Tick(time=140.0, wall=0.0))
+    assert (gone.cost.hook_us_per_step, gone.allocators, gone.steps) == (None, (), None)
 
 
 def test_nothing_seen_is_none_and_not_zero():

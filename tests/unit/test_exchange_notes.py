@@ -128,7 +128,7 @@ def test_of_ranks_in_the_same_call_the_one_with_fewer_collectives_is_behind():
 def test_what_flight_recorder_and_the_driver_say_is_evidence():
     flights = tuple(FlightRecord(pid=1, rank=rank, call="all_reduce", state="started", sequence=5 - rank, group="pg",
                                  waiting=True, where="train.py:9") for rank in (0, 1))  # fmt: skip
-    devices = (GpuDevice(index=0, xid=()), GpuDevice(index=1, xid=(13, 79)))
+    devices = (GpuDevice(index=0, xid=(31,)), GpuDevice(index=1, xid=(13, 79), mine=True))
     gpu = GpuSample(time=1.0, devices=devices)
     told = alike(None, None, gpu=gpu, notes=ExchangeNotes(time=1.0, flights=flights))
     assert told.ranks == (1,)

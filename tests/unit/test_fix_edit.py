@@ -36,6 +36,9 @@ def numbered(text):
         ({"num_workers": 4}, "l = DataLoader(data, 16)", 1, "l = DataLoader(data, 16, num_workers=4)"),
         ({"num_workers": 4}, "l = DataLoader(data, num_workers=args.w)", 1, "l = DataLoader(data, num_workers=4)"),
         ({"num_workers": 2}, "make(num_workers = n, x=1)", 1, "make(num_workers = 2, x=1)"),
+        ({"num_workers": 4}, "iter(DataLoader(data, f(1)))", 1, "iter(DataLoader(data, f(1), num_workers=4))"),
+        ({"num_workers": 8}, "    num_workers=4,  # few, small", 1, "    num_workers=8,  # few, small"),
+        ({"num_workers": 8}, "DataLoader(data)  # all (of it)", 1, "DataLoader(data, num_workers=8)  # all (of it)"),
     ],
 )
 def test_a_fix_that_sets_a_keyword_becomes_an_edit(fix, script, number, after):
@@ -53,6 +56,10 @@ def test_a_fix_that_sets_a_keyword_becomes_an_edit(fix, script, number, after):
         ({}, SCRIPT),
         ({"processes": 7}, "make(processes=2)"),
         ({"num_workers": 7}, ""),
+        ({"num_workers": 7}, "DataLoader(data, f("),
+        ({"num_workers": 7}, "class DataLoader(Base):"),
+        ({"num_workers": 7}, "# as DataLoader(data)"),
+        ({"num_workers": 7}, "log('a DataLoader(data)')"),
     ],
 )
 def test_where_no_line_sets_it_there_is_no_edit(fix, script):

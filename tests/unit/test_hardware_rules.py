@@ -46,6 +46,7 @@ def test_a_shared_device():
     verdict = fired(hardware.shared(on(gpu(processes=(MINE, other)))))
     assert verdict.share == pytest.approx(0.4) and "4711" in verdict.evidence[0]
     assert hardware.shared(on(gpu(processes=(MINE,)))) is None
+    assert not hardware.shared(on(gpu(processes=(MINE, other), mig=True))), "on another slice of the card"
 
 
 def test_a_neighbour_that_takes_little_or_cannot_be_seen():

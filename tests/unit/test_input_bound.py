@@ -59,6 +59,8 @@ def test_workers_of_other_ranks_and_of_other_loaders_do_not_feed_this_step():
     machine = host(busy=(0.2,) * 8)
     machine = msgspec.structs.replace(machine, processes=(process(rank=0, cpu=1.0), process(101, rank=1), *own))
     lines = [msgspec.structs.replace(LOADS, share=0.8), *(line("__getitem__", 0.9, pid=one.pid) for one in own)]
+    verdict = said(snapshot(records, lines=lines, workers=4, host=machine, series={"workers_cpu": constant(3.6)}))
+    assert any("at 90 % of a core each" in evidence for evidence in verdict.evidence), "four work, two of them for us"
     verdict = said(snapshot(records, lines=lines, workers=4, host=machine))
     assert next(fix.setting.current for fix in verdict.fixes if fix.setting) == 2
     verdict = said(snapshot(records, lines=lines, workers=4, host=machine, facts=loaders(1)))

@@ -10,10 +10,12 @@ from stack_maker import stack, window
 
 from aitop.diagnosis.conditions import device_memory, host_memory, memory
 from aitop.diagnosis.conditions.device_memory import oom_risk
+from aitop.diagnosis.conditions.memory import left_of
+from aitop.diagnosis.device import memory_taken
 from aitop.diagnosis.rule import Finding
 from aitop.engine.history import History
 from aitop.engine.snapshot.aggregate import aggregate
-from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample, MigDevice
 from aitop.model.host import CgroupSample, HostSample, MachineSample
 from aitop.model.ranks import Ranks, RankView
 from aitop.model.snapshot import GrowthSite, Phases, Series, Target, Tick
@@ -37,7 +39,7 @@ def device(used, **fields):
 
 def allocator(allocated=20, reserved=30, peak=25, **fields):
     fields = {"peak_allocated": peak * GB if peak is not None else None, "capacity": 80 * GB, **fields}
-    return (AllocatorSample(device=0, allocated=allocated * GB, reserved=reserved * GB, **fields),)
+    return (AllocatorSample(device=0, gpu=0, allocated=allocated * GB, reserved=reserved * GB, **fields),)
 
 
 # oom-risk ---------------------------------------------------------------------------------------------------------
@@ -89,6 +91,36 @@ def test_a_device_that_fills_says_when():
     filling = {"alloc0.allocated": rising(70 * GB, 74 * GB)}
     verdict = fired(device_memory.oom_risk(snapshot(steps(), allocators=allocator(74, 76, 75), series=filling)))
     assert "full in 29 s" in verdict.title and verdict.severity == "critical"
+
+
+def test_a_device_that_the_process_knows_by_another_number_is_the_same_device():
+    (own,) = device(79).devices
+    second = GpuSample(time=1000.0, devices=(msgspec.structs.replace(own, index=1),))
+    moved = tuple(msgspec.structs.replace(one, gpu=1) for one in allocator(20, 78, 40))
+    cache = snapshot(steps(), gpu=second, allocators=moved)
+    assert level(device_memory.oom_risk(cache)) < 0.88
+    assert memory_taken(cache) == 0.5
+    full = tuple(msgspec.structs.replace(one, gpu=1) for one in allocator(40, 70, 66))
+    filling = {"alloc0.allocated": rising(60 * GB, 66 * GB)}
+    title = fired(device_memory.oom_risk(snapshot(steps(), gpu=second, allocators=full, series=filling))).title
+    assert title.startswith("GPU 1's memory is 94 % full at its peak, full in")
+
+
+def test_of_a_card_in_slices_only_the_own_one_counts():
+    uuid = "5e1f0000-0000-4000-8000-000000000000"
+    own = MigDevice(index=0, uuid=f"MIG-{uuid}", memory_total=10 * GB, memory_used=6 * GB)
+    card = device(65, mig=True, mig_devices=(own,))
+    held = allocator(4, 5, 4, uuid=uuid, capacity=10 * GB)
+    sliced = snapshot(steps(), gpu=card, allocators=held, series={"alloc0.allocated": rising(3 * GB, 4 * GB)})
+    assert level(device_memory.oom_risk(sliced)) == 0.5, "4 GB of tensors, and 1 GB that the allocator does not have"
+    assert left_of(sliced, "alloc0.allocated") == 6 * GB
+    assert device_memory.oom_risk(snapshot(steps(), gpu=card)) is None, "which slice is ours is not known"
+
+
+def test_of_devices_that_may_be_the_allocators_the_drivers_figure_is_not_taken():
+    unknown = tuple(msgspec.structs.replace(one, gpu=None) for one in allocator(20, 78, 40))
+    cache = snapshot(steps(), gpu=device(79), allocators=unknown)
+    assert level(device_memory.oom_risk(cache)) == 0.5
 
 
 def test_memory_that_is_not_known_is_not_judged():

@@ -75,7 +75,6 @@ EVENTS = [
     ServerSample(
         time=10.46,
         pid=4242,
-        engine="vllm",
         counters={"requests": 7.0},
         gauges={"running": 3.0},
         histograms={"latency": Histogram(bounds=(0.3, 0.5), counts=(1.0, 2.0), sum=2.5, count=7.0)},

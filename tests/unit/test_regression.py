@@ -73,7 +73,7 @@ def test_requests_are_read_off_a_servers_own_metrics_too():
         queued = Histogram(bounds=(), counts=(), sum=total - 0.15 * count, count=count)
         latency = Histogram(bounds=(), counts=(), sum=total, count=count)
         histograms = {"latency": latency, "queue": queued}
-        engine.handle(ServerSample(time=now, pid=7, engine="vllm", histograms=histograms))
+        engine.handle(ServerSample(time=now, pid=7, histograms=histograms))
         last = engine.handle(Tick(time=now + 0.1, wall=now + 0.1), judged=second > WATCHED - 4)
     [verdict] = regressions(last)
     assert verdict.subtype == "queue" and abs(verdict.since - (START + MOMENT)) <= 2.0

@@ -192,7 +192,9 @@ def test_launches_that_take_long_starve_a_device_as_well():
 
 
 def test_no_larger_batch_is_advised_where_memory_is_nearly_full():
-    full = AllocatorSample(device=0, allocated=70 << 30, reserved=72 << 30, peak_allocated=75 << 30, capacity=79 << 30)
+    full = AllocatorSample(
+        device=0, gpu=0, allocated=70 << 30, reserved=72 << 30, peak_allocated=75 << 30, capacity=79 << 30
+    )
     seen = on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[MODEL], allocators=(full,))
     assert not any("batch" in fix.text for fix in fired(launch_bound.judge(seen)).fixes)
 

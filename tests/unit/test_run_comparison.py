@@ -63,6 +63,11 @@ def made(seed, *, host=0.02, compute=0.08, count=300, samples=32, like=0.6, spre
     return Run(**{**known, "units": series(rows), "rest": {"host": 1.0}, "lines": lines, **changes})
 
 
+def test_a_run_on_no_cores_is_not_possible():
+    assert made(1, cores=Cores(others=0.0, machine=2.0)).is_sound
+    assert not made(1, cores=Cores(others=0.0, machine=0.0)).is_sound
+
+
 def test_the_expansion_and_the_chance_of_a_value_agree_with_the_tables():
     assert student(10) == pytest.approx(2.228, rel=0.004)
     assert student(30) == pytest.approx(2.042, rel=0.002)

@@ -262,7 +262,6 @@ def look(time, requests, tokens=None, *, running=0.0, waiting=0.0, pid=API, **hi
     return ServerSample(
         time=time,
         pid=pid,
-        engine="vllm",
         counters=counters,
         gauges={"running": running, "waiting": waiting, "kv_used": 0.5},
         histograms=histograms,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from aitop.diagnosis.device import calls_of
 from aitop.diagnosis.evidence import main_lines, records, short_place
 from aitop.diagnosis.rule import Explanation, rule
@@ -51,8 +49,8 @@ def _waits_alone(snapshot: Snapshot) -> float | None:
     phases = ranks.ranks[0].phases
     if phases is None or phases.wait is None or len(records(snapshot)) < MIN_STEPS:
         return None
-    length = sum(seconds for seconds in msgspec.structs.astuple(phases) if seconds is not None)
-    return phases.wait / length if length > 0.0 else None
+    length = snapshot.steps.mean if snapshot.steps is not None else None
+    return min(1.0, phases.wait / length) if length else None
 
 
 def _elsewhere(ranks: Ranks) -> list[str]:

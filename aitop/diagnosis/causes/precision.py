@@ -24,7 +24,9 @@ REACHED = 0.8
 MOST_IDLE = 0.35
 TENSOR_CORES_IN_USE = 0.1
 
-TF32 = re.compile(r"\b(?:A\d+|H\d{2,3}|B\d{3}|GH\d+|GB\d+|L4|L40S?|RTX [3-5]0\d\d|RTX A\d+|RTX \d000 Ada)\b")
+TF32 = re.compile(
+    r"\b(?:A\d+G?|H\d{2,3}|B\d{3}|GH\d+|GB\d+|L4|L40S?|RTX [3-5]0\d\d|RTX A\d+|RTX \d000 Ada|RTX PRO \d{4})\b"
+)
 HALF_ONLY = re.compile(r"\b(?:V100|T4|TITAN V|TITAN RTX|RTX 20\d\d|Quadro RTX)\b")
 
 

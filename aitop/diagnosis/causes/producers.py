@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
@@ -238,9 +239,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why loader workers make batches too slowly."""
     workers = _workers_of_loader(snapshot) or 0
     free = free_cores(snapshot)
-    used = mean_of(snapshot, "workers_cpu")
-    each = used / workers if used is not None and workers else None
-    wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay") or 0.0) / workers if workers else 0.0)
+    each, wanted = _cores_of_each(snapshot)
     blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
     drained = waited_empty(snapshot)
     reading = sum(process.read_bytes or 0.0 for process in loader_workers(snapshot))
@@ -248,7 +247,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         wait=share,
         makers=workers,
         cores_each=0.0 if blocked else max(wanted if each is not None else 1.0, BUSY_CORES),
-        free_cores=free,
+        free_cores=_free_for_one(snapshot),
     )
     best = loading.best_workers()
     if blocked:
@@ -277,6 +276,22 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         fixes=tuple(fixes),
         confirmed=lines.share > 0.5,
     )
+
+
+def _cores_of_each(snapshot: Snapshot) -> tuple[float | None, float]:
+    """The cores that a loader worker of the judged process uses, None if not measured, and those that it wants."""
+    own = [mean_of(snapshot, f"worker{process.pid}.cpu") for process in loader_workers(snapshot)]
+    known = [cores for cores in own if cores is not None]
+    everywhere = max(1, sum(process.role == "loader-worker" for process in snapshot.processes))
+    all_of_them = mean_of(snapshot, "workers_cpu")
+    each = fmean(known) if known else None if all_of_them is None else all_of_them / everywhere
+    return each, (each or 0.0) + (mean_of(snapshot, "workers_delay") or 0.0) / everywhere
+
+
+def _free_for_one(snapshot: Snapshot) -> float | None:
+    """The idle cores that each rank may use: what is advised is done in all of them."""
+    free, ranks = free_cores(snapshot), sum(process.role == "rank" for process in snapshot.processes)
+    return None if free is None else free / max(1, ranks)
 
 
 # --- one loader worker that holds up the others: batches come in order, so all wait for the slowest -----------------
@@ -515,7 +530,7 @@ def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> W
 def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: int = 0) -> tuple[int, Length]:
     """How many workers hide the wait best, and the step with them; now there are `makers` of them."""
     cores = WAITING if blocked else 1.0
-    loading = Loading(wait=share, makers=makers, cores_each=cores, free_cores=free_cores(snapshot))
+    loading = Loading(wait=share, makers=makers, cores_each=cores, free_cores=_free_for_one(snapshot))
     workers = loading.best_workers()
     return workers, loading.with_workers(workers)
 

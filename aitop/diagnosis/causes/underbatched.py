@@ -10,7 +10,7 @@ import msgspec
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.turns import room, small_batches
-from aitop.diagnosis.device import idle_share, on_gpu
+from aitop.diagnosis.device import NO_ROOM, idle_share, memory_taken, on_gpu
 from aitop.diagnosis.evidence import (
     AT_LEISURE,
     MIN_STEPS,
@@ -85,6 +85,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     if not training and others_have_cores(snapshot):
         return BECAUSE_OF_OTHERS
+    if training and on_gpu(snapshot) and memory_taken(snapshot) >= NO_ROOM:
+        return "the device's memory has no room for larger batches"
     together = BATCH if training else _under_way(snapshot)
     if together < 2:
         return None
@@ -156,11 +158,13 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
     A training step may add up the gradients of several batches, each with a backward pass.
     """
     if on_gpu(snapshot):
-        idle = idle_share(snapshot)
+        beside = share_of_steps(steps, _beside_batches) or 0.0 if snapshot.kind == "training" else 0.0
+        idle = None if (idles := idle_share(snapshot)) is None else idles - beside
         if idle is None or idle < MOSTLY_IDLE:
             return None
         whole = median_high(step.seconds / max(1, step.backwards) for step in steps)
-        # The idle time of the device is a fixed cost that more samples could fill; its busy time grows with the batch.
+        # The idle time of the device is a fixed cost that more samples could fill; its busy time grows with the batch,
+        # and so does the time in which data are loaded.
         return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, True)
     if snapshot.kind == "training":
         passes = [(step, max(1, step.backwards)) for step in steps]
@@ -168,6 +172,7 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
             median_high(step.seconds / batches for step, batches in passes),
             median_high(step.forward / batches for step, batches in passes),
             median_high((step.forward + step.backward) / batches for step, batches in passes),
+            median_high(_beside_batches(step) / batches for step, batches in passes),
             samples,
             facts.ops,
             running(snapshot),
@@ -176,18 +181,25 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
 
 
 def _of_operations(  # noqa: PLR0917
-    whole: float, forward: float, computing: float, samples: float, ops: int | None, ran: float
+    whole: float, forward: float, computing: float, beside: float, samples: float, ops: int | None, ran: float
 ) -> Cost | None:
     """The cost of `whole` seconds with a forward pass of `ops` operations; None unless these mostly cost their calls.
 
-    `computing` is the part of the seconds in passes, `ran` the part in which the process had a core.
+    `computing` is the part of the seconds in passes, `beside` that in which data are loaded or the model is not
+    trained; `ran` is the part in which the process had a core.
     """
     each = forward * ran / ops if ops else 0.0
     if not 0.0 < each <= op_cost.MOSTLY_CALLING:
         return None
     computes = max(0.05, 1.0 - op_cost.FORWARD / each) * computing
     # With few samples, computing mostly leaves vector registers unfilled: 1 / FEW_SAMPLES of it grows with the batch.
-    return Cost(samples, whole - computes / FEW_SAMPLES, computes / FEW_SAMPLES / samples, False)
+    grows = computes / FEW_SAMPLES + beside
+    return Cost(samples, max(0.0, whole - grows), grows / samples, False)
+
+
+def _beside_batches(step: StepRecord) -> float:
+    """Seconds of a step that no larger batch makes fewer per sample: loading, checkpoints, evaluation."""
+    return step.loading + step.save + step.evaluation
 
 
 def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanation | None:
@@ -197,7 +209,7 @@ def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanatio
     if calls < 2 * len(steps) or not 0.0 < samples <= FEW_SAMPLES or snapshot.facts is None or on_gpu(snapshot):
         return None
     # The graph of the loss has all operations of the model, and a few more.
-    cost = _of_operations(*(seconds / calls,) * 3, samples, snapshot.facts.ops, running(snapshot))
+    cost = _of_operations(*(seconds / calls,) * 3, 0.0, samples, snapshot.facts.ops, running(snapshot))
     if cost is None:
         return None
     batched = with_batch(BATCH, cost.samples, cost.fixed, cost.each, surely=False)

@@ -8,12 +8,12 @@ from statistics import median
 import msgspec
 
 from aitop.diagnosis.conditions.memory import left_of, steady
-from aitop.diagnosis.device import own_devices, without_figures
+from aitop.diagnosis.device import own_devices, without_allocator, without_figures
 from aitop.diagnosis.evidence import records
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import rise, trend
 from aitop.diagnosis.what_if import fix
-from aitop.model.gpu import GpuDevice
+from aitop.model.gpu import GpuDevice, bare
 from aitop.model.ranks import RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import AllocatorSample, Kind
@@ -43,18 +43,26 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 class Held(msgspec.Struct, frozen=True):
     """How full one device gets, in bytes. `need` is the most that tensors took at once, plus what others hold.
 
-    `others` is what the driver counts beyond the allocator: contexts, libraries, other processes. `retries` and `ooms`
-    are of the last two minutes, None where they are not counted; `allocator` is None where the hook does not report.
+    `used` is what the driver counts, `others` what it counts beyond the allocator: contexts, libraries, other
+    processes. `retries` and `ooms` are of the last two minutes, None where they are not counted; `allocator` is None
+    where the hook does not report.
     """
 
-    index: int
     capacity: int
+    used: int | None
     need: float
     others: float | None
     retries: float | None
     ooms: float | None
     allocator: AllocatorSample | None
     device: GpuDevice | None
+
+    @property
+    def name(self) -> str:
+        """The device by the driver's number; where that is not known, by the process's own."""
+        if self.device is not None:
+            return f"GPU {self.device.index}"
+        return f"cuda:{self.allocator.device}" if self.allocator is not None else "the GPU"
 
     @property
     def share(self) -> float:
@@ -77,7 +85,7 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
     if held.level <= 0:
         return None
     allocator, ran_out = held.allocator, bool(held.retries or held.ooms)
-    slope, full_in = _filling(snapshot, held.index)
+    slope, full_in = _filling(snapshot, held)
     gone = held.share >= FULL and ((full_in is not None and full_in < SOON_SECONDS) or bool(held.retries))
     severity: Severity = "critical" if held.ooms or gone else "warning"
     if held.share >= FULL or not ran_out:
@@ -89,7 +97,7 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
         severity=severity,
         # Without the hook, much of what the driver counts as used may be the allocator's cache.
         confidence=0.85 if allocator is not None and allocator.peak_allocated else 0.5,
-        title=f"GPU {held.index}'s memory {state}{soon}: a longer batch may not fit",
+        title=f"{held.name}'s memory {state}{soon}: a longer batch may not fit",
         evidence=_signs(held, slope, full_in),
         fixes=_remedies(held, snapshot.kind),
         level=held.level,
@@ -99,13 +107,15 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
 
 def _held(snapshot: Snapshot) -> list[Held]:
     """How full each device of the run is."""
-    allocators = {allocator.device: allocator for allocator in snapshot.allocators}
-    devices = {device.index: device for device in own_devices(snapshot)}
+    devices: dict[int | None, GpuDevice] = {device.index: device for device in own_devices(snapshot)}
+    both: list[tuple[AllocatorSample | None, GpuDevice | None]] = [
+        *((allocator, devices.get(allocator.gpu)) for allocator in snapshot.allocators),
+        *((None, device) for device in without_allocator(snapshot)),
+    ]
     devices_held = []
-    for index in sorted({*allocators, *devices}):
-        allocator, device = allocators.get(index), devices.get(index)
-        capacity = (allocator.capacity if allocator else None) or (device.memory_total if device else None)
-        used = device.memory_used if device else None
+    for allocator, device in both:
+        used, total = _by_driver(device, allocator)
+        capacity = (allocator.capacity if allocator else None) or total
         if not capacity:
             continue
         others = None if allocator is None or used is None else max(0.0, float(used - allocator.reserved))
@@ -113,15 +123,31 @@ def _held(snapshot: Snapshot) -> list[Held]:
             need = allocator.peak_allocated + (others or 0.0)
         else:
             need = float(used or 0)
-        retries = rise(snapshot, f"alloc{index}.retries", COUNTER_SECONDS)
-        ooms = rise(snapshot, f"alloc{index}.ooms", COUNTER_SECONDS)
-        devices_held.append(Held(index, capacity, need, others, retries, ooms, allocator, device))
+        retries, ooms = (
+            rise(snapshot, f"alloc{allocator.device}.{name}", COUNTER_SECONDS) if allocator is not None else None
+            for name in ("retries", "ooms")
+        )
+        devices_held.append(Held(capacity, used, need, others, retries, ooms, allocator, device))
     return devices_held
 
 
-def _filling(snapshot: Snapshot, index: int) -> tuple[float | None, float | None]:
+def _by_driver(device: GpuDevice | None, allocator: AllocatorSample | None) -> tuple[int | None, int | None]:
+    """Bytes used and in all, of the device or of the process's slice of it; None where the driver does not tell.
+
+    Of a card in slices (MIG) only the own slice counts, which is known by its UUID.
+    """
+    if device is None or not device.mig:
+        return (device.memory_used, device.memory_total) if device is not None else (None, None)
+    uuid = bare(allocator.uuid) if allocator is not None else ""
+    own = next((one for one in device.mig_devices if uuid and bare(one.uuid) == uuid), None)
+    return (own.memory_used, own.memory_total) if own is not None else (None, None)
+
+
+def _filling(snapshot: Snapshot, held: Held) -> tuple[float | None, float | None]:
     """How fast a device fills (bytes per second), and in how many seconds it is full; (None, None) if it does not."""
-    for name in (f"alloc{index}.allocated", f"gpu{index}.memory"):
+    names = [f"alloc{held.allocator.device}.allocated"] if held.allocator is not None else []
+    names += [f"gpu{held.device.index}.memory"] if held.device is not None else []
+    for name in names:
         line = trend(snapshot.series.get(name), snapshot.time - WATCH_SECONDS)
         left = left_of(snapshot, name)
         if line is not None and left is not None and steady(line):
@@ -131,8 +157,8 @@ def _filling(snapshot: Snapshot, index: int) -> tuple[float | None, float | None
 
 def _signs(held: Held, slope: float | None, full_in: float | None) -> tuple[str, ...]:
     words = []
-    if held.device is not None and held.device.memory_used is not None:
-        words.append(f"GPU {held.index}: {size(held.device.memory_used)} of {size(held.capacity)} in use")
+    if held.used is not None:
+        words.append(f"{held.name}: {size(held.used)} of {size(held.capacity)} in use")
     allocator = held.allocator
     if allocator is not None and allocator.peak_allocated is not None:
         peak = f"{size(allocator.peak_allocated)} ({percent(allocator.peak_allocated / held.capacity)} of the device)"
@@ -160,8 +186,8 @@ def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
         fixes.append(fix(f"{EXPANDABLE}: {size(waste)} lies in pieces that no large tensor fits into"))
     elif allocator is None:
         fixes.append(fix(f"{EXPANDABLE} if reserved is far above allocated"))
-    if held.others is not None and held.others > CONTEXT_BYTES:
-        fixes.append(fix(f"see who holds the other {size(held.others)}: nvidia-smi -i {held.index}"))
+    if held.device is not None and held.others is not None and held.others > CONTEXT_BYTES:
+        fixes.append(fix(f"see who holds the other {size(held.others)}: nvidia-smi -i {held.device.index}"))
     return tuple(fixes)
 
 
@@ -200,7 +226,7 @@ def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity=severity,
         confidence=0.85 if held.retries and allocator.peak_allocated is not None else 0.65,
-        title=f"{percent(waste / allocator.reserved)} of PyTorch's memory on GPU {held.index} lies in pieces"
+        title=f"{percent(waste / allocator.reserved)} of PyTorch's memory on {held.name} lies in pieces"
         + ("" if crowded or held.retries else ", and there is room yet"),
         evidence=tuple(signs),
         fixes=tuple(fixes),

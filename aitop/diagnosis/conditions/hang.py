@@ -98,10 +98,10 @@ def _missing(still: Standstill) -> Odd | None:
     if not still.gone:
         return None
     names = _list([str(number) for number in still.gone])
-    word = "rank" if len(still.gone) == 1 else "ranks"
+    word, has, it = ("rank", "has", "it") if len(still.gone) == 1 else ("ranks", "have", "them")
     waiting = next((process.call for process in still.ranks if process.doing == "collective" and process.call), None)
-    ended = "has not come, or has ended" if waiting == MEETS else "has ended"
-    title = f"{word} {names} {ended}, and the others wait for it" + (f" in {waiting}" if waiting else "")
+    ended = f"{has} not come, or {has} ended" if waiting == MEETS else f"{has} ended"
+    title = f"{word} {names} {ended}, and the others wait for {it}" + (f" in {waiting}" if waiting else "")
     fix = "find out why it ended (its log, `dmesg` for the out-of-memory killer) and have the launcher end all with it"
     return Odd("rank-gone", title, LIKELY if waiting else UNSURE, (), still.gone, fix)
 
@@ -129,12 +129,16 @@ def _elsewhere(still: Standstill) -> Odd | None:
     if not odd or (not waiting and len(ranks) > 1):
         return None
     first = odd[0]
-    what = "waits for its DataLoader" if first.doing == "loading" else f"stands in {first.call or 'its own code'}"
+    alone = len(odd) == 1
+    if first.doing == "loading":
+        what = "waits for its DataLoader" if alone else "wait for their DataLoaders"
+    else:
+        what = f"{'stands' if alone else 'stand'} in {first.call or ('its own code' if alone else 'their own code')}"
     stuck = " in uninterruptible sleep" if first.state == "D" else ""
     behind = f", and {_ranks(waiting)} in {_calls(waiting)}" if waiting else ""
     title = f"{named(odd)} {what}{stuck} at {_line(first)}{behind}"
     fix = "a lock, queue or read that is never answered: give it a time-out, and see who ought to answer"
-    sure = SURE if len(odd) == 1 and waiting else UNSURE
+    sure = SURE if alone and waiting else UNSURE
     return Odd("rank-blocked", title, sure, tuple(odd), _numbers(odd), fix)
 
 
@@ -151,13 +155,13 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
         odd = [rank for rank in waiting if rank not in guarded]
         if len({_where_key(rank) for rank in guarded}) == 1 and len({_where_key(rank) for rank in odd}) == 1:
             left_out = guarded[0]
-            title = (
-                f"{named(odd)} left out {left_out.call} at {_line(left_out)} and is in {odd[0].call} at {_line(odd[0])}"
-            )
+            now = f"{_is(odd)} in {odd[0].call} at {_line(odd[0])}"
+            title = f"{named(odd)} left out {left_out.call} at {_line(left_out)} and {now}"
             return Odd("skipped-collective", title, LIKELY, (*odd, *guarded[:1]), _numbers(odd), fix)
     odd = _minority(waiting)
     rest = [rank for rank in waiting if rank not in odd]
-    title = f"{named(odd)} is in {odd[0].call} at {_line(odd[0])}, {_ranks(rest)} in {_calls(rest)} at {_line(rest[0])}"
+    others = f"{_ranks(rest)} in {_calls(rest)} at {_line(rest[0])}"
+    title = f"{named(odd)} {_is(odd)} in {odd[0].call} at {_line(odd[0])}, {others}"
     sure = LIKELY if len(odd) < len(rest) else UNSURE
     return Odd("mismatched-collectives", title, sure, tuple(odd), _numbers(odd), fix)
 
@@ -168,7 +172,7 @@ def _behind(still: Standstill) -> Odd | None:
     odd = [process for process in still.ranks if process.rank in numbers]
     if not odd or any(process.doing != "collective" for process in still.ranks):
         return None
-    title = f"{named(odd)} {'is' if len(odd) == 1 else 'are'} behind the others by collectives that it left out"
+    title = f"{named(odd)} {_is(odd)} behind the others by collectives that it left out"
     fix = "let every rank make the same collectives in the same order: look for a condition that not all ranks share"
     return Odd("skipped-collective", title, UNSURE, tuple(odd), numbers, fix)
 
@@ -180,7 +184,8 @@ def _alike(still: Standstill) -> Odd:
         title = f"no rank has run for {still.seconds:.0f} s; which one the others wait for only stacks could tell"
         return Odd("unknown", title, BLIND)
     if still.elsewhere:
-        title = f"{_ranks(still.ranks)} waits in {calls} for {still.elsewhere} ranks that are not on this machine"
+        waits = "waits" if len(still.ranks) == 1 else "wait"
+        title = f"{_ranks(still.ranks)} {waits} in {calls} for {still.elsewhere} ranks that are not on this machine"
         return Odd("rank-elsewhere", title, UNSURE, fix="look at the other machines, or at why a rank has ended")
     if len(still.ranks) == 1 and still.ranks[0].doing == "collective" and calls not in OF_ONE:
         title = f"the only rank that is here waits in {calls} for others: they have ended, or are on other machines"
@@ -191,6 +196,10 @@ def _alike(still: Standstill) -> Odd:
         return Odd("rank-blocked", title, UNSURE, still.ranks[:1])
     title = f"all ranks stand in {calls}: the exchange itself does not get on"
     return Odd("exchange", title, UNSURE, still.ranks[:1], fix="look at the network and at the backend's own log")
+
+
+def _is(ranks: Sequence[Standing]) -> str:
+    return "is" if len(ranks) == 1 else "are"
 
 
 def _minority(waiting: Sequence[Standing]) -> list[Standing]:
@@ -301,7 +310,7 @@ def noted(still: Standstill, snapshot: Snapshot) -> list[str]:
         flights = sorted(still.notes.flights, key=lambda flight: (flight.sequence, flight.rank))
         lines += [_flight(flight) for flight in flights[:MOST_FLIGHTS]]
     for device in snapshot.gpu.devices if snapshot.gpu else ():
-        if device.xid:
+        if device.xid and (device.mine or device.lost):
             lines.append(f"GPU {device.index} reported Xid {', '.join(str(xid) for xid in device.xid[-3:])}")
     return lines
 

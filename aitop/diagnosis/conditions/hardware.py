@@ -52,7 +52,8 @@ MILD_XIDS = {63, 92, 94, 144, 145, 154}
 @condition("gpu-shared", 0.05, 0.03)
 def shared(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict that another job computes on a device that the run uses."""
-    devices = own_devices(snapshot)
+    # The jobs on other slices of a card (MIG) take nothing from this one's.
+    devices = [device for device in own_devices(snapshot) if not device.mig]
     listed = [device for device in devices if _listed(device)]
     if devices and not listed:
         unlisted = all(device.processes is None for device in devices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.conditions.memory import steady
+from aitop.diagnosis.evidence import loader_workers
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import Trend, mean_of, trend
 from aitop.diagnosis.what_if import fix
@@ -147,10 +148,11 @@ def _fixes(snapshot: Snapshot, host: HostSample, memory: Pressure) -> tuple[Fix,
                 "reading an object counts its references, which copies its page into every worker"
             )
         )
-    if len(workers) > 1:
-        half = len(workers) // 2
-        setting = Setting(name="num_workers", to=half, current=len(workers))
-        text = f"num_workers {len(workers)} → {half}, or a smaller prefetch_factor, costs less memory"
+    # Those of one loader: each rank has its own.
+    count = len(loader_workers(snapshot))
+    if count > 1:
+        setting = Setting(name="num_workers", to=count // 2, current=count)
+        text = f"num_workers {count} → {count // 2}, or a smaller prefetch_factor, costs less memory"
         fixes.append(fix(text, setting=setting))
     if not workers and ranks and snapshot.kind == "inference":
         fixes.append(fix("map the weights instead of reading them (safetensors, torch.load(mmap=True))"))

@@ -165,17 +165,17 @@ def left_of(snapshot: Snapshot, name: str) -> float | None:
     if name in ("rss", "workers_rss"):
         room = snapshot.host.memory_room if snapshot.host else None
         return float(room[0]) if room else None
-    index = int("".join(letter for letter in name.partition(".")[0] if letter.isdigit()))
-    lefts = [
-        float(one.capacity - one.allocated)
-        for one in snapshot.allocators
-        if one.device == index and one.capacity is not None
-    ]
-    cached = sum(one.reserved - one.allocated for one in snapshot.allocators if one.device == index)
+    held = [one for one in snapshot.allocators if name in (f"alloc{one.device}.allocated", f"gpu{one.gpu}.memory")]
+    lefts = [float(one.capacity - one.allocated) for one in held if one.capacity is not None]
+    cached = sum(one.reserved - one.allocated for one in held)
     lefts += [
         float(device.memory_total - device.memory_used + cached)
         for device in own_devices(snapshot)
-        if device.index == index and device.memory_total and device.memory_used is not None
+        if (name == f"gpu{device.index}.memory" or device.index in {one.gpu for one in held})
+        # Of a card in slices, the driver's figure is of all of them.
+        and not device.mig
+        and device.memory_total
+        and device.memory_used is not None
     ]
     return max(0.0, min(lefts)) if lefts else None
 

@@ -14,13 +14,14 @@ from aitop.engine.snapshot.series import series, worker_lanes
 from aitop.engine.snapshot.serving import request_series, serving
 from aitop.engine.snapshot.standstill import standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
+from aitop.model.gpu import GpuDevice, GpuSample, bare
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
 from aitop.model.run import SoFar
-from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
+from aitop.model.snapshot import Cost, Phases, ProcessStacks, Snapshot, Stacks, Steps, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
-from aitop.model.steps import Kind, StepKind, StepRecord
+from aitop.model.steps import AllocatorSample, Kind, StepKind, StepRecord
 from aitop.stacks.position import UPDATES
 from aitop.stacks.work import working
 
@@ -34,7 +35,8 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     """The Snapshot at `tick`, without ledgers and verdicts."""
     lead = lead_pid(history, tick.time)
     hook = history.hooks.get(lead) if lead is not None else None
-    since, records = _window(history, hook, tick.time)
+    left = hook is not None and _has_left(history, hook)
+    since, records = _window(history, hook, tick.time, longer=not left)
     steps = steps_view(lead, records, hook.count, _spread(hook, since, records)) if hook and lead is not None else None
     gpu, facts = history.gpus.last, hook.facts if hook else None
     if steps is not None:
@@ -68,24 +70,51 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         gpu=gpu,
         steps=steps or _steps_from_stacks(history, process),
         facts=facts,
-        allocators=hook.allocators if hook else (),
+        allocators=_placed(hook.allocators[-1][1], gpu, lead) if hook and hook.allocators and not left else (),
         stacks=stacks,
         dump=history.dump,
         standstill=standstill(history, tick.time),
         ranks=ranks,
         growth_sites=history.growth.sites if history.growth else (),
-        series=series(history, tuple(hook.steps) if hook else ())
-        | _recompiles(hook)
+        series=series(history, hook)
         | (hook.seconds.series() if hook else {})
         | worker_lanes(history.hosts, history.windows, history.stacks)
         | request_series(history, tick.time),
-        cost=_cost(history, hook, steps),
+        cost=_cost(history, None if left else hook, steps),
         working=workers,
         serving=serving(history, tick.time, kind),
         engine=engine,
         past=history.past.past(),
         so_far=_so_far(history, workers[0] if workers else lead, tick.time - first),
     )
+
+
+def _placed(
+    allocators: Sequence[AllocatorSample], gpus: GpuSample | None, pid: int | None
+) -> tuple[AllocatorSample, ...]:
+    """The allocators of a process with the driver's number of their device.
+
+    A device is known by its UUID, or a MIG slice of it by that of the slice. Without that (before torch 2.4) it is the
+    only device that the process is on, or else that of the same number, unless the process is known to be on others.
+    """
+    devices = gpus.devices if gpus is not None else ()
+    uuids = [(uuid, device.index) for device in devices for uuid in (device.uuid, *_slices(device)) if uuid]
+    by_uuid = {bare(uuid): index for uuid, index in uuids}
+    own = {device.index for device in devices if device.runs(pid)}
+
+    def number(allocator: AllocatorSample) -> int | None:
+        if allocator.uuid is not None:
+            return by_uuid.get(bare(allocator.uuid))
+        if len(own) == len(allocators) == 1:
+            return next(iter(own))
+        same = any(device.index == allocator.device for device in devices)
+        return allocator.device if same and (not own or allocator.device in own) else None
+
+    return tuple(msgspec.structs.replace(allocator, gpu=number(allocator)) for allocator in allocators)
+
+
+def _slices(device: GpuDevice) -> list[str | None]:
+    return [one.uuid for one in device.mig_devices]
 
 
 def _so_far(history: History, pid: int | None, seconds: float) -> SoFar:
@@ -108,12 +137,11 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
     own = next((view.phases for view in ranks.ranks if steps and view.pid == steps.pid), None) if ranks else None
     if steps is None or own is None or own.wait is None:
         return steps
-    length = own.data_wait + own.forward + own.backward + own.optimizer + own.outside + own.wait
-    if length <= 0.0:
+    if not steps.mean:
         return steps
     phases = steps.phases
     apart = phases.communication or 0.0
-    inside = max(0.0, own.wait / length - apart)
+    inside = max(0.0, own.wait / steps.mean - apart)
     of_backward = min(inside, phases.backward or 0.0)
     of_forward = min(inside - of_backward, phases.forward or 0.0)
     changed = msgspec.structs.replace(
@@ -172,14 +200,6 @@ def _without_callbacks(steps: Steps | None, process: ProcessStacks | None) -> St
     return msgspec.structs.replace(steps, phases=phases, recent=recent, spread=spread)
 
 
-def _recompiles(hook: HookHistory | None) -> dict[str, Series]:
-    """The series of the hook's counts of recompilations; empty where it has none."""
-    if hook is None or not hook.recompiles:
-        return {}
-    times, counts = zip(*hook.recompiles, strict=True)
-    return {"recompiles": Series(times=times, values=tuple(map(float, counts)))}
-
-
 def lead_pid(history: History, now: float) -> int | None:
     """The process whose measured steps stand for the job.
 
@@ -205,13 +225,19 @@ def _stepping(history: History, now: float) -> dict[int, StepKind]:
     return {pid: lately[pid].kind for pid in sorted(lately, key=order)}
 
 
-def _window(history: History, hook: HookHistory | None, now: float) -> tuple[float, list[StepRecord]]:
-    """The start of the window, and the steps in it. The window is longer where a short one would hold few steps."""
+def _has_left(history: History, hook: HookHistory) -> bool:
+    """Whether the hook was taken out of a process that goes on: what it told last is not so any more."""
+    status = history.statuses.get("hook")
+    return status is not None and status.state == "absent" and status.time >= hook.time and history.target.ended is None
+
+
+def _window(history: History, hook: HookHistory | None, now: float, *, longer: bool) -> tuple[float, list[StepRecord]]:
+    """The start of the window, and the steps in it. With `longer`, it is longer where a short one would hold few."""
     since = now - WINDOW_SECONDS
     if hook is None:
         return since, []
     records = [record for record in hook.steps if record.end >= since]
-    if len(records) < ENOUGH_STEPS:
+    if len(records) < ENOUGH_STEPS and longer:
         since = now - LONG_WINDOW_SECONDS
         records = [record for record in hook.steps if record.end >= since][-ENOUGH_STEPS:]
     training = [record for record in records if record.kind == "train"]

@@ -46,8 +46,13 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
     world = world_size(history, host)
     if world < 2:
-        # Trainers without a process group have no rank numbers, and no step in common.
-        processes = [process for process in processes if rank_number(history, process) is not None]
+        # Trainers without a process group have no step in common. Where the hook is in, it would know of one.
+        processes = [
+            process
+            for process in processes
+            if rank_number(history, process) is not None
+            and ((hook := history.hooks.get(process.pid)) is None or hook.facts is None)
+        ]
     if len(processes) < 2 and world < 2:
         return None
     since = now - WINDOW_SECONDS
@@ -218,7 +223,6 @@ def _collectives(
                 last=ranks[last],
                 often=count / len(times),
                 waited=fmean((sum(calls) - len(calls) * min(calls)) / (len(calls) - 1) for calls in times),
-                exchange=fmean(min(calls) for calls in times),
             )
         )
     return tuple(waits)
@@ -256,7 +260,6 @@ def _rank_view(
         cpu=process.cpu,
         rss=process.rss,
         run_delay=cores[pid].delay if pid in cores else None,
-        waited=cores[pid].waited if pid in cores else None,
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,
@@ -287,11 +290,13 @@ def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> Ran
     wait = fmean(waits) if waits else None
     backward = fmean(record.backward for record in records)
     in_calls = fmean(record.communication_apart or 0.0 for record in records)
+    forward = fmean(record.forward for record in records)
     inside = max(0.0, (wait or 0.0) - in_calls)
+    of_backward = min(inside, backward)
     return RankPhases(
         data_wait=fmean(record.loading for record in records),
-        forward=fmean(record.forward for record in records),
-        backward=max(0.0, backward - inside),
+        forward=max(0.0, forward - (inside - of_backward)),
+        backward=backward - of_backward,
         optimizer=fmean(record.optimizer for record in records),
         outside=fmean(record.outside for record in records),
         wait=wait,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from aitop.engine.history import History
+from aitop.engine.history import History, HookHistory
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, ProcessSample, Role
 from aitop.model.snapshot import Series, series_of
 from aitop.model.stacks import StackWindow
-from aitop.model.steps import AllocatorSample, StepRecord
+from aitop.model.steps import AllocatorSample
 from aitop.stacks.view import StackView
 
 CHART_STEPS = 300
@@ -25,9 +25,6 @@ _Row = tuple[Any, ...]
 """A time, and the values of a sample at that time."""
 Values = dict[str, Callable[[Thing], float | None]]
 
-OF_STEPS: Values[StepRecord] = {
-    "queue_ready": lambda step: step.queue_ready,
-}
 OF_HOSTS: Values[HostSample] = {
     "rss": lambda host: _total(host, lambda process: process.rss, COMPUTING),
     "workers_rss": lambda host: _total(host, lambda process: process.rss, LOADING),
@@ -65,8 +62,11 @@ OF_ALLOCATORS: Values[AllocatorSample] = {
 }
 
 
-def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
-    """Every series that has at least one value; names as documented at Snapshot."""
+def series(history: History, hook: HookHistory | None) -> dict[str, Series]:
+    """Every series that has at least one value; names as documented at Snapshot.
+
+    Steps, allocators and recompilations are those of `hook`.
+    """
     last = history.gpus.last
     devices: dict[int, list[_Row]] = {device.index: [] for device in last.devices} if last else {}
     for sample in history.gpus.rows(_of_devices) if devices else ():
@@ -74,11 +74,13 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
             if index in devices:
                 devices[index].append(row)
     allocators: dict[int, list[tuple[float, AllocatorSample]]] = {}
-    for time, samples in history.allocators:
+    for time, samples in hook.allocators if hook else ():
         for allocator in samples:
             allocators.setdefault(allocator.device, []).append((time, allocator))
-    of_steps = [_row(OF_STEPS, step.end, step) for step in steps[-CHART_STEPS:] if step.seconds > 0]
-    made = series_of(OF_STEPS, of_steps) | series_of(OF_HOSTS, history.hosts.rows(_of_host))
+    steps = list(hook.steps)[-CHART_STEPS:] if hook else ()
+    made = series_of(("queue_ready",), [(step.end, step.queue_ready) for step in steps if step.seconds > 0])
+    made |= series_of(("recompiles",), hook.recompiles if hook else ())
+    made |= series_of(OF_HOSTS, history.hosts.rows(_of_host))
     for index, of_device in devices.items():
         made |= series_of((f"gpu{index}.{name}" for name in OF_DEVICES), of_device)
     for index, taken in sorted(allocators.items()):

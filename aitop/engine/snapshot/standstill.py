@@ -66,6 +66,8 @@ def standstill(history: History, now: float) -> Standstill | None:
         {pid: hook.sequence for pid, hook in history.hooks.items()},
     )
     gone = _gone(history, ranks, host)
+    if _may_be_idle(history, host, ranks, gone):
+        return None
     known = all(standing.doing is not None for standing in ranks)
     limit = FIRST_SECONDS if known else BLIND_SECONDS
     if usual is not None:
@@ -88,6 +90,19 @@ def standstill(history: History, now: float) -> Standstill | None:
         elsewhere=elsewhere,
         notes=notes if notes is not None and notes.time >= now - seconds else None,
     )
+
+
+def _may_be_idle(history: History, host: HostSample, ranks: Sequence[Standing], gone: Sequence[int]) -> bool:
+    """Whether the processes may simply have no request to answer: none was seen to train.
+
+    `stalled` looks at requests that are under way. Where no serving software is known, a wait for other ranks or for a
+    loader is no lack of requests.
+    """
+    made = [hook.steps[-1].kind for hook in history.hooks.values() if hook.steps]
+    if history.updated or "train" in made:
+        return False
+    waits = bool(gone) or any(standing.doing in ("collective", "loading") for standing in ranks)
+    return host.engine is not None or (not waits and bool(history.stepped or made))
 
 
 def _waits(ranks: Sequence[Standing], gone: Sequence[int], stepped: bool) -> bool:

@@ -178,6 +178,9 @@ def with_throughput(steps: Steps, facts: HookFacts | None, gpu: GpuSample | None
     rate = made.flops / total
     device, dtype = device_of(steps.pid, gpu), compute_dtype(facts)
     # A process that has not touched CUDA computes elsewhere.
-    most = peak(device.name, dtype) if facts.cuda and device and device.name and dtype else None
-    steps = msgspec.structs.replace(steps, flops_per_second=rate, mfu=rate / most if most else None)
+    whole = facts.cuda and device is not None and not device.mig
+    most = peak(device.name, dtype) if whole and device and device.name and dtype else None
+    mfu = rate / most if most else None
+    # Operations of replicas on several devices (DataParallel) count as one process's.
+    steps = msgspec.structs.replace(steps, flops_per_second=rate, mfu=mfu if mfu is None or mfu <= 1.0 else None)
     return steps, msgspec.structs.replace(facts, flops_basis=made.basis)

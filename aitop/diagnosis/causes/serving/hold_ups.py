@@ -164,9 +164,15 @@ def _as_seen(
         return list(handling)
     known = (made for phase in HANDLING for made in map(PARTS[phase], requests) if made is not None)
     short = sum(made for made in known if made <= usual)
-    seen = sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window - short
+    seen = sum(entry.share for entry in handler_entries(snapshot)) * seconds_of_requests(snapshot) - short
     part = min(1.0, max(0.0, seen) / seconds)
     return [replace(each, weight=max(each.worked, each.weight * part)) for each in handling]
+
+
+def seconds_of_requests(snapshot: Snapshot) -> float:
+    """How long the window is that the server's requests are from. That of steps and stacks may have another length."""
+    served = snapshot.serving.seconds if snapshot.serving is not None else None
+    return served or snapshot.window
 
 
 def handler_entries(snapshot: Snapshot) -> list[Entry]:

@@ -19,6 +19,7 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     Tail,
     handler_entries,
     hold_ups,
+    seconds_of_requests,
     tail_of,
 )
 from aitop.diagnosis.evidence import MAIN, RUNNING, Lines, entries_of, lead_ledger, lines_of, short_place
@@ -128,7 +129,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     tail = tail_of(requests, of_requests, slow)
     bursts = _bursts(snapshot, serving)
     kinds = _explained(tail, snapshot)
-    for kind, part in _estimated(tail, bursts, snapshot.window, len(requests)).items():
+    for kind, part in _estimated(tail, bursts, seconds_of_requests(snapshot), len(requests)).items():
         kinds[kind] = kinds.get(kind, 0.0) + part
     for kind, part in tail.at_most.items():
         # While a request waits for something that is known, it does not wait for a core: only the rest can be that.
@@ -160,7 +161,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,
         claims=() if slight else _claims(first, snapshot, bursts, held),
-        evidence=(*_evidence(snapshot, serving, tail, kinds, left), *_rarity(times, snapshot.window)),
+        evidence=(*_evidence(snapshot, serving, tail, kinds, left), *_rarity(times, seconds_of_requests(snapshot))),
         fixes=_fixes(first, lines),
     )
 
@@ -261,7 +262,7 @@ def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind
         pauses = [pause.seconds for pause in serving.pauses if pause.kind == kind]
         if pauses and kinds.get("collector" if kind == "collect" else "compile", 0.0) >= LEAVE:
             count = f"{len(pauses)} {what if len(pauses) > 1 else what[:-1]}"
-            evidence.append(f"{count} in {snapshot.window:.0f} s, the longest {duration(max(pauses))}")
+            evidence.append(f"{count} in {seconds_of_requests(snapshot):.0f} s, the longest {duration(max(pauses))}")
     twice = computed_twice(serving)
     if twice is not None and "preemption" in kinds:
         evidence.append(f"{percent(twice)} of all tokens are computed a second time")
@@ -296,7 +297,7 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
     ]
     kinds: tuple[tuple[Kind, list[Entry]], ...] = (("event-loop", loop), ("handler", handlers), ("lock", locks))
     return [
-        Burst(kind, tuple(found), sum(entry.share for entry in found) * snapshot.window)
+        Burst(kind, tuple(found), sum(entry.share for entry in found) * seconds_of_requests(snapshot))
         for kind, found in kinds
         if found
     ]
@@ -338,7 +339,7 @@ def _claims(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Itera
         return came
     handling = tuple(handler_entries(snapshot))
     seconds = sum(each.until - each.begin for each in held if each.kind == "handler")
-    return handling if seconds >= MOSTLY * lines_of(handling).share * snapshot.window else ()
+    return handling if seconds >= MOSTLY * lines_of(handling).share * seconds_of_requests(snapshot) else ()
 
 
 def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
