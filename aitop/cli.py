@@ -57,10 +57,6 @@ NO_MORE_THREADS = "can't start new thread"
 """What Python says of itself then."""
 
 
-class Terminated(SystemExit):
-    """A signal asked us to go: unwinds like an error, so that hooks and sources are taken down."""
-
-
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The whole command line; with `words` only the verbs among them have options: the others are not imported.
 
@@ -167,4 +163,5 @@ def _unexpected(error: Exception) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated(128 + number)
+    """A signal asked us to go: unwind like an error, so that hooks and sources are taken down."""
+    sys.exit(128 + number)

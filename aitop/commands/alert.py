@@ -111,13 +111,18 @@ class Alert:
                 self._ran[verdict.id] = now
                 self._start(snapshot, verdict)
 
-    def finish(self) -> None:
-        """Wait for a running command for at most FINISH_SECONDS, then end it."""
+    def finish(self, snapshot: Snapshot | None = None) -> None:
+        """Run the command for what the last Snapshot still asks for, one after the other; FINISH_SECONDS in all."""
+        deadline = time.monotonic() + FINISH_SECONDS
         try:
-            if self._process is not None:
+            if snapshot is not None:
+                self.consider(snapshot)
+            while (process := self._process) is not None and time.monotonic() < deadline:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(FINISH_SECONDS)
+                    process.wait(max(0.0, deadline - time.monotonic()))
                 self._reap()
+                if snapshot is not None:
+                    self.consider(snapshot)
         finally:
             self.stop()
 

@@ -79,7 +79,8 @@ def read(file: Path | None = None) -> Settings:
         except WrongUsageError:
             return Settings()
     try:
-        text = file.read_bytes()[:LARGEST_FILE].decode()
+        with file.open("rb") as opened:
+            text = opened.read(LARGEST_FILE).decode()
     except (FileNotFoundError, NotADirectoryError):
         return Settings()
     except OSError as error:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUsageError(f"there is no demo called {args.name}: choose from {', '.join(workloads())}")
     check_torch()
     with running(script, ["--fixed"] if args.fixed else []) as pid:
-        code = _watch(pid, args)
+        code = look_at(pid, args)
     if not args.fixed:
         print(f"The run has been ended. The same without its fault: aitop demo {args.name} --fixed", file=sys.stderr)
     return code
@@ -100,7 +100,7 @@ def running(script: Path, arguments: list[str]) -> Iterator[int]:
             _end(child)
 
 
-def _watch(pid: int, args: argparse.Namespace) -> int:
+def look_at(pid: int, args: argparse.Namespace) -> int:
     """The screen; without a terminal, watch for a while and write the report as text."""
     from aitop.commands.diagnose import conclude
     from aitop.commands.headless import watching
@@ -116,8 +116,7 @@ def _watch(pid: int, args: argparse.Namespace) -> int:
         if watcher.recording_failed is not None:
             raise AitopError(watcher.recording_failed) from None
         return conclude(watcher.snapshot, pid, "text", None)
-    watch([look(pid)], args)
-    return 0
+    return watch([look(pid)], args)
 
 
 def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> None:

@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--prometheus", metavar="HOST:PORT", help="listen there for scrapes (PORT alone: for this machine only)"
     )
-    where.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate …")
-    where.add_argument("--tls-key", type=Path, metavar="FILE", help="… and its key")
+    where.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate …")
+    where.add_argument("--tls-key", metavar="FILE", help="… and its key")
     where.add_argument(
-        "--tls-clients", type=Path, metavar="FILE", help="answer only clients with a certificate signed by this one"
+        "--tls-clients", metavar="FILE", help="answer only clients with a certificate signed by this one"
     )
     where.add_argument(
         "--textfile", type=Path, metavar="FILE", help="write FILE.prom for node_exporter's textfile collector"
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     collector = new_collector(node_name())
     options = replace(args.settings, interval=args.every, history=False)
     node, cpu = Node(args.pid, options, collector, say), CpuMeter()
-    ended = 0
+    ended, due = 0, 0.0
     with contextlib.ExitStack() as ending:
         exports = list(exports_of(args, collector, ending))
         ending.callback(node.stop)
@@ -99,12 +99,14 @@ def run(args: argparse.Namespace) -> int:
                 ended = node.ended
                 give_memory_back()
             collector.cpu = cpu.cores()
-            for export in exports:
-                export()
+            if node.over or time.monotonic() >= due:
+                due = time.monotonic() + args.every
+                for export in exports:
+                    export()
             notify("WATCHDOG=1")
             if node.over:
                 return 0
-            time.sleep(pause)
+            time.sleep(min(pause, max(0.0, due - time.monotonic())))
 
 
 def notify(state: str) -> None:
@@ -185,11 +187,11 @@ def exports_of(
 
 def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
     """Serve the metrics. Raises WrongUsageError where that cannot be done at this address."""
-    from aitop.outputs.prometheus.server import Tls, parse_address, serve
+    from aitop.outputs.prometheus.server import parse_address, serve
 
     try:
         address = parse_address(args.prometheus)
-        serve(registry, address, Tls(args.tls_cert, args.tls_key, args.tls_clients) if args.tls_cert else None)
+        serve(registry, address, args.tls_cert, args.tls_key, args.tls_clients)
     except ValueError as error:
         raise WrongUsageError(str(error)) from None
     except OSError as error:
@@ -203,11 +205,23 @@ def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.Exit
     from aitop.output_file import remove_output
     from aitop.outputs.prometheus.server import write_textfile
 
+    failed: OSError | None = None
+    begun = False
+
     def write() -> None:
+        nonlocal failed, begun
+        before, failed = failed, None
         try:
             write_textfile(registry, path)
+            begun = True
         except OSError as error:
-            raise AitopError(f"cannot write {path}: {error.strerror or error}") from None
+            failed = error
+            words = f"cannot write {path}: {error.strerror or error}"
+            if not begun:
+                raise AitopError(words) from None
+            if before is None:
+                # A disk that is full now may have room again.
+                say(f"{words}; trying again")
 
     ending.callback(remove_output, path)
     return write

@@ -72,9 +72,8 @@ class Watcher:
 
     def finish(self) -> None:
         """Run the alert's command for the last Snapshot if that asks for it, and wait for the command."""
-        self._consider()
         if self._alert is not None:
-            self._alert.finish()
+            self._alert.finish(self.snapshot)
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aitop.commands import say
-from aitop.commands.diagnose import FORMATS
+from aitop.commands.diagnose import FORMATS, check_writable, render, write_report
 from aitop.commands.options import add_screen_options
-from aitop.errors import NotEnoughEvidenceError
+from aitop.errors import NotEnoughEvidenceError, WrongUsageError
 
 if TYPE_CHECKING:
     from aitop.model.snapshot import Snapshot
@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
     """Play the recording, or write what was asked for."""
     from aitop.sources.replay import Recording
 
+    if args.output is not None and args.export is None and args.format is None:
+        raise WrongUsageError("-o says where the output goes: say which with --format or --export")
+    check_writable(args.output)
     recording = Recording(args.file)
     code = 0
     if args.export is not None:
-        from aitop.commands.diagnose import write_report
-
         write_report(export(recording, args.export, args.file.name), args.output)
     elif args.format is not None:
-        from aitop.commands.diagnose import render, write_report
         from aitop.engine.replay import last_snapshot
 
         last = last_snapshot(recording)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger, Unit
 from aitop.model.snapshot import Snapshot
+from aitop.model.steps import Kind
 from aitop.model.units import duration, percent, plural
 from aitop.model.verdict import Where
 
@@ -14,7 +15,6 @@ MAIN_ROWS = 6
 SIDE_ROWS = 3
 PROCESS_ROWS = 8
 LANES: tuple[Lane, ...] = ("main", "producers")
-PRODUCERS = "What makes its data"
 # Lighter entries are not listed.
 LEAST_SHARE = 0.01
 UNITS: dict[Unit, str] = {
@@ -53,8 +53,7 @@ def tables(snapshot: Snapshot) -> list[Table]:
         return []
     first, *others = ledgers
     lanes = [(lane, first.account(lane)) for lane in LANES]
-    trains = snapshot.kind == "training"
-    made = [_lane_table(_title(first, lane, trains=trains), lane, entries) for lane, entries in lanes if entries]
+    made = [_lane_table(_title(first, lane, snapshot.kind), lane, entries) for lane, entries in lanes if entries]
     return [*made, _process_table(others)] if others else made
 
 
@@ -68,9 +67,14 @@ def _lane_table(title: str, lane: Lane, entries: Sequence[Entry]) -> Table:
     return Table(title, tuple(map(_row, heavy)), rest)
 
 
-def _title(ledger: Ledger, lane: Lane, *, trains: bool) -> str:
+def of_producers(kind: Kind) -> str:
+    """The title of the lane "producers" in a process of this kind."""
+    return "What makes its data" if kind == "training" else "What its other threads and processes do"
+
+
+def _title(ledger: Ledger, lane: Lane, kind: Kind) -> str:
     if lane == "producers":
-        return PRODUCERS if trains else "What its other threads and processes do"
+        return of_producers(kind)
     thread = ledger.thread if ledger.threads == 1 else f"{ledger.threads} threads like {ledger.thread}"
     length = f", {duration(ledger.length)}" if ledger.length is not None and ledger.unit != "second" else ""
     unit = "" if ledger.unit == "second" else f" of {UNITS[ledger.unit]}"

@@ -23,6 +23,8 @@ from aitop.model.text import escaped_json
 
 SCHEMA = 1
 DIGITS = 4
+# Seconds since the epoch: rounded, such a time would be days off.
+TIMES = frozenset({"since", "ended"})
 NO_STEPS = Steps(basis="", phases=Phases())
 
 
@@ -61,11 +63,11 @@ def as_json(report: Any) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """`value` (of plain types) with every fraction in it rounded to DIGITS significant digits."""
+    """`value` (of plain types) with every fraction in it rounded to DIGITS significant digits, but for TIMES."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: each if key in TIMES else rounded(each) for key, each in value.items()}
     return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

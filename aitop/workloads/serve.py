@@ -108,7 +108,6 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many requests (default: never)")
     parser.add_argument(
         "--fixed", action="store_true", help="leave memory to the interpreter, with the sessions frozen"

@@ -84,6 +84,13 @@ def test_it_runs_once_per_dwell_for_each_verdict(tmp_path, monkeypatch):
     alert.stop()
 
 
+def test_at_the_end_all_that_wait_for_their_turn_have_it(tmp_path):
+    alert = Alert(triggers("any"), f"echo $AITOP_VERDICT >> {tmp_path}/ran")
+    alert.consider(seen(("regression", "warning")))
+    alert.finish(seen(("regression", "warning"), ("memory-leak", "warning"), ("hang", "critical")))
+    assert lines_of(tmp_path / "ran") == ["regression", "memory-leak", "hang"]
+
+
 def test_a_command_that_never_ends_is_not_waited_for_and_ends_with_the_monitor(tmp_path):
     alert = Alert(triggers("any"), f"sleep 60 & echo $! > {tmp_path}/pid; wait")
     started = time.monotonic()

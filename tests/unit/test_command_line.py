@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from aitop import __version__, cli
-from aitop.commands import diagnose, monitor, run
+from aitop.commands import demo, diagnose, monitor, run
 from aitop.commands.options import duration, interval, process_id
 from aitop.errors import (
     AitopError,
@@ -321,6 +321,23 @@ def test_a_report_that_could_not_be_written_is_said_before_watching(tmp_path):
     diagnose.check_writable(tmp_path / "out.json")
     diagnose.check_writable(None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replay_says_what_is_wrong_with_its_output_before_it_reads(tmp_path, capsys):
+    for line, words in (
+        (f"replay none -o {tmp_path}/out", "--format or --export"),
+        (f"replay none --format json -o {tmp_path}", "cannot write"),
+        (f"replay none --export csv -o {tmp_path}/none/out", "cannot write"),
+    ):
+        assert cli.run(line.split()) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_demo_ends_with_the_exit_code_of_its_screen(monkeypatch):
+    monkeypatch.setattr("aitop.commands.monitor.check_terminal", lambda instead: None)
+    monkeypatch.setattr("aitop.sources.host.target.look", lambda pid: None)
+    monkeypatch.setattr("aitop.commands.monitor.watch", lambda targets, args: 1)
+    assert demo.look_at(os.getpid(), argparse.Namespace()) == 1
 
 
 def test_the_hook_goes_before_other_paths():

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aitop.engine.core import Engine
+from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.job import Job
 from aitop.model.serving import RequestRecord, Serving
@@ -52,6 +53,28 @@ def scraped(collector: JobsCollector) -> dict[str, list[tuple[dict[str, str], fl
             labels = {name: value for name, value in sample.labels.items() if value}
             samples.setdefault(sample.name, []).append((labels, sample.value))
     return samples
+
+
+def test_two_jobs_of_one_name_have_series_of_their_own(slow_loader):
+    """A batch script may start two programs, and a pod too: both have the script's number, and rank 0."""
+    collector = JobsCollector("n1")
+    for pid in (7, 8):
+        processes = tuple(msgspec.structs.replace(one, pid=one.pid + pid) for one in slow_loader[-1].host.processes)
+        host = msgspec.structs.replace(slow_loader[-1].host, processes=processes)
+        collector.take(msgspec.structs.replace(JOB, pid=pid), msgspec.structs.replace(slow_loader[-1], host=host))
+    for name, samples in scraped(collector).items():
+        labels = [tuple(sorted(labels.items())) for labels, _ in samples]
+        assert len(set(labels)) == len(labels), name
+    assert len(scraped(collector)["aitop_job_info"]) == 1
+
+
+@pytest.mark.parametrize(("base", "share"), [("step", 0.9), ("request", None), ("tail", None)])
+def test_a_share_of_requests_is_no_time_of_a_device(slow_loader, base, share):
+    verdict = Verdict(id="queue-bound", severity="critical", title="…", confidence=0.9, share=0.9, base=base)
+    devices = GpuSample(time=1.0, devices=(GpuDevice(index=0, uuid="GPU-1", mine=True),))
+    seen = exported(msgspec.structs.replace(slow_loader[-1], diagnosis=Diagnosis(verdicts=(verdict,)), gpu=devices))
+    assert [value for _, value in seen.get("aitop_wasted_gpu_ratio", [])] == ([share] if share else [])
+    assert ("aitop_verdict_share" in seen) is (share is not None)
 
 
 def test_the_first_verdict_has_its_line_share_and_gain(slow_loader):

@@ -25,6 +25,7 @@ from aitop.model.job import Candidate
 from aitop.outputs.prometheus.families import JobsCollector
 from aitop.outputs.prometheus.server import Address, parse_address, write_textfile
 from aitop.sources import devices
+from aitop.sources.source import SourceError
 from aitop.sources.stacks.pace import NEW_EVERY_SECONDS, NEW_SECONDS, PartOfBudget, SharedBudget
 
 CORES = 0.01
@@ -199,6 +200,34 @@ def test_devices_are_read_once_for_all_jobs_and_each_sees_its_own(monkeypatch):
     assert [process.mine for process in mine.devices[0].processes] == [True, False]
     assert not any(device.mine for device in theirs.devices)
     assert msgspec.structs.replace(theirs.devices[1]) == mine.devices[1]
+
+
+@pytest.mark.parametrize("listed", [None, (GpuProcess(pid=2**22 + 5),)])
+def test_in_a_container_a_device_is_the_jobs_that_has_it_open(monkeypatch, listed):
+    driver = Driver()
+    driver.read = lambda: [GpuSample(time=1e9, devices=(GpuDevice(index=0, minor=3, processes=listed),))]
+    monkeypatch.setattr(devices, "device_source", lambda tree: driver)
+    monkeypatch.setattr("aitop.sources.procfs.open_devices", lambda pid: {f"/dev/nvidia{pid}"})
+    shared = devices.SharedDevices(15.0)
+    for pid, mine in ((3, True), (4, False)):
+        (sample,) = shared.of(lambda pid=pid: frozenset({pid})).read()
+        assert sample.devices[0].mine is mine and sample.devices[0].processes == listed
+
+
+def test_a_driver_that_was_opened_in_part_is_closed(monkeypatch):
+    driver, calls = Driver(), []
+
+    def refuse():
+        calls.append("open")
+        raise SourceError("absent", "the NVIDIA driver is here, but no GPU")
+
+    driver.open, driver.close = refuse, lambda: calls.append("close")
+    monkeypatch.setattr(devices, "device_source", lambda tree: driver)
+    shared = devices.SharedDevices(15.0)
+    for _ in range(2):
+        with pytest.raises(SourceError, match="no GPU"):
+            shared.sample()
+    assert calls == ["open", "close"] * 2
 
 
 def test_a_job_that_may_not_be_looked_into_is_told_once_and_dropped_at_its_end(monkeypatch):

@@ -16,6 +16,7 @@ from aitop.model.steps import StepRecord
 from aitop.model.verdict import Diagnosis
 from aitop.outputs.html.charts import MOST_COLUMNS, charts_of
 from aitop.outputs.html.page import to_html
+from aitop.outputs.ledger_table import tables
 from aitop.outputs.report import as_json, report_of
 from aitop.ui.theme.palette import CODE_KINDS, PHASES
 from aitop.ui.theme.themes import DARK, LIGHT
@@ -139,6 +140,16 @@ def test_the_charts_hold_what_was_measured():
     )
     assert charts.gpu[0]["lines"][0]["points"] == [(-10.0, 0.5), (0.0, None)]
     assert charts.workers[0]["name"] == "pid 7"
+
+
+@pytest.mark.parametrize(
+    ("kind", "title"), [("training", "What makes its data"), ("inference", "What its other threads and processes do")]
+)
+def test_the_other_lane_has_the_name_it_has_without_a_script(kind, title):
+    shot = msgspec.structs.replace(snapshot(ledgers=(LEDGER,)), kind=kind)
+    (account,) = charts_of(shot).ledgers
+    assert [name for name, _ in account["lanes"]] == ["The thread that does the work", title]
+    assert title in tables(shot)[1].title
 
 
 def test_every_request_is_in_the_histogram():

@@ -99,9 +99,9 @@ def test_a_home_that_is_closed_to_us_has_no_settings(monkeypatch, tmp_path):
     def closed(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.read_bytes", closed)
-    assert read(tmp_path / "not" / "seen.toml") == Settings()
     seen = tmp_path / "seen.toml"
     seen.write_text("")
+    monkeypatch.setattr("pathlib.Path.open", closed)
+    assert read(tmp_path / "not" / "seen.toml") == Settings()
     with pytest.raises(WrongUsageError, match="cannot read the settings"):
         read(seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
@@ -11,13 +12,20 @@ from datetime import datetime, timezone
 from aitop.model.snapshot import Snapshot
 
 Cell = float | int | str | None
+# An older value of a series is left out, as it is no longer of the present. Two ticks or two steps may take longer.
+PRESENT_SECONDS = 5.0
 # Series of single loader workers are left out: they come and go with their pids.
 _OF_WORKERS = re.compile(r"worker\d+\.")
 
 
 def to_csv(snapshots: Iterable[Snapshot]) -> str:
     """The rows in order, with every column that any of them has; empty without rows."""
-    rows = [_row(snapshot) for snapshot in snapshots]
+    rows: list[dict[str, Cell]] = []
+    before = math.inf
+    for snapshot in snapshots:
+        usual = snapshot.steps.p95 if snapshot.steps is not None else None
+        rows.append(_row(snapshot, 2 * max(PRESENT_SECONDS / 2, snapshot.time - before, usual or 0.0)))
+        before = snapshot.time
     if not rows:
         return ""
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -28,8 +36,11 @@ def to_csv(snapshots: Iterable[Snapshot]) -> str:
     return text.getvalue()
 
 
-def _row(snapshot: Snapshot) -> dict[str, Cell]:
-    """Time and verdict, figures of steps and of a server, and the newest value of each series."""
+def _row(snapshot: Snapshot, present: float) -> dict[str, Cell]:
+    """Time and verdict, figures of steps and of a server, and the newest value of each series.
+
+    A value is left out if it is older than `present` seconds.
+    """
     verdict = snapshot.diagnosis.primary
     row: dict[str, Cell] = {
         "tick": snapshot.tick,
@@ -59,7 +70,7 @@ def _row(snapshot: Snapshot) -> dict[str, Cell]:
             "latency_p99_s": serving.latency.p99 if serving.latency else None,
         }
     row |= {
-        name: series.values[-1]
+        name: series.values[-1] if snapshot.time - series.times[-1] <= present else None
         for name, series in snapshot.series.items()
         if series.values and not _OF_WORKERS.match(name)
     }

@@ -16,8 +16,8 @@ from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger
 from aitop.model.phases import APART, MEASURED, SERVED
 from aitop.model.serving import Serving
 from aitop.model.snapshot import CallNode, ProcessStacks, Series, Snapshot, ThreadTree
-from aitop.model.steps import StepRecord
-from aitop.outputs.ledger_table import PRODUCERS
+from aitop.model.steps import Kind, StepRecord
+from aitop.outputs.ledger_table import of_producers
 from aitop.stacks.origin import origin_of
 
 MOST_COLUMNS = 120
@@ -26,7 +26,6 @@ BUCKETS_PER_DECADE = 12
 OUTSIDE = "outside"
 HUES: dict[str, str] = {**{phase.key: phase.hue for phase in (*MEASURED, *SERVED)}, "environment": "data_wait"}
 """The hue (the key of a kind in ui.theme.palette) of each phase of the ledger; all others have that of OUTSIDE."""
-LANES: dict[Lane, str] = {"main": "The thread that does the work", "producers": PRODUCERS}
 
 Drawn = dict[str, Any]
 Quantity = Literal["ms", "count", "cores", "bytes", "share", "rate"]
@@ -45,15 +44,13 @@ OVER_TIME: tuple[tuple[str, Quantity, tuple[tuple[str, str], ...]], ...] = (
     ("Memory in use", "bytes", (("rss", "ranks"), ("workers_rss", "loader workers"))),
     ("Memory left for the run", "bytes", (("memory_left", "left"),)),
 )
+OF_ALLOCATOR = (("alloc{1}.reserved", "reserved by torch"), ("alloc{1}.allocated", "allocated"))
+# {0} is the driver's number of a device, {1} the one by which its process knows it.
 OF_GPU: tuple[tuple[str, Quantity, tuple[tuple[str, str], ...]], ...] = (
     ("busy", "share", (("gpu{0}.busy", "busy"), ("gpu{0}.sm", "SMs active"), ("gpu{0}.tensor", "tensor cores active"))),
-    (
-        "memory",
-        "bytes",
-        (("gpu{0}.memory", "taken"), ("alloc{0}.reserved", "reserved by torch"), ("alloc{0}.allocated", "allocated")),
-    ),
+    ("memory", "bytes", (("gpu{0}.memory", "taken"), *OF_ALLOCATOR)),
 )
-_DEVICE = re.compile(r"(?:gpu|alloc)(\d+)\.")
+_DEVICE = re.compile(r"gpu(\d+)\.")
 
 
 class Charts(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +73,7 @@ def charts_of(snapshot: Snapshot) -> Charts:
     series = snapshot.series
     workers = sorted(name for name in series if name.startswith("worker") and name.endswith(".cpu"))
     return Charts(
-        ledgers=tuple(map(_account, snapshot.ledgers)),
+        ledgers=tuple(_account(ledger, snapshot.kind) for ledger in snapshot.ledgers),
         flames=tuple(_flames(snapshot)),
         steps=_steps(snapshot.steps.recent) if snapshot.steps is not None else None,
         over_time=tuple(_charts(snapshot, OVER_TIME)),
@@ -89,9 +86,10 @@ def charts_of(snapshot: Snapshot) -> Charts:
     )
 
 
-def _account(ledger: Ledger) -> Drawn:
+def _account(ledger: Ledger, kind: Kind) -> Drawn:
     """The ledger of one working process: its lanes, each with its name and its entries, heaviest first."""
-    lanes = [(name, [_share(entry) for entry in ledger.account(lane)]) for lane, name in LANES.items()]
+    names: dict[Lane, str] = {"main": "The thread that does the work", "producers": of_producers(kind)}
+    lanes = [(name, [_share(entry) for entry in ledger.account(lane)]) for lane, name in names.items()]
     return {
         "name": f"pid {ledger.pid} · {ledger.thread}",
         "unit": ledger.unit,
@@ -177,7 +175,8 @@ def _charts(snapshot: Snapshot, wanted: Iterable[tuple[str, Quantity, tuple[tupl
 
 
 def _gpu_charts(snapshot: Snapshot) -> Iterator[Drawn]:
-    devices = {int(match[1]) for name in snapshot.series if (match := _DEVICE.match(name))}
+    own = {allocator.gpu: allocator.device for allocator in snapshot.allocators if allocator.gpu is not None}
+    devices = {int(match[1]) for name in snapshot.series if (match := _DEVICE.match(name))} | own.keys()
     for device in sorted(devices):
         yield from _charts(
             snapshot,
@@ -185,11 +184,15 @@ def _gpu_charts(snapshot: Snapshot) -> Iterator[Drawn]:
                 (
                     f"GPU {device}: {what}",
                     quantity,
-                    tuple((key.format(device), name) for key, name in members),
+                    tuple((key.format(device, own.get(device)), name) for key, name in members),
                 )
                 for what, quantity, members in OF_GPU
             ),
         )
+    for allocator in snapshot.allocators:
+        if allocator.gpu is None:
+            members = tuple((key.format(None, allocator.device), name) for key, name in OF_ALLOCATOR)
+            yield from _charts(snapshot, ((f"cuda:{allocator.device}: memory", "bytes", members),))
 
 
 def _line(name: str, series: Series, now: float) -> Drawn:

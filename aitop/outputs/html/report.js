@@ -4,7 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 
 function element(tag, attributes = {}, ...children) {
-  const svg = ["svg", "rect", "polyline", "line", "circle"].includes(tag);
+  const svg = ["svg", "rect", "polyline", "line"].includes(tag);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "style") for (const [key, each] of Object.entries(value)) key.startsWith("--") ? made.style.setProperty(key, each) : (made.style[key] = each);

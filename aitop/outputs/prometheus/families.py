@@ -19,7 +19,7 @@ from aitop.model.ranks import RankPhases
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.source import SourceState
 from aitop.model.text import printable
-from aitop.model.verdict import Verdict
+from aitop.model.verdict import Base, Verdict
 from aitop.outputs.prometheus.counters import BOUNDS, RankCounters, Tally
 
 LONGEST_LABEL = 256
@@ -27,6 +27,8 @@ OF_JOB = ("node", "job")
 OF_RANK = (*OF_JOB, "rank", "UUID")
 OF_VERDICT = ("verdict", "subtype", "severity", "file", "line")
 OF_INFO = ("user", "launcher", "scheduler", "step", "pod", "container", "ray_job")
+# A share of these is a share of all time; one of requests, or of the slowest, says nothing of the device.
+OF_TIME: tuple[Base, ...] = ("step", "time")
 UNSEEN: tuple[SourceState, ...] = ("denied", "failed")
 
 
@@ -58,6 +60,17 @@ class WatchedJob:
         self.counters = {rank.label: self.counters.get(rank.label) or RankCounters() for rank in self.ranks}
         for rank in self.ranks:
             self.counters[rank.label].take(rank.pid, snapshot)
+
+    def ranks_among(self, labels: Counter[tuple[str, str, str]]) -> dict[Rank, RankCounters]:
+        """The ranks with their counters, by labels that are theirs alone.
+
+        `labels` counts node, job and label of all ranks: jobs that one batch script or pod starts have one name.
+        """
+        node, name = self.job.node, self.job.id
+        return {
+            rank if labels[node, name, rank.label] == 1 else msgspec.structs.replace(rank, label=f"pid{rank.pid}"): one
+            for rank, one in zip(self.ranks, self.counters.values(), strict=True)
+        }
 
 
 class JobsCollector(Collector):
@@ -99,12 +112,14 @@ class JobsCollector(Collector):
 
     def _families(self, jobs: Sequence[WatchedJob], closed: Sequence[Job]) -> Iterator[Metric]:
         families = _Families()
+        for info in dict.fromkeys(map(_of_info, [*closed, *(watched.job for watched in jobs if watched.snapshot)])):
+            families.info.add_metric(info, 1.0)
         for job in closed:
             families.up.add_metric((*_of_job(job), "", "", str(job.pid)), 0.0)
-            families.info.add_metric(_of_info(job), 1.0)
+        labels = Counter((watched.job.node, watched.job.id, rank.label) for watched in jobs for rank in watched.ranks)
         for watched in jobs:
             if watched.snapshot is not None:
-                families.add(watched, watched.snapshot)
+                families.add(watched.job, watched.ranks_among(labels), watched.snapshot)
         families.jobs.add_metric((_label(self.node),), float(len(jobs) + len(closed)))
         if self.cpu is not None:
             families.cpu.add_metric((_label(self.node),), self.cpu)
@@ -125,7 +140,10 @@ class _Families:
         self.full = _gauge(
             "aitop_memory_full_seconds", "Time that is left until memory is full, of a verdict on memory.", "verdict"
         )
-        self.wasted = _gauge("aitop_wasted_gpu_ratio", "Share of a device's time that is lost to the first verdict.")
+        self.wasted = _gauge(
+            "aitop_wasted_gpu_ratio",
+            "Share of a device's time that is lost to the first verdict whose share is of the time.",
+        )
         self.stalled = _gauge("aitop_stalled", "1 while nothing in the job gets on.")
         self.phases = _gauge("aitop_phase_ratio", "Share of a step, request or iteration.", "phase")
         self.units = CounterMetricFamily(
@@ -146,32 +164,30 @@ class _Families:
         """Every family, in the order of the documentation."""
         return iter(vars(self).values())
 
-    def add(self, watched: WatchedJob, snapshot: Snapshot) -> None:
+    def add(self, job: Job, ranks: Mapping[Rank, RankCounters], snapshot: Snapshot) -> None:
         """Add the samples of one job."""
-        job = watched.job
-        self.info.add_metric(_of_info(job), 1.0)
         stacks, hook = snapshot.sources.get("stacks"), snapshot.sources.get("hook")
         blind = stacks is not None and stacks.state in UNSEEN and not (hook is not None and hook.state == "ok")
-        for rank in watched.ranks:
+        for rank, counters in ranks.items():
             labels = _of_rank(job, rank)
             self.up.add_metric((*labels, str(rank.pid)), float(not blind))
             for phase, share in phases_of(rank, snapshot).items():
                 self.phases.add_metric((*labels, phase), share)
-            self._add_counters(labels, watched.counters[rank.label])
+            self._add_counters(labels, counters)
         verdicts = snapshot.diagnosis.verdicts
         for order, verdict in enumerate(verdicts, start=1):
-            self._add_verdict(watched, verdict, order)
-        self._add_losses(watched, snapshot, verdicts)
+            self._add_verdict(job, tuple(ranks), verdict, order)
+        self._add_losses(job, tuple(ranks), snapshot, verdicts)
 
-    def _add_verdict(self, watched: WatchedJob, verdict: Verdict, order: int) -> None:
+    def _add_verdict(self, job: Job, ranks: Sequence[Rank], verdict: Verdict, order: int) -> None:
         # Only the first verdict has a file and line: each other one would make a series of its own.
         where = verdict.where[0] if verdict.where and order == 1 else None
         place = (_label(where.file), str(where.line)) if where is not None else ("", "")
         about = (verdict.id, verdict.subtype or "", verdict.severity, *place)
-        for rank in named(watched.ranks, verdict.ranks):
-            labels = _of_rank(watched.job, rank)
+        for rank in named(ranks, verdict.ranks):
+            labels = _of_rank(job, rank)
             self.order.add_metric((*labels, *about), float(order))
-            if verdict.share is not None:
+            if verdict.share is not None and verdict.base in OF_TIME:
                 self.share.add_metric((*labels, *about), verdict.share)
             if verdict.speedup is not None:
                 self.speedup.add_metric((*labels, verdict.id), verdict.speedup)
@@ -179,18 +195,18 @@ class _Families:
             if verdict.full_in is not None and verdict.severity != "info":
                 self.full.add_metric((*labels, verdict.id), verdict.full_in)
 
-    def _add_losses(self, watched: WatchedJob, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> None:
+    def _add_losses(self, job: Job, ranks: Sequence[Rank], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> None:
         stalled = any(verdict.id == "hang" for verdict in verdicts)
         # Rates of the kernel's counters are known only from the second look on.
         measured = snapshot.host is not None and any(process.cpu is not None for process in snapshot.host.processes)
-        first = next((verdict for verdict in verdicts if verdict.share is not None), None)
+        first = next((verdict for verdict in verdicts if verdict.share is not None and verdict.base in OF_TIME), None)
         lost = None if first is None else 0.0 if first.severity == "info" else first.share
-        for rank in watched.ranks:
+        for rank in ranks:
             if stalled or measured:
-                self.stalled.add_metric(_of_rank(watched.job, rank), float(stalled))
+                self.stalled.add_metric(_of_rank(job, rank), float(stalled))
             if lost is not None:
                 for device in rank.devices:
-                    self.wasted.add_metric((*_of_job(watched.job), rank.label, _label(device)), lost)
+                    self.wasted.add_metric((*_of_job(job), rank.label, _label(device)), lost)
 
     def _add_counters(self, labels: Sequence[str], counters: RankCounters) -> None:
         for kind, count in counters.units.items():

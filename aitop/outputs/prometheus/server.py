@@ -25,14 +25,6 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-class Tls(NamedTuple):
-    """Files of the server's certificate and key; with `clients`, only holders of a certificate signed by it may ask."""
-
-    certificate: Path
-    key: Path
-    clients: Path | None = None
-
-
 def parse_address(text: str) -> Address:
     """HOST:PORT, [IPv6]:PORT or PORT. Raises ValueError."""
     host, _, port = text.rpartition(":")
@@ -42,19 +34,26 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
-def serve(registry: CollectorRegistry, address: Address, tls: Tls | None = None) -> None:
-    """Answer scrapes in a thread of its own for as long as the process lives. Raises OSError."""
-    if tls is None:
-        start_http_server(address.port, address.host, registry)
-        return
+def serve(
+    registry: CollectorRegistry,
+    address: Address,
+    certificate: str | None = None,
+    key: str | None = None,
+    clients: str | None = None,
+) -> None:
+    """Answer scrapes in a thread of its own for as long as the process lives. Raises OSError.
+
+    With files of a `certificate` and its `key` that is over TLS; with `clients`, only holders of a certificate signed
+    by it may ask.
+    """
     start_http_server(
         address.port,
         address.host,
         registry,
-        certfile=str(tls.certificate),
-        keyfile=str(tls.key),
-        client_cafile=None if tls.clients is None else str(tls.clients),
-        client_auth_required=tls.clients is not None,
+        certfile=certificate,
+        keyfile=key,
+        client_cafile=clients,
+        client_auth_required=clients is not None,
     )
 
 
