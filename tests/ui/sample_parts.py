@@ -139,7 +139,7 @@ def processes(worker_cpu: float = 0.97, main_cpu: float = 0.41) -> tuple[Process
 
 def host(tree: tuple[ProcessSample, ...] | None = None) -> HostSample:
     machine = MachineSample(
-        cores=16, core_busy=(0.6, 0.5, 0.9, 0.97) * 4, iowait=0.02, load=5.2, memory_total=64 * GB,
+        cores=16, core_busy=(0.6, 0.5, 0.9, 0.97) * 4, iowait=0.02, memory_total=64 * GB,
         memory_available=33 * GB, swap_used=0, disk_read=12.4 * MB, disk_write=0.3 * MB,
         net_received=41_000.0, net_sent=12_000.0,
     )  # fmt: skip
@@ -163,7 +163,7 @@ def h200(index: int = 0, busy: float = 0.31, *, mine: bool = True, **changed: ob
 
 
 def gpus(*devices: GpuDevice) -> GpuSample:
-    return GpuSample(time=START, devices=devices or (h200(),), driver="570.86")
+    return GpuSample(time=START, devices=devices or (h200(),))
 
 
 def facts(workers: int = 4) -> HookFacts:
@@ -264,6 +264,6 @@ def series(recent: Sequence[StepRecord], devices: int = 1, busy: float = 0.31) -
 
 def allocator(device: int = 0) -> AllocatorSample:
     return AllocatorSample(
-        device=device, allocated=31 * GB, reserved=int(38.2 * GB), peak_allocated=int(36.4 * GB),
+        device=device, gpu=device, allocated=31 * GB, reserved=int(38.2 * GB), peak_allocated=int(36.4 * GB),
         inactive_split=int(4.6 * GB), retries=0, ooms=0, capacity=int(140.4 * GB),
     )  # fmt: skip

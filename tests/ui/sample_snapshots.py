@@ -196,7 +196,7 @@ def measured() -> Snapshot:
             call("transfer", "to", 98, pageable_bytes=3 * GB), call("blocking", "item", 105),
             call("collective", "all_reduce", 103),
         ),
-        ddp=DdpInfo(backend="nccl", world_size=2, communication=0.031, overlap=0.019),
+        ddp=DdpInfo(backend="nccl", communication=0.031, overlap=0.019),
         watches=("transfer", "blocking", "collective", "tokens"),
     )  # fmt: skip
     threads = (

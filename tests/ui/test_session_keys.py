@@ -11,9 +11,11 @@ from pictures import StillFeed
 from sample_parts import records, steps
 
 from aitop.engine.recorder import Recorder
+from aitop.model.serving import RequestRecord
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Tick
 from aitop.model.source import SourceStatus
+from aitop.model.steps import HookFacts, HookSample
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import read_recording
 from aitop.ui.app import MonitorApp
@@ -178,6 +180,17 @@ async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
     header, events = read_recording(path)
     assert [(type(event).__name__, event.time) for event in events] == [("SourceStatus", 4.0), ("Tick", 5.0)]
     assert header.target.pid == 3720
+
+
+def test_a_recording_begins_with_what_the_hook_found_out_and_not_with_its_last_read(tmp_path):
+    recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
+    facts, request = HookFacts(way="attach", python="3.11", torch="2.13"), RequestRecord(end=2.0, seconds=1.0)
+    recorder.write(HookSample(time=3.0, pid=3720, facts=facts, requests=(request,), alive=2, sequence=7, lost=1))
+    recorder.write(Tick(time=4.0, wall=1.0))
+    recorder.begin(tmp_path / "later")
+    recorder.end()
+    _, events = read_recording(tmp_path / "later")
+    assert list(events) == [HookSample(time=4.0, pid=3720, facts=facts)]
 
 
 async def test_a_full_disk_is_said_and_the_screen_goes_on(look_at):

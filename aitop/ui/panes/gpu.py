@@ -43,7 +43,7 @@ class GpuPane(ChartPane):
         if not self.framed:
             listed = line_each(view, devices, width - 6, height)
             return Drawing([Line(" gpu ", DIM).join(line) for line in listed], stale=stale)
-        name = one_line(devices[0].name or "unnamed")
+        names = list(dict.fromkeys(one_line(device.name or "unnamed") for device in devices))
         if count == 1 or height >= count * BLOCK_ROWS:
             field = self.field(snapshot, [f"gpu{device.index}.busy" for device in devices], width, SCALE)
             blocks = [_block(view, field, device, width, height // count, alone=count == 1) for device in devices]
@@ -56,7 +56,8 @@ class GpuPane(ChartPane):
         else:
             lines = device_lines(view, devices, width)
         lost = sum(device.lost for device in devices)
-        title = f"GPU {devices[0].index} · {name}" if count == 1 else f"GPU · {count} × {name}"
+        times = "" if len(names) > 1 else f"{count} × "
+        title = f"GPU {devices[0].index} · {names[0]}" if count == 1 else f"GPU · {times}{', '.join(names)}"
         return Drawing(lines, title, Line(f"{lost} lost", LOSS) if lost else None, stale, scope=whose)
 
 

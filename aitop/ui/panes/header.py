@@ -73,7 +73,8 @@ def _who(view: View) -> list[Line]:
     elif snapshot.host is not None:
         ranks = sum(process.role == "rank" for process in snapshot.host.processes)
         workers = sum(process.role == "loader-worker" for process in snapshot.host.processes)
-        of = f"rank {view.rank} of {ranks}" if view.rank is not None else plural(ranks, "rank")
+        whole = (snapshot.ranks.world_size if snapshot.ranks is not None else None) or ranks
+        of = f"rank {view.rank} of {whole}" if view.rank is not None else plural(ranks, "rank")
         parts.append(Line(of, BRIGHT if view.rank is not None else DIM))
         parts.append(Line(plural(workers, "worker"), DIM))
     return parts

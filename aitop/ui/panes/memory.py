@@ -186,7 +186,7 @@ def _gauge(view: View, snapshot: Snapshot, name: str, width: int) -> Line:
 def _capacity(view: View, allocator: AllocatorSample) -> int:
     """Bytes that the allocator can get; what it has reserved if neither the hook nor the driver says more."""
     devices = view.snapshot.gpu.devices if view.snapshot and view.snapshot.gpu else ()
-    memory = next((device.memory_total for device in devices if device.index == allocator.device), None)
+    memory = next((device.memory_total for device in devices if device.index == allocator.gpu), None)
     return allocator.capacity or memory or max(1, allocator.reserved)
 
 
