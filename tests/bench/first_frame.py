@@ -8,19 +8,15 @@ second. aitop's modules are compiled to bytecode beforehand, as after a first st
 
 from __future__ import annotations
 
-import compileall
 import re
 import statistics
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import peers
 from results import Figure, options, publish
 from terminal import OnTerminal
-
-import aitop
 
 PATIENCE = 15.0
 # What tells the first frame, the first figure that was measured and, of aitop, the first verdict.
@@ -65,7 +61,6 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    compileall.compile_dir(Path(aitop.__file__).parent, quiet=2)
     return publish(args, list(figures(args.rounds)))
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import msgspec
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
+from serving_run import free_port
 from test_export_metrics import JOB, recorded
 
 from aitop import cli
@@ -40,11 +40,6 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 def needs(program: str):
     return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not on the PATH")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def get(url: str) -> str:

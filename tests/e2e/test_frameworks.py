@@ -156,7 +156,7 @@ def check_collectives(seen, kind):
         assert {record.collectives for record in records} == {2}
         assert all(record.communication_apart == record.communication > 0 for record in records)
         ddp = seen.facts.ddp
-        assert (ddp.backend, ddp.world_size, ddp.gradient_bytes) == ("gloo", 2, 780)
+        assert (ddp.backend, ddp.gradient_bytes) == ("gloo", 780)
         assert ddp.backward > 0.0 < ddp.communication
     else:
         assert all(record.collectives > 2 for record in records)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from serving_run import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -28,12 +28,6 @@ sys.addaudithook(listen)
 from aitop.__main__ import main
 main()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 import urllib.error
@@ -11,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from serving_run import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -36,12 +36,6 @@ if __name__ == "__main__":
         port=int(sys.argv[1]), generate_client_file=False, log_level="warning"
     )
 """
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def wait_for(port: int) -> None:

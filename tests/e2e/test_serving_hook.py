@@ -5,17 +5,18 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from itertools import takewhile
 from pathlib import Path
+from statistics import median_high as median
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from serving_run import free_port
 
 from aitop.attach.refusal import AttachRefused
 from aitop.engine.hook_requests import HookRequests, take_out
@@ -38,12 +39,6 @@ TINY = {
     "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "torch_dtype": "float32", "bos_token_id": 1,
     "eos_token_id": 2, "hidden_act": "silu", "tie_word_embeddings": False,
 }  # fmt: skip
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Exchange(NamedTuple):
@@ -178,11 +173,6 @@ def paired(requests, exchanges, latest):
                 left.remove(exchange)
                 break
     return pairs
-
-
-def median(values):
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
 
 
 def check_latency(seen):

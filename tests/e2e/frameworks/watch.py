@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_high as median
 from typing import Any
 
 from aitop.attach.entrance import install, remove
@@ -171,8 +172,3 @@ def check_steps(seen: Seen, phases: tuple[str, ...] = PHASES) -> None:
     ]
     if phases == PHASES:
         assert median(beside) > -0.001
-
-
-def median(values: Any) -> float:
-    ordered = sorted(values)
-    return float(ordered[len(ordered) // 2])
