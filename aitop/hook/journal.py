@@ -37,6 +37,7 @@ class Journal:
     stepping        when its step began, else 0
     nested          number of further optimizers that are stepping inside it
     nests           an optimizer was seen that calls another one, or the `step` of its base class
+    updates         an optimizer has stepped inside the backward pass that goes on
     steps           optimizer steps so far
     last_step       when the last one ended
 
@@ -99,6 +100,7 @@ class Journal:
         "stop_counting",
         "tick",
         "tokens",
+        "updates",
         "words",
     )
 
@@ -110,7 +112,7 @@ class Journal:
         self.busy: int = False
         self.collecting = 0
         self.optimizer = self.stepping = self.nested = self.steps = self.last_step = 0
-        self.nests = False
+        self.nests = self.updates = False
         self.fast = False
         self.skip = self.due = 0
         self.tick = tick

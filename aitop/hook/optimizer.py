@@ -47,9 +47,12 @@ def _hook_before(session: Session) -> Callable[..., None]:
     compiling, backward = session.compiling, BACKWARD
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        # A step inside the backward pass, of one parameter after the other or in DDP's hook, is a part of that. It may
-        # be in a thread of autograd's, and hold a lock of DDP's that a tick would ask for.
-        if journal.counting or compiling() or journal.busy == backward:
+        if journal.counting or compiling():
+            return
+        if journal.busy == backward:
+            # A step inside the backward pass, of one parameter after the other or in DDP's hook, is a part of that. It
+            # may be in a thread of autograd's, and hold a lock of DDP's that a tick would ask for.
+            journal.updates = True
             return
         if ident() != journal.owner and session.not_owner(training=True):
             return

@@ -1,7 +1,8 @@
 """Wrappers around torch's functions that time the phases of a step: batch, forward, backward, save, garbage collection.
 
-Each wrapper calls the original exactly once and passes on its result or exception; the wrapper itself never raises. In
-the common case it reads the clock, calls the original, reads the clock again and notes an event.
+Each wrapper calls the original exactly once and passes on its result or exception; the wrapper itself raises nothing
+(but see errors.py). In the common case it reads the clock, calls the original, reads the clock again and notes an
+event.
 
 Wrappers run with cold CPU caches, where touching one more object costs more than one more instruction. So they use no
 globals: constants and functions are bound to names of the enclosing function. That includes callables stored on an
@@ -269,8 +270,12 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
             end = clock()
             if span is not None:
                 device.end(span, True)
+            updates, journal.updates = journal.updates, False
+            if updates:
+                journal.steps += 1
+                journal.last_step = end
             # With `accumulate_grad` False (torch.autograd.grad) no gradients are accumulated into parameters.
-            extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
+            extend((kind, start, end, 2 if updates else 1 if kwargs.get("accumulate_grad", True) else 0, 0))
             if journal.skip and end - journal.due < late:
                 journal.skip -= 1
             else:

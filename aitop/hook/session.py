@@ -50,7 +50,7 @@ MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
 MOST_KNOWN = 64
 # Events at which the ring is opened if that waits for the first step or request.
-OPENS = frozenset((OPTIMIZER_ENDS, FORWARD_ALONE, ITERATION, REQUEST))
+OPENS = frozenset((OPTIMIZER_ENDS, BACKWARD, FORWARD_ALONE, ITERATION, REQUEST))
 
 
 class Known(dict[int, Any]):
@@ -365,7 +365,7 @@ class Session:
     # Housekeeping.
 
     def tick(self, now: int) -> None:
-        """Write the events to the ring, and call `look` when it is due. Never raises, but for `failed`."""
+        """Write the events to the ring, and call `look` when it is due. Raises only what errors.py says."""
         self.journal.due = now + TICK_EVERY_NS
         if os.getpid() != self.pid:
             # A forked child: from now on its wrappers only forward calls.
@@ -413,6 +413,7 @@ class Session:
             try:
                 measure.look(now)
             except Exception:
+                raise_if_of_program()
                 # The hook goes on without this measure.
                 self._errors += 1
                 self.measures.remove(measure)

@@ -14,7 +14,7 @@ NOT_MEASURED = -1
 #   NEXT, NO_NEXT       an iterator returned a batch, or raised (exhausted): its id, batches that lay ready in its queue
 #   FORWARD             outermost forward of a root module: leading dimension of its input, token ids in it
 #   FORWARD_ALONE       the same without gradient
-#   BACKWARD            1 if it accumulates gradients into parameters, else 0
+#   BACKWARD            1 if it accumulates gradients into parameters, 2 if it also updates them, else 0
 #   OPTIMIZER_BEGINS    an optimizer step with a closure begins; other phases may come before it ends
 #   OPTIMIZER_ENDS      id of the optimizer, CPU clock of the thread (ns)
 LOADER, NEXT, NO_NEXT, FORWARD, FORWARD_ALONE, BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS = range(8)

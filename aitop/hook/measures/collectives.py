@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import COLLECTIVE
 from ..compiler import keep_from_compiling
+from ..errors import raise_if_of_program
 from ..patches import Patches
 from . import Measure
 from .callsites import Sites
@@ -140,6 +141,7 @@ class Watch:
             if ring is not None and self._numbered and group is self.world():
                 ring.write_sequence(group._get_sequence_number_for_group() + 1)
         except Exception:
+            raise_if_of_program()
             self._numbered = False  # this kind of group has no sequence numbers
 
     def counts(self) -> bool:

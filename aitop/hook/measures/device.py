@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import DEVICE, DEVICE_REST, NOT_MEASURED, TIMED
 from ..compiler import keep_from_compiling
+from ..errors import raise_if_of_program
 from ..journal import Journal
 from ..patches import Patches
 from . import Measure
@@ -181,6 +182,7 @@ class DeviceClock:
                 self._pending.popleft()
                 self._note(number, times)
         except Exception:
+            raise_if_of_program()
             self._errors += 1
             self.flush()
 
@@ -204,6 +206,7 @@ class DeviceClock:
             event = self._pool.pop() if self._pool else self._new_event(enable_timing=True)
             event.record()
         except Exception:
+            raise_if_of_program()
             self._errors += 1
             self._whole = False
             return None

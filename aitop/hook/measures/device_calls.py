@@ -78,7 +78,10 @@ def device_in_use(torch: Any) -> Callable[[Any], bool] | None:
 
 
 class Watch:
-    """State shared by the wrappers. `far` tells if a tensor is on a device; `nested` is set inside a blocking call."""
+    """State shared by the wrappers.
+
+    `far` tells if a tensor is on a device; `nested` is set inside a copy or a blocking call.
+    """
 
     def __init__(self, torch: Any, session: Session, far: Callable[[Any], bool]) -> None:
         self.session = session

@@ -71,6 +71,8 @@ class EventReader:
         self.optimizers: dict[int, int] = {}
         self.backwards_alone = 0
         self.steps_alone = False
+        # The value of `optimizer_steps` at the last backward that updated parameters.
+        self.steps_at_update = 0
         self.optimizer_open = False
         self.optimizer_last = 0
         self.optimizer_start = 0
@@ -166,7 +168,7 @@ class EventReader:
             case at.FORWARD_ALONE | at.GENERATE:
                 self.forward_alone_ended(kind, start, end, a, b)
             case at.BACKWARD:
-                self.backward_ended(start, end, fills_gradients=bool(a))
+                self.backward_ended(start, end, fills_gradients=bool(a), updates=a == 2)
             case at.OPTIMIZER_ENDS | at.SKIPPED:
                 self.optimizer_ended(
                     start, end, a, b if kind == at.OPTIMIZER_ENDS else NOT_MEASURED, kind == at.SKIPPED
@@ -327,8 +329,8 @@ class EventReader:
         self.batch = max(self.batch, samples)
         self.batch_tokens = max(self.batch_tokens, tokens)
 
-    def backward_ended(self, start: int, end: int, *, fills_gradients: bool) -> None:
-        """Add a backward, which fills the gradients of parameters or not."""
+    def backward_ended(self, start: int, end: int, *, fills_gradients: bool, updates: bool = False) -> None:
+        """Add a backward, which fills the gradients of parameters or not, or also `updates` them."""
         if self.held_wait or self.held_forwards:
             self.settle_training()
         if fills_gradients:
@@ -336,6 +338,10 @@ class EventReader:
             self.backwards_alone += 1
             if self.backwards_alone > BACKWARDS_WITHOUT_OPTIMIZER and not self.optimizer_steps:
                 self.steps_alone = True
+        if updates:
+            # Unless another optimizer steps as well, after the backward pass.
+            self.steps_alone = self.steps_alone or self.optimizer_steps == self.steps_at_update
+            self.steps_at_update = self.optimizer_steps
         sums = self.sums
         if not sums.forwards and not sums.backwards and self.next_end > self.mark:
             # The model was called past the hook (a saved `model.forward`): between the batch and here.

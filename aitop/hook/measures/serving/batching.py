@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.events import NOT_MEASURED
+from ...errors import raise_if_of_program
 from ...patches import Patches
 from .names import Wrap
 from .requests import Request, current, now_ns
@@ -85,6 +86,7 @@ class Batching(Server):
         try:
             self.waiting = len(processor.scheduler.waiting_requests) + processor.input_queue.qsize()
         except Exception:
+            raise_if_of_program()
             self.waiting = NOT_MEASURED
 
     def prepared(self, start: int, made: Any, processor: Any, *_: Any, **__: Any) -> None:

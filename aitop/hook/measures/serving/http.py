@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
 from .earlier import Earlier
 from .names import Wrap
@@ -161,13 +162,16 @@ class Http(Server):
         # Threads that are inside of `handle_one_request`.
         self.handling: set[int] = set()
         self.ticks = Ticks()
-        # When the first data of a request that has not begun yet arrived, by connection (file descriptor).
+        # When the head of a request that has not begun yet was complete, by connection (file descriptor).
         self.came: dict[int, int] = {}
+        # The thread that runs the event loop, by the kernel's thread id.
+        self.loop_thread = 0
         self.loop, self.threads = Loop(self.ticks.length), Threads(self.ticks.length)
         # Code objects of the original functions that answer a request in a task or in a thread.
         self.in_tasks, self.in_threads = set[CodeType](), set[CodeType]()
         self.earlier = Earlier(set(), set(), self.count)
         super().__init__(torch, patches, session)
+        self.requests.resumed = self.resumed
         # Copies: servers that are imported later had no request before the hook came in.
         self.earlier = Earlier(self.in_tasks.copy(), self.in_threads.copy(), self.count)
         if self.earlier.tasks:
@@ -234,8 +238,15 @@ class Http(Server):
 
         If the model has not computed for it, as for a page that waits for events, nobody waits for it to get on.
         """
-        if not request.model_began:
+        if not request.model_began and not request.streams:
+            request.streams = True
             self.under_way.discard(request)
+            self.count()
+
+    def resumed(self, request: Request) -> None:
+        """Note that the model computes for an answer that had begun: now somebody waits for it to get on."""
+        if not request.ended:
+            self.under_way.add(request)
             self.count()
 
     def end_in_thread(self, request: Request) -> None:
@@ -261,6 +272,9 @@ class Http(Server):
             return
         try:
             self.under_way.discard(request)
+            if request.worker == self.loop_thread and self.loop.took > request.began:
+                # While it awaited something, the loop has worked on others: how long on which is not known.
+                request.ran = NOT_MEASURED
             if self.requests.watched():
                 self.count()
                 self.requests.answered(request, now)
@@ -316,14 +330,13 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
     # It calls the original itself: a task may be cancelled before its first step, and would leave a second coroutine.
     async def within(request: Request, self: Any, args: Any, kwargs: Any) -> Any:
         request.begin()
+        http.loop_thread = request.worker
         # This sets it in the context of the task. It is reset below, as the task may go on to the next request.
         current.set(request)
         try:
             return await original(self, *args, **kwargs)
         finally:
             current.set(None)
-            # Forget when later data of this same request (its body) arrived.
-            http.came.pop(request.connection, None)
             if not request.ended:
                 now = now_ns()
                 http.end(request, now)
@@ -369,8 +382,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
                     request.first_chunk = request.first_chunk or now_ns()
                 if not message.get("more_body", False):
                     return last(self, message, request)
-                if request in http.under_way:
-                    http.streams(request)
+                http.streams(request)
         except Exception:
             http.failed()
         return original(self, message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import os
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,7 @@ class Request:
         "prompt_tokens",
         "ran",
         "socket",
+        "streams",
         "submitted",
         "tokens",
         "worker",
@@ -79,6 +81,7 @@ class Request:
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
         self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
+        self.streams = False
         self.worker, self.ran = 0, NOT_MEASURED
         self.socket: Any = None
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
@@ -120,6 +123,8 @@ class Requests:
         # Requests in flight, by the layer that counts them. A request may be in several layers.
         self.alive: dict[str, int] = {}
         self.due = 0
+        # Is called with a request whose answer had begun before the model computed for it.
+        self.resumed: Callable[[Request], None] | None = None
         # The CPU time that each thread had used when it finished its last request, by the kernel's thread id.
         self.ran: dict[int, int] = {}
 
@@ -242,6 +247,8 @@ class Requests:
             return
         if not request.model_began:
             request.model_began = start
+            if request.streams and self.resumed is not None:
+                self.resumed(request)
             thread = _thread_id()
             if request.worker not in (0, thread):
                 # The request was handed to this thread, which was idle since it finished its last request.
