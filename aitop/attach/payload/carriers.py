@@ -227,7 +227,7 @@ def _cleaned_folder(target: ProcStatus, path: str) -> int:
     """Return a descriptor of the folder that the target knows as `path`, and remove files of killed monitors from it.
 
     Nobody else is attaching to this target now, so files for it are removed at once. Files for other targets are
-    removed once they are so old that no request can still use them. Raises OSError.
+    removed once they are old. What a monitor that lives holds open stays. Raises OSError.
     """
     folder, now = open_folder_as(target.pid, path, target.user), time.time()
     with contextlib.suppress(OSError):  # not readable, or read and unlinked by the target just now

@@ -78,14 +78,15 @@ class RemoteDebug(WayIn):
         memory.write(mailbox.path, path)
         memory.write(mailbox.pending, struct.pack("<i", 1))
         # Write only the byte that has the flag, because the target may be changing the others. It may change bits of
-        # this one, too, between our reading and our writing. So those that must not get lost are set, which has it look
-        # and find nothing; and the one that must not be set again, as it would wait for a thread that has gone, is not.
+        # this one, too, between our reading and our writing. TO_LOOK_FOR is set: at worst the target looks for signals
+        # or calls and finds none. GIL_DROP_REQUEST is cleared: were it set again after the thread that asked has got
+        # its answer, the target could wait for ever for another one to take the GIL.
         flags = memory.read(mailbox.breaker, 1)[0]
         memory.write(mailbox.breaker, bytes((flags & ~GIL_DROP_REQUEST | PLEASE_STOP | TO_LOOK_FOR,)))
 
     @staticmethod
     def _is_ours(path: bytes) -> bool:
-        """Whether a monitor of ours has left this path, and was killed."""
+        """Return whether a monitor of ours, this one or one that was killed, has left this path."""
         name = path.split(b"\0", 1)[0].rpartition(b"/")[2].decode("utf-8", "replace")
         return REQUEST.fullmatch(name) is not None
 
@@ -93,12 +94,13 @@ class RemoteDebug(WayIn):
         """Clear the flag. A main thread that has just seen it gets time to open the file before the path is erased."""
         try:
             mailbox = _find(target)
-            if mailbox is None:
+            if mailbox is None or not self._is_ours(target.memory.read(mailbox.path, mailbox.room)):
                 return
             target.memory.write(mailbox.pending, struct.pack("<i", 0))
             if in_use:
                 wait_for_reader(target)
-            target.memory.write(mailbox.path, bytes(mailbox.room))
+            if self._is_ours(target.memory.read(mailbox.path, mailbox.room)):
+                target.memory.write(mailbox.path, bytes(mailbox.room))
         except (OSError, _UnknownLayoutError):  # the process is gone, and the flag with it
             pass
 

@@ -137,7 +137,7 @@ def _labels(*names: str) -> str:
 def _first(by: str, selector: str) -> str:
     """The query for the verdict of each group `by`: of its ranks' first verdicts the most serious, then the largest.
 
-    A hang has no share, and counts as 0.
+    One without a share of the time, as a hang or the slowest requests, counts as 0.
     """
     sums = []
     for severity, weight in WEIGHTS.items():

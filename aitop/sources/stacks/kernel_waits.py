@@ -170,7 +170,7 @@ class Descriptors:
 
     def is_gil(self, address: int) -> bool:
         """Whether a lock at this address is the interpreter's: it is a static variable, other locks are on the heap."""
-        if not self._interpreters.get(self._pid):
+        if self._pid not in self._interpreters:
             self._interpreters[self._pid] = procfs.interpreter_data(procfs.maps(self._pid) or b"")
         return any(address in data for data in self._interpreters[self._pid])
 
@@ -342,7 +342,7 @@ class KernelWaits:
         # An exec draws new addresses.
         before, self._programs = self._programs, {pid: procfs.main_stack(pid) for pid in pids}
         same = {pid for pid, stack in self._programs.items() if stack == before.get(pid)}
-        self._interpreters = {pid: data for pid, data in self._interpreters.items() if pid in same}
+        self._interpreters = {pid: data for pid, data in self._interpreters.items() if data and pid in same}
         files = {pid: Descriptors(pid, self._interpreters) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
         if self._first is not None:
