@@ -77,13 +77,12 @@ def memory_taken(snapshot: Snapshot) -> float:
     return max([*tensors, *devices], default=0.0)
 
 
-def without_allocator(snapshot: Snapshot) -> list[GpuDevice]:
-    """The devices of the run on which the hook sees no allocator.
+def without_allocator(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
+    """The devices of the run of which only the driver tells how full they are.
 
-    None are told where it sees one on a device of which the driver's number is not known: it may be any of them.
+    None where the hook sees allocators: what else the run is on are devices of other ranks, with allocators of theirs.
     """
-    known = {allocator.gpu for allocator in snapshot.allocators}
-    return [device for device in own_devices(snapshot) if device.index not in known] if None not in known else []
+    return () if snapshot.allocators else own_devices(snapshot)
 
 
 def starved(snapshot: Snapshot) -> bool:

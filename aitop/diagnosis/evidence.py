@@ -362,6 +362,12 @@ def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
     )
 
 
+def loader_size(snapshot: Snapshot) -> int:
+    """How many workers one loader of the judged process has: as the hook knows it, else all of its workers."""
+    info = snapshot.facts.main_loader if snapshot.facts else None
+    return info.workers if info else len(loader_workers(snapshot))
+
+
 def free_cores(snapshot: Snapshot) -> float | None:
     """Idle cores that the target may use; None where that is not known."""
     host = snapshot.host

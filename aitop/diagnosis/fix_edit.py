@@ -13,6 +13,7 @@ KEYWORDS = frozenset({"num_workers", "batch_size"})
 """Settings that are keyword arguments of a loader: those can be edited."""
 
 CALL = re.compile(r"\bDataLoader\(")
+_STRING = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 SourceAround = Callable[[ProcessId, str, int], "list[tuple[int, str]] | None"]
@@ -54,18 +55,19 @@ def edit_of(fix: Fix, lines: Iterable[tuple[int, str]]) -> Edit | None:
             return Edit(number, line, f"{after}{mark}{comment}")
         end = _end_of_call(code) if call is None and keyword not in code else None
         if end is not None:
-            call = Edit(number, line, f"{code[:end]}, {keyword}={value}{code[end:]}{mark}{comment}")
+            given_before = code[:end].rstrip()
+            comma = {"(": "", ",": " "}.get(given_before[-1], ", ")
+            call = Edit(number, line, f"{given_before}{comma}{keyword}={value}{code[end:]}{mark}{comment}")
     return call if keyword == "num_workers" else None
 
 
 def _end_of_call(code: str) -> int | None:
     """Where the bracket that ends `DataLoader(...)` stands; None where the code has no such call, or not all of it."""
+    # What strings say is no code.
+    code = _STRING.sub(lambda string: "_" * len(string[0]), code)
     call = CALL.search(code)
-    # Not what a string says.
-    if call is None or any(code.count(quote, 0, call.start()) % 2 for quote in "'\""):
-        return None
     depth = 0
-    for end in range(call.end() - 1, len(code)):
+    for end in range(call.end() - 1, len(code)) if call is not None else ():
         depth += {"(": 1, ")": -1}.get(code[end], 0)
         if depth == 0:
             return end

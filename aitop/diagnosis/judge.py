@@ -46,7 +46,7 @@ class Judge:
         self._scopes = {rule.id: rule.scope for rule in rules}
         self._shown: dict[str, _Shown] = {}
         self._entering: dict[str, int] = {}
-        # What was shown at the last tick: it stays until what follows it is confirmed.
+        # What was found at the last tick. It is shown for one more, in which what follows it is confirmed.
         self._before: list[Verdict] = []
 
     def judge(self, snapshot: Snapshot) -> Diagnosis:
@@ -78,11 +78,11 @@ class Judge:
                 unclaimed = _without(unclaimed, claims)
         following = {rule.id for rule in self._rules if rule.follows}
         shown_now = [each.verdict for each in self._shown.values()]
+        before, self._before = self._before, shown_now
         if not shown_now and self._entering:
-            shown_now = self._before
+            shown_now = [verdict for verdict in before if verdict.share is not None and verdict.id != "hang"]
         elif not shown_now and resort is not None:
-            shown_now = [resort]
-        self._before = shown_now
+            shown_now = self._before = [resort]
         weighed = [_weighed(verdict) for verdict in shown_now]
         verdicts = sorted(weighed, key=lambda verdict: _importance(verdict, follows=verdict.id in following))
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})

@@ -45,14 +45,22 @@ def served(snapshot: Snapshot, pid: int) -> Served | None:
     if serving is None:
         return None
     if serving.pid == pid and len(serving.iterations) >= LEAST_UNITS:
-        return of_iterations(serving.iterations)
+        return of_iterations(serving.iterations, _at_rest(serving))
     requests = serving.requests_of(pid)
-    return of_requests(requests[-MOST_REQUESTS:]) if len(requests) >= LEAST_UNITS else None
+    return of_requests(requests[-MOST_REQUESTS:], _at_rest(serving)) if len(requests) >= LEAST_UNITS else None
 
 
-def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
-    """The account of an engine. The time in which it waits for requests counts as a part of its iterations."""
-    total = sum(one.seconds + (one.idle or 0.0) for one in iterations)
+def _at_rest(serving: Serving) -> float:
+    """The seconds since the last answer or iteration, if there was nothing to do since then."""
+    return serving.still or 0.0 if serving.alive == 0 else 0.0
+
+
+def of_iterations(iterations: Sequence[IterationRecord], rest: float = 0.0) -> Served | None:
+    """The account of an engine. The time in which it waits for requests counts as a part of its iterations.
+
+    `rest` is the seconds since the last one.
+    """
+    total = sum(one.seconds + (one.idle or 0.0) for one in iterations) + rest
     if total <= 0.0:
         return None
     shares: dict[Phase, float] = {}
@@ -60,7 +68,8 @@ def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
         values = map(attrgetter(phase.iteration), iterations) if phase.iteration else ()
         known = [value for value in values if value is not None]
         if known:
-            shares[phase.key] = min(1.0, sum(known) / total)
+            seconds = sum(known) + (rest if phase.iteration == "idle" else 0.0)
+            shares[phase.key] = min(1.0, seconds / total)
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return Served("iteration", total / len(iterations), shares)
 
@@ -72,25 +81,26 @@ def idle_share(serving: Serving) -> float | None:
     """
     if serving.iterations:
         idle = [one.idle for one in serving.iterations if one.idle is not None]
-        total = sum(map(attrgetter("seconds"), serving.iterations)) + sum(idle)
-        return min(1.0, sum(idle) / total) if idle and total > 0.0 else None
+        resting = sum(idle) + _at_rest(serving)
+        total = sum(map(attrgetter("seconds"), serving.iterations)) + resting
+        return min(1.0, resting / total) if idle and total > 0.0 else None
     requests = serving.requests_of(serving.pid)
     if not requests:
         return None
     # From the newest to the oldest: if a request ended before all later ones came, nothing was under way in between.
-    rest, first = 0.0, requests[-1].end
+    rest, first = _at_rest(serving), requests[-1].end
     for one in reversed(requests):
         if one.end < first:
             rest += first - one.end
         first = min(first, one.end - one.seconds)
-    total = requests[-1].end - first
+    total = requests[-1].end - first + _at_rest(serving)
     return rest / total if total > 0.0 else None
 
 
-def of_requests(requests: Sequence[RequestRecord]) -> Served | None:
-    """The account of a process that answers requests, from the first arrival to the last answer."""
+def of_requests(requests: Sequence[RequestRecord], rest: float = 0.0) -> Served | None:
+    """The account of a process that answers requests, from the first arrival to `rest` seconds after the last."""
     begin, until = min(one.end - one.seconds for one in requests), max(one.end for one in requests)
-    total = until - begin
+    total = until - begin + rest
     if total <= 0.0:
         return None
     spans = [parts_of(one) for one in requests]

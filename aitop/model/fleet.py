@@ -56,8 +56,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class FleetJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One job, of the `user` as far as that is known. `nodes` by name; `ranks`, of which `stalled` stand still.
 
-    `lost` is the share of its devices' time (0..1) that it loses now to its first verdict, `wasted` the device-hours
-    lost within the fleet's window. None is not measured, as where it uses no device.
+    `lost` is the share of its devices' time (0..1) that it loses now to its first verdict with a share of the time,
+    `wasted` the device-hours lost within the fleet's window. None is not measured, as where it uses no device.
     """
 
     job: str
@@ -116,7 +116,7 @@ class FleetRank(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `watched` is False where the exporter may not look into it. `step` is the mean length of a step in seconds, `wait`
     the share of it (0..1) in which the rank waits for others, `lost` the share of its device's time that the first
-    verdict costs.
+    verdict with a share of the time costs.
     """
 
     node: str

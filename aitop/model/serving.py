@@ -120,9 +120,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     `first_token_basis` says what ends the TTFT: `answer`, the first part of the answer was sent, as clients see it;
     `model`, the model had the token; `metrics`, as the server's own `/metrics` counts it.
     `requests`, `iterations` and `pauses` are those of the window, the oldest first. Where several processes answer
-    requests and none is an engine, `request_pids` has the pid of each request's process. `alive` is the number of
-    requests under way now, `still` the seconds for which no iteration and no request has ended: together they tell a
-    stalled server from an idle one.
+    requests and none is an engine, `request_pids` has the pid of each request's process. `engines` is the number of
+    processes that made iterations. `alive` is the number of requests under way now, `still` the seconds for which no
+    iteration and no request has ended: together they tell a stalled server from an idle one.
     """
 
     basis: ServingBasis
@@ -145,6 +145,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     iterations: tuple[IterationRecord, ...] = ()
     pauses: tuple[Pause, ...] = ()
     request_pids: tuple[int, ...] = ()
+    engines: int | None = None
 
     def requests_of(self, pid: int | None) -> tuple[RequestRecord, ...]:
         """The requests of one process; all requests where it alone has any."""

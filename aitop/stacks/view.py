@@ -122,7 +122,8 @@ class StackView:
 
     def updates_in(self, window: StackWindow) -> bool:
         """Whether any thread was sampled in a backward pass or an update of parameters in `window`."""
-        return any(seen.phase in UPDATES for stacks in self._digest(window).values() for seen in stacks)
+        seen = (one for stacks in self._digest(window).values() for one in stacks)
+        return any(one.phase in UPDATES and not one.importing for one in seen)
 
     def lines_in(self, window: StackWindow, pid: int) -> Counter[str]:
         """Count the samples of the lead thread by "FILE:LINE", those without user code under "".

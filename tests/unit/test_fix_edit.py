@@ -38,6 +38,9 @@ def numbered(text):
         ({"num_workers": 2}, "make(num_workers = n, x=1)", 1, "make(num_workers = 2, x=1)"),
         ({"num_workers": 4}, "iter(DataLoader(data, f(1)))", 1, "iter(DataLoader(data, f(1), num_workers=4))"),
         ({"num_workers": 8}, "    num_workers=4,  # few, small", 1, "    num_workers=8,  # few, small"),
+        ({"num_workers": 8}, "DataLoader(data, 4, )", 1, "DataLoader(data, 4, num_workers=8)"),
+        ({"num_workers": 8}, "DataLoader(F('a)b'), 4)", 1, "DataLoader(F('a)b'), 4, num_workers=8)"),
+        ({"num_workers": 8}, "DataLoader()", 1, "DataLoader(num_workers=8)"),
         ({"num_workers": 8}, "DataLoader(data)  # all (of it)", 1, "DataLoader(data, num_workers=8)  # all (of it)"),
     ],
 )

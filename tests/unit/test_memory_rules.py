@@ -114,7 +114,7 @@ def test_of_a_card_in_slices_only_the_own_one_counts():
     sliced = snapshot(steps(), gpu=card, allocators=held, series={"alloc0.allocated": rising(3 * GB, 4 * GB)})
     assert level(device_memory.oom_risk(sliced)) == 0.5, "4 GB of tensors, and 1 GB that the allocator does not have"
     assert left_of(sliced, "alloc0.allocated") == 6 * GB
-    assert device_memory.oom_risk(snapshot(steps(), gpu=card)) is None, "which slice is ours is not known"
+    assert "only the hook can tell" in unjudged(device_memory.oom_risk(snapshot(steps(), gpu=card)))
 
 
 def test_of_devices_that_may_be_the_allocators_the_drivers_figure_is_not_taken():

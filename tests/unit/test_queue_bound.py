@@ -70,6 +70,13 @@ def test_a_replica_beside_two_is_half_as_much_again():
     assert replica.speedup == pytest.approx(1.5, abs=0.1)
 
 
+def test_a_worker_beside_four_that_make_turns_is_a_quarter_more():
+    requests = closed(16, 0.05, slots=4)
+    fixes = fired(queue.judge(server(requests, engines=4))).fixes
+    replica = next(fix for fix in fixes if "replica" in fix.text)
+    assert replica.speedup == pytest.approx(1.25, abs=0.1)
+
+
 def test_an_answer_on_its_way_back_keeps_no_other_request_waiting():
     back = 0.02
     found = []

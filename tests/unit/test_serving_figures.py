@@ -310,6 +310,28 @@ def test_a_stall_shows_in_the_metrics():
     assert figures(*stands, look(98.0, 1.0), look(98.9, 2.0), now=99.0).still == pytest.approx(0.1)
 
 
+def test_an_engine_that_counts_tokens_only_at_the_end_of_a_request_gets_on_while_it_times_them():
+    looks = [
+        look(80.0 + 2 * number, 5.0, running=1.0, inter_token=latencies(0.1 * number, 0.0, 0.0, 0.0, 100.0 * number))
+        for number in range(10)
+    ]
+    assert figures(*looks, now=99.0).still == pytest.approx(0.0)
+
+
+def test_the_few_long_requests_that_ended_do_not_tell_how_many_are_under_way():
+    before, after = latencies(100.0, 0.0, 0.0, 0.0, 10.0), latencies(1300.0, 0.0, 0.0, 0.0, 20.0)
+    found = figures(look(80.0, 10.0, running=10.0, latency=before), look(99.0, 20.0, running=10.0, latency=after))
+    assert found.concurrency == pytest.approx(10.0), "ten of two minutes each ended in these twenty seconds"
+
+
+def test_probes_of_a_servers_health_take_no_tokens_from_it():
+    asked = [request(90.0 + number, 0.5, tokens=100, model=0.4) for number in range(9)]
+    probes = [request(90.2 + 3 * number, 0.001) for number in range(3)]
+    requests = tuple(sorted((*asked, *probes), key=lambda one: one.end))
+    found = figures(hook(API, 89.0, alive=0), hook(API, 99.0, requests=requests))
+    assert found.tokens_per_second == pytest.approx(90.0, rel=0.15)
+
+
 def test_looks_that_tell_no_rate():
     one = figures(look(99.0, 5.0, running=2.0))
     assert (one.requests_per_second, one.alive) == (None, 2)

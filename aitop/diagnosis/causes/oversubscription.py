@@ -10,7 +10,7 @@ from aitop.diagnosis.evidence import (
     RUNNING,
     cores_wanted,
     lead_ledger,
-    loader_workers,
+    loader_size,
     main_lines,
     others_cores,
     producer_entries,
@@ -186,7 +186,7 @@ def _fixes(snapshot: Snapshot, crowd: CoreDemand, share: float) -> list[Fix]:
         fixes.append(fix("torch.set_num_threads(1) or OMP_NUM_THREADS=1 in each worker (worker_init_fn)", share))
     elif crowd.workers > crowd.usable:
         # A loader's own: each rank has one.
-        now, fewer = len(loader_workers(snapshot)), max(1, int(crowd.usable // max(1, crowd.ranks)))
+        now, fewer = loader_size(snapshot), max(1, int(crowd.usable // max(1, crowd.ranks)))
         if fewer < now:
             setting = Setting(name="num_workers", to=fewer, current=now)
             fixes.append(fix(f"num_workers {now} → {fewer}: more only wait for a core", share, setting))

@@ -18,6 +18,7 @@ from aitop.diagnosis.evidence import (
     free_cores,
     interval,
     lead_ledger,
+    loader_size,
     loader_workers,
     main_lines,
     place_of,
@@ -205,8 +206,7 @@ def _workers_of_loader(snapshot: Snapshot) -> int | None:
     No stacks show workers that have ended, or that were started after the last look. Then they show in what the
     stepping thread does: it waits for them, or starts them.
     """
-    info = snapshot.facts.main_loader if snapshot.facts else None
-    workers = info.workers if info else len(loader_workers(snapshot))
+    workers = loader_size(snapshot)
     if loader_workers(snapshot) or worker_lines(snapshot).lines:
         return workers or None
     data = main_lines(snapshot, lambda entry: entry.phase == "data")
@@ -281,7 +281,8 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 def _cores_of_each(snapshot: Snapshot) -> tuple[float | None, float]:
     """The cores that a loader worker of the judged process uses, None if not measured, and those that it wants."""
     own = [mean_of(snapshot, f"worker{process.pid}.cpu") for process in loader_workers(snapshot)]
-    known = [cores for cores in own if cores is not None]
+    # The busiest, as many as one loader has: those of another, for validation say, wait for their turn.
+    known = sorted((cores for cores in own if cores is not None), reverse=True)[: loader_size(snapshot) or None]
     everywhere = max(1, sum(process.role == "loader-worker" for process in snapshot.processes))
     all_of_them = mean_of(snapshot, "workers_cpu")
     each = fmean(known) if known else None if all_of_them is None else all_of_them / everywhere

@@ -81,6 +81,8 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
     if held is None:
         untold = [device for device in own_devices(snapshot) if not device.memory_total]
         reason = "the driver does not tell how much memory the GPU has"
+        if any(device.mig for device in own_devices(snapshot)):
+            return "how full the run's slice of the GPU (MIG) is, only the hook can tell"
         return reason if untold else without_figures(snapshot)
     if held.level <= 0:
         return None

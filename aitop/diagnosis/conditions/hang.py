@@ -172,7 +172,9 @@ def _behind(still: Standstill) -> Odd | None:
     odd = [process for process in still.ranks if process.rank in numbers]
     if not odd or any(process.doing != "collective" for process in still.ranks):
         return None
-    title = f"{named(odd)} {_is(odd)} behind the others by collectives that it left out"
+    title = (
+        f"{named(odd)} {_is(odd)} behind the others by collectives that {'it' if len(odd) == 1 else 'they'} left out"
+    )
     fix = "let every rank make the same collectives in the same order: look for a condition that not all ranks share"
     return Odd("skipped-collective", title, UNSURE, tuple(odd), numbers, fix)
 

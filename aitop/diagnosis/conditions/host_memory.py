@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.conditions.memory import steady
-from aitop.diagnosis.evidence import loader_workers
+from aitop.diagnosis.evidence import loader_size
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import Trend, mean_of, trend
 from aitop.diagnosis.what_if import fix
@@ -149,8 +149,8 @@ def _fixes(snapshot: Snapshot, host: HostSample, memory: Pressure) -> tuple[Fix,
             )
         )
     # Those of one loader: each rank has its own.
-    count = len(loader_workers(snapshot))
-    if count > 1:
+    count = loader_size(snapshot)
+    if workers and count > 1:
         setting = Setting(name="num_workers", to=count // 2, current=count)
         text = f"num_workers {count} → {count // 2}, or a smaller prefetch_factor, costs less memory"
         fixes.append(fix(text, setting=setting))

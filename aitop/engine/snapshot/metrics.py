@@ -11,7 +11,10 @@ from aitop.model.snapshot import Series, series_of
 
 # A percentile is given only if the upper bound of its bucket is at most this many times the lower one.
 COARSEST = 2.5
-# While a server works, at least one of these counters increases.
+# Where requests last longer than this part of the window, those that ended in it do not represent all of them.
+BRIEF = 0.25
+# While a server works, at least one of these counters increases, or something enters a histogram: some engines count
+# a request's tokens only at its end, but time each of them.
 PROGRESS = ("iterations", "tokens", "prompt_tokens", "requests")
 REQUEST_SERIES = ("request_p50", "request_p99", "request_rate", "request_queue")
 
@@ -29,6 +32,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
     newest = [own[-1] for own in samples.values()]
     running, waiting = (_sum(sample.gauges.get(name) for sample in newest) for name in ("running", "waiting"))
     latency = _sum(_spent(span, "latency") for span in spans)
+    brief = all(_are_brief(span) for span in spans)
     mean_running, mean_waiting = (_mean_gauge(recent, len(newest), name) for name in ("running", "waiting"))
     first_token = _percentiles(spans, "first_token")
     present = mean_running if mean_waiting is None or mean_running is None else mean_running + mean_waiting
@@ -39,7 +43,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
         pid=min(samples),
         requests_per_second=_sum(_rate(span, "requests") for span in spans),
         tokens_per_second=_sum(_rate(span, "tokens") for span in spans),
-        concurrency=present if latency is None else latency,
+        concurrency=latency if latency is not None and (brief or present is None) else present,
         queue=waited if mean_waiting is None else mean_waiting,
         latency=_percentiles(spans, "latency"),
         first_token=first_token,
@@ -91,6 +95,15 @@ def _spent(span: Span, name: str) -> float | None:
     return (after.sum - before.sum) / seconds
 
 
+def _are_brief(span: Span) -> bool:
+    """Whether the requests that ended in the span lasted for a small part of it, in the mean."""
+    before, after = (sample.histograms.get("latency") for sample in span)
+    if before is None or after is None or after.count <= before.count:
+        return False
+    mean = (after.sum - before.sum) / (after.count - before.count)
+    return mean <= BRIEF * (span[1].time - span[0].time)
+
+
 def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
     """Percentiles of the values added to the histograms in these spans; None where a bucket is too wide for one."""
     added: dict[float, float] = defaultdict(float)
@@ -129,12 +142,14 @@ def _still(samples: Sequence[ServerSample]) -> float | None:
     """Seconds from the last sample with a changed counter to the newest sample; None where there is only one."""
     if len(samples) < 2:
         return None
-    moved = (
-        later.time
-        for later, earlier in pairwise(reversed(samples))
-        if any(later.counters.get(name) != earlier.counters.get(name) for name in PROGRESS)
-    )
+    moved = (later.time for later, earlier in pairwise(reversed(samples)) if _progress(later) != _progress(earlier))
     return max(0.0, samples[-1].time - next(moved, samples[0].time))
+
+
+def _progress(sample: ServerSample) -> list[float | None]:
+    """Numbers that change while the server works."""
+    counts = [histogram.count for _, histogram in sorted(sample.histograms.items())]
+    return [*map(sample.counters.get, PROGRESS), *counts]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

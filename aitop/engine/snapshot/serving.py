@@ -18,7 +18,7 @@ from aitop.engine.history import (
     ServedHistory,
     ServedSecond,
 )
-from aitop.engine.snapshot.metrics import REQUEST_SERIES, mean_of, of_metrics, series_of_metrics
+from aitop.engine.snapshot.metrics import BRIEF, REQUEST_SERIES, mean_of, of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
 from aitop.model.serving import IterationRecord, Percentiles, RequestRecord, Serving
 from aitop.model.snapshot import Series, series_of
@@ -28,8 +28,6 @@ ENOUGH_REQUESTS = 30
 SILENT_SECONDS = 3.0
 # The front process reports a request within this time after the process behind it, or never.
 LOST_SECONDS = 10.0
-# Where requests last longer than this part of the window, those that ended in it do not represent all of them.
-BRIEF = 0.25
 
 
 def serving(history: History, now: float, kind: Kind) -> Serving | None:
@@ -163,6 +161,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
         iterations=() if engine is None else tuple(turns[engine]),
         pauses=tuple(sorted(pauses, key=lambda pause: pause.end)),
         request_pids=tuple(pid for _, pid in taken) if len(front) > 1 and engine is None else (),
+        engines=sum(map(bool, turns.values())) or None,
     )
 
 
@@ -314,8 +313,10 @@ def _tokens(
     """Tokens per second: of the requests that ended in `seen` seconds, or of all iterations in `seconds` where requests
     last too long for that.
     """
-    if answered and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seen:
-        return _per_second([record.tokens for record in answered], seen)
+    # A probe of the server's health has no tokens, and no model computes for it.
+    counted = [one.tokens for one in answered if one.tokens is not None or one.model is not None]
+    if counted and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seen:
+        return _per_second(counted, seen)
     return _per_second([record.decode_tokens for record in turns], seconds)
 
 

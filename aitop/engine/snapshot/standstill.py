@@ -99,9 +99,9 @@ def _may_be_idle(history: History, host: HostSample, ranks: Sequence[Standing], 
     loader is no lack of requests.
     """
     made = [hook.steps[-1].kind for hook in history.hooks.values() if hook.steps]
-    if history.updated or "train" in made:
+    if gone or history.updated or "train" in made:
         return False
-    waits = bool(gone) or any(standing.doing in ("collective", "loading") for standing in ranks)
+    waits = any(standing.doing in ("collective", "loading") for standing in ranks)
     return host.engine is not None or (not waits and bool(history.stepped or made))
 
 

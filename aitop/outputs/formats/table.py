@@ -1,4 +1,4 @@
-"""A recording as a table (CSV) with one row per Snapshot. An empty cell was not measured. Pure."""
+"""A recording as a table (CSV) with one row per Snapshot. An empty cell was not measured, or not lately. Pure."""
 
 from __future__ import annotations
 

@@ -377,7 +377,7 @@ def _rates(requests: Sequence[RequestRecord], held: RequestHoldUps) -> dict[Kind
 def _expected(requests: Sequence[RequestRecord], usual: float) -> Callable[[RequestRecord], float]:
     """Return a function that predicts the seconds of a request from its tokens; `usual` where these say too little."""
     known = [request for request in requests if request.tokens is not None]
-    if len(known) < len(requests) or not known:
+    if not known:
         return lambda request: usual
     rows = [_size(request) for request in known]
     # A column of equal values cannot be told from the constant one.
@@ -393,7 +393,9 @@ def _expected(requests: Sequence[RequestRecord], usual: float) -> Callable[[Requ
     mean = sum(request.seconds for request in known) / len(known)
     spread = sum((request.seconds - mean) ** 2 for request in known)
     left = sum((request.seconds - fitted(request)) ** 2 for request in known)
-    return fitted if spread > 0.0 and left <= (1.0 - LEAST_FIT) * spread else lambda request: usual
+    if spread <= 0.0 or left > (1.0 - LEAST_FIT) * spread:
+        return lambda request: usual
+    return lambda request: usual if request.tokens is None else fitted(request)
 
 
 def _size(request: RequestRecord) -> tuple[float, float, float]:

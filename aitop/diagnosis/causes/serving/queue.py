@@ -221,18 +221,18 @@ def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Chan
 
     Engines that decode many requests at once divide these between them, so that each takes less time per iteration.
     """
+    # Processes that answer side by side are replicas of each other.
+    more = 1 + 1 / max(1, len(set(serving.request_pids)), serving.engines or 0)
     if not any(one.decode_tokens for one in serving.iterations):
-        # Processes that answer side by side are replicas of each other.
-        more = 1 + 1 / max(1, len(set(serving.request_pids)))
         return change(load, replicas=more) if load is not None else None
     if cost is None:
         return None
-    # As long as enough requests wait, each of the two has as full a batch as now, and twice as many are served.
+    # As long as enough requests wait, each has as full a batch as now, and `more` times as many are served.
     running = max(1.0, (serving.concurrency or 0.0) - (serving.queue or 0.0))
-    each = min(running, (serving.concurrency or running) / MORE)
+    each = min(running, (serving.concurrency or running) / more)
     decoded, prefilled = _means(serving)
     part = each / running
-    seconds = cost.seconds(decoded * part, prefilled * part) / (MORE * part)
+    seconds = cost.seconds(decoded * part, prefilled * part) / (more * part)
     now = cost.seconds(decoded, prefilled)
     likely = min(1.0, seconds / now) if now > 0 else 1.0
     return Change(Length(likely, likely * (1.0 - cost.error), min(1.0, likely * (1.0 + cost.error))))
