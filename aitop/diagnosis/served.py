@@ -45,14 +45,22 @@ def served(snapshot: Snapshot, pid: int) -> Served | None:
     if serving is None:
         return None
     if serving.pid == pid and len(serving.iterations) >= LEAST_UNITS:
-        return of_iterations(serving.iterations, _at_rest(serving))
+        return of_iterations(serving.iterations, _at_rest(serving, serving.iterations[-1].end))
     requests = serving.requests_of(pid)
-    return of_requests(requests[-MOST_REQUESTS:], _at_rest(serving)) if len(requests) >= LEAST_UNITS else None
+    if len(requests) < LEAST_UNITS:
+        return None
+    return of_requests(requests[-MOST_REQUESTS:], _at_rest(serving, requests[-1].end))
 
 
-def _at_rest(serving: Serving) -> float:
-    """The seconds since the last answer or iteration, if there was nothing to do since then."""
-    return serving.still or 0.0 if serving.alive == 0 else 0.0
+def _at_rest(serving: Serving, last: float) -> float:
+    """The seconds since the work that ended at `last` in which there was nothing to do."""
+    if serving.alive != 0 or serving.still is None:
+        return 0.0
+    if not serving.iterations and any(one.model is None and one.first_sent is not None for one in serving.requests):
+        # Streams whose model runs in another thread are not known to be under way.
+        return 0.0
+    ends = [one.end for one in serving.requests[-1:]] + [one.end for one in serving.iterations[-1:]]
+    return serving.still + max([last, *ends]) - last
 
 
 def of_iterations(iterations: Sequence[IterationRecord], rest: float = 0.0) -> Served | None:
@@ -81,19 +89,20 @@ def idle_share(serving: Serving) -> float | None:
     """
     if serving.iterations:
         idle = [one.idle for one in serving.iterations if one.idle is not None]
-        resting = sum(idle) + _at_rest(serving)
+        resting = sum(idle) + _at_rest(serving, serving.iterations[-1].end)
         total = sum(map(attrgetter("seconds"), serving.iterations)) + resting
         return min(1.0, resting / total) if idle and total > 0.0 else None
     requests = serving.requests_of(serving.pid)
     if not requests:
         return None
     # From the newest to the oldest: if a request ended before all later ones came, nothing was under way in between.
-    rest, first = _at_rest(serving), requests[-1].end
+    rest, first = _at_rest(serving, requests[-1].end), requests[-1].end
+    resting = rest
     for one in reversed(requests):
         if one.end < first:
             rest += first - one.end
         first = min(first, one.end - one.seconds)
-    total = requests[-1].end - first + _at_rest(serving)
+    total = requests[-1].end - first + resting
     return rest / total if total > 0.0 else None
 
 

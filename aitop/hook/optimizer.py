@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,6 +38,11 @@ _now = time.monotonic_ns
 _ident = _thread.get_ident
 
 
+def _active() -> dict[int, Any]:
+    """Return the threads that Python has started, by identifier. Those of autograd's engine are not among them."""
+    return threading._active  # type: ignore[attr-defined, no-any-return]
+
+
 def optimizer_hooks(session: Session) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return the pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
     return _hook_before(session), _hook_after(session)
@@ -52,7 +58,7 @@ def _hook_before(session: Session) -> Callable[..., None]:
         if journal.busy == backward:
             # A step inside the backward pass, of one parameter after the other or in DDP's hook, is a part of that. It
             # may be in a thread of autograd's, and hold a lock of DDP's that a tick would ask for.
-            journal.updates = True
+            journal.updates = journal.updates or ident() == journal.owner or ident() not in _active()
             return
         if ident() != journal.owner and session.not_owner(training=True):
             return

@@ -369,6 +369,14 @@ def test_a_run_that_was_never_seen_to_update_stands_if_it_waits_for_its_loader()
     assert {rank.doing for rank in standstill(found, 1000.0).ranks} == {"loading"}
 
 
+@pytest.mark.parametrize(("frames", "stands"), [((user(9),), False), ((user(9), BARRIER), True)])
+def test_a_worker_of_a_server_that_went_is_missed_only_where_others_meet_it(frames, stands):
+    found = still(frames, frames, seconds=20)
+    one = found.hosts.last
+    found.add(msgspec.structs.replace(one, processes=one.processes[:1], engine="torchserve 0.12"))
+    assert (standstill(found, 1000.0) is not None) is stands
+
+
 def test_a_server_without_requests_does_not_stand_though_its_ranks_wait_in_a_collective():
     found = still((BARRIER,), (BARRIER,), seconds=20)
     assert standstill(found, 1000.0) is not None

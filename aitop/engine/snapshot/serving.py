@@ -314,9 +314,9 @@ def _tokens(
     last too long for that.
     """
     # A probe of the server's health has no tokens, and no model computes for it.
-    counted = [one.tokens for one in answered if one.tokens is not None or one.model is not None]
-    if counted and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seen:
-        return _per_second(counted, seen)
+    counted = [one for one in answered if one.tokens is not None or one.model is not None]
+    if counted and sum(one.seconds for one in counted) / len(counted) <= BRIEF * seen:
+        return _per_second([one.tokens for one in counted], seen)
     return _per_second([record.decode_tokens for record in turns], seconds)
 
 

@@ -99,9 +99,13 @@ def _may_be_idle(history: History, host: HostSample, ranks: Sequence[Standing], 
     loader is no lack of requests.
     """
     made = [hook.steps[-1].kind for hook in history.hooks.values() if hook.steps]
-    if gone or history.updated or "train" in made:
+    if history.updated or "train" in made:
         return False
-    waits = any(standing.doing in ("collective", "loading") for standing in ranks)
+    meets = any(standing.doing == "collective" for standing in ranks)
+    if gone and meets:
+        return False
+    # Workers of a server come and go, too.
+    waits = bool(gone) or meets or any(standing.doing == "loading" for standing in ranks)
     return host.engine is not None or (not waits and bool(history.stepped or made))
 
 

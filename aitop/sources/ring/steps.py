@@ -71,7 +71,8 @@ class EventReader:
         self.optimizers: dict[int, int] = {}
         self.backwards_alone = 0
         self.steps_alone = False
-        # The value of `optimizer_steps` at the last backward that updated parameters.
+        # Whether a backward has updated parameters, and the value of `optimizer_steps` at the first that did.
+        self.updating = False
         self.steps_at_update = 0
         self.optimizer_open = False
         self.optimizer_last = 0
@@ -339,9 +340,11 @@ class EventReader:
             if self.backwards_alone > BACKWARDS_WITHOUT_OPTIMIZER and not self.optimizer_steps:
                 self.steps_alone = True
         if updates:
-            # Unless another optimizer steps as well, after the backward pass.
-            self.steps_alone = self.steps_alone or self.optimizer_steps == self.steps_at_update
-            self.steps_at_update = self.optimizer_steps
+            # Unless another optimizer steps as well, after the backward pass. Some steps of the first one may have been
+            # taken for such: the hook came in during it.
+            self.steps_alone = self.optimizer_steps <= self.steps_at_update
+            if not self.updating:
+                self.updating, self.steps_at_update = True, self.optimizer_steps
         sums = self.sums
         if not sums.forwards and not sums.backwards and self.next_end > self.mark:
             # The model was called past the hook (a saved `model.forward`): between the batch and here.

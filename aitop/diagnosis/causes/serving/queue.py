@@ -40,7 +40,7 @@ from aitop.stacks.pool import SEVERAL, SHORT_THREADS
 ENTER, LEAVE = 0.5, 0.4
 # A server that is at work for less of the time does not lack capacity: its requests wait for something else.
 LEAST_BUSY = 0.7
-# The factor to try next, for the size of batches and for the number of replicas.
+# The factor to try next for the size of batches.
 MORE = 2
 # A KV cache that is so full has no room for more requests at once.
 KV_FULL = 0.9

@@ -64,7 +64,7 @@ class Earlier:
             self.due = now + BETWEEN_LOOKS_NS
             self._leave_out_idle_threads()
         # A task is done some time before the loop calls `ended`; uvloop may take up the next request in between.
-        return None if self.threads else sum(not task.done() for task in self.tasks)
+        return None if self.threads else sum(not task.done() for task in tuple(self.tasks))
 
     def over(self) -> None:
         """Remove our callbacks from the tasks."""

@@ -219,7 +219,7 @@ class Http(Server):
             self.earlier.look_at_loop()
             connection = descriptor(socket)
             request = Request(self.came.pop(connection, 0) or self.arrival(socket, connection))
-            request.connection = connection
+            request.connection, request.beside = connection, bool(self.under_way)
         else:
             now, ticks_ns = now_ns(), ticks_since(socket)
             request = Request(self.threads.arrival(now, ticks_ns, self.ticks.since(now)))
@@ -245,9 +245,12 @@ class Http(Server):
 
     def resumed(self, request: Request) -> None:
         """Note that the model computes for an answer that had begun: now somebody waits for it to get on."""
-        if not request.ended:
-            self.under_way.add(request)
-            self.count()
+        try:
+            if not request.ended:
+                self.under_way.add(request)
+                self.count()
+        except Exception:
+            self.failed()
 
     def end_in_thread(self, request: Request) -> None:
         """Note that a thread has finished a request.
@@ -272,12 +275,14 @@ class Http(Server):
             return
         try:
             self.under_way.discard(request)
-            if request.worker == self.loop_thread and self.loop.took > request.began:
-                # While it awaited something, the loop has worked on others: how long on which is not known.
+            if request.worker == self.loop_thread and (request.beside or self.loop.took > request.began):
+                # While it awaited something, the loop may have worked on others: how long on which is not known.
                 request.ran = NOT_MEASURED
             if self.requests.watched():
-                self.count()
                 self.requests.answered(request, now)
+                # Again: until it counted as answered, another thread may have found it going on.
+                self.under_way.discard(request)
+                self.count()
         except Exception:
             self.failed()
 

@@ -51,6 +51,8 @@ class Request:
     chunks          number of parts of the answer that were sent; `first_chunk` is when the first was
     ended           when it was answered
     connection      file descriptor of its socket if an event loop took it up, else -1
+    beside          others were under way in the event loop when it took this one up
+    streams         its answer had begun before the model computed for it
     socket          its connection's socket while a thread works on it, else None
     tokens, prompt_tokens, preempted    tokens generated, tokens of the prompt, preemptions; -1: not known
     """
@@ -58,6 +60,7 @@ class Request:
     __slots__ = (
         "arrived",
         "began",
+        "beside",
         "between",
         "chunks",
         "connection",
@@ -81,7 +84,7 @@ class Request:
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
         self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
-        self.streams = False
+        self.streams = self.beside = False
         self.worker, self.ran = 0, NOT_MEASURED
         self.socket: Any = None
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
