@@ -6,6 +6,7 @@ consecutive integers in one flat list, as in the ring (see protocol/events.py).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,13 @@ MOST_WORDS = EVENT_WORDS * 16384
 PHASES_SKIPPED = 16
 # `look_after` is called without skipping once a tick is overdue by this much: a fast run may have become a slow one.
 LATE_NS = 50_000_000
+
+
+def started_elsewhere(ident: int) -> bool:
+    """Return whether this thread is none that Python started: autograd's engine calls hooks in threads of its own."""
+    thread = threading._active.get(ident)  # type: ignore[attr-defined]
+    # Whoever asks such a thread for its name, as logging does, leaves a dummy for it.
+    return thread is None or isinstance(thread, threading._DummyThread)
 
 
 class Journal:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _thread
 import sys
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.events import BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS
 from .compiler import compiles, keep_from_compiling
-from .journal import LATE_NS, Journal, nothing
+from .journal import LATE_NS, Journal, nothing, started_elsewhere
 from .patches import Patches
 from .phases import look_after
 
@@ -38,11 +37,6 @@ _now = time.monotonic_ns
 _ident = _thread.get_ident
 
 
-def _active() -> dict[int, Any]:
-    """Return the threads that Python has started, by identifier. Those of autograd's engine are not among them."""
-    return threading._active  # type: ignore[attr-defined, no-any-return]
-
-
 def optimizer_hooks(session: Session) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return the pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
     return _hook_before(session), _hook_after(session)
@@ -58,7 +52,7 @@ def _hook_before(session: Session) -> Callable[..., None]:
         if journal.busy == backward:
             # A step inside the backward pass, of one parameter after the other or in DDP's hook, is a part of that. It
             # may be in a thread of autograd's, and hold a lock of DDP's that a tick would ask for.
-            journal.updates = journal.updates or ident() == journal.owner or ident() not in _active()
+            journal.updates = journal.updates or ident() == journal.owner or started_elsewhere(ident())
             return
         if ident() != journal.owner and session.not_owner(training=True):
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.events import COLLECTIVE
 from ..compiler import keep_from_compiling
 from ..errors import raise_if_of_program
+from ..journal import started_elsewhere
 from ..patches import Patches
 from . import Measure
 from .callsites import Sites
@@ -147,11 +147,10 @@ class Watch:
     def counts(self) -> bool:
         """Return whether a call in this thread belongs to the steps.
 
-        That is so in the owner, and while it is busy in threads that Python did not start: autograd's engine calls
-        hooks in such threads.
+        That is so in the owner, and while it is busy in threads of autograd's engine.
         """
         ident, journal = _ident(), self.journal
-        return ident == journal.owner or (journal.busy != 0 and ident not in threading._active)  # type: ignore[attr-defined]
+        return ident == journal.owner or (journal.busy != 0 and started_elsewhere(ident))
 
     def called(self, name: str, start: int, work: Any, args: tuple[Any, ...]) -> None:
         """Note a call of a collective that returns now. The collective itself may still be running."""

@@ -342,6 +342,9 @@ class EventReader:
         if updates:
             # Unless another optimizer steps as well, after the backward pass. Some steps of the first one may have been
             # taken for such: the hook came in during it.
+            if self.backwards_alone > BACKWARDS_WITHOUT_OPTIMIZER:
+                # The other one steps no more.
+                self.steps_at_update = self.optimizer_steps
             self.steps_alone = self.optimizer_steps <= self.steps_at_update
             if not self.updating:
                 self.updating, self.steps_at_update = True, self.optimizer_steps
@@ -375,6 +378,7 @@ class EventReader:
             self.settle_training()
         self.trains(now)
         self.optimizer_steps += 1
+        self.backwards_alone = 0
         if optimizer != self.optimizer_last or self.several:
             self._note_optimizer(optimizer)
         ended = Closed(now, self.sums, cpu, timing, skipped)

@@ -73,7 +73,8 @@ class Earlier:
 
     def _leave_out_idle_threads(self) -> None:
         frames = _current_frames()
-        self.threads = {ident for ident in self.threads if self._is_busy(frames.get(ident))}
+        # In place, as other threads take themselves out meanwhile.
+        self.threads.difference_update([one for one in tuple(self.threads) if not self._is_busy(frames.get(one))])
 
     def _is_busy(self, frame: FrameType | None) -> bool:
         inner: CodeType | None = None

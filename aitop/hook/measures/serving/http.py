@@ -166,6 +166,8 @@ class Http(Server):
         self.came: dict[int, int] = {}
         # The thread that runs the event loop, by the kernel's thread id.
         self.loop_thread = 0
+        # How many requests the event loop has taken up.
+        self.taken_up = 0
         self.loop, self.threads = Loop(self.ticks.length), Threads(self.ticks.length)
         # Code objects of the original functions that answer a request in a task or in a thread.
         self.in_tasks, self.in_threads = set[CodeType](), set[CodeType]()
@@ -219,7 +221,8 @@ class Http(Server):
             self.earlier.look_at_loop()
             connection = descriptor(socket)
             request = Request(self.came.pop(connection, 0) or self.arrival(socket, connection))
-            request.connection, request.beside = connection, bool(self.under_way)
+            self.taken_up += 1
+            request.connection, request.number, request.beside = connection, self.taken_up, bool(self.under_way)
         else:
             now, ticks_ns = now_ns(), ticks_since(socket)
             request = Request(self.threads.arrival(now, ticks_ns, self.ticks.since(now)))
@@ -275,7 +278,7 @@ class Http(Server):
             return
         try:
             self.under_way.discard(request)
-            if request.worker == self.loop_thread and (request.beside or self.loop.took > request.began):
+            if request.worker == self.loop_thread and (request.beside or self.taken_up > request.number):
                 # While it awaited something, the loop may have worked on others: how long on which is not known.
                 request.ran = NOT_MEASURED
             if self.requests.watched():
@@ -366,7 +369,8 @@ def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any
             # Other data is the rest of a body, which may come when its request was answered, or half a head.
             if now and len(self._messages) > before:
                 connection = descriptor(socket)
-                if connection not in http.came:
+                # If none was waiting, what is there is of a connection that ended, and had the same number.
+                if not before or connection not in http.came:
                     http.came[connection] = http.loop.arrival(now, ticks_ns, http.ticks.since(now), connection)
         except Exception:
             http.failed()
@@ -416,6 +420,8 @@ def wrap_prepare(original: Callable[..., Any], http: Http) -> Callable[..., Any]
                 if hasattr(type(self), "receive"):
                     # How long a websocket is open is no latency.
                     request.ended = now_ns()
+                    http.under_way.discard(request)
+                    http.count()
         except Exception:
             http.failed()
         return original(self, *args, **kwargs)

@@ -51,6 +51,7 @@ class Request:
     chunks          number of parts of the answer that were sent; `first_chunk` is when the first was
     ended           when it was answered
     connection      file descriptor of its socket if an event loop took it up, else -1
+    number          which one it is of those that an event loop took up, from 1
     beside          others were under way in the event loop when it took this one up
     streams         its answer had begun before the model computed for it
     socket          its connection's socket while a thread works on it, else None
@@ -69,6 +70,7 @@ class Request:
         "first_chunk",
         "model_began",
         "model_ended",
+        "number",
         "preempted",
         "prompt_tokens",
         "ran",
@@ -84,6 +86,7 @@ class Request:
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
         self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
+        self.number = 0
         self.streams = self.beside = False
         self.worker, self.ran = 0, NOT_MEASURED
         self.socket: Any = None
