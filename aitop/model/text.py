@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """The same JSON with every character that a terminal would obey written as \\uXXXX."""
+    """The same JSON with every character that a terminal would obey written as an escape of JSON (`\\u001b`)."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)

@@ -80,9 +80,12 @@ def test_a_process_that_cannot_be_entered_is_refused_with_the_reason(
     assert (refusal.value.state, refusal.value.transient) == (state, transient)
 
 
-@pytest.mark.parametrize(("seconds_run", "settled"), [(0.0001, False), (1.0, True), (None, True)])
-def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch, seconds_run, settled) -> None:
-    status = plain(tracer=0, forked=True)
+@pytest.mark.parametrize(
+    ("seconds_run", "state", "settled"),
+    [(0.0001, "R", False), (0.0001, "S", True), (1.0, "R", True), (None, "R", True)],
+)
+def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch, seconds_run, state, settled) -> None:
+    status = plain(tracer=0, forked=True, state=state)
     monkeypatch.setattr(preflight, "read_status", lambda _: status)
     monkeypatch.setattr(preflight, "main_thread_cpu_ns", lambda _: seconds_run and int(seconds_run * 1e9))
     monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
@@ -181,6 +184,9 @@ def test_a_child_knows_that_it_has_executed_nothing() -> None:
         assert not own_status().forked
         with pytest.raises(AttachRefused, match="only just been forked"):
             preflight.check_alive(child)
+        # It has done next to nothing since then, and waits.
+        time.sleep(2 * preflight.YOUNG_SECONDS)
+        assert preflight.check_alive(child).pid == child
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

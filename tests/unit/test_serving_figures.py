@@ -210,6 +210,26 @@ def test_workers_count_for_as_long_as_they_live():
     assert found.requests_per_second == pytest.approx(8.0, rel=0.05)
 
 
+def test_workers_that_the_hook_never_enters_count_by_their_cpu_time():
+    """Three of four connections are with the first, and the hook is only in there, or only in the other."""
+    busy, quiet = WORKERS
+
+    def looks(*used):
+        for time in range(90, 101):
+            processes = tuple(
+                process(pid, "other", part="worker", cpu=cpu) for pid, cpu in zip(WORKERS, used, strict=True)
+            )
+            yield msgspec.structs.replace(host(), time=float(time), processes=processes, engine="gunicorn")
+
+    first = hook(busy, 90.0, alive=0), hook(busy, requests=spread(60, seconds=10.0))
+    second = hook(quiet, 90.0, alive=0), hook(quiet, requests=spread(20, seconds=10.0))
+    for seen in (first, second, (*first, *second)):
+        assert figures(*looks(0.3, 0.1), *seen).requests_per_second == pytest.approx(8.0)
+    # Without their CPU times nothing tells them apart, and an idle one answers nothing.
+    assert figures(*looks(0.3, None), *first).requests_per_second == pytest.approx(12.0)
+    assert figures(*looks(0.3, 0.0), *first).requests_per_second == pytest.approx(6.0)
+
+
 def test_a_front_that_the_hook_entered_late_counts_from_then_on():
     looks = [
         msgspec.structs.replace(tree((API, "API server"), (ENGINE, "engine")), time=float(time))

@@ -18,7 +18,7 @@ from aitop.sources.access import why_denied
 from aitop.sources.process_status import ProcStatus, read_status
 
 SECCOMP_STRICT = 1
-# A forked process is entered only once it is this old and its main thread has had this much CPU time.
+# A forked process is entered only once it is this old, and its main thread has had this much CPU time or sleeps.
 YOUNG_SECONDS, SETTLED_CPU_NS = 0.3, 2_000_000
 SWITCH, OPTIONS = "PYTHON_DISABLE_REMOTE_DEBUG", frozenset({"disable-remote-debug", "-Xdisable-remote-debug"})
 
@@ -59,14 +59,16 @@ def check_settled(status: ProcStatus) -> None:
 
     It may still use its parent's memory (vfork), or have inherited locks that none of its threads will release. A child
     of fork first recreates the interpreter's locks, which takes a fraction of `SETTLED_CPU_NS`. CPU time is checked as
-    well as age, because on a loaded machine the child may not have run at all yet.
+    well as age, because on a loaded machine the child may not have run at all yet. A main thread that sleeps has run:
+    it may do no more than wait for the rest of its life, while other threads work.
     """
     pid = status.pid
     if shares_memory(pid, status.parent):
         reason = f"process {pid} still uses its parent's memory (vfork)"
         raise AttachRefused("absent", reason, "try again when it has started its program", transient=True)
     cpu_ns = main_thread_cpu_ns(pid)
-    if seconds_old(status) < YOUNG_SECONDS or (cpu_ns is not None and cpu_ns < SETTLED_CPU_NS):
+    may_not_have_run = status.state != "S" and cpu_ns is not None and cpu_ns < SETTLED_CPU_NS
+    if seconds_old(status) < YOUNG_SECONDS or may_not_have_run:
         raise AttachRefused("absent", f"process {pid} has only just been forked", "try again", transient=True)
 
 

@@ -137,7 +137,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
     first = [request.first_token for request in answered if request.first_token is not None]
     pauses = [pause for hook in history.hooks.values() for pause in hook.served.pauses if pause.end >= since]
     seconds = end - since
-    # For the time before the hook was in them, processes are taken to have answered requests at the same rate.
+    # While the hook was not in them, processes are taken to have answered as many requests for their CPU time.
     seen = seconds * _part_seen(history, front, since, end)
     iterations = [record for own in turns.values() for record in own]
     return Serving(
@@ -221,26 +221,33 @@ def front_processes(history: History, requests: Mapping[int, Sequence[RequestRec
 def _part_seen(history: History, front: Sequence[int], since: float, end: float) -> float:
     """The share (0..1) of the front processes' lives in the window during which the hook was in them; 1 if unknown.
 
-    Workers come and go, and the hook comes into each a little after its start.
+    Workers come and go, and the hook comes into each a little after its start, or never. Lives count by the CPU time
+    that a process used, where that is known of all: connections that stay open are seldom shared evenly.
     """
     parts = {history.parts[pid] for pid in front if pid in history.parts}
     looks = [host for host in history.hosts if since <= host.time <= end]
     met: dict[int, list[int]] = {}
+    cpu: dict[int, list[float | None]] = {}
     for number, host in enumerate(looks):
         for process in host.processes:
             if history.parts.get(process.pid) in parts and process.state != "Z":
                 met.setdefault(process.pid, []).append(number)
+                cpu.setdefault(process.pid, []).append(process.cpu)
+    used = {pid: mean_of([value for value in values if value is not None]) for pid, values in cpu.items()}
+    weights = {pid: value for pid, value in used.items() if value is not None}
+    if len(weights) < len(met) or not any(weights.values()):
+        weights = dict.fromkeys(met, 1.0)
     lived = watched = 0.0
     for pid, numbers in met.items():
         first, last = numbers[0], numbers[-1]
         # It started and ended between two samples: on average half-way.
         born = (looks[first - 1].time + looks[first].time) / 2 if first else since
         died = (looks[last].time + looks[last + 1].time) / 2 if last + 1 < len(looks) else end
-        lived += died - born
+        lived += weights[pid] * (died - born)
         hook = history.hooks.get(pid)
         if hook is not None:
             began = hook.began if hook.served.since is None else min(hook.began, hook.served.since)
-            watched += max(0.0, died - max(born, began))
+            watched += weights[pid] * max(0.0, died - max(born, began))
     return min(1.0, watched / lived) if watched else 1.0
 
 
