@@ -10,6 +10,8 @@ import sys
 from types import CodeType
 from typing import Any
 
+from .errors import raise_if_of_program
+
 MOST_REASONS = 3
 LONGEST_REASON = 300
 
@@ -47,6 +49,7 @@ def compiler_facts() -> dict[str, Any]:
     try:
         return _compiler_facts()
     except Exception:
+        raise_if_of_program()
         # Another thread that compiles may change the counters at the same time.
         return {}
 

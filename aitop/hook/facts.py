@@ -15,6 +15,7 @@ from typing import Any
 
 from ..protocol import ring as at
 from .compiler import compiler_facts
+from .errors import raise_if_of_program
 from .measures import Measure
 
 MOST_LOADERS = 8
@@ -143,6 +144,7 @@ def _measured(measures: Sequence[Measure]) -> dict[str, Any]:
         try:
             facts = dict(measure.facts())
         except Exception:
+            raise_if_of_program()
             # The program may change what a measure reads at that moment. The other measures can still report.
             facts = {}
         calls += facts.pop("calls", ())

@@ -45,7 +45,7 @@ class Journal:
     stepping        when its step began, else 0
     nested          number of further optimizers that are stepping inside it
     nests           an optimizer was seen that calls another one, or the `step` of its base class
-    updates         an optimizer has stepped inside the backward pass that goes on
+    updates         an optimizer has stepped inside the backward pass that goes on, or in a thread of autograd's
     steps           optimizer steps so far
     last_step       when the last one ended
 

@@ -54,8 +54,13 @@ def _hook_before(session: Session) -> Callable[..., None]:
             # may be in a thread of autograd's, and hold a lock of DDP's that a tick would ask for.
             journal.updates = journal.updates or ident() == journal.owner or started_elsewhere(ident())
             return
-        if ident() != journal.owner and session.not_owner(training=True):
-            return
+        if ident() != journal.owner:
+            if started_elsewhere(ident()):
+                # A thread of autograd's makes no steps: whoever called the backward pass does.
+                journal.updates = True
+                return
+            if session.not_owner(training=True):
+                return
         if journal.stepping:
             if within_step(2):
                 # An optimizer inside another one, or a subclass that calls its base.
@@ -99,7 +104,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
                 journal.steps += 1
             elif ident() == journal.owner:
                 _end_counting(journal, key, now)
-            else:
+            elif not started_elsewhere(ident()):
                 # The owner may have ended: then this thread takes over.
                 session.not_owner(training=True)
             return

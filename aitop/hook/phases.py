@@ -255,7 +255,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         if journal.counting:
             return original(*args, **kwargs)
-        if journal.busy if ident() == journal.owner else session.not_owner():
+        if journal.busy if ident() == journal.owner else session.not_owner(training=journal.updates):
             return original(*args, **kwargs)
         if journal.ops_due:
             journal.count_ops(args)

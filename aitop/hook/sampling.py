@@ -95,6 +95,9 @@ class Sampling:
         if len({words[at + 3] for at in ends}) > 1:
             # Several optimizers may make one step together. A count of one optimizer's steps would not show that.
             return
+        if any(words[(first + at) * EVENT_WORDS + 3] == 2 for at, kind in enumerate(tail) if kind == BACKWARD):
+            # Others step within the backward pass, which is not seen while steps are only counted.
+            return
         lengths = sorted(words[after + 2] - words[before + 2] for before, after in pairwise(ends))
         self._median = max(1, lengths[len(lengths) // 2])
         journal.longest = MEDIAN_STEPS * self._median + LEAST_LONG_NS

@@ -201,6 +201,7 @@ class Session:
                 # The hook was removed while the measure was being loaded.
                 self.measures[-1].over()
         except Exception:
+            raise_if_of_program()
             # The hook goes on without this measure. Patches that it put in before it failed only forward calls.
             self._errors += 1
 
@@ -445,6 +446,9 @@ class Session:
         words = journal.take()
         kinds = bytes(words[::EVENT_WORDS])
         steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)
+        if not steps and BACKWARD in kinds:
+            # Those whose updates are within the backward pass.
+            steps = sum(words[at * EVENT_WORDS + 3] == 2 for at, kind in enumerate(kinds) if kind == BACKWARD)
         served = kinds.count(FORWARD_ALONE) + kinds.count(ASIDE)
         if steps or BACKWARD in kinds:
             self._trains_until = now + TRAINING_ENDS_AFTER_NS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import inspect
 import pickle
@@ -9,6 +11,7 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from torch.utils.data import DataLoader
 
 import aitop.hook
 from aitop.hook import session as session_module
+from aitop.hook.errors import raise_if_of_program
 
 
 def run_a_little(model=None):
@@ -252,6 +256,45 @@ def test_what_a_signal_handler_raises_within_the_hook_goes_on_to_the_program(wat
         watched.session.tick(time.monotonic_ns())
         assert watched.session._errors == 1, "an error of the hook's own does not"
     finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("kind", ["partial", "object", "method"])
+def test_every_kind_of_signal_handler_is_one_and_its_error_keeps_nothing_alive(kind):
+    class Late(Exception):
+        pass
+
+    class Rings:
+        def __call__(self, number, frame):
+            raise Late
+
+        def ring(self, number, frame):
+            raise Late
+
+    class Held:
+        pass
+
+    handlers = {"partial": functools.partial(Rings.ring, None), "object": Rings(), "method": Rings().ring}
+    before = signal.signal(signal.SIGUSR1, handlers[kind])
+    gc.disable()
+    try:
+        held = Held()
+        alive = weakref.ref(held)
+
+        def hooked(held):
+            try:
+                signal.raise_signal(signal.SIGUSR1)
+            except Exception:
+                raise_if_of_program()
+            return held
+
+        with contextlib.suppress(Late):
+            hooked(held)
+            pytest.fail("it was taken for the hook's own")
+        del held
+        assert alive() is None, "no cycle keeps the frames of the error"
+    finally:
+        gc.enable()
         signal.signal(signal.SIGUSR1, before)
 
 

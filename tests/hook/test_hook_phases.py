@@ -410,6 +410,28 @@ def test_updates_within_the_backward_pass_are_a_part_of_it(watched, monkeypatch)
     shares_add_up(records)
 
 
+def test_backwards_that_only_accumulate_between_updates_within_others_end_no_step(watched):
+    """Three backward passes accumulate; the fourth updates each parameter as its gradient comes."""
+    model = Net()
+    optimizers = {parameter: torch.optim.SGD([parameter], 0.01) for parameter in model.parameters()}
+    last = False
+
+    def update(parameter):
+        if last:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for number, (rows, labels) in enumerate(loader(count=800)):
+        last = number % 4 == 3
+        nn.functional.cross_entropy(model(rows), labels).backward()
+    records = watched.records()[3:]
+    assert len(records) > 40
+    assert {(record.forwards, record.backwards) for record in records} == {(4, 4)}
+    assert watched.session._steps > 40, "they count as steps in the process as well"
+
+
 @pytest.mark.parametrize("arguments", [(), (None,)])
 def test_a_closure_that_is_none_is_no_closure(watched, arguments):
     """Accelerate always passes one."""

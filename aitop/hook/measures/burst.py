@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import burst as at
+from ..errors import raise_if_of_program
 from ..patches import Patches
 from . import Measure
 
@@ -143,6 +144,7 @@ class Burst(Measure):
             self._profile = self._entered()
         except Exception as error:
             self._refuse(f"torch's profiler does not start: {type(error).__name__}: {error}")
+            raise_if_of_program()
             return
         self._left = self._steps
         self._stand_guard()
@@ -169,7 +171,7 @@ class Burst(Measure):
                     self._make_way()
             except Exception:
                 # The program must go on with what it was about to do.
-                pass
+                raise_if_of_program()
             return original(*args, **kwargs)
 
         return guarded
@@ -231,6 +233,7 @@ class Burst(Measure):
             self._say(at.DONE, size)
         except Exception as error:
             self._refuse(f"the trace could not be written: {type(error).__name__}: {error}")
+            raise_if_of_program()
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[Any]:

@@ -235,6 +235,7 @@ def allocators(torch: Any) -> list[dict[str, Any]]:
         try:
             stats = torch.cuda.memory_stats(device)
         except RuntimeError:
+            raise_if_of_program()
             # The program may have installed an allocator without statistics.
             break
         reserved = stats.get("reserved_bytes.all.current", 0)

@@ -110,6 +110,8 @@ class EventReader:
         self.recent: list[tuple[int, int]] = []
         self.copies: list[tuple[int, int]] = []
         self.next_end = 0
+        # Whether a backward has updated parameters since then.
+        self.updated = False
         self.guessed: Parts | None = None
         self.batch = self.batch_tokens = NOT_MEASURED
 
@@ -295,7 +297,7 @@ class EventReader:
                 self.commit_closed()
             if len(self.feeds) < MOST_TOGETHER:
                 self.feeds.add(iterator)
-        elif self.steps_alone and self.sums.backwards:
+        elif self.ended_with_backward():
             self.commit(Closed(start, self.sums))
         self.known += end - start
         if self.evaluating and not came:
@@ -314,7 +316,7 @@ class EventReader:
             if self.forwards_alone > FORWARDS_WITHOUT_BACKWARD:
                 self.infer(start, end, samples, tokens)
                 return
-        if self.steps_alone and self.sums.backwards:
+        if self.ended_with_backward():
             self.commit(Closed(start, self.sums))
         if self.held_wait or self.held_forwards:
             self.settle_training()
@@ -346,6 +348,7 @@ class EventReader:
                 # The other one steps no more.
                 self.steps_at_update = self.optimizer_steps
             self.steps_alone = self.optimizer_steps <= self.steps_at_update
+            self.updated = True
             if not self.updating:
                 self.updating, self.steps_at_update = True, self.optimizer_steps
         sums = self.sums
@@ -360,6 +363,10 @@ class EventReader:
         sums.tokens, self.batch_tokens = added(sums.tokens, self.batch_tokens), NOT_MEASURED
         sums.backward += end - start
         self.known += end - start
+
+    def ended_with_backward(self) -> bool:
+        """Whether a step is over with its last backward, because no optimizer steps after it."""
+        return self.steps_alone and self.sums.backwards > 0 and (self.updated or not self.updating)
 
     def optimizer_ended(self, start: int, now: int, optimizer: int, cpu: int, skipped: bool) -> None:
         """Add an optimizer step, which may end the step. `cpu` is the thread's CPU clock, negative where not read."""

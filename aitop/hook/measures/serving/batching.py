@@ -57,7 +57,7 @@ class Batching(Server):
         return {
             "add_request": self.noting(after=self.entered),
             "_generation_loop_body": self.noting(self.turns, self.turned),
-            "prepare_next_batch": self.noting(self.prepares, self.prepared),
+            "prepare_next_batch": self.noting(after=self.prepared),
             "prepare_batch_tensors": self.timing("prepare"),
             "_generation_step": self.timing("model"),
             "update_batch": self.noting(after=self.updated),
@@ -81,19 +81,16 @@ class Batching(Server):
         self.schedule = self.prepare = self.model = self.output = self.preempted = 0
         self.stepped = False
 
-    def prepares(self, processor: Any, *_: Any, **__: Any) -> None:
-        """Note how many requests are waiting before a batch is made."""
+    def prepared(self, start: int, made: Any, processor: Any, *_: Any, **__: Any) -> None:
+        """Note what is in the batch, if one was made, and how many requests were left in the queue."""
+        self.schedule += now_ns() - start
+        if not made:
+            return
         try:
             self.waiting = len(processor.scheduler.waiting_requests) + processor.input_queue.qsize()
         except Exception:
             raise_if_of_program()
             self.waiting = NOT_MEASURED
-
-    def prepared(self, start: int, made: Any, processor: Any, *_: Any, **__: Any) -> None:
-        """Note what is in the batch, if one was made."""
-        self.schedule += now_ns() - start
-        if not made:
-            return
         self.stepped = True
         self.prefill = self.decode = 0
         batch = batch_of(processor)

@@ -187,6 +187,7 @@ class Http(Server):
             "_handle_request": lambda call: wrap_in_loop(call, self),
             "send": lambda call: wrap_send(call, self),
             "prepare": lambda call: wrap_prepare(call, self),
+            "write": lambda call: wrap_write(call, self),
             "handle_request": lambda call: wrap_call(noted(call, self.in_threads), self, gunicorn_socket),
             "handle_one_request": lambda call: wrap_handle(noted(call, self.in_threads), self),
             "parse_request": lambda call: wrap_parse(call, self),
@@ -249,9 +250,11 @@ class Http(Server):
     def resumed(self, request: Request) -> None:
         """Note that the model computes for an answer that had begun: now somebody waits for it to get on."""
         try:
-            if not request.ended:
-                self.under_way.add(request)
-                self.count()
+            self.under_way.add(request)
+            # Asked only now: the event loop may end it at any moment.
+            if request.ended:
+                self.under_way.discard(request)
+            self.count()
         except Exception:
             self.failed()
 
@@ -362,6 +365,7 @@ def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any
             if http.requests.watched():
                 socket, before = self.transport.get_extra_info("socket"), len(self._messages)
                 now, ticks_ns = now_ns(), ticks_since(socket)
+                phase = http.ticks.since(now)
         except Exception:
             http.failed()
         result = original(self, data)
@@ -371,7 +375,7 @@ def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any
                 connection = descriptor(socket)
                 # If none was waiting, what is there is of a connection that ended, and had the same number.
                 if not before or connection not in http.came:
-                    http.came[connection] = http.loop.arrival(now, ticks_ns, http.ticks.since(now), connection)
+                    http.came[connection] = http.loop.arrival(now, ticks_ns, phase, connection)
         except Exception:
             http.failed()
         return result
@@ -427,6 +431,22 @@ def wrap_prepare(original: Callable[..., Any], http: Http) -> Callable[..., Any]
         return original(self, *args, **kwargs)
 
     return prepare
+
+
+def wrap_write(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap the method of aiohttp's streams that sends a part of the answer. The part is not read."""
+
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            request = current.get()
+            if request is not None and not request.ended:
+                request.chunks += 1
+                request.first_chunk = request.first_chunk or now_ns()
+        except Exception:
+            http.failed()
+        return original(self, *args, **kwargs)
+
+    return write
 
 
 def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     # aiohttp 3.14.5
     "aiohttp": _rows({
         "aiohttp.web_protocol:RequestHandler": "data_received _handle_request",
-        "aiohttp.web_response:StreamResponse": "prepare",
+        "aiohttp.web_response:StreamResponse": "prepare write",
         "aiohttp.web_ws:WebSocketResponse": "prepare",
     }),
     # gunicorn 27.0.1

@@ -37,7 +37,7 @@ class Vllm(Server):
     rests           no request was running or waiting when the last turn ended
     scheduling, sampling    nanoseconds of the current turn in `schedule` and `sample_tokens`
     preempted       requests preempted in the current turn
-    waiting         requests that waited before the current turn
+    waiting         requests that were left in the queue when the current turn's first batch was made
     kv_used         millionths of the KV cache in use with the current batch
     """
 
@@ -54,7 +54,7 @@ class Vllm(Server):
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            "schedule": self.noting(self.schedules, self.scheduled),
+            "schedule": self.noting(after=self.scheduled),
             "update_from_output": self.noting(after=self.updated),
             "add_request": self.noting(after=self.added),
             # Called for each request when it has ended.
@@ -81,15 +81,11 @@ class Vllm(Server):
         """Note how many requests are in flight."""
         self.requests.count("vllm", len(scheduler.requests))
 
-    def schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
-        """Note how many requests are waiting at the beginning of a turn."""
-        if not self.turn_began:
-            self.waiting = scheduler.get_request_counts()[1]
-
     def scheduled(self, start: int, output: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Note a batch, and which requests run for the first time in it."""
         end = now_ns()
-        self.turn_began = self.turn_began or start
+        if not self.turn_began:
+            self.turn_began, self.waiting = start, scheduler.get_request_counts()[1]
         self.scheduling += end - start
         self.kv_used = int(scheduler.kv_cache_manager.usage * MILLIONTHS)
         for new in output.scheduled_new_reqs:
