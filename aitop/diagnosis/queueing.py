@@ -65,8 +65,12 @@ class Change(msgspec.Struct, frozen=True):
     before: float | None = None
 
 
-def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost | None = None) -> Load | None:
-    """The load of a server from its newest requests; None where their waits were not measured."""
+def load_of(
+    requests: Sequence[RequestRecord], *, batch: int = 1, engines: int = 1, cost: TurnCost | None = None
+) -> Load | None:
+    """The load of a server from its newest requests; None where their waits were not measured. Each of its `engines`
+    takes up to `batch` requests at once.
+    """
     known = [one for one in requests if one.queue is not None][-MOST_REQUESTS:]
     if len(known) < LEAST_REQUESTS:
         return None
@@ -87,7 +91,7 @@ def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost
         back=sum(end - after for end, after in zip(ends, done, strict=True)) / len(known),
         rate=(len(known) - 1) / seconds,
         clients=_clients(arrivals, ends),
-        slots=1 if batch > 1 else _most_at_once(begun, done),
+        slots=engines if batch > 1 else _most_at_once(begun, done),
         batch=batch,
         cost=cost,
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from aitop.engine.past import PastHistory
 from aitop.engine.snapshot.steps import quantile
 from aitop.engine.totals import CoreTotals, UnitTotals, shares_of_time
@@ -37,6 +39,8 @@ KEEP_RECOMPILES = 256
 KEEP_LOOKS = 256
 MOST_RANKS = 4096
 ENDING_SECONDS = 3.0
+# A process with requests under way reports at every read of its hook. After this time without a word it has none.
+SILENT_SECONDS = 3.0
 _SOURCES: dict[type[Sample], SourceName] = {
     HostSample: "host",
     GpuSample: "gpu",
@@ -165,13 +169,16 @@ class ServedSecond(NamedTuple):
 class ServedHistory:
     """Requests, iterations and pauses of one process, oldest first. `since` is when watching them began.
 
-    `alive` is the number of requests under way at the last sample; None where requests are not watched.
+    `alive` is the number of requests under way at the last sample; None where requests are not watched. `busy` is since
+    when there have been some at every sample; None while there are none.
     """
 
     requests: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=KEEP_REQUESTS))
     iterations: deque[IterationRecord] = field(default_factory=lambda: deque(maxlen=KEEP_ITERATIONS))
     pauses: deque[Pause] = field(default_factory=lambda: deque(maxlen=KEEP_PAUSES))
     alive: int | None = None
+    busy: float | None = None
+    heard: float | None = None
     since: float | None = None
     # For charts: the finished seconds, and the requests and iterations of the seconds that are still open.
     done: deque[ServedSecond] = field(default_factory=lambda: deque(maxlen=CHART_SECONDS))
@@ -185,13 +192,19 @@ class ServedHistory:
 
     def add(self, sample: HookSample) -> None:
         """Take what came out of the process's ring."""
-        self.alive = sample.alive
-        records: list[RequestRecord | IterationRecord] = [*sample.requests, *sample.iterations]
-        if self.since is None and (records or sample.alive is not None):
-            self.since = min([sample.time, *(record.end - record.seconds for record in records)])
-        self.requests.extend(sample.requests)
+        silent = self.heard is None or sample.time - self.heard > SILENT_SECONDS
+        if not sample.alive:
+            self.busy = None
+        elif self.busy is None or silent:
+            self.busy = sample.time
+        self.alive, self.heard = sample.alive, sample.time
+        if self.since is None and (sample.requests or sample.iterations or sample.alive is not None):
+            # A request counts when it ends, whenever it began.
+            ends = [request.end for request in sample.requests]
+            self.since = min([sample.time, *ends, *(turn.end - turn.seconds for turn in sample.iterations)])
+        self.requests.extend(replace(request, pid=sample.pid) for request in sample.requests)
         self.iterations.extend(sample.iterations)
-        self.pauses.extend(sample.pauses)
+        self.pauses.extend(replace(pause, pid=sample.pid) for pause in sample.pauses)
         self._sum_up(sample)
 
     def _sum_up(self, sample: HookSample) -> None:

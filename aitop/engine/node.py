@@ -99,14 +99,11 @@ class Node:
         self.ended = 0
 
     @property
-    def idle(self) -> bool:
-        """Whether no job is watched, nor about to be."""
-        return not self._watched and not self._waiting
-
-    @property
     def over(self) -> bool:
         """Whether no job is watched, nor can be any more: all `pids` have ended."""
-        return self.idle and self._pids is not None and not any(may_still_run(*one) for one in self._pids.items())
+        if self._watched or self._waiting or self._pids is None:
+            return False
+        return not any(may_still_run(*one) for one in self._pids.items())
 
     def update(self) -> float:
         """Follow jobs that come and go, begin to watch at most one, and return the seconds until the next call."""

@@ -117,9 +117,7 @@ def _figures_of(mark: Snapshot) -> Snapshot:
         target=Target(pid=mark.target.pid, command="", started=mark.target.started),
         kind=mark.kind,
         steps=replace(steps, recent=steps.recent[-MARKED_STEPS:], spread=()) if steps is not None else None,
-        serving=replace(serving, requests=(), iterations=(), pauses=(), request_pids=())
-        if serving is not None
-        else None,
+        serving=replace(serving, requests=(), iterations=(), pauses=()) if serving is not None else None,
         series={name: _since(series, since) for name, series in mark.series.items()},
         diagnosis=Diagnosis(verdicts=tuple(map(anonymous_verdict, mark.diagnosis.verdicts))),
     )

@@ -23,7 +23,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     `first_token` is the time from its arrival until the model had the first token, `first_sent` the time until the
     first part of an answer that is sent in several parts was handed to the kernel. `prompt_tokens` went in, `tokens`
     came out. `preempted` is how often the engine threw it out of the batch. `cpu` is the CPU time that its thread used
-    for it. None is not measured.
+    for it. `pid` is the process that answered it, where an engine is behind it the engine.
+    None is not measured.
     """
 
     end: float
@@ -38,6 +39,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     preempted: int | None = None
     cpu: float | None = None
+    pid: int | None = None
 
 
 class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +47,10 @@ class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `end` is on CLOCK_MONOTONIC, `seconds` the length of the turn, `idle` how long the loop had waited for requests
     before it. `schedule`, `prepare`, `model`, `sample` and `output` are parts of the turn that do not overlap.
-    `requests` were in the batch, with `prefill_tokens` of prompts and `decode_tokens`. `waiting` requests were queued
-    when the turn began, `running` were in the engine when it ended. `kv_used` is the share (0..1) of the KV cache that
-    was in use. `preempted` requests were thrown out of the batch in this turn. None is not measured.
+    `requests` were in the batch, with `prefill_tokens` of prompts and `decode_tokens`. `waiting` requests were left in
+    the queue when the batch was made, `running` were in the engine when the turn ended. `kv_used` is the share (0..1)
+    of the KV cache that was in use. `preempted` requests were thrown out of the batch in this turn. None is not
+    measured.
     """
 
     end: float
@@ -69,11 +72,15 @@ class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval in which garbage collection or a compilation held up a process's requests. `end` is monotonic."""
+    """An interval in which garbage collection or a compilation held up the requests of the process `pid`.
+
+    `end` is monotonic.
+    """
 
     end: float
     seconds: float
     kind: PauseKind
+    pid: int | None = None
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,10 +126,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     `queue` the mean number of waiting requests. `first_token` and `inter_token` are what users call TTFT and ITL.
     `first_token_basis` says what ends the TTFT: `answer`, the first part of the answer was sent, as clients see it;
     `model`, the model had the token; `metrics`, as the server's own `/metrics` counts it.
-    `requests`, `iterations` and `pauses` are those of the window, the oldest first. Where several processes answer
-    requests and none is an engine, `request_pids` has the pid of each request's process. `engines` is the number of
-    processes that made iterations. `alive` is the number of requests under way now, `still` the seconds for which no
-    iteration and no request has ended: together they tell a stalled server from an idle one.
+    `requests`, `iterations` and `pauses` are those of the window, the oldest first; iterations are those of the process
+    `pid`. Of a server with an engine, only requests count that reached it. `engines` is the number of processes that
+    made iterations. `alive` is the number of requests under way now. `still` is for how many seconds the process
+    `still_pid` has made no progress with those that it has under way; if none has any, the seconds since the last
+    request or iteration ended. Together they tell a stalled server from an idle one.
     """
 
     basis: ServingBasis
@@ -144,11 +152,14 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestRecord, ...] = ()
     iterations: tuple[IterationRecord, ...] = ()
     pauses: tuple[Pause, ...] = ()
-    request_pids: tuple[int, ...] = ()
+    still_pid: int | None = None
     engines: int | None = None
 
     def requests_of(self, pid: int | None) -> tuple[RequestRecord, ...]:
-        """The requests of one process; all requests where it alone has any."""
-        if not self.request_pids:
-            return self.requests if pid == self.pid else ()
-        return tuple(one for one, own in zip(self.requests, self.request_pids, strict=True) if own == pid)
+        """The requests of one process. Those that do not tell theirs are of `self.pid`."""
+        return tuple(one for one in self.requests if (self.pid if one.pid is None else one.pid) == pid)
+
+    @property
+    def side_by_side(self) -> frozenset[int]:
+        """The processes that answer requests, each its own."""
+        return frozenset(one.pid for one in self.requests if one.pid is not None)

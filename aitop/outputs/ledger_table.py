@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger, Unit
+from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import Kind
 from aitop.model.units import duration, percent, plural
@@ -17,12 +17,6 @@ PROCESS_ROWS = 8
 LANES: tuple[Lane, ...] = ("main", "producers")
 # Lighter entries are not listed.
 LEAST_SHARE = 0.01
-UNITS: dict[Unit, str] = {
-    "step": "a step",
-    "request": "a request",
-    "iteration": "an iteration",
-    "second": "a second",
-}
 
 
 class Row(NamedTuple):
@@ -77,7 +71,8 @@ def _title(ledger: Ledger, lane: Lane, kind: Kind) -> str:
         return of_producers(kind)
     thread = ledger.thread if ledger.threads == 1 else f"{ledger.threads} threads like {ledger.thread}"
     length = f", {duration(ledger.length)}" if ledger.length is not None and ledger.unit != "second" else ""
-    unit = "" if ledger.unit == "second" else f" of {UNITS[ledger.unit]}"
+    article = "an" if ledger.unit == "iteration" else "a"
+    unit = "" if ledger.unit == "second" else f" of {article} {ledger.unit}"
     return f"Where the time{unit} goes (pid {ledger.pid}, {thread}{length})"
 
 

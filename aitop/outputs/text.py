@@ -111,11 +111,11 @@ def serving_times(snapshot: Snapshot) -> list[tuple[str, tuple[str, str, str]]]:
 
 
 def serving_state(snapshot: Snapshot) -> str | None:
-    """How many requests are under way, and for how long none has ended; None where requests do end."""
+    """How many requests are under way, and for how long without progress; None where they do get on."""
     serving = snapshot.serving
     if serving is None or not serving.alive or serving.still is None or serving.still < LEAST_STILL:
         return None
-    return f"{serving.alive} under way, and none has ended for {duration(serving.still)}"
+    return f"{serving.alive} under way, without progress for {duration(serving.still)}"
 
 
 def gaps(snapshot: Snapshot) -> list[str]:

@@ -244,9 +244,10 @@ def test_a_request_of_one_of_several_workers_is_counted_once():
     """Which of them has answered most changes from one Snapshot to the next, and one may rest."""
 
     def answered(first: int, last: int, busiest: int) -> Snapshot:
-        requests = tuple(RequestRecord(end=0.1 * number, seconds=0.05) for number in range(first, last))
-        pids = tuple(7 + number % 2 for number in range(first, last))
-        serving = Serving(basis="hook", pid=busiest, requests=requests, request_pids=pids)
+        requests = tuple(
+            RequestRecord(end=0.1 * number, seconds=0.05, pid=7 + number % 2) for number in range(first, last)
+        )
+        serving = Serving(basis="hook", pid=busiest, requests=requests)
         return bare(engine="gunicorn", serving=serving, working=(busiest,))
 
     seen = exported(answered(1, 41, 7), answered(11, 51, 8), answered(21, 61, 7))

@@ -5,8 +5,8 @@ import math
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
-from served_maker import START, UNTIL, Server, at_random, pauses, server, turns
-from snapshot_builder import constant, line
+from served_maker import START, UNTIL, Server, at_random, pauses, server
+from snapshot_builder import RANK, constant, line
 
 from aitop.diagnosis.causes.serving import tail
 from aitop.diagnosis.noise import least_mean
@@ -208,13 +208,22 @@ def test_a_line_that_mostly_waits_for_another_thread_is_no_work_of_the_handlers(
 
 
 def test_what_is_computed_twice_is_said():
-    requests = [RequestRecord(end=START + 1 + n / 100, seconds=0.5, prompt_tokens=10) for n in range(100)]
-    iterations = [replace(one, prefill_tokens=20, decode_tokens=10, preempted=1) for one in turns(100)]
-    first = min(one.end - one.seconds for one in iterations)
-    counted = [one for one in requests if one.end - one.seconds >= first]
-    twice = tail.computed_twice(server(requests, iterations).serving)
-    assert twice == pytest.approx((2000 - 10 * len(counted)) / 3000)
-    assert tail.computed_twice(server(requests, turns(100)).serving) is None
+    request = RequestRecord(end=START + 1, seconds=0.5, prompt_tokens=100, tokens=40, preempted=0)
+    thrown = replace(request, preempted=2)
+    twice = tail.computed_twice(server([*[request] * 9, thrown]).serving)
+    assert twice == pytest.approx(240 / (1400 + 240))
+    assert tail.computed_twice(server([request] * 9).serving) is None
+    assert tail.computed_twice(server([replace(request, preempted=None)]).serving) is None
+
+
+def test_the_pauses_of_a_worker_hold_up_its_own_requests():
+    own = [replace(one, pid=RANK) for one in Server(stops=STOPS).answer(HALF)]
+    others = [replace(one, pid=RANK + 1) for one in Server(seed=8).answer(HALF)]
+    both = sorted((*own, *others), key=lambda one: one.end)
+    for pid, subtype in ((RANK, "collector"), (RANK + 1, None), (RANK + 7, "collector")):
+        held = [replace(one, pid=pid) for one in pauses(STOPS)]
+        finding = tail.judge(server(both, held=held))
+        assert level(finding) < tail.judge.band.leave if subtype is None else fired(finding).subtype == subtype
 
 
 def handled(long=0.3, every=50):

@@ -63,9 +63,8 @@ def test_what_replicas_give_to_clients_that_wait_for_their_answers(clients, repl
 
 
 def test_a_replica_beside_two_is_half_as_much_again():
-    requests = closed(8, 0.05, slots=2)
-    pids = tuple(RANK + number % 2 for number in range(len(requests)))
-    fixes = fired(queue.judge(server(requests, request_pids=pids))).fixes
+    requests = [replace(one, pid=RANK + number % 2) for number, one in enumerate(closed(8, 0.05, slots=2))]
+    fixes = fired(queue.judge(server(requests))).fixes
     replica = next(fix for fix in fixes if "replica" in fix.text)
     assert replica.speedup == pytest.approx(1.5, abs=0.1)
 

@@ -290,7 +290,11 @@ def counted(*values):
 
 
 def test_recompiling_in_steady_state():
-    told = facts(recompiles=30, graph_breaks=2, recompile_reasons=("train.py:44 size mismatch at index 0",))
+    told = facts(
+        recompiles=30,
+        graph_breaks=2,
+        recompile_reasons=("train.py:44 size mismatch at index 0", "train.py:9 an older one"),
+    )
     seen = snapshot(
         steps(samples=16, forward=0.06),
         lines=[COMPILES],

@@ -70,8 +70,10 @@ def test_requests_that_overlap_share_each_moment_once():
 
 def test_processes_that_answer_side_by_side_have_an_account_each():
     """Together they are busy for twice the time that each of them is."""
-    requests = [RequestRecord(end=START + n / 2 + 0.4, seconds=0.4, queue=0.0, model=0.4) for n in range(60)]
-    seen = server(requests, request_pids=tuple(RANK + n % 2 for n in range(60)))
+    requests = [
+        RequestRecord(end=START + n / 2 + 0.4, seconds=0.4, queue=0.0, model=0.4, pid=RANK + n % 2) for n in range(60)
+    ]
+    seen = server(requests)
     for pid in (RANK, RANK + 1):
         assert served(seen, pid).length == pytest.approx(1.0, abs=0.03)
         assert served(seen, pid).shares["idle"] == pytest.approx(0.6, abs=0.02)

@@ -49,6 +49,10 @@ def figures(*events, now=NOW, kind="inference"):
     return serving(history(*events), now, kind)
 
 
+def without_pids(records):
+    return tuple(msgspec.structs.replace(one, pid=None) for one in records)
+
+
 def spread(number, seconds=20.0, **parts):
     """`number` requests that ended evenly over the last seconds."""
     return tuple(request(NOW - seconds + (index + 1) * seconds / number, **parts) for index in range(number))
@@ -60,7 +64,7 @@ def test_percentiles_are_exact():
     assert found.basis == "hook" and found.pid == API
     assert found.latency == Percentiles(p50=0.501, p95=0.951, p99=0.991)
     assert found.first_token is None and found.inter_token is None
-    assert found.requests == requests
+    assert without_pids(found.requests) == requests
 
 
 def test_rates_are_of_the_time_that_was_watched():
@@ -131,10 +135,10 @@ def test_the_same_request_in_two_processes_is_counted_once():
     found = figures(
         parts, hook(API, requests=outside, alive=3), hook(ENGINE, requests=inside, alive=2, iterations=(turn(99.0),))
     )
-    assert found.requests == outside and found.alive == 3
+    assert without_pids(found.requests) == outside and found.alive == 3
     assert found.pid == ENGINE and len(found.iterations) == 1
     health = hook(API, requests=(request(99.0, 5.0),))
-    assert figures(parts, health, hook(ENGINE, requests=inside)).requests == inside
+    assert without_pids(figures(parts, health, hook(ENGINE, requests=inside)).requests) == inside
 
 
 def test_the_engine_is_never_in_front_of_who_takes_its_requests():
@@ -143,7 +147,7 @@ def test_the_engine_is_never_in_front_of_who_takes_its_requests():
     inside = (request(89.0, 3.0), *spread(40, seconds=10.0))
     outside = tuple(msgspec.structs.replace(one, seconds=0.21) for one in inside[1:])
     found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside, iterations=(turn(99.0),)))
-    assert found.requests == outside and found.pid == ENGINE
+    assert without_pids(found.requests) == outside and found.pid == ENGINE
 
 
 def test_a_request_of_the_front_has_the_parts_that_the_worker_knows():
@@ -157,7 +161,7 @@ def test_a_request_of_the_front_has_the_parts_that_the_worker_knows():
         for end, late in zip(ends, (0.05, -0.05) * 5, strict=True)
     )
     found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside[1:]))
-    assert found.requests[0] == outside[0], "nothing is known of it"
+    assert without_pids(found.requests[:1]) == outside[:1], "nothing is known of it"
     for whole in found.requests[1:]:
         assert (whole.end - whole.seconds) % 0.5 == pytest.approx(0.4) and whole.seconds == 2.6
         way_back = 2.6 - whole.queue - whole.preprocess - whole.model - whole.postprocess
@@ -244,17 +248,68 @@ def test_a_front_that_the_hook_entered_late_counts_from_then_on():
 
 def test_pauses_of_every_process_and_requests_of_those_that_are_heard_of():
     pause, old = Pause(end=99.0, seconds=0.4, kind="collect"), Pause(end=1.0, seconds=0.4, kind="compile")
-    assert figures(hook(API, requests=spread(40)), hook(ENGINE, pauses=(old, pause))).pauses == (pause,)
+    assert without_pids(figures(hook(API, requests=spread(40)), hook(ENGINE, pauses=(old, pause))).pauses) == (pause,)
     sample = hook(API, 90.0, requests=spread(40, seconds=10.0)[:1], alive=7)
     assert [figures(sample, now=now).alive for now in (92.0, 94.0)] == [7, 0]
 
 
 def test_a_standing_server_is_still_for_as_long():
-    found = figures(hook(API, 80.0, requests=spread(40, seconds=10.0)[:1], alive=7), hook(API, NOW, alive=7))
-    assert (found.alive, found.still) == (7, pytest.approx(NOW - 90.25))
-    nothing = figures(hook(API, 80.0, alive=7), hook(API, NOW, alive=7))
+    held = [hook(API, float(time), alive=7) for time in range(81, 101)]
+    found = figures(hook(API, 80.0, requests=spread(40, seconds=10.0)[:1], alive=7), *held)
+    assert (found.alive, found.still, found.still_pid) == (7, pytest.approx(NOW - 90.25), API)
+    nothing = figures(hook(API, 80.0, alive=7), *held)
     assert (nothing.alive, nothing.still, nothing.requests_per_second) == (7, pytest.approx(20.0), 0.0)
     assert nothing.latency is None
+
+
+def test_the_rest_before_a_request_is_no_standing_still():
+    """The last request before it ended a minute ago; nothing was reported in between, or only that nobody asks."""
+    earlier = hook(API, 40.0, requests=(request(39.9),), alive=0)
+    for quiet in ((), (hook(API, 90.0, alive=0),)):
+        found = figures(earlier, *quiet, *(hook(API, time, alive=1) for time in (98.0, 99.0, NOW)))
+        assert (found.alive, found.still) == (1, pytest.approx(2.0))
+    idle = figures(earlier, hook(API, NOW, alive=0))
+    assert (idle.alive, idle.still, idle.still_pid) == (0, pytest.approx(NOW - 39.9), None)
+    gone = [hook(API, float(time), alive=1) for time in range(60, 70)]
+    assert figures(earlier, *gone, *(hook(API, time, alive=1) for time in (99.0, NOW))).still == pytest.approx(1.0)
+
+
+def test_one_that_stands_still_is_told_whoever_else_gets_on():
+    parts = tree(*((pid, "worker") for pid in WORKERS), engine="gunicorn")
+    stuck = [hook(WORKERS[0], float(time), alive=1) for time in range(80, 101)]
+    busy = [hook(WORKERS[1], float(time), requests=(request(time - 0.1),), alive=1) for time in range(80, 101)]
+    found = figures(parts, *(sample for both in zip(stuck, busy, strict=True) for sample in both))
+    assert (found.still, found.still_pid) == (pytest.approx(20.0), WORKERS[0])
+
+
+def test_whoever_asks_how_an_engine_is_gets_it_no_further():
+    parts = tree((API, "API server"), (ENGINE, "engine"))
+    asked = [hook(API, float(time), requests=(request(time - 0.1, 0.001),), alive=3) for time in range(80, 101)]
+    hangs = [hook(ENGINE, 80.0, iterations=(turn(80.0),), requests=(request(79.0, tokens=9),), alive=3)]
+    hangs += [hook(ENGINE, float(time), alive=3) for time in range(81, 101)]
+    found = figures(parts, *sorted((*asked, *hangs), key=lambda one: one.time))
+    assert (found.still, found.still_pid, found.requests) == (pytest.approx(20.0), ENGINE, ())
+    # The front only waits for the engine, which makes long answers.
+    works = [hook(ENGINE, float(time), iterations=(turn(time - 0.1),), alive=3) for time in range(80, 101)]
+    waits = [hook(API, float(time), alive=3) for time in range(80, 101)]
+    found = figures(parts, *sorted((*waits, *works), key=lambda one: one.time))
+    assert (found.still, found.still_pid) == (pytest.approx(0.1), ENGINE)
+
+
+def test_requests_that_reach_no_engine_count_only_before_it_is_watched():
+    parts = tree((API, "API server"), (ENGINE, "engine"))
+    asked = spread(40, seconds=20.0, cpu=0.001)
+    inside = tuple(request(end, 3.0, tokens=64) for end in (93.0, 96.0, 99.0))
+    outside = tuple(sorted((*asked, *(request(one.end + 0.01, 3.1) for one in inside)), key=lambda one: one.end))
+    found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside, iterations=(turn(99.0),)))
+    before = [one for one in found.requests if one.tokens is None]
+    assert len(found.requests) - len(before) == 3 and {one.end < 93.0 for one in before} == {True}
+    assert {one.pid for one in found.requests if one.tokens} == {ENGINE}
+
+
+def test_requests_that_began_before_the_hook_came_in_do_not_lengthen_the_window():
+    found = figures(hook(ENGINE, 90.0, requests=(request(89.9, 30.0, tokens=9),), alive=1, iterations=(turn(89.95),)))
+    assert found.seconds == pytest.approx(10.1, abs=0.01)
 
 
 def test_a_hook_that_is_read_late_or_has_left_lowers_no_rate():
@@ -325,7 +380,7 @@ def test_a_stall_shows_in_the_metrics():
     assert (found.alive, found.still) == (5, pytest.approx(12.0))
     assert figures(*looks[:3], now=85.0).still == pytest.approx(0.0)
     assert figures(looks[0], now=81.0).still is None
-    stands = [hook(API, float(time), alive=5) for time in (80, 99)]
+    stands = [hook(API, float(time), alive=5) for time in range(80, 100)]
     assert figures(*stands, *looks, now=99.0).still == pytest.approx(13.0)  # as the last look is a second old
     assert figures(*stands, look(98.0, 1.0), look(98.9, 2.0), now=99.0).still == pytest.approx(0.1)
 

@@ -85,7 +85,7 @@ def test_text_and_html_have_the_figures():
         assert words in text and words in page
     rows = [line.split() for line in text.splitlines()]
     assert ["latency", "120", "ms", "300", "ms", "900", "ms"] in rows
-    assert "preemptions" not in text and "between tokens" not in text and "none has ended" not in text
+    assert "preemptions" not in text and "between tokens" not in text and "without progress" not in text
     assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
@@ -99,8 +99,8 @@ def test_figures_that_are_not_known_are_left_out():
 )
 def test_requests_that_stand_are_named(alive, still, said):
     seen = served(msgspec.structs.replace(SERVED, alive=alive, still=still))
-    assert ("none has ended for 12" in to_text(seen)) is said
-    assert ("none has ended for 12" in to_html(seen)) is said
+    assert ("without progress for 12" in to_text(seen)) is said
+    assert ("without progress for 12" in to_html(seen)) is said
 
 
 def test_metrics_are_missed_only_where_something_is_served():

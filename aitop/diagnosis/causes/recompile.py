@@ -57,7 +57,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append(f"{sum(by for _, by in rises):.0f} recompilations in the last {seconds:.0f} s")
     facts = snapshot.facts
     if facts is not None and facts.recompile_reasons:
-        evidence.append(f"the newest: {facts.recompile_reasons[-1]}")
+        evidence.append(f"the newest: {facts.recompile_reasons[0]}")
     if facts is not None and facts.graph_breaks:
         evidence.append(f"{facts.graph_breaks} graph breaks since the start")
     gone, at_leisure = of_unit(snapshot, share)

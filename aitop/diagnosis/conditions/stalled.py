@@ -48,7 +48,8 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
     if serving is None or not serving.alive or serving.still is None:
         return _in_handler(snapshot)
     longest, computing = _longest(serving), _computes(snapshot)
-    where = _standing(snapshot)
+    main = main_stacks(snapshot)
+    where = _standing(snapshot) if main is None or serving.still_pid in (None, main.pid) else ()
     if longest is None and not where and not _has_engine(serving):
         # The handlers may wait for a service elsewhere: nothing here holds them up.
         return None
@@ -61,7 +62,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
         subtype="stalled",
         title=f"{serving.alive} requests are under way, and nothing has got on for {serving.still:.0f} s{place}",
         confidence=UNSURE if computing else LIKELY,
-        pid=serving.pid,
+        pid=serving.pid if serving.still_pid is None else serving.still_pid,
         where=where,
         remedy="see the stacks of all threads (h): a lock, queue or process that never answers",
     )
@@ -119,7 +120,7 @@ def _verdict(
     if serving is not None and serving.alive is not None:
         evidence.append(f"{serving.alive} requests are under way")
     if serving is not None and serving.still is not None:
-        evidence.append(f"no request and no iteration has ended for {serving.still:.0f} s")
+        evidence.append(f"the last progress was {serving.still:.0f} s ago")
         longest = _longest(serving)
         if longest is not None:
             evidence.append(f"the longest so far took {duration(longest)}")

@@ -139,11 +139,20 @@ def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> flo
 
 
 def _still(samples: Sequence[ServerSample]) -> float | None:
-    """Seconds from the last sample with a changed counter to the newest sample; None where there is only one."""
+    """Seconds to the newest sample from the last one with a changed counter, or from the first of those since which
+    there have been requests under way, if that is later; None where there is only one sample.
+    """
     if len(samples) < 2:
         return None
-    moved = (later.time for later, earlier in pairwise(reversed(samples)) if _progress(later) != _progress(earlier))
-    return max(0.0, samples[-1].time - next(moved, samples[0].time))
+    backwards = list(pairwise(reversed(samples)))
+    moved = next((later.time for later, earlier in backwards if _progress(later) != _progress(earlier)), 0.0)
+    begun = next((later.time for later, earlier in backwards if _present(later) and not _present(earlier)), 0.0)
+    return max(0.0, samples[-1].time - max(moved, begun if _present(samples[-1]) else 0.0, samples[0].time))
+
+
+def _present(sample: ServerSample) -> bool:
+    """Whether requests are under way."""
+    return any(sample.gauges.get(name) for name in ("running", "waiting"))
 
 
 def _progress(sample: ServerSample) -> list[float | None]:

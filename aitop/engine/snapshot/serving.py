@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from aitop.engine.history import (
     CHART_SECONDS,
     LONG_WINDOW_SECONDS,
+    SILENT_SECONDS,
     WINDOW_SECONDS,
     History,
     HookHistory,
@@ -25,7 +27,6 @@ from aitop.model.snapshot import Series, series_of
 from aitop.model.steps import Kind
 
 ENOUGH_REQUESTS = 30
-SILENT_SECONDS = 3.0
 # The front process reports a request within this time after the process behind it, or never.
 LOST_SECONDS = 10.0
 
@@ -43,16 +44,32 @@ def serving(history: History, now: float, kind: Kind) -> Serving | None:
         serves = host is not None and host.engine is not None and kind != "training"
         return Serving(basis="stacks") if serves else None
     if hook is None or metrics is None:
-        return hook or metrics
+        return hook or _aged(history, metrics, now)
     missing = {name: getattr(metrics, name) for name in Serving.__struct_fields__ if getattr(hook, name) is None}
     tokens = hook.tokens_per_second if metrics.tokens_per_second is None else metrics.tokens_per_second
     return replace(hook, **{**missing, "tokens_per_second": tokens, "still": _still(history, hook, metrics, now)})
 
 
+def _aged(history: History, metrics: Serving | None, now: float) -> Serving | None:
+    """The figures, with the time since the last look added to `still` where the server no longer answers."""
+    status = history.statuses.get("server")
+    if metrics is None or metrics.still is None or status is None or status.state == "ok":
+        return metrics
+    return replace(metrics, still=metrics.still + _since_look(history, now))
+
+
+def _since_look(history: History, now: float) -> float:
+    return max(0.0, now - max(looks[-1].time for looks in history.servers.values()))
+
+
 def _still(history: History, hook: Serving, metrics: Serving, now: float) -> float | None:
-    """Seconds since the newest progress that hook or metrics saw. The metrics' figure ages from the last look on."""
-    age = now - max(looks[-1].time for looks in history.servers.values())
-    known = (hook.still, None if metrics.still is None else metrics.still + max(0.0, age))
+    """Seconds since the newest progress that hook or metrics saw. The metrics' figure ages from the last look on.
+
+    The hook in an engine sees all progress, and of each engine by itself: then the metrics say nothing more.
+    """
+    if any(own.served.iterations for own in history.hooks.values()):
+        return hook.still
+    known = (hook.still, None if metrics.still is None else metrics.still + _since_look(history, now))
     return min((value for value in known if value is not None), default=None)
 
 
@@ -126,13 +143,14 @@ def _of_hook(history: History, now: float) -> Serving | None:
     requests = {pid: [request for request in own.requests if request.end >= since] for pid, own in served.items()}
     turns = {pid: [turn for turn in own.iterations if turn.end >= since] for pid, own in served.items()}
     front = front_processes(history, requests)
-    taken = _by_end(requests, front)
-    inner = [record for record, _ in _by_end(requests, requests.keys() - set(front))]
-    answered = _joined([record for record, _ in taken], inner)
+    inner = _by_end(requests, requests.keys() - set(front))
+    engines = {pid for pid, own in served.items() if own.iterations}
+    answered = _joined(_by_end(requests, front), inner, engines)
+    if engines:
+        answered = _that_reached_an_engine(answered, served)
     engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
     busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
-    watched = min(own.since for own in served.values() if own.since is not None)
-    ends = [records[-1].end for own in served.values() for records in (own.requests, own.iterations) if records]
+    still, still_pid = _standing_still(served, end)
     sent = [request.first_sent for request in answered if request.first_sent is not None]
     first = [request.first_token for request in answered if request.first_token is not None]
     pauses = [pause for hook in history.hooks.values() for pause in hook.served.pauses if pause.end >= since]
@@ -156,11 +174,11 @@ def _of_hook(history: History, now: float) -> Serving | None:
         kv_used=mean_of([turn.kv_used for turn in iterations if turn.kv_used is not None]),
         preemptions_per_second=_per_second([turn.preempted for turn in iterations], seconds),
         alive=_alive(history, served, end),
-        still=max(0.0, end - max(ends, default=watched)),
+        still=still,
+        still_pid=still_pid,
         requests=tuple(answered),
         iterations=() if engine is None else tuple(turns[engine]),
         pauses=tuple(sorted(pauses, key=lambda pause: pause.end)),
-        request_pids=tuple(pid for _, pid in taken) if len(front) > 1 and engine is None else (),
         engines=sum(map(bool, turns.values())) or None,
     )
 
@@ -251,12 +269,55 @@ def _part_seen(history: History, front: Sequence[int], since: float, end: float)
     return min(1.0, watched / lived) if watched else 1.0
 
 
-def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]) -> list[tuple[RequestRecord, int]]:
-    """The requests of these processes by their ends, each with its process."""
-    return sorted(((record, pid) for pid in pids for record in requests[pid]), key=lambda one: one[0].end)
+def _standing_still(served: Mapping[int, ServedHistory], end: float) -> tuple[float, int | None]:
+    """The seconds for which a process has made no progress with the requests that it has under way, and its pid: the
+    longest such time of all processes. If none has requests under way, the seconds since one of them ended anything.
+
+    The progress of an engine are its iterations: whoever asks how the server is does not get them on. A front whose
+    requests are with an engine only waits for it.
+    """
+    busy = {pid: own for pid, own in served.items() if own.busy is not None and _heard(own, end)}
+    turned = max((own.iterations[-1].end for own in served.values() if own.iterations), default=-math.inf)
+    engines = {pid: max(own.iterations[-1].end, own.busy or 0.0) for pid, own in busy.items() if own.iterations}
+    others = {
+        pid: max(turned, own.busy or 0.0, own.requests[-1].end if own.requests else 0.0) for pid, own in busy.items()
+    }
+    since = engines or others
+    if not since:
+        ends = [records[-1].end for own in served.values() for records in (own.requests, own.iterations) if records]
+        watched = min(own.since for own in served.values() if own.since is not None)
+        return max(0.0, end - max(ends, default=watched)), None
+    pid = min(since, key=lambda pid: (since[pid], pid))
+    return max(0.0, end - since[pid]), pid
 
 
-def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> list[RequestRecord]:
+def _heard(own: ServedHistory, end: float) -> bool:
+    return own.heard is not None and own.heard >= end - SILENT_SECONDS
+
+
+def _that_reached_an_engine(
+    answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory]
+) -> list[RequestRecord]:
+    """The requests for which an engine computed. The others ask how the server is (probes, scrapes, our own among
+    them), if they ended after the first for which one did: before, the hook may not have been in the engine.
+    """
+    first = min((one.end for own in served.values() for one in own.requests if _computed(one)), default=math.inf)
+    return [one for one in answered if _computed(one) or one.end < first]
+
+
+def _computed(request: RequestRecord) -> bool:
+    """Whether it is known what a model did for a request."""
+    return request.tokens is not None or request.model is not None
+
+
+def _by_end(requests: Mapping[int, Sequence[RequestRecord]], pids: Iterable[int]) -> list[RequestRecord]:
+    """The requests of these processes by their ends."""
+    return sorted((record for pid in pids for record in requests[pid]), key=lambda one: one.end)
+
+
+def _joined(
+    outer: Sequence[RequestRecord], inner: Sequence[RequestRecord], engines: Collection[int]
+) -> list[RequestRecord]:
     """The requests of the front (`outer`), each with what the process that runs the model reports of it (`inner`).
 
     Both are sorted by their ends. No id links the two records of a request. Requests leave the front in the order in
@@ -272,12 +333,13 @@ def _joined(outer: Sequence[RequestRecord], inner: Sequence[RequestRecord]) -> l
         part = next((record for record in left if record.end - record.seconds >= begin), None)
         if part is not None:
             left = [record for record in left if record is not part and record.end > whole.end - LOST_SECONDS]
-        joined.append(whole if part is None else _within(whole, part))
+        joined.append(whole if part is None else _within(whole, part, part.pid if part.pid in engines else whole.pid))
     return joined
 
 
-def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
+def _within(whole: RequestRecord, part: RequestRecord, pid: int | None) -> RequestRecord:
     """Merge two records of a request that one process took from the network (`whole`) and another answered (`part`).
+    It becomes one of the process `pid`.
 
     The time before `part` counts as queue; the time of the answer's way back counts as no phase.
     """
@@ -289,6 +351,7 @@ def _within(whole: RequestRecord, part: RequestRecord) -> RequestRecord:
         queue=None if part.queue is None else part.queue + before,
         first_token=None if part.first_token is None else part.first_token + before,
         first_sent=whole.first_sent,
+        pid=pid,
     )
 
 
@@ -301,8 +364,7 @@ def _alive(history: History, served: Mapping[int, ServedHistory], end: float) ->
     alive: dict[str | None, int] = {}
     for pid, own in served.items():
         if own.alive is not None:
-            heard = history.hooks[pid].time >= end - SILENT_SECONDS
-            alive[parts.get(pid)] = alive.get(parts.get(pid), 0) + (own.alive if heard else 0)
+            alive[parts.get(pid)] = alive.get(parts.get(pid), 0) + (own.alive if _heard(own, end) else 0)
     return max(alive.values(), default=None)
 
 
@@ -321,7 +383,7 @@ def _tokens(
     last too long for that.
     """
     # A probe of the server's health has no tokens, and no model computes for it.
-    counted = [one for one in answered if one.tokens is not None or one.model is not None]
+    counted = [one for one in answered if _computed(one)]
     if counted and sum(one.seconds for one in counted) / len(counted) <= BRIEF * seen:
         return _per_second([one.tokens for one in counted], seen)
     return _per_second([record.decode_tokens for record in turns], seconds)

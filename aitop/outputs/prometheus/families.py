@@ -267,7 +267,7 @@ def ranks_here(snapshot: Snapshot) -> tuple[Rank, ...]:
     ranks = (process for process in snapshot.processes if process.role == "rank" and process.state != "Z")
     numbers = {process.pid: process.rank for process in ranks}
     if snapshot.engine is not None or not numbers:
-        serving = sorted(set(snapshot.serving.request_pids)) if snapshot.serving is not None else ()
+        serving = sorted(snapshot.serving.side_by_side) if snapshot.serving is not None else ()
         pids = (*snapshot.working, *serving) or tuple(numbers) or (snapshot.target.pid,)
         numbers = {pid: numbers.get(pid) for pid in pids}
     if snapshot.ranks is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 
 from aitop.output_file import replace_output
 
@@ -32,29 +32,6 @@ def parse_address(text: str) -> Address:
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"{text!r} is not HOST:PORT")
     return Address(host, int(port))
-
-
-def serve(
-    registry: CollectorRegistry,
-    address: Address,
-    certificate: str | None = None,
-    key: str | None = None,
-    clients: str | None = None,
-) -> None:
-    """Answer scrapes in a thread of its own for as long as the process lives. Raises OSError.
-
-    With files of a `certificate` and its `key` that is over TLS; with `clients`, only holders of a certificate signed
-    by it may ask.
-    """
-    start_http_server(
-        address.port,
-        address.host,
-        registry,
-        certfile=certificate,
-        keyfile=key,
-        client_cafile=clients,
-        client_auth_required=clients is not None,
-    )
 
 
 def write_textfile(registry: CollectorRegistry, path: Path) -> None:

@@ -170,7 +170,7 @@ def _now(serving: Serving) -> Figure:
     alive = NOT_SUPPORTED if serving.alive is None else str(serving.alive)
     parts = [
         Line(alive.rjust(4), TEXT).add(" under way", DIM),
-        Line("last ended ", DIM).add(duration(serving.still).rjust(7), TEXT).add(" ago", DIM),
+        Line("progressed ", DIM).add(duration(serving.still).rjust(7), TEXT).add(" ago", DIM),
     ]
     return Figure("now", parts, measured=serving.alive is not None or serving.still is not None)
 

@@ -121,7 +121,7 @@ def compiler(_view: View, snapshot: Snapshot) -> Figure | None:
         for number, word in counters
         if number is not None
     ]
-    return Figure("compile", parts, 2, words=one_line(next(reversed(facts.recompile_reasons), "")))
+    return Figure("compile", parts, 2, words=one_line(next(iter(facts.recompile_reasons), "")))
 
 
 def scaler(_view: View, snapshot: Snapshot) -> Figure | None:

@@ -54,7 +54,8 @@ class HoldUp(msgspec.Struct, frozen=True):
 
     `tokens` is the number of prompt tokens of a long turn. `owner` is the request whose handling took so long; other
     requests lose to it only time in which they wait before they are worked on. `worked` is the part (0..1) in which its
-    handler surely ran, as its thread used that much CPU time.
+    handler surely ran, as its thread used that much CPU time. `pid` is the process whose requests it holds up, None if
+    those of all.
     """
 
     kind: Kind
@@ -64,25 +65,42 @@ class HoldUp(msgspec.Struct, frozen=True):
     tokens: int | None = None
     owner: RequestRecord | None = None
     worked: float = 0.0
+    pid: int | None = None
+
+    def holds(self, pid: int | None) -> bool:
+        """Whether it holds up requests of this process."""
+        return self.pid is None or self.pid == pid
+
+    def meets(self, request: RequestRecord) -> bool:
+        """Whether the request was under way meanwhile, in a process that this holds up."""
+        return self.holds(request.pid) and self.begin < request.end and self.until > request.end - request.seconds
 
 
 def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
     """The hold-ups measured while these requests were in progress. `usual` is the median length of a request."""
     since = min(request.end - request.seconds for request in requests)
+    # Of processes side by side, each holds up its own requests; any other process all of them.
+    beside = serving.side_by_side if len(serving.side_by_side) > 1 else frozenset()
     pauses = [
-        HoldUp("collector" if pause.kind == "collect" else "compile", pause.end - pause.seconds, pause.end)
+        HoldUp(
+            "collector" if pause.kind == "collect" else "compile",
+            pause.end - pause.seconds,
+            pause.end,
+            pid=pause.pid if pause.pid in beside else None,
+        )
         for pause in serving.pauses
         if pause.end > since
     ]
-    paused = Lost(pauses)
-    prefills = _prefills([turn for turn in serving.iterations if turn.end > since], paused, usual)
-    long = _long_handling(requests, paused, usual, _own_part(snapshot, requests))
+    paused = {pid: Lost([each for each in pauses if each.holds(pid)]) for pid in (*serving.side_by_side, None)}
+    engine = serving.pid if serving.pid in beside else None
+    prefills = _prefills([turn for turn in serving.iterations if turn.end > since], paused[engine], usual, engine)
+    long = _long_handling(requests, paused, usual, _own_part(snapshot, requests), alone=not beside)
     handling = _as_seen(long, requests, usual, snapshot)
     return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
 
 
-def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float) -> list[HoldUp]:
-    """Turns that took much longer than those without prompts, because of the prompts in them."""
+def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float, pid: int | None) -> list[HoldUp]:
+    """Turns that took much longer than those without prompts, because of the prompts in them: of the engine `pid`."""
     decodes = sorted(turn.seconds for turn in iterations if turn.kind == "decode")
     if not decodes:
         return []
@@ -92,16 +110,23 @@ def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float)
         begin = turn.end - turn.seconds
         longer = turn.seconds - plain - paused.between(begin, turn.end)
         if longer >= least:
-            found.append(HoldUp("prefill", begin, turn.end, longer / turn.seconds, turn.prefill_tokens))
+            part = longer / turn.seconds
+            found.append(HoldUp("prefill", begin, turn.end, part, turn.prefill_tokens, pid=pid))
     return found
 
 
 def _long_handling(
-    requests: Sequence[RequestRecord], paused: Lost, usual: float, own: Callable[[RequestRecord], float]
+    requests: Sequence[RequestRecord],
+    paused: Mapping[int | None, Lost],
+    usual: float,
+    own: Callable[[RequestRecord], float],
+    *,
+    alone: bool,
 ) -> list[HoldUp]:
     """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes.
 
-    Only what exceeds the usual length counts, without pauses and without waits for a core (`own`).
+    Only what exceeds the usual length counts, without pauses (`paused`, by process) and without waits for a core
+    (`own`). `alone`: no other process answers beside.
     """
     found = []
     for phase in HANDLING:
@@ -109,15 +134,15 @@ def _long_handling(
         lengths = sorted(made * own(one) for one in _some(requests) if (made := seconds_of(one)) is not None)
         middle = lengths[len(lengths) // 2] if lengths else 0.0
         for request, (begin, until) in _longer(requests, phase, usual):
-            length, pauses = until - begin, paused.between(begin, until)
+            length, pauses = until - begin, paused[request.pid].between(begin, until)
             lost = (length - pauses) * own(request) - middle
             # All else of the request took no more CPU time than it took time.
             beside = request.seconds - (request.queue or 0.0) - length
             worked = min(lost, (request.cpu or 0.0) - beside - pauses - middle)
             if lost > 0.0:
-                found.append(
-                    HoldUp("handler", begin, until, lost / length, owner=request, worked=max(0.0, worked) / length)
-                )
+                worked = max(0.0, worked) / length
+                pid = None if alone else request.pid
+                found.append(HoldUp("handler", begin, until, lost / length, owner=request, worked=worked, pid=pid))
     return found
 
 
@@ -236,7 +261,7 @@ def overlap(hold_up: HoldUp, begin: float, until: float) -> float:
 class Lost:
     """The sum of hold-ups: how many seconds they took together between any two moments."""
 
-    def __init__(self, found: Iterable[HoldUp]) -> None:
+    def __init__(self, found: Sequence[HoldUp]) -> None:
         changes = [(each.begin, each.weight) for each in found] + [(each.until, -each.weight) for each in found]
         # For each of these moments: the seconds lost up to it, and the part of the time that is lost from it on.
         self._times: list[float] = []
@@ -267,13 +292,13 @@ class RequestHoldUps:
     def __init__(self, found: Iterable[HoldUp]) -> None:
         """Sum up by kind what holds up all requests; keep single what depends on the request (prompts, handlers)."""
         single: list[HoldUp] = []
-        alike: dict[Kind, list[HoldUp]] = {}
+        alike: dict[int | None, dict[Kind, list[HoldUp]]] = {}
         for hold_up in found:
             if hold_up.tokens is None and hold_up.owner is None:
-                alike.setdefault(hold_up.kind, []).append(hold_up)
+                alike.setdefault(hold_up.pid, {}).setdefault(hold_up.kind, []).append(hold_up)
             else:
                 single.append(hold_up)
-        self._alike = {kind: Lost(each) for kind, each in alike.items()}
+        self._alike = {pid: {kind: Lost(each) for kind, each in own.items()} for pid, own in alike.items()}
         self._single = sorted(single, key=lambda each: each.until)
         self._untils = [each.until for each in self._single]
         self._longest = max((each.until - each.begin for each in single), default=0.0)
@@ -281,7 +306,10 @@ class RequestHoldUps:
     def of(self, request: RequestRecord) -> dict[Kind, float]:
         """The seconds that each kind took of a request."""
         begin = request.end - request.seconds
-        seconds = {kind: lost.between(begin, request.end) for kind, lost in self._alike.items()}
+        seconds: dict[Kind, float] = {}
+        for pid in {None, request.pid}:
+            for kind, of_kind in self._alike.get(pid, {}).items():
+                seconds[kind] = seconds.get(kind, 0.0) + of_kind.between(begin, request.end)
         for hold_up in self._single[bisect_left(self._untils, begin) :]:
             if hold_up.until - self._longest >= request.end:
                 break
@@ -289,7 +317,7 @@ class RequestHoldUps:
             until = request.end
             if hold_up.owner is not None and hold_up.owner is not request:
                 until = begin + (request.queue or 0.0)
-            lost = 0.0 if own else overlap(hold_up, begin, until)
+            lost = 0.0 if own or not hold_up.holds(request.pid) else overlap(hold_up, begin, until)
             seconds[hold_up.kind] = seconds.get(hold_up.kind, 0.0) + lost
         return {kind: lost for kind, lost in seconds.items() if lost > 0.0}
 

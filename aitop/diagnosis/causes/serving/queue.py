@@ -86,7 +86,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if others_have_cores(snapshot):
         return BECAUSE_OF_OTHERS
     cost = turn_cost(serving.iterations)
-    load = load_of(serving.requests, batch=_batch(serving), cost=cost if _batch(serving) > 1 else None)
+    size, engines = _batch(serving), serving.engines or 1
+    load = load_of(serving.requests, batch=size, engines=engines, cost=cost if size > 1 else None)
     replica = _replica(serving, load, cost)
     batch = _larger_batch(serving, load, cost)
     lengths = [changed.length for changed in (replica, batch) if changed is not None]
@@ -222,7 +223,7 @@ def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Chan
     Engines that decode many requests at once divide these between them, so that each takes less time per iteration.
     """
     # Processes that answer side by side are replicas of each other.
-    more = 1 + 1 / max(1, len(set(serving.request_pids)), serving.engines or 0)
+    more = 1 + 1 / max(1, len(serving.side_by_side), serving.engines or 0)
     if not any(one.decode_tokens for one in serving.iterations):
         return change(load, replicas=more) if load is not None else None
     if cost is None:

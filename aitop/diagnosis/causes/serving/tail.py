@@ -212,10 +212,7 @@ def _times(
     # Only requests that are so long in all can have been made so much longer.
     longer = (one for one in requests if one.seconds >= LEAST_RATIO * usual)
     late = [one for one in longer if of_requests.of(one).get(own, 0.0) >= (LEAST_RATIO - 1.0) * usual]
-    spans = [(one.end - one.seconds, one.end) for one in late]
-    count = sum(
-        any(each.begin < end and each.until > begin for begin, end in spans) for each in held if each.kind == own
-    )
+    count = sum(any(map(each.meets, late)) for each in held if each.kind == own)
     return Times(count, len(late) / len(requests) * least_mean(count) / count) if count else None
 
 
@@ -265,19 +262,23 @@ def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind
             evidence.append(f"{count} in {seconds_of_requests(snapshot):.0f} s, the longest {duration(max(pauses))}")
     twice = computed_twice(serving)
     if twice is not None and "preemption" in kinds:
-        evidence.append(f"{percent(twice)} of all tokens are computed a second time")
+        evidence.append(f"about {percent(twice)} of all tokens are computed a second time")
     return evidence
 
 
 def computed_twice(serving: Serving) -> float | None:
-    """The share of the computed tokens that were computed again after a preemption; None where it was not measured."""
-    if not any(one.preempted for one in serving.iterations):
-        return None
-    computed = sum((one.prefill_tokens or 0) + (one.decode_tokens or 0) for one in serving.iterations)
-    begin = min(one.end - one.seconds for one in serving.iterations)
-    prompts = sum(one.prompt_tokens or 0 for one in serving.requests if one.end - one.seconds >= begin)
-    prefilled = sum(one.prefill_tokens or 0 for one in serving.iterations)
-    return max(0.0, prefilled - prompts) / computed if computed and prompts else None
+    """About which share of the computed tokens was computed again after a preemption; None without any.
+
+    A preempted request loses its prompt and what it has of its answer: half of that, as it may happen at any time.
+    """
+    known = [
+        (one.preempted, one.prompt_tokens, one.tokens)
+        for one in serving.requests
+        if one.preempted is not None and one.prompt_tokens is not None and one.tokens is not None
+    ]
+    again = sum(preempted * (prompt + answer / 2) for preempted, prompt, answer in known)
+    once = sum(prompt + answer for _, prompt, answer in known)
+    return again / (once + again) if again else None
 
 
 def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:

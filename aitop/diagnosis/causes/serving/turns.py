@@ -65,7 +65,12 @@ def room(serving: Serving, few: float) -> bool | None:
     sizes = [float(one.requests) for one in serving.iterations if one.requests]
     if len(sizes) < MIN_STEPS:
         return None
-    return max(sizes) <= few and (serving.queue or 0.0) >= LEAST_WAITING
+    return max(sizes) <= few and _waiting(serving) >= LEAST_WAITING
+
+
+def _waiting(serving: Serving) -> float:
+    """How many requests wait for each engine on average."""
+    return (serving.queue or 0.0) / (serving.engines or 1)
 
 
 def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> Explanation | None:
@@ -81,7 +86,7 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
     if cost is None or idle > leisure:
         return None
     now = fmean(sizes)
-    size = max(2, min(most, round(now + (serving.queue or 0.0))))
+    size = max(2, min(most, round(now + _waiting(serving))))
     prefilled = fmean(one.prefill_tokens or 0 for one in serving.iterations)
     length = cost.with_batch(now, size, prefilled)
     share = max(0.0, 1.0 - length.likely)
@@ -89,7 +94,7 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
         share=share,
         gone=length,
         signals=(True, idle < FULL, now < 2.0),
-        title=f"{now:.1f} requests are in a batch while {serving.queue or 0.0:.0f} wait: "
+        title=f"{now:.1f} requests are in a batch while {_waiting(serving):.0f} wait: "
         f"{percent(share)} of the time could serve {size}",
         evidence=(
             f"an iteration takes {duration(cost.fixed)}, and {duration(cost.decode)} more for each request in it",
