@@ -76,7 +76,8 @@ def check_torch() -> None:
     """Raise a WrongUsageError where this Python cannot run the scripts."""
     missing = [name for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
-        raise WrongUsageError(f"the demo runs torch and needs {' and '.join(missing)}: pip install 'aitop-live[demo]'")
+        needs = f"the demo runs torch and needs {' and '.join(missing)}"
+        raise WrongUsageError(f"{needs}; in aitop's clone: pip install '.[demo]'")
 
 
 @contextlib.contextmanager

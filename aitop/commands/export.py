@@ -165,7 +165,7 @@ def new_collector(node: str) -> JobsCollector:
     try:
         from aitop.outputs.prometheus.families import JobsCollector
     except ImportError as error:
-        raise AitopError(f"{error.name} is not installed", "pip install 'aitop-live[export]'") from None
+        raise AitopError(f"{error.name} is not installed", "in aitop's clone: pip install '.[export]'") from None
     return JobsCollector(node)
 
 
@@ -186,12 +186,25 @@ def exports_of(
 
 
 def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
-    """Serve the metrics. Raises WrongUsageError where that cannot be done at this address."""
-    from aitop.outputs.prometheus.server import parse_address, serve
+    """Answer scrapes in a thread of its own. Raises WrongUsageError where that cannot be done at this address.
+
+    With `--tls-clients`, only holders of a certificate that is signed by it may ask.
+    """
+    from prometheus_client import start_http_server
+
+    from aitop.outputs.prometheus.server import parse_address
 
     try:
         address = parse_address(args.prometheus)
-        serve(registry, address, args.tls_cert, args.tls_key, args.tls_clients)
+        start_http_server(
+            address.port,
+            address.host,
+            registry,
+            certfile=args.tls_cert,
+            keyfile=args.tls_key,
+            client_cafile=args.tls_clients,
+            client_auth_required=args.tls_clients is not None,
+        )
     except ValueError as error:
         raise WrongUsageError(str(error)) from None
     except OSError as error:
@@ -234,7 +247,7 @@ def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) ->
     try:
         from aitop.outputs.otlp import OtlpSender
     except ImportError as error:
-        raise AitopError(f"{error.name} is not installed", "pip install 'aitop-live[otlp]'") from None
+        raise AitopError(f"{error.name} is not installed", "in aitop's clone: pip install '.[otlp]'") from None
     sender = OtlpSender(url, collector, say)
     ending.callback(sender.close)
     return sender.send

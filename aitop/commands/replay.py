@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from aitop.commands.options import add_screen_options
 from aitop.errors import NotEnoughEvidenceError, WrongUsageError
 
 if TYPE_CHECKING:
-    from aitop.model.snapshot import Snapshot
     from aitop.sources.replay import Recording
 
 EXPORTS = ("speedscope", "collapsed", "perfetto", "csv")
@@ -78,23 +76,13 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def snapshots(recording: Recording) -> Iterator[Snapshot]:
-    """The Snapshot of every tick."""
-    from aitop.engine.core import Engine
-
-    engine = Engine(recording.header.target)
-    for event in recording.events():
-        snapshot = engine.handle(event)
-        if snapshot is not None:
-            yield snapshot
-
-
 def export(recording: Recording, form: str, name: str) -> str:
     """The recording in one of EXPORTS. Raises NotEnoughEvidenceError where it has nothing to export in that form."""
     if form == "csv":
+        from aitop.engine.core import Engine
         from aitop.outputs.formats.table import to_csv
 
-        table = to_csv(snapshots(recording))
+        table = to_csv(filter(None, map(Engine(recording.header.target).handle, recording.events())))
         if not table:
             raise _too_short(name)
         return table

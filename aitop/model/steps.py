@@ -189,7 +189,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     float32 may be rounded to it). `input_dtypes` are those of the tensors that the root model gets, `autocast` is the
     dtype of an active autocast, `matmul_precision` torch's setting for float32 products.
     `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
-    it was not used; `recompile_reasons` has the newest ones: where, and which guard failed.
+    it was not used; `recompile_reasons` has the last few, the newest first: where, and which guard failed.
     `scaler_skips` counts steps that a GradScaler left out since the hook came in.
     `watches` names what is watched beside the phases (transfer, blocking, collective, tokens): steps have None for the
     others.

@@ -72,7 +72,7 @@ def test_without_torch_the_demo_says_what_to_install(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 2
-    assert "pip install 'aitop-live[demo]'" in done.stderr
+    assert "pip install '.[demo]'" in done.stderr
 
 
 def test_the_server_takes_its_clients_and_its_port_with_it():

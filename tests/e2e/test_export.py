@@ -20,14 +20,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from serving_run import free_port
 from test_export_metrics import JOB, recorded
 
 from aitop import cli
 from aitop.model.fleet import straggler_of
 from aitop.outputs.prometheus.families import JobsCollector
-from aitop.outputs.prometheus.server import Address, serve
 from aitop.sources.prometheus.address import parse
 from aitop.sources.prometheus.fleet import FleetReader
 
@@ -476,7 +475,7 @@ def test_every_query_of_the_dashboard_returns_data(tmp_path):
     names = ["slow-loader", "serve", "straggler", "hang", "simulated-gpu"]
     collector, registry, port = JobsCollector("n1"), CollectorRegistry(), free_port()
     registry.register(collector)
-    serve(registry, Address("127.0.0.1", port))
+    start_http_server(port, "127.0.0.1", registry)
     collector.cpu = 0.01
     playing = threading.Event()
 

@@ -23,7 +23,6 @@ class Machine:
         self._cores: dict[int, procfs.CoreTicks] = {}
         # Bytes since boot, by their names in MachineSample; None where they cannot be read.
         self._counters: dict[str, int | None] = {}
-        self._physical: dict[str, bool] = {}
         self._model = _processor()
 
     def read(self, pid: int | None = None) -> MachineSample:
@@ -67,13 +66,12 @@ class Machine:
     def _disk_sectors(self) -> tuple[int, int] | None:
         """Sectors read and written by whole physical disks: not partitions, loops or mappings onto them."""
         lines = [line.split() for line in (procfs.text(f"{procfs.PROC}/diskstats") or "").splitlines()]
-        disks = [line for line in lines if len(line) > 9 and self._is_physical(line[2])]
+        disks = [line for line in lines if len(line) > 9 and _is_physical(line[2])]
         return _summed((disk[5], disk[9]) for disk in disks)
 
-    def _is_physical(self, name: str) -> bool:
-        if name not in self._physical:
-            self._physical[name] = os.path.exists(f"/sys/block/{name.replace('/', '!')}/device")
-        return self._physical[name]
+
+def _is_physical(name: str) -> bool:
+    return os.path.exists(f"/sys/block/{name.replace('/', '!')}/device")
 
 
 def interface_bytes(data: str) -> tuple[int, int] | None:

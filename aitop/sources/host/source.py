@@ -17,7 +17,7 @@ from aitop.sources.host.cgroup import Cgroup
 from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
 from aitop.sources.host.roles import WORKER_NAME, Place, ranks_of
-from aitop.sources.host.tree import Member, ProcessProbe, ProcessTree, Stepping, nobody, places_of
+from aitop.sources.host.tree import Member, ProcessProbe, ProcessTree, Stepping, places_of
 from aitop.sources.source import Source, SourceError
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 SHORTEST_INTERVAL = 0.3
 
 Recognise = Callable[[Sequence[Member]], "Server | None"]
-
-
-def no_server(members: Sequence[Member]) -> Server | None:
-    """Recognises no server: for a source that is not asked about servers."""
 
 
 class LivingProcesses(NamedTuple):
@@ -65,8 +61,8 @@ class HostSource(Source):
         pids: Sequence[int],
         *,
         interval: float = 1.0,
-        stepping: Stepping = nobody,
-        recognise: Recognise = no_server,
+        stepping: Stepping = tuple,
+        recognise: Recognise = lambda _: None,
     ) -> None:
         """`stepping` has the pids that were seen to step; `recognise` says which server the living processes are."""
         self.interval = interval

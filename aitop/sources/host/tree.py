@@ -134,18 +134,13 @@ class ProcessTree:
 Stepping = Callable[[], Collection[int]]
 
 
-def nobody() -> Collection[int]:
-    """No process is known to step yet."""
-    return ()
-
-
 class ProcessProbe:
     """Looks into processes whose role does not follow from their command line and their parents.
 
     An answer is remembered: for good if it was yes, for a few seconds if it was no.
     """
 
-    def __init__(self, stepping: Stepping = nobody) -> None:
+    def __init__(self, stepping: Stepping = tuple) -> None:
         """`stepping` has the pids that were seen to step."""
         self._stepping = stepping
         self._members: dict[int, Member] = {}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aitop.sources import procfs
-from aitop.sources.host.tree import Member, ProcessProbe, ProcessTree, Stepping, nobody, places_of
+from aitop.sources.host.tree import Member, ProcessProbe, ProcessTree, Stepping, places_of
 from aitop.sources.source import SourceError
 
 Working = Callable[[], Sequence[int]]
@@ -22,7 +22,7 @@ class Chooser:
     front; `stepping` returns those that make steps.
     """
 
-    def __init__(self, tops: Sequence[int], working: Working = tuple, stepping: Stepping = nobody) -> None:
+    def __init__(self, tops: Sequence[int], working: Working = tuple, stepping: Stepping = tuple) -> None:
         self._tops = tuple(tops)
         self._tree = ProcessTree((pid, None) for pid in tops)
         self._working = working

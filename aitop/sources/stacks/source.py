@@ -10,7 +10,7 @@ from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.model.stacks import Look, StackWindow
 from aitop.sources import procfs
-from aitop.sources.host.tree import Stepping, nobody
+from aitop.sources.host.tree import Stepping
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
@@ -52,7 +52,7 @@ class StackSource(Source):
         script: str | None,
         seconds: float = 2.0,
         working: Working = tuple,
-        stepping: Stepping = nobody,
+        stepping: Stepping = tuple,
         budget: Budget | None = None,
     ) -> None:
         self.interval = 0.0
