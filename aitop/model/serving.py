@@ -128,9 +128,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     `model`, the model had the token; `metrics`, as the server's own `/metrics` counts it.
     `requests`, `iterations` and `pauses` are those of the window, the oldest first; iterations are those of the process
     `pid`. Of a server with an engine, only requests count that reached it. `engines` is the number of processes that
-    made iterations. `alive` is the number of requests under way now. `still` is for how many seconds the process
-    `still_pid` has made no progress with those that it has under way; if none has any, the seconds since the last
-    request or iteration ended. Together they tell a stalled server from an idle one.
+    made iterations. `alive` is the number of requests under way now. `still` is for how many seconds there has
+    been no progress with them, above all in the process `still_pid`; without any, the seconds since the last request or
+    iteration ended. Together they tell a stalled server from an idle one.
     """
 
     basis: ServingBasis

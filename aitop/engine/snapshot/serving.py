@@ -270,25 +270,25 @@ def _part_seen(history: History, front: Sequence[int], since: float, end: float)
 
 
 def _standing_still(served: Mapping[int, ServedHistory], end: float) -> tuple[float, int | None]:
-    """The seconds for which a process has made no progress with the requests that it has under way, and its pid: the
-    longest such time of all processes. If none has requests under way, the seconds since one of them ended anything.
+    """For how many seconds there has been no progress with the requests under way, and in which process. If none has
+    any, the seconds since one of them ended anything.
 
-    The progress of an engine are its iterations: whoever asks how the server is does not get them on. A front whose
-    requests are with an engine only waits for it.
+    Each engine that has requests makes iterations, so the one that has made none for longest counts: whoever asks how
+    the server is does not get it on. Without an engine all processes count together, since a single request may take
+    long for reasons of its own.
     """
-    busy = {pid: own for pid, own in served.items() if own.busy is not None and _heard(own, end)}
-    turned = max((own.iterations[-1].end for own in served.values() if own.iterations), default=-math.inf)
-    engines = {pid: max(own.iterations[-1].end, own.busy or 0.0) for pid, own in busy.items() if own.iterations}
-    others = {
-        pid: max(turned, own.busy or 0.0, own.requests[-1].end if own.requests else 0.0) for pid, own in busy.items()
-    }
-    since = engines or others
-    if not since:
-        ends = [records[-1].end for own in served.values() for records in (own.requests, own.iterations) if records]
-        watched = min(own.since for own in served.values() if own.since is not None)
-        return max(0.0, end - max(ends, default=watched)), None
-    pid = min(since, key=lambda pid: (since[pid], pid))
-    return max(0.0, end - since[pid]), pid
+    busy = {pid: own.busy for pid, own in served.items() if own.busy is not None and _heard(own, end)}
+    turned = {pid: own.iterations[-1].end for pid, own in served.items() if own.iterations}
+    engines = {pid: max(turned[pid], since) for pid, since in busy.items() if pid in turned}
+    if engines:
+        pid = min(engines, key=lambda pid: (engines[pid], pid))
+        return max(0.0, end - engines[pid]), pid
+    ends = [*turned.values(), *(own.requests[-1].end for own in served.values() if own.requests)]
+    if busy:
+        pid = min(busy, key=lambda pid: (busy[pid], pid))
+        return max(0.0, end - max([busy[pid], *ends])), pid
+    watched = min(own.since for own in served.values() if own.since is not None)
+    return max(0.0, end - max(ends, default=watched)), None
 
 
 def _heard(own: ServedHistory, end: float) -> bool:
