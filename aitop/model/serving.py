@@ -129,8 +129,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     `requests`, `iterations` and `pauses` are those of the window, the oldest first; iterations are those of the process
     `pid`. Of a server with an engine, only requests count that reached it. `engines` is the number of processes that
     made iterations. `alive` is the number of requests under way now. `still` is for how many seconds there has
-    been no progress with them, above all in the process `still_pid`; without any, the seconds since the last request or
-    iteration ended. Together they tell a stalled server from an idle one.
+    been no progress with them (in the engine `still_pid`, if in one); without any, the seconds since the last request
+    or iteration ended. Together they tell a stalled server from an idle one.
     """
 
     basis: ServingBasis

@@ -145,10 +145,10 @@ def _of_hook(history: History, now: float) -> Serving | None:
     front = front_processes(history, requests)
     inner = _by_end(requests, requests.keys() - set(front))
     engines = {pid for pid, own in served.items() if own.iterations}
+    engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
     answered = _joined(_by_end(requests, front), inner, engines)
     if engines:
-        answered = _that_reached_an_engine(answered, served)
-    engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
+        answered = _that_reached_an_engine(answered, served, min(engines) if engine is None else engine)
     busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
     still, still_pid = _standing_still(served, end)
     sent = [request.first_sent for request in answered if request.first_sent is not None]
@@ -270,8 +270,8 @@ def _part_seen(history: History, front: Sequence[int], since: float, end: float)
 
 
 def _standing_still(served: Mapping[int, ServedHistory], end: float) -> tuple[float, int | None]:
-    """For how many seconds there has been no progress with the requests under way, and in which process. If none has
-    any, the seconds since one of them ended anything.
+    """For how many seconds there has been no progress with the requests under way, and in which engine, if in one. If
+    no process has any, the seconds since one of them ended anything.
 
     Each engine that has requests makes iterations, so the one that has made none for longest counts: whoever asks how
     the server is does not get it on. Without an engine all processes count together, since a single request may take
@@ -285,8 +285,7 @@ def _standing_still(served: Mapping[int, ServedHistory], end: float) -> tuple[fl
         return max(0.0, end - engines[pid]), pid
     ends = [*turned.values(), *(own.requests[-1].end for own in served.values() if own.requests)]
     if busy:
-        pid = min(busy, key=lambda pid: (busy[pid], pid))
-        return max(0.0, end - max([busy[pid], *ends])), pid
+        return max(0.0, end - max([min(busy.values()), *ends])), None
     watched = min(own.since for own in served.values() if own.since is not None)
     return max(0.0, end - max(ends, default=watched)), None
 
@@ -296,13 +295,16 @@ def _heard(own: ServedHistory, end: float) -> bool:
 
 
 def _that_reached_an_engine(
-    answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory]
+    answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], engine: int
 ) -> list[RequestRecord]:
     """The requests for which an engine computed. The others ask how the server is (probes, scrapes, our own among
-    them), if they ended after the first for which one did: before, the hook may not have been in the engine.
+    them), if they ended after the first for which one did. Before, the hook may not have been in the engines: such a
+    request counts as one of this `engine`.
     """
-    first = min((one.end for own in served.values() for one in own.requests if _computed(one)), default=math.inf)
-    return [one for one in answered if _computed(one) or one.end < first]
+    firsts = (next((one.end for one in own.requests if _computed(one)), math.inf) for own in served.values())
+    first = min(firsts, default=math.inf)
+    known = (one if _computed(one) else replace(one, pid=engine) if one.end < first else None for one in answered)
+    return [one for one in known if one is not None]
 
 
 def _computed(request: RequestRecord) -> bool:
