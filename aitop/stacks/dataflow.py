@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
-from aitop.model.stacks import Flow
+from aitop.model.stacks import Flow, Frame
 
 
 class _Lines(Protocol):
@@ -55,10 +55,15 @@ class ModelCalls:
         )
         self._between = set().union(*circles) - self._calls
         self._carrying = {line for line, used in uses.items() if line in used}
+        self._outer = {each.first: each.outer for each in flow.statements}
 
     def feeds(self, line: int) -> bool:
         """Whether the value of a line goes into a call of the model and does not come from the model's output."""
         return self._at(line) in self._inputs
+
+    def follows(self, line: int, called: Frame) -> bool:
+        """Whether a function that is called on the line of a model's call cannot compute an argument for the model."""
+        return called.function.rpartition(".")[2] in self._outer.get(self._at(line) or 0, ())
 
     def answers(self, line: int) -> bool:
         """Whether a line makes the model's next input from its last output while the model acts.

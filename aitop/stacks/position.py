@@ -139,7 +139,10 @@ class StepFunctions:
             if self.trains and calls is not None and calls.answers(frame.line):
                 return "within"
             framework = any(not each.user for each in stages[index : index + 2])
-            place = self._place(anchors, frame.line, stack, inner=_calls_next(stack, index), framework=framework)
+            inner = _calls_next(stack, index)
+            if inner and calls is not None and calls.follows(frame.line, stages[index + 1]):
+                inner = False
+            place = self._place(anchors, frame.line, stack, inner=inner, framework=framework)
             if place == "after" and not anchors.updates and self.trains:
                 # This function calls the model but does not update it: its callers tell if the update follows.
                 return self._outer_place(stages[:index]) or place

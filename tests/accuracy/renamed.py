@@ -20,7 +20,7 @@ from aitop.model.event import Event
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import GrowthSites, Target
-from aitop.model.stacks import Frame, StackDump, StackWindow
+from aitop.model.stacks import Frame, StackDump, StackWindow, Statement
 from aitop.model.steps import HookFacts, HookSample
 
 # Words that people name things with. Most say something about training that will not be true of what they replace.
@@ -79,7 +79,10 @@ class _Renaming:
                 for look in event.looks
             )
             states = tuple(replace(one, thread=self._thread(one.thread)) for one in event.states)
-            flows = tuple(replace(flow, file=self._file(flow.file)) for flow in event.flows)
+            flows = tuple(
+                replace(flow, file=self._file(flow.file), statements=tuple(map(self._statement, flow.statements)))
+                for flow in event.flows
+            )
             return replace(event, frames=frames, stacks=stacks, looks=looks, states=states, flows=flows)
         if isinstance(event, StackDump):
             frames = tuple(self._frame(frame) for frame in event.frames)
@@ -105,6 +108,9 @@ class _Renaming:
             flights = tuple(replace(one, where=one.where and self._prose(one.where)) for one in event.flights)
             return replace(event, flights=flights)
         return self._target(event) if isinstance(event, Target) else event
+
+    def _statement(self, statement: Statement) -> Statement:
+        return replace(statement, outer=tuple(self._given.get(name, name) for name in statement.outer))
 
     def _target(self, target: Target) -> Target:
         return replace(

@@ -484,6 +484,13 @@ def test_an_algorithm_of_torchs_that_cannot_be_batched_is_no_loss():
     assert level(optimizer.judge(snapshot(steps(seconds=0.005, optimizer=0.0015), facts=lbfgs))) == 0
 
 
+def test_in_how_many_operations_an_optimizer_of_the_users_own_updates_is_not_claimed():
+    own = adam(60_000, 400, own_optimizer=True)
+    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=own)))
+    assert "one by one" not in verdict.title
+    assert "foreach=True" not in verdict.fixes[0].text and "_foreach_" in verdict.fixes[0].text
+
+
 def test_denormal_numbers_are_why_an_update_takes_too_long():
     slow = steps(seconds=0.0078, optimizer=0.0046)
     verdict = fired(optimizer.judge(snapshot(slow, facts=adam(431_425, 6, foreach=False, fused=False, denormals=0.55))))

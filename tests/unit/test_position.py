@@ -52,6 +52,33 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
     assert position(LOOP, at(line, *below)) == expected
 
 
+def test_only_what_stands_in_another_call_computes_an_argument_for_the_model():
+    text = """
+from losses import hinge, pull
+
+def main(net, data):
+    for x, y in data:
+        loss = hinge(net(x), y)
+        loss.backward()
+
+def parts(net, data):
+    for x, y in data:
+        loss = hinge(net(warp(x)), y) + 0.1 * pull(net)
+        loss.backward()
+"""
+    file = at(6)[-1].file
+    flows = {file: functions(file, text, [6, 11]).flows}
+
+    def of(line, called, function):
+        model, gradients = at(line, CALL, MODEL, function=function), at(line + 1, BACK, function=function)
+        frames = at(line, f"user/losses.py:3 {called}", function=function)
+        seen = [(read_stack(each), 10) for each in (model, gradients, frames)]
+        return StepFunctions(seen, flows).position(read_stack(frames))
+
+    assert of(6, "hinge", "main") == of(11, "hinge", "parts") == of(11, "Penalty.pull", "parts") == "within"
+    assert of(11, "warp", "parts") == of(11, "called_by_another_name", "parts") == "before"
+
+
 def test_a_framework_s_loop_tells_what_comes_after_the_model_but_not_what_makes_its_input():
     """Its lines call whatever it was given, callbacks among them, and its dataflow is not read."""
 

@@ -22,6 +22,10 @@ FLUSH = (
     "torch.set_flush_denormal(True) once at the start, in the thread that trains: denormal numbers count as zero then,"
     " which changes no weight by more than rounding does"
 )
+OTHER_MAKING = (
+    "update all parameters together: with torch._foreach_* functions if it loops over them, else compiled"
+    " (torch.compile of the update), or with an optimizer of torch's and fused=True if one does the same"
+)
 # A change after which the update still takes this share of its time is not worth making.
 SAME = 0.8
 
@@ -69,7 +73,14 @@ def _beyond(facts: HookFacts | None, expected: float | None, *, denormal: bool) 
         return "lost in an update that computes with denormal numbers"
     if facts is None or expected is None:
         return "lost in the optimizer if it updates parameters one by one"
+    if _of_other_making(facts):
+        return "lost in an update that takes longer than one of all parameters together"
     return "lost in an update of many operations" if facts.foreach else "lost in updating parameters one by one"
+
+
+def _of_other_making(facts: HookFacts) -> bool:
+    """Whether the optimizer is not torch's own: in how many operations it updates is not known, nor what it is told."""
+    return facts.foreach is None and facts.own_optimizer is True
 
 
 def _needs(facts: HookFacts, expected: float, *, denormal: bool) -> str:
@@ -142,6 +153,8 @@ def _fixes(facts: HookFacts | None, share: float, lost: float) -> tuple[Fix, ...
     foreach = "foreach=True updates all parameters in a few operations"
     if facts is not None and facts.fused:
         return (rarely,)
+    if facts is not None and _of_other_making(facts):
+        return (fix(OTHER_MAKING, lost), rarely)
     if facts is None or not (facts.foreach or (not facts.cuda and facts.parameters is not None and _fuses(facts))):
         return (fix(foreach, lost), fix("fused=True, where the optimizer has it, takes a third of that again"))
     fused = fix("fused=True updates all parameters in one operation (on a CPU from torch 2.4 on)", lost)

@@ -1,13 +1,15 @@
 """Which statements of a function use values that other statements made: read from the file, as line numbers. Pure.
 
-What a line is for follows from where its values go. Only the structure of the code is used and only numbers leave this
-module, so no name can matter. It is an approximation: assignments are followed exactly within one function, and a
-method call with arguments is taken to change its object.
+What a line is for follows from where its values go. Only the structure of the code is used. The only names that leave
+this module are those of called functions, by which frames of a stack are found in it, so no name can matter. It is an
+approximation: assignments are followed exactly within one function, and a method call with arguments is taken to change
+its object.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +120,7 @@ class Reading:
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
         self._collects: set[int] = set()
+        self._outer: dict[int, set[str]] = {}
         # By loop variable, what it is an element of: changing the element changes the whole.
         self._whole: dict[str, set[str]] = {}
 
@@ -127,7 +130,11 @@ class Reading:
         first, last = _span(self._scope)
         statements = (
             Statement(
-                first=line, last=end, uses=tuple(sorted(self._used.get(line, ()))), collects=line in self._collects
+                first=line,
+                last=end,
+                uses=tuple(sorted(self._used.get(line, ()))),
+                collects=line in self._collects,
+                outer=tuple(sorted(self._outer.get(line, ()))),
             )
             for line, end in sorted(self._ends.items())
         )
@@ -231,6 +238,29 @@ class Reading:
         """Note what else matters of `replaced = value`; `state` is the one before it."""
         if self._function(value) in COLLECTORS:
             self._collects.add(node.lineno)
+        calls = list(self._calls(value, argument=False))
+        if len(calls) > 1:
+            outer = {name for name, _ in calls} - {name for name, argument in calls if argument}
+            self._outer.setdefault(node.lineno, set()).update(outer)
+
+    def _calls(self, node: ast.AST, *, argument: bool) -> Iterator[tuple[str, bool]]:
+        """Yield what is called below a node, and whether for an argument of a call that may be one of the model.
+
+        Imported and built-in functions are no models.
+        """
+        within = argument
+        if isinstance(node, ast.Call):
+            yield called_name(node), argument
+            within = argument or self._may_be_model(node.func)
+        for child in ast.iter_child_nodes(node):
+            # The object of a method is computed before the call, but is no argument of it.
+            object_of_method = isinstance(node, ast.Call) and child is node.func
+            yield from self._calls(child, argument=argument if object_of_method else within)
+
+    def _may_be_model(self, function: ast.expr) -> bool:
+        if isinstance(function, ast.Name):
+            return function.id not in self._modules and not hasattr(builtins, function.id)
+        return self._path(function) is not None or not isinstance(function, ast.Attribute)
 
     def _target(self, target: ast.expr, names: set[str], uses: _Uses) -> None:
         """Add what an assignment replaces to `names`, and what `a[i] = …` or `a.b.c = …` changes to `uses`."""
