@@ -31,6 +31,8 @@ CLIENTS = 4
 ENOUGH, PATIENCE = 60, 90.0
 # The hook takes a request's arrival from the kernel, which counts in ticks of its clock.
 TICK = time.clock_getres(6) + 0.001  # CLOCK_MONOTONIC_COARSE, told in milliseconds
+# Is in every request, and must not be in what the hook tells.
+CONTENT = "words that nobody but the server reads"
 VLLM_PYTHON = os.environ.get("AITOP_TEST_VLLM_PYTHON")
 # A model of two layers, and no tokenizer: prompts are token ids.
 TINY = {
@@ -97,7 +99,7 @@ class Server:
 
     def _client(self, path, body, pause, stop, exchanges):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = {"X-Content": CONTENT, **({"Content-Type": "application/json"} if body else {})}
         while not stop.wait(pause):
             start = time.monotonic()
             try:
@@ -146,6 +148,8 @@ class Seen:
             self.iterations += sample.iterations
             self.alive += [] if sample.alive is None else [sample.alive]
             time.sleep(0.1)
+        told = Path(find_ring(pid)).read_bytes()
+        assert told.count(b"\0") < len(told) and CONTENT.encode() not in told, "only counts and times"
         ring.release()
         ring.close()
         take_out([pid])
@@ -342,7 +346,7 @@ def worker_of(server):
 def test_the_worker_of_litserve(batch, start):
     pytest.importorskip("litserve")
     server = start("litserve_server.py", batch)
-    server.load("/predict", b"{}")
+    server.load("/predict", json.dumps({"text": CONTENT}).encode())
 
     def full(seen):
         return batch in (turn.requests for turn in seen.iterations)
