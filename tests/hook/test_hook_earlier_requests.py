@@ -100,7 +100,7 @@ def test_a_thread_that_waits_for_the_next_request_of_its_connection_has_none(unh
 
 
 class Application:
-    """An ASGI application that answers `/wait` when it may `go`."""
+    """An ASGI application that answers `/wait` when it may `go`, and then ends the answer to `/events`."""
 
     def __init__(self):
         self.busy, self.go = 0, asyncio.Event()
@@ -110,6 +110,10 @@ class Application:
             self.busy += 1
             await asyncio.wait_for(self.go.wait(), PATIENCE)
         await send({"type": "http.response.start", "status": 204, "headers": []})
+        if scope["path"] == "/events":
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+            self.busy += 1
+            await asyncio.wait_for(self.go.wait(), PATIENCE)
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -155,6 +159,25 @@ def test_tasks_of_an_event_loop_are_counted(unhooked):
         for connection in waiting:
             await answered(*connection)
         # Also without any further request.
+        await soon(lambda: alive(watched) == 0)
+        server.should_exit = True
+        await serving
+        watched.ring.close()
+
+    asyncio.run(run())
+
+
+def test_a_page_of_events_that_was_opened_before_is_no_request_under_way(unhooked):
+    async def run():
+        application = Application()
+        server, serving, port = await started(application)
+        events, waiting = await asked(port, "/events"), await asked(port, "/wait")
+        await soon(lambda: application.busy == 2)
+        watched = hook_runs.Watched()
+        assert alive(watched) == 1
+        application.go.set()
+        for connection in (events, waiting):
+            await answered(*connection)
         await soon(lambda: alive(watched) == 0)
         server.should_exit = True
         await serving

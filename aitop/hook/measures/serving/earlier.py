@@ -49,7 +49,8 @@ class Earlier:
             return
         self.looked = True
         for task in tasks:
-            if getattr(task.get_coro(), "cr_code", None) in self.tasks_run:
+            answers = task.get_coro()
+            if getattr(answers, "cr_code", None) in self.tasks_run and not _has_begun(answers):
                 self.tasks.add(task)
                 task.add_done_callback(self.ended)
 
@@ -84,6 +85,17 @@ class Earlier:
             inner = frame.f_code
             frame = frame.f_back
         return False
+
+
+def _has_begun(answers: Any) -> bool:
+    """Return whether uvicorn has sent the head of an answer, which this coroutine makes.
+
+    It may go on for as long as somebody listens, as a page of events does. Whether the model computes for it is not
+    known, so nobody is taken to wait for it.
+    """
+    frame = answers.cr_frame
+    cycle = None if frame is None else frame.f_locals.get("self")
+    return getattr(cycle, "response_started", None) is True
 
 
 def _current_frames() -> dict[int, FrameType]:
