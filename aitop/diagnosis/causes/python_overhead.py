@@ -82,7 +82,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0
     # On a GPU, how long the device waits tells what launches cost (launch-bound); here only Python itself counts.
-    per_op = None if gpu else _seconds_per_op(snapshot, model.share)
+    per_op = None if gpu else _seconds_per_op(snapshot, model)
     counted, tiny = per_op is not None, per_op is not None and per_op <= op_cost.MOSTLY_CALLING
     calls = Calls(python.share, python.share, python) if gpu else _of_calls(snapshot, model, tiny=tiny, counted=counted)
     in_model = calls.share
@@ -171,11 +171,9 @@ def _of_calls(snapshot: Snapshot, model: Lines, *, tiny: bool, counted: bool) ->
 def _calling(lines: Lines, least_held: float) -> Calls:
     """What calls cost on those of these lines that hold the GIL for at least `least_held` of their time.
 
-    Nothing if all lines together hold it for less. A call consists of Python, which holds the GIL, and of what torch
+    A call consists of Python, which holds the GIL, and of what torch
     does around the arithmetic, which does not.
     """
-    if lines.part(lambda entry: entry.does == "python") < least_held:
-        return NO_CALLS
     whole, held = shares_by(lines.entries, lambda entry: entry.at), held_by_line(lines.entries)
     calling = {
         at: min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share)
@@ -216,11 +214,20 @@ def _model(entry: Entry) -> bool:
     return entry.within_step and entry.work in (*COMPUTES, None)
 
 
-def _seconds_per_op(snapshot: Snapshot, share: float) -> float | None:
-    """Mean CPU time of one autograd node's forward; None where the graph was not counted."""
+def _seconds_per_op(snapshot: Snapshot, model: Lines) -> float | None:
+    """Mean CPU time of one autograd node's forward, None where the graph was not counted.
+
+    A model may have a loop of small operations beside a few large ones, which are most of the time but not of the
+    operations. So the time is that of the lines with the calls, if all operations can be on these.
+    """
     ops = operations_of_step(snapshot)
     mean = snapshot.steps.mean if snapshot.steps else None
-    return share * mean * running(snapshot) / ops if ops and mean else None
+    if not ops or not mean:
+        return None
+    whole, held = shares_by(model.entries, lambda entry: entry.at), held_by_line(model.entries)
+    calling = sum(share for at, share in whole.items() if held.get(at, 0.0) >= LEAST_HELD * share)
+    of_calls, of_all = (share * mean * running(snapshot) / ops for share in (calling, model.share))
+    return of_calls if of_calls >= op_cost.FORWARD else of_all
 
 
 def _fixes(lines: Lines, share: float, *, mostly_model: bool) -> tuple[Fix, ...]:
