@@ -20,7 +20,16 @@ Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
 # What a library does with its caller's time, whatever the kernel reports: it waits, starts processes, compiles or
 # collects garbage.
 State = Literal[
-    "wait-queue", "wait-room", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"
+    "wait-queue",
+    "wait-room",
+    "wait-lock",
+    "wait-network",
+    "wait-child",
+    "wait-device",
+    "sleep",
+    "spawn",
+    "compile",
+    "collect",
 ]
 # What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
 # others; "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly

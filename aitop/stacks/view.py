@@ -31,6 +31,7 @@ from aitop.model.snapshot import (
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow, ThreadState
 from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
+from aitop.stacks.awaits import awaited
 from aitop.stacks.call_tree import OWN_HOOK, call_tree
 from aitop.stacks.libraries import Phase, State
 from aitop.stacks.pool import Digest, Place, TakenAs, ThreadKey, alike, pooled, short_threads, summed, threads_at_once
@@ -188,13 +189,8 @@ def _merged_view(
     reads: Sequence[_Read], roles: Mapping[int, Role], callers: Mapping[int, tuple[Caller, ...]]
 ) -> Stacks | None:
     """Merge the windows into one Stacks; None without a sample, or with neither a lead thread nor a user line."""
-    windows, digests = [read.window for read in reads], [read.digest for read in reads]
-    looks = [look for read in reads for look in read.looks]
-    states = [state for window in windows for state in window.states]
-    if short := short_threads(windows, digests):
-        digests = [summed([digest], short) for digest in digests]
-        looks = [(look, summed([digest], short)) for look, digest in looks]
-        states = [_renamed(state, short) for state in states]
+    windows = [read.window for read in reads]
+    digests, looks, states = _as_told(reads)
     states_of: dict[tuple[int, str], list[ThreadState]] = defaultdict(list)
     for state in states:
         states_of[state.pid, state.thread].append(state)
@@ -260,6 +256,23 @@ def _merged_view(
         threads=_thread_shares(states_of, looks, merged),
         trees=_trees(beside, known),
     )
+
+
+def _as_told(reads: Sequence[_Read]) -> tuple[list[Digest], list[tuple[Look, Digest]], list[ThreadState]]:
+    """The samples of each window, all looks, and all states of threads.
+
+    Short threads are taken together, and waits of event loops count for the lines that await.
+    """
+    digests, looks = [read.digest for read in reads], [look for read in reads for look in read.looks]
+    states = [state for read in reads for state in read.window.states]
+    if short := short_threads([read.window for read in reads], digests):
+        digests = [summed([digest], short) for digest in digests]
+        looks = [(look, summed([digest], short)) for look, digest in looks]
+        states = [_renamed(state, short) for state in states]
+    if moved := {key: to for key, stacks in summed(digests).items() if (to := awaited(stacks))}:
+        digests = [_moved(digest, moved) for digest in digests]
+        looks = [(look, _moved(digest, moved)) for look, digest in looks]
+    return digests, looks, states
 
 
 def _renamed(state: ThreadState, taken_as: TakenAs) -> ThreadState:
@@ -442,6 +455,18 @@ def _together(keys: Sequence[ThreadKey], digest: Digest) -> Counter[Seen]:
     for key in keys:
         stacks.update(digest.get(key, Counter()))
     return stacks
+
+
+def _moved(digest: Digest, to: Mapping[ThreadKey, Mapping[Seen, Seen]]) -> Digest:
+    """The same counts; of the threads in `to`, those of some stacks are at other ones."""
+    changed: Digest = dict(digest)
+    for key, others in to.items():
+        counts: Counter[Seen] = Counter()
+        for seen, count in digest.get(key, {}).items():
+            counts[others.get(seen, seen)] += count
+        if counts:
+            changed[key] = counts
+    return changed
 
 
 def _heaviest(stacks: Mapping[Seen, int]) -> Seen:
