@@ -68,7 +68,8 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     """The whole machine. `core_busy` and `iowait` are shares (0..1); rates are bytes per second.
 
     `swap_in` is what was read back from swap. `memory_stalled` is the share (0..1) of the last 10 s in which some
-    thread waited for memory to be freed or read back. `model` is what its processor is called.
+    thread waited for memory to be freed or read back. `model` is what its processor is called. `slow_denormals` says
+    whether that takes clearly longer to compute with denormal numbers (below 2.2e-308 in float64).
     """
 
     cores: int
@@ -84,6 +85,7 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     swap_in: float | None = None
     memory_stalled: float | None = None
     model: str | None = None
+    slow_denormals: bool | None = None
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -500,6 +500,15 @@ def test_denormal_numbers_are_why_an_update_takes_too_long():
     assert flush.speedup == pytest.approx(1.71, rel=0.05), "measured by running fingerprints with it"
 
 
+def test_denormal_numbers_slow_nothing_down_on_a_processor_that_takes_them_well():
+    facts = adam(431_425, 6, foreach=False, fused=False, denormals=0.55)
+    seen = snapshot(steps(seconds=0.0078, optimizer=0.0046), facts=facts)
+    for slow, subtype in ((None, "denormal"), (True, "denormal"), (False, None)):
+        machine = MachineSample(cores=2, slow_denormals=slow)
+        host = HostSample(time=1.0, processes=(), machine=machine)
+        assert fired(optimizer.judge(msgspec.structs.replace(seen, host=host))).subtype == subtype
+
+
 def test_a_quick_update_is_not_slowed_by_the_denormal_numbers_in_its_state():
     quick = steps(seconds=0.0078, optimizer=0.0012)
     facts = adam(431_425, 6, foreach=False, fused=False, denormals=0.3)

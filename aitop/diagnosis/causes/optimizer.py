@@ -44,7 +44,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     facts, expected, denormal = snapshot.facts, None, None
     if facts is not None and steps.mean:
         seconds = steps.mean * running(snapshot)
-        denormal = _without_denormals(facts, share * seconds)
+        denormal = _without_denormals(facts, share * seconds) if slowed_by_denormals(snapshot) else None
         needed = denormal or _batched_seconds(facts, share * seconds)
         expected = None if needed is None else min(share, needed / seconds)
     lost = share - expected if expected is not None else share * UNCOUNTED
@@ -97,9 +97,14 @@ def _needs(facts: HookFacts, expected: float, *, denormal: bool) -> str:
     return f"{names}: {count(facts.parameters or 0)} parameters{tensors} updated {how} need {percent(expected)}"
 
 
-def has_denormals(facts: HookFacts | None) -> bool:
-    """Whether denormal numbers were found in the optimizer's state."""
-    return facts is not None and (facts.denormals or 0.0) >= LEAST_DENORMAL
+def slowed_by_denormals(snapshot: Snapshot) -> bool:
+    """Whether denormal numbers were found in the optimizer's state, and the processor is not known to take them well.
+
+    On a GPU they cost nothing: the hook looks only at what is in the CPU's memory.
+    """
+    if snapshot.host is not None and snapshot.host.machine.slow_denormals is False:
+        return False
+    return snapshot.facts is not None and (snapshot.facts.denormals or 0.0) >= LEAST_DENORMAL
 
 
 def _without_denormals(facts: HookFacts, taken: float) -> float | None:
@@ -107,7 +112,7 @@ def _without_denormals(facts: HookFacts, taken: float) -> float | None:
 
     They come from weights that get no gradient any more: their moving averages shrink until rounding stops them.
     """
-    if facts.parameters is None or not has_denormals(facts):
+    if facts.parameters is None:
         return None
     usual = _seconds(facts, FUSED if facts.fused else FOREACH if facts.foreach else ONE_BY_ONE)
     normal = max(usual, taken - (facts.denormals or 0.0) * facts.parameters * DENORMAL)

@@ -9,7 +9,7 @@ from statistics import median_high
 
 import msgspec
 
-from aitop.diagnosis.causes.optimizer import has_denormals
+from aitop.diagnosis.causes.optimizer import slowed_by_denormals
 from aitop.diagnosis.device import on_gpu
 from aitop.diagnosis.evidence import Lines, function_of, lines_of, main_lines, main_stacks, short_place
 from aitop.diagnosis.rule import Explanation, rule
@@ -95,7 +95,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if growth is None:
         sampled = _of_stacks(snapshot)
         return sampled if isinstance(sampled, Explanation) else None
-    if growth.phase == "optimizer" and has_denormals(snapshot.facts):
+    if growth.phase == "optimizer" and slowed_by_denormals(snapshot):
         # optimizer-bound says why, and how long the update would take without denormal numbers.
         return None
     if seconds < (LASTING_DRIFT if growth.phase in DRIFTS else LASTING):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from collections.abc import Iterable
+from functools import cache
 
 from aitop.model.host import MachineSample
 from aitop.model.text import printable
 from aitop.sources import procfs
 
 SECTOR = 512
+DENORMAL = 5e-310
+# Processors of Intel need some 50 ns more for a product that is denormal, which makes a round of `_product_ns` three
+# times as long; those of AMD need none (EPYC: 21.6 and 22.2 ns).
+SLOW = 1.5
+ROUNDS, PRODUCTS = 5, 1000
 _VIRTUAL_INTERFACE = re.compile(r"(lo$|veth|docker|br-|virbr|ifb|bond|dummy|tun|tap|cni|flannel|cali)")
 
 
@@ -47,6 +54,7 @@ class Machine:
             swap_used=swap - free if swap is not None and free is not None else None,
             memory_stalled=procfs.stalled(f"{procfs.PROC}/pressure/memory"),
             model=self._model,
+            slow_denormals=_slow_denormals(),
             **rates,
         )
 
@@ -68,6 +76,23 @@ class Machine:
         lines = [line.split() for line in (procfs.text(f"{procfs.PROC}/diskstats") or "").splitlines()]
         disks = [line for line in lines if len(line) > 9 and _is_physical(line[2])]
         return _summed((disk[5], disk[9]) for disk in disks)
+
+
+@cache
+def _slow_denormals() -> bool:
+    """Measure whether the processor computes with denormal numbers clearly more slowly. Takes 0.3 ms, once."""
+    return _product_ns(DENORMAL) > SLOW * _product_ns(1.0)
+
+
+def _product_ns(factor: float) -> float:
+    """The nanoseconds of a multiplication, with the loop around it, in the fastest of ROUNDS rounds."""
+    shortest = math.inf
+    for _ in range(ROUNDS):
+        began = time.perf_counter_ns()
+        for _ in range(PRODUCTS):
+            _ = factor * 0.5
+        shortest = min(shortest, time.perf_counter_ns() - began)
+    return shortest / PRODUCTS
 
 
 def _is_physical(name: str) -> bool:
