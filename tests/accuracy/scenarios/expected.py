@@ -247,6 +247,7 @@ COMPUTING = (
         ("denormal",),
         guilty=("optimizer.step()",),
         remedy="set_flush_denormal",
+        slow_denormals=True,
     ),
     _scenario(
         "ranking_live",

@@ -4,6 +4,8 @@ import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aitop.sources.host.machine import Machine
+
 from left import Left
 
 SCENARIO_DIR = Path(__file__).resolve().parent
@@ -21,7 +23,7 @@ class Scenario:
     `fixed` says that the script with `fix` is faster, so that a predicted speed-up can be held against the real one;
     `remedy` is a regular expression for the text of the fix that does what the script does then, empty where the
     cause is gone altogether. `left` is what is still slow with `fix`. `needs` are packages without which the script
-    does not run.
+    does not run. `slow_denormals`: its fault is none on a processor that takes denormal numbers well.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Scenario:
     remedy: str = ""
     left: tuple[Left, ...] = ()
     needs: tuple[str, ...] = ()
+    slow_denormals: bool = False
 
     def accepts(self, verdict, subtype=None):
         """Whether this is a right primary verdict."""
@@ -57,9 +60,11 @@ class Scenario:
         others = (*(self.beside if "first" in self.fix else ()), *(left.verdict for left in self.left))
         return replace(self, verdict=HEALTHY, subtypes=(), accepted=others, beside=(), guilty=(), fixed=False)
 
-    def runnable(self):
-        """Whether the packages that it needs are there."""
-        return all(importlib.util.find_spec(package) for package in self.needs)
+    def missing(self):
+        """What it needs and this machine lacks."""
+        packages = [package for package in self.needs if not importlib.util.find_spec(package)]
+        well = self.slow_denormals and not Machine().read().slow_denormals
+        return [*packages, *(["a processor that denormal numbers slow down"] if well else [])]
 
     def guilty_lines(self):
         """Line numbers of the guilty substrings in the script."""
