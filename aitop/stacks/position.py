@@ -127,7 +127,8 @@ class StepFunctions:
                 return "evaluation"
             if stack.phase == "outside" and self.trains and self._is_environment(stack, users):
                 return "environment"
-        return stack.phase
+        # A loss that is a module looks like a model.
+        return "outside" if stack.phase == "forward" and self._calls_another_module(stack) else stack.phase
 
     def position(self, stack: Seen) -> Position | None:
         """The position in a step of a stack outside of every phase; None if no function that makes steps is on it."""
@@ -152,6 +153,12 @@ class StepFunctions:
             if place is not None:
                 return place
         return None
+
+    def _calls_another_module(self, stack: Seen) -> bool:
+        """Whether a forward pass is of no module that the hook measures: it saw these called, but on other lines."""
+        measured = (self._of(frame).callers.get("forward", ()) for frame in reversed(stack.callers))
+        frames = zip(reversed(stack.callers), measured, strict=True)
+        return next((frame.line not in lines for frame, lines in frames if lines), False)
 
     def _is_environment(self, stack: Seen, users: Sequence[Frame]) -> bool:
         """Whether a frame makes the model's next input from its last output, and not by array operations alone."""

@@ -229,6 +229,17 @@ def test_a_line_that_was_measured_to_call_the_model_does_so_though_no_sample_sho
     assert StepFunctions(rarely, FLOWS, callers).position(read_stack(ACTS)) == "before", "such as an evaluation"
 
 
+def test_a_loss_that_is_a_module_is_no_forward_pass_where_the_hook_saw_which_lines_call_the_model():
+    model, backward, step = at(3, CALL, MODEL), at(5, BACK), at(6, STEP)
+    loss = at(4, CALL, "user/losses.py:65 Hard.forward")
+    seen = [(read_stack(frames), 20) for frames in (model, loss, backward, step)]
+    callers = [Caller(model[1].file, 3, "main", "forward"), Caller(model[0].file, 90, "<module>", "forward")]
+    without, with_ = StepFunctions(seen), StepFunctions(seen, callers=callers)
+    assert without.phase(read_stack(loss)) == "forward", "stacks alone cannot tell"
+    assert with_.phase(read_stack(loss)) == "outside" and with_.position(read_stack(loss)) == "within"
+    assert with_.phase(read_stack(model)) == "forward"
+
+
 def test_a_torn_stack_makes_no_line_an_update_where_the_hook_saw_which_lines_update_the_model():
     """In a loop of a few milliseconds a stack may combine the optimizer's frames with the line of the next moment."""
     acts, torn = at(3, CALL, MODEL, function="learn"), at(3, STEP, function="learn")

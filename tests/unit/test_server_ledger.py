@@ -123,6 +123,23 @@ def test_a_coroutine_that_awaits_waits_in_its_handler_though_it_is_on_no_stack()
     assert (verdict.id, verdict.subtype, verdict.where[0].line) == ("queue-bound", "held", 42)
 
 
+def test_of_threads_with_a_request_each_the_line_is_named_at_which_most_of_them_wait():
+    """Four requests are always under way, one of which holds a lock while it waits for a photo."""
+    requests = [
+        RequestRecord(end=START + n / 40 + 0.1, seconds=0.1, queue=0.0, preprocess=0.095, model=0.005)
+        for n in range(1200)
+    ]
+    threads = [
+        replace(line("read", share, activity=activity, number=number, handler="thread"), thread=f"Thread-{name}")
+        for name in range(4)
+        for share, activity, number in ((0.7, "wait-lock", 61), (0.2, "wait", 40), (0.05, "native", 50))
+    ]
+    seen = server(requests, lines=[*threads, line("<module>", 1.0, activity="wait-queue", number=135)])
+    verdict = fired(queue.judge(seen))
+    assert (verdict.id, verdict.subtype, verdict.where[0].line) == ("queue-bound", "held", 61)
+    assert 50 not in [where.line for where in verdict.where]
+
+
 def test_iterations_of_a_loop_that_calls_handlers_make_input_and_output():
     made = line("decode", 0.1, position="before", number=12, handler="request-loop")
     by_phase = shares(server((), engine_turns(**PARTS), lines=[made]))[1]

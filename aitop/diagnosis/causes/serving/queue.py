@@ -12,9 +12,11 @@ from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_ha
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.evidence import (
     MAIN,
+    RUNNING,
     Lines,
     cores_wanted,
     interval,
+    lines_of,
     main_lines,
     main_stacks,
     producer_entries,
@@ -71,9 +73,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving or Serving(basis="stacks")
     held = _held(serving, snapshot)
     if held is not None and held >= LEAVE:
-        waits = main_lines(snapshot, _waits_for_batch if serving.requests else takes_request)
-        # A coroutine that awaits is on no stack: the lines at which its handler was seen to run are beside its awaits.
-        return _of_held(serving, held, waits if waits.where else main_lines(snapshot, _runs_in_loop))
+        return _of_held(serving, held, _waits(serving, snapshot))
     queue = _queue(serving, snapshot)
     if queue is None:
         return "how long requests wait was not measured"
@@ -142,6 +142,23 @@ def _under_way_at_least(snapshot: Snapshot) -> float:
         if looks and there.get(key, 0) < SEVERAL * looks:
             parts.append(interval(samples / looks, looks)[0])
     return max(parts)
+
+
+def _waits(serving: Serving, snapshot: Snapshot) -> Lines:
+    """The lines at which requests wait while no thread works for them."""
+    handlers = lines_of(filter(_waits_in_handler, producer_entries(snapshot)))
+    if handlers.where and not main_lines(snapshot, lambda entry: entry.phase == "forward").where:
+        # The threads of the handlers run the model, too: what they wait for is not another thread that makes batches.
+        return handlers
+    waits = main_lines(snapshot, _waits_for_batch if serving.requests else takes_request)
+    # A coroutine that awaits is on no stack: the lines at which its handler was seen to run are beside its awaits.
+    return waits if waits.where else main_lines(snapshot, _runs_in_loop)
+
+
+def _waits_in_handler(entry: Entry) -> bool:
+    """Whether a thread with a request of its own waits."""
+    works = {*RUNNING, "wait-core", "wait-gil"}
+    return entry.handler not in (None, "event-loop") and entry.activity not in works
 
 
 def _waits_for_batch(entry: Entry) -> bool:
