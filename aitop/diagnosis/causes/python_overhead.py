@@ -171,8 +171,7 @@ def _of_calls(snapshot: Snapshot, model: Lines, *, tiny: bool, counted: bool) ->
 def _calling(lines: Lines, least_held: float) -> Calls:
     """What calls cost on those of these lines that hold the GIL for at least `least_held` of their time.
 
-    A call consists of Python, which holds the GIL, and of what torch
-    does around the arithmetic, which does not.
+    A call consists of Python, which holds the GIL, and of what torch does around the arithmetic, which does not.
     """
     whole, held = shares_by(lines.entries, lambda entry: entry.at), held_by_line(lines.entries)
     calling = {
