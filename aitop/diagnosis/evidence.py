@@ -272,6 +272,13 @@ def moved_to(entry: Entry, frame: Frame) -> Entry:
     return replace(entry, where=where_of(entry.pid, frame))
 
 
+def above_forward(entry: Entry) -> Entry:
+    """The entry, moved from a line within the model to the line that calls the model."""
+    if not 0 < entry.callers <= len(entry.via):
+        return entry
+    return moved_to(entry, entry.via[entry.callers - 1])
+
+
 def short_place(place: Where | Frame | CallSite) -> str:
     """File name and line, as in "train.py:88"."""
     return f"{place.file.rsplit('/', 1)[-1]}:{place.line}"

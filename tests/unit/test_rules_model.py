@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from snapshot_builder import RANK, facts, host, line, on_gpu, snapshot, step, steps
 
 from aitop.diagnosis.causes import precision, preprocessing, recompile, underbatched
+from aitop.diagnosis.causes.computing import compute_bound
 from aitop.model.gpu import GpuDevice
 from aitop.model.serving import IterationRecord, Serving
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
@@ -407,3 +408,45 @@ def test_a_function_that_is_traced_again_and_again_is_compiled_again_though_noth
 def test_a_function_that_is_traced_once_may_be_compiled_at_the_start(parts):
     verdict = fired(recompile.judge(tracing(*parts)))
     assert verdict.severity == "info" and "after warm-up" in verdict.title
+
+
+# compute-bound: a prefix that is computed again ---------------------------------------------------------------------
+
+
+def decoding(length, until=400, samples=2):
+    """Calls of a decoder that are given `length(number)` tokens a sequence; the hook looks at every 17th of them."""
+    made, seen = [], None
+    for number in range(until):
+        tokens = samples * length(number)
+        seen = tokens if number % 17 == 0 else seen
+        seconds = 0.001 + 0.00005 * tokens
+        made.append(step(number, seconds, forward=0.9 * seconds, samples=samples, tokens=seen))
+    return made
+
+
+def answering(records, **fields):
+    lines = [line("attend", 0.9, phase="forward", activity="native", number=49, via=(("write", 98, ""),), callers=1)]
+    return snapshot(records, lines=lines, **{"kind": "inference", **fields})
+
+
+def test_a_decoder_without_a_cache_computes_its_prefix_again():
+    verdict = fired(compute_bound(answering(decoding(lambda number: 20 + number % 90))))
+    assert (verdict.subtype, verdict.severity, verdict.where[0].line) == ("prefix", "warning", 98)
+    # A call takes 1 ms and 0.05 ms for each of the 130 tokens of two sequences, with a cache for the newest two.
+    assert verdict.speedup == pytest.approx((1 + 0.05 * 130) / (1 + 0.05 * 130 - 0.9 * 0.05 * 128), rel=0.1)
+    assert "use_cache=True" in verdict.fixes[0].text
+
+
+@pytest.mark.parametrize(
+    ("length", "kind"),
+    [
+        (lambda number: 1, "inference"),
+        (lambda number: 20 + number * number % 97, "inference"),
+        (lambda number: 20 + 2 * (number % 90), "inference"),
+        (lambda number: 20 + number % 90, "training"),
+    ],
+    ids=["with a cache", "texts of any length", "not by one token", "lessons that get longer"],
+)
+def test_other_lengths_of_sequences_are_no_prefix(length, kind):
+    verdict = fired(compute_bound(answering(decoding(length), kind=kind)))
+    assert (verdict.subtype, verdict.severity) == (None, "info")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from msgspec.structs import replace
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_gpu, timed_on_device
 from aitop.diagnosis.evidence import (
+    above_forward,
     by_hand,
     each_unit,
     judged_pid,
     lines_of,
     main_lines,
     place_of,
+    records,
     server_idle_share,
     serves,
     short_place,
@@ -20,8 +24,10 @@ from aitop.diagnosis.evidence import (
     where_of,
 )
 from aitop.diagnosis.rule import Explanation, rule
+from aitop.diagnosis.series import line_through
+from aitop.diagnosis.what_if import estimated, fix
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import operations, percent
+from aitop.model.units import duration, operations, percent
 from aitop.model.verdict import Where
 
 MOSTLY = 0.8
@@ -31,6 +37,13 @@ BUSY_DEVICE = 0.8
 LEAST_TOLD = 0.005
 # A server that waits for requests for this share of the time could serve more.
 MOSTLY_IDLE = 0.5
+# Calls of the model compute the whole sequence again for each token if, in this part of the pairs of looks at it, it
+# grew by one per call; between the others a new one began. In a decoder without a cache 487 of 527 did, in others none.
+GREW, LEAST_LOOKS = 0.6, 16
+CACHE = (
+    "keep the keys and values of earlier tokens (use_cache=True, past_key_values): each call then computes only the"
+    " newest token"
+)
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
 NO_STEPS = "no phase of a training step and no model call was seen: whether all of it is needed is not known"
 
@@ -43,6 +56,10 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         return None
     if not stepping(snapshot) and not serves(snapshot):
         return _without_steps(snapshot)
+    return _tokens_again(snapshot) or _with_steps(snapshot)
+
+
+def _with_steps(snapshot: Snapshot) -> Explanation | None:
     phases = snapshot.phases
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}
@@ -100,6 +117,46 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         where=_busiest(snapshot),
         claims=(),
         evidence=evidence,
+    )
+
+
+def _tokens_again(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on a decoder that computes its whole sequence again for each token, as it keeps no KV cache.
+
+    The hook looks at a sequence's length now and then. How long a call takes for one token follows from how it grows
+    with them.
+    """
+    steps = records(snapshot) if snapshot.kind == "inference" else ()
+    looks = [after for before, after in pairwise(steps) if after.tokens is not None and after.tokens != before.tokens]
+    if len(looks) < LEAST_LOOKS:
+        return None
+    tokens = [step.tokens or 0 for step in looks]
+    grew = sum(
+        later - earlier == (after.index - before.index) * (after.samples or 1)
+        for (before, after), (earlier, later) in zip(pairwise(looks), pairwise(tokens), strict=True)
+    )
+    slope, fits = line_through(tokens, [step.forward for step in looks])
+    if grew < GREW * (len(looks) - 1) or slope <= 0.0:
+        return None
+    seconds = sum(step.seconds for step in steps) / len(steps)
+    mean, at_once = sum(tokens) / len(tokens), sum(step.samples or 1 for step in looks) / len(looks)
+    forward = sum(step.forward for step in looks) / len(looks)
+    share = min(0.99, min(forward, slope * (mean - at_once)) / seconds)
+    return Explanation(
+        severity="warning",
+        subtype="prefix",
+        share=share,
+        gone=estimated(share, 0.7 * share, share + 0.5 * (1.0 - share)),
+        signals=(fits > 0.5, grew > 0.8 * len(looks)),
+        title=f"{percent(share)} of {each_unit(snapshot)} computes tokens that were computed before",
+        where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
+        claims=(),
+        evidence=(
+            f"each call of the model gets one token more than the one before: {mean:.0f} on average",
+            f"by how calls get longer, one for the newest token alone would take {duration(forward - share * seconds)},"
+            f" not {duration(forward)}",
+        ),
+        fixes=(fix(CACHE, share),),
     )
 
 

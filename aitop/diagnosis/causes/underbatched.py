@@ -15,11 +15,11 @@ from aitop.diagnosis.evidence import (
     AT_LEISURE,
     MIN_STEPS,
     Lines,
+    above_forward,
     batch_of,
     cores_wanted,
     lines_of,
     main_lines,
-    moved_to,
     producer_entries,
     records,
     running,
@@ -28,7 +28,6 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Length, Scope, estimated, fix, with_batch
-from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.model.units import count, duration, percent, plural
@@ -111,7 +110,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         title=f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time: "
         f"{percent(share)} of the time could serve {together}",
         # The lines that call the model, not those within it: batches are put together there.
-        where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
+        where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _around_call(snapshot).entries,
         evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup),
         fixes=_fixes(snapshot, cost, share if training else gone, together),
@@ -145,7 +144,7 @@ def _around_call(snapshot: Snapshot) -> Lines:
 
     Code that the call itself runs is left out, such as processors that are passed to `generate`: it may run per sample.
     """
-    calls = {_above_forward(entry).at for entry in main_lines(snapshot, lambda entry: entry.phase == "forward").lines}
+    calls = {above_forward(entry).at for entry in main_lines(snapshot, lambda entry: entry.phase == "forward").lines}
     return main_lines(
         snapshot,
         lambda entry: entry.within_step and calls.isdisjoint((frame.file, frame.line) for frame in entry.via),
@@ -228,7 +227,7 @@ def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanatio
         signals=(True, cost.samples <= 1),
         doubtful=True,
         title=f"{taken}: {percent(share)} of the time could serve {BATCH}",
-        where=lines_of(map(_above_forward, model.lines)).where,
+        where=lines_of(map(above_forward, model.lines)).where,
         claims=(*model.entries, *around.entries),
         evidence=(
             f"{passes}, {plural(round(cost.samples), 'sample')} and {duration(seconds / calls)} each",
@@ -282,13 +281,6 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, spe
         what = "what else is done for each one alone" if training else "waking up for each request alone"
         evidence.append(f"at least {speedup:.1f}×: {what} is not counted")
     return evidence
-
-
-def _above_forward(entry: Entry) -> Entry:
-    """The entry, moved from a line within the model to the line that calls the model."""
-    if not 0 < entry.callers <= len(entry.via):
-        return entry
-    return moved_to(entry, entry.via[entry.callers - 1])
 
 
 def _fixes(snapshot: Snapshot, cost: Cost, gone: float | Length, together: int) -> tuple[Fix, ...]:

@@ -15,8 +15,8 @@ from aitop.sources import procfs
 
 SECTOR = 512
 DENORMAL = 5e-310
-# A product that is denormal takes processors of Intel some 150 cycles more, by their manuals: 50 ns beside the 22 of the
-# loop. An AMD EPYC took 21.6 ns for others and 22.2 for these.
+# A product that is denormal takes processors of Intel some 150 cycles more, by their manuals: 50 ns beside the 22 of
+# the loop. An AMD EPYC took 21.6 ns for others and 22.2 for these.
 SLOW = 1.5
 ROUNDS, PRODUCTS = 5, 1000
 _VIRTUAL_INTERFACE = re.compile(r"(lo$|veth|docker|br-|virbr|ifb|bond|dummy|tun|tap|cni|flannel|cali)")
