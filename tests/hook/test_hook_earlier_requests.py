@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import hook_runs
@@ -117,13 +118,17 @@ class Application:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def started(application):
+@asynccontextmanager
+async def serving(application):
+    """The port of a server of this application, which is ended after the block."""
     uvicorn = pytest.importorskip("uvicorn")
     server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
+    serves = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    return server, serving, server.servers[0].sockets[0].getsockname()[1]
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await serves
 
 
 async def asked(port, path):
@@ -148,20 +153,18 @@ async def answered(reader, writer):
 def test_tasks_of_an_event_loop_are_counted(unhooked):
     async def run():
         application = Application()
-        server, serving, port = await started(application)
-        waiting = [await asked(port, "/wait") for _ in range(3)]
-        await soon(lambda: application.busy == 3)
-        watched = hook_runs.Watched()
-        assert alive(watched) == 3
-        waiting.append(await asked(port, "/wait"))
-        await soon(lambda: alive(watched) == 4)
-        application.go.set()
-        for connection in waiting:
-            await answered(*connection)
-        # Also without any further request.
-        await soon(lambda: alive(watched) == 0)
-        server.should_exit = True
-        await serving
+        async with serving(application) as port:
+            waiting = [await asked(port, "/wait") for _ in range(3)]
+            await soon(lambda: application.busy == 3)
+            watched = hook_runs.Watched()
+            assert alive(watched) == 3
+            waiting.append(await asked(port, "/wait"))
+            await soon(lambda: alive(watched) == 4)
+            application.go.set()
+            for connection in waiting:
+                await answered(*connection)
+            # Also without any further request.
+            await soon(lambda: alive(watched) == 0)
         watched.ring.close()
 
     asyncio.run(run())
@@ -170,17 +173,15 @@ def test_tasks_of_an_event_loop_are_counted(unhooked):
 def test_a_page_of_events_that_was_opened_before_is_no_request_under_way(unhooked):
     async def run():
         application = Application()
-        server, serving, port = await started(application)
-        events, waiting = await asked(port, "/events"), await asked(port, "/wait")
-        await soon(lambda: application.busy == 2)
-        watched = hook_runs.Watched()
-        assert alive(watched) == 1
-        application.go.set()
-        for connection in (events, waiting):
-            await answered(*connection)
-        await soon(lambda: alive(watched) == 0)
-        server.should_exit = True
-        await serving
+        async with serving(application) as port:
+            events, waiting = await asked(port, "/events"), await asked(port, "/wait")
+            await soon(lambda: application.busy == 2)
+            watched = hook_runs.Watched()
+            assert alive(watched) == 1
+            application.go.set()
+            for connection in (events, waiting):
+                await answered(*connection)
+            await soon(lambda: alive(watched) == 0)
         watched.ring.close()
 
     asyncio.run(run())
@@ -191,18 +192,16 @@ def test_of_a_loop_in_another_thread_they_are_counted_once_it_takes_a_request_up
 
     async def run():
         application = Application()
-        server, serving, port = await started(application)
-        waiting = await asked(port, "/wait")
-        await soon(lambda: application.busy == 1)
-        await asyncio.to_thread(lambda: watched.append(hook_runs.Watched()))
-        assert alive(watched[0]) is None
-        await answered(*await asked(port, "/at-once"))
-        await soon(lambda: alive(watched[0]) == 1)
-        application.go.set()
-        await answered(*waiting)
-        await soon(lambda: alive(watched[0]) == 0)
-        server.should_exit = True
-        await serving
+        async with serving(application) as port:
+            waiting = await asked(port, "/wait")
+            await soon(lambda: application.busy == 1)
+            await asyncio.to_thread(lambda: watched.append(hook_runs.Watched()))
+            assert alive(watched[0]) is None
+            await answered(*await asked(port, "/at-once"))
+            await soon(lambda: alive(watched[0]) == 1)
+            application.go.set()
+            await answered(*waiting)
+            await soon(lambda: alive(watched[0]) == 0)
         watched[0].ring.close()
 
     asyncio.run(run())
@@ -211,18 +210,16 @@ def test_of_a_loop_in_another_thread_they_are_counted_once_it_takes_a_request_up
 def test_a_hook_that_leaves_leaves_no_callback_behind(unhooked):
     async def run():
         application = Application()
-        server, serving, port = await started(application)
-        waiting = await asked(port, "/wait")
-        await soon(lambda: application.busy == 1)
-        before = [len(task._callbacks or ()) for task in asyncio.all_tasks()]
-        watched = hook_runs.Watched()
-        assert alive(watched) == 1
-        hook_runs.aitop.hook.remove()
-        assert sorted(len(task._callbacks or ()) for task in asyncio.all_tasks()) == sorted(before)
-        application.go.set()
-        await answered(*waiting)
-        server.should_exit = True
-        await serving
+        async with serving(application) as port:
+            waiting = await asked(port, "/wait")
+            await soon(lambda: application.busy == 1)
+            before = [len(task._callbacks or ()) for task in asyncio.all_tasks()]
+            watched = hook_runs.Watched()
+            assert alive(watched) == 1
+            hook_runs.aitop.hook.remove()
+            assert sorted(len(task._callbacks or ()) for task in asyncio.all_tasks()) == sorted(before)
+            application.go.set()
+            await answered(*waiting)
         watched.ring.close()
 
     asyncio.run(run())

@@ -38,7 +38,8 @@ LEAST_TOLD = 0.005
 # A server that waits for requests for this share of the time could serve more.
 MOSTLY_IDLE = 0.5
 # Calls of the model compute the whole sequence again for each token if, in this part of the pairs of looks at it, it
-# grew by one per call; between the others a new one began. In a decoder without a cache 487 of 527 did, in others none.
+# grew by one per call; between the others a new one began. In a decoder without a cache 487 of 527 did, in seven
+# other programs and servers at most 2 of 141.
 GREW, LEAST_LOOKS = 0.6, 16
 CACHE = (
     "keep the keys and values of earlier tokens (use_cache=True, past_key_values): each call then computes only the"
