@@ -92,6 +92,11 @@ class Facts:
             self._root = (type(inner).__name__[:LONGEST_NAME], count, names, tensors)
             self.changed = True
 
+    def met_aside(self, module: Any) -> None:
+        """Add a root module that was called in another thread than the one that steps, unless the run trains."""
+        if not self._optimizers:
+            self.met_root(module)
+
     def _in_embeddings(self, module: Any) -> int:
         """Return the number of parameters that only embeddings use: a step reads some of their rows, not all."""
         nn = self._torch.nn

@@ -18,6 +18,7 @@ from __future__ import annotations
 import _thread
 import time
 from collections.abc import Callable
+from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # While batches and forwards are passed on unseen, the gradient mode is read only at one in this many of them, because
 # that takes 2 to 4 µs with cold caches. A prime number, so that each call of a step gets its turn.
 ASKED_EVERY = 5
+# Of a list of arguments. A batch of token ids as Python numbers may have thousands.
+LOOKED_AT = 16
 
 _now = time.monotonic_ns
 _ident = _thread.get_ident
@@ -208,10 +211,11 @@ def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
 def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
     """Return the leading dimension (usually the batch size) of the first tensor argument that has one, else -1.
 
-    A floating-point vector counts as the features of a single sample, so it gives 1. Lists, tuples and dicts are
-    searched two levels deep.
+    A floating-point vector counts as the features of a single sample, so it gives 1. The first LOOKED_AT values of
+    lists, tuples and dicts are searched, two levels deep.
     """
-    for value in (*args, *kwargs.values()) if kwargs else args:
+    values = (*args, *kwargs.values()) if kwargs else args
+    for value in values if depth == 0 else islice(values, LOOKED_AT):
         if isinstance(value, tensor):
             dimensions = value.dim()  # type: ignore[attr-defined]
             if dimensions == 1 and value.is_floating_point():  # type: ignore[attr-defined]

@@ -73,7 +73,11 @@ class Roots:
     def may_be(self, module: Any) -> bool:
         """Return whether this module, called outermost in a thread other than the owner, may be a root."""
         try:
-            return not self.watching or self.met(module)
+            if self.watching:
+                if not self.met(module):
+                    return False
+                self._session.facts.met_aside(module)
+            return True
         except Exception:
             self._session.failed()
             return True
@@ -111,11 +115,23 @@ class Roots:
     def _narrow(self) -> None:
         self.watching = False
         self._patches.take_back(self._module_class, "__call__")
-        for root in self._classes:
-            # A root may inherit the wrapper of another one.
+        # Those that define it before those that inherit it from one of them, which then have its wrapper already.
+        for root in sorted(self._classes, key=lambda root: _inherits_from(root) is not None):
             wrapped = self._patches.has(root, "__call__") or root.__call__ in self._wrappers.values()
-            if root is not self._module_class and not wrapped:
+            if root is not self._module_class and not wrapped and self._can_be_pickled(root):
                 self._patches.put(root, "__call__", partial(self._wrapper, root))
+
+    def _can_be_pickled(self, root: Any) -> bool:
+        """Return whether the class of a root can be pickled with our wrapper in it.
+
+        cloudpickle pickles a class of the main script, or one that a function made, by value with all that is in it: so
+        our wrapper must have a name, see `_wrapper`.
+        """
+        if root.__module__ != "__main__" and "<locals>" not in root.__qualname__:
+            return True
+        holder, original = _inherits_from(root), root.__call__
+        named = None if holder is None else vars(holder).get(getattr(original, "__name__", "__call__"))
+        return original.__module__ != "__main__" and (named is original or named in self._wrappers.values())
 
     def _wrapper(self, root: Any, original: Any) -> Any:
         """Return the wrapper for `__call__` of a root's class: one for all that inherit it from the same class.
@@ -125,12 +141,13 @@ class Roots:
         the wrapper there and refers to it by name. In another process that name is the original.
         """
         holder = _inherits_from(root)
-        key = root if holder is None else holder
+        # A class that defines it needs another wrapper than those that inherit it: these look it up in that class.
+        key = root if holder is None else holder, holder
         if key not in self._wrappers:
             self._wrappers[key] = wrapper = wrap_forward(original, self._session, holder)
             name = getattr(original, "__name__", "__call__")
-            if name != "__call__" and vars(key).get(name) is original:
-                self._patches.put(key, name, lambda _: wrapper)
+            if name != "__call__" and vars(key[0]).get(name) is original:
+                self._patches.put(key[0], name, lambda _: wrapper)
         return self._wrappers[key]
 
 

@@ -22,7 +22,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     loader iterators (which starts their workers), `save` the time inside `torch.save`, `gc` collector pauses.
     `evaluation` is root forwards without gradient during training, with the waits for their data; such forwards that
     are made in every step, as of a teacher model or a policy that acts, belong to `forward`: `no_grad` seconds of it in
-    `no_grad_forwards` calls, which took `no_grad_samples` samples together. `cpu` is the CPU time of the thread that
+    `no_grad_forwards` calls, which took `no_grad_samples` samples together. Those of `evaluation` are counted alike: a
+    policy that acts once for several updates is among them. `cpu` is the CPU time of the thread that
     steps. `device_*` are on the device clock; None without CUDA or before the events were ready. Where two durations
     overlap, one contains the other, and that time is never counted twice.
 
@@ -61,6 +62,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     no_grad: float = 0.0
     no_grad_forwards: int = 0
     no_grad_samples: int = 0
+    evaluation_forwards: int = 0
+    evaluation_samples: int = 0
     samples: int | None = None
     queue_ready: int | None = None
     device_forward: float | None = None

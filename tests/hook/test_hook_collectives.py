@@ -28,6 +28,29 @@ def patched():
     return {**vars(own.ProcessGroup), **vars(own.Work)}
 
 
+class Logged(dist.ProcessGroup):
+    """A group written in Python. Its base calls the method of the subclass unless it is called by that."""
+
+    def __init__(self):
+        super().__init__(0, 1)
+        self.calls = 0
+
+    def allreduce(self, tensors, options=None):
+        self.calls += 1
+        return super().allreduce(tensors, options or dist.AllreduceOptions())
+
+
+def test_a_group_of_the_programs_own_calls_the_one_below_it_once(group):
+    watched = Watched()
+    try:
+        own = Logged()
+        with pytest.raises(RuntimeError, match="No backend"):
+            own.allreduce([torch.ones(2)])
+        assert own.calls == 1
+    finally:
+        watched.ring.close()
+
+
 def train(model, after):
     """Eight steps, each with what is done `after` its backward."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -22,6 +22,18 @@ from torch.utils.data import DataLoader
 import aitop.hook
 from aitop.hook import session as session_module
 from aitop.hook.errors import raise_if_of_program
+from aitop.hook.phases import leading
+
+
+class Own(Net):
+    """Calls itself, as those do who want their types checked."""
+
+    def __call__(self, rows):
+        return super().__call__(rows)
+
+
+class Heir(Own):
+    pass
 
 
 def run_a_little(model=None):
@@ -58,6 +70,38 @@ def test_a_wrapper_in_the_class_of_a_root_is_found_by_its_name_so_that_cloudpick
     # What another process would find.
     assert pickle.loads(pickle.dumps(original)) is original
     assert "__call__" not in vars(Net)
+
+
+def test_a_root_with_a_call_of_its_own_whose_heir_is_met_first(unhooked):
+    aitop.hook.install("attach")
+    heir, own = Heir(), Own()
+    for model in (heir, own):
+        model(torch.zeros(4, 8))
+    run_a_little(own)
+    assert inspect.unwrap(vars(Own)["__call__"]) is not vars(Own)["__call__"], "it is wrapped"
+    for model in (heir, own):
+        assert model(torch.zeros(4, 8)).shape == (4, 4)
+
+
+def test_a_class_that_is_pickled_by_value_keeps_a_call_of_its_own(unhooked):
+    """Such as one of the main script, or of a function: cloudpickle would meet our wrapper, and all that it holds."""
+
+    class Local(Net):
+        def __call__(self, rows):
+            return super().__call__(rows)
+
+    own = vars(Local)["__call__"]
+    aitop.hook.install("attach")
+    for _ in range(3):
+        run_a_little(Local())
+    assert vars(Local)["__call__"] is own
+
+
+def test_of_a_batch_of_numbers_not_all_are_looked_at():
+    rows = torch.zeros(4, 8)
+    assert leading(([0] * 10 + [rows],), None, torch.Tensor) == 4
+    assert leading(([0] * 10_000 + [rows],), None, torch.Tensor) == -1
+    assert leading((*[0] * 100, rows), {}, torch.Tensor) == 4, "arguments are few, whatever their order"
 
 
 def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):

@@ -225,6 +225,37 @@ def test_a_policy_that_acts_has_calls_and_samples_of_its_own(watched):
     assert all((record.no_grad_forwards, record.no_grad_samples) == (4, 4) for record in records)
 
 
+def test_a_policy_that_acts_once_for_several_updates_has_calls_too(watched):
+    policy = Net()
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+    for rows, labels in loader():
+        with torch.no_grad():
+            for row in rows:
+                policy(row[None])
+        for _ in range(3):
+            train(policy, [(rows, labels)], optimizer)
+    acts = [record for record in watched.records()[4:] if record.evaluation_forwards]
+    assert len(acts) >= 6
+    assert all((one.evaluation_forwards, one.evaluation_samples) == (4, 4) and one.evaluation > 0 for one in acts)
+
+
+def test_the_model_of_a_server_is_the_one_that_its_threads_call(watched):
+    """The first thread was in the midst of it when the hook came in, so its outermost module is only a layer."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)).eval()
+
+    def answer():
+        with torch.no_grad():
+            net(torch.zeros(1, 8))
+
+    with torch.no_grad():
+        net[1](torch.zeros(1, 16))
+    thread = threading.Thread(target=answer)
+    thread.start()
+    thread.join()
+    facts = watched.facts()
+    assert (facts.root, facts.parameter_tensors) == ("Sequential", 4)
+
+
 def test_saving_is_told_apart(watched):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import pytest
@@ -23,6 +24,7 @@ from hook_runs import Net
 
 import aitop.hook
 from aitop.hook.measures.serving import names
+from aitop.hook.measures.serving.batching import Batching
 from aitop.hook.measures.serving.requests import Request, Requests, current
 from aitop.sources.ring.reader import HookRing
 
@@ -434,6 +436,17 @@ def test_a_queue_of_multiprocessing_is_left_alone_without_litserve(unhooked, mon
     aitop.hook._session.look(time.monotonic_ns())
     assert vars(managers.BaseProxy)["_callmethod"] is original
     assert aitop.hook.remove() == "removed"
+
+
+def test_requests_that_were_cancelled_before_their_first_token_are_forgotten():
+    """transformers drops them without a word, and their states have all tokens of their prompts."""
+    batching = Batching.__new__(Batching)
+    batching.requests, batching.stepped, batching.idle = SimpleNamespace(count=lambda *_: None), False, 0
+    batching.known = dict.fromkeys(("runs", "waits", "cancelled"))
+    batching.tokenless = dict.fromkeys(batching.known)
+    scheduler = SimpleNamespace(active_requests={"runs": 1}, waiting_requests={"waits": 1})
+    batching.turned(0, None, None, SimpleNamespace(scheduler=scheduler))
+    assert batching.known.keys() == batching.tokenless.keys() == {"runs", "waits"}
 
 
 def test_compilations_are_pauses_of_what_serves(watched, server):

@@ -102,7 +102,7 @@ class Collectives(Measure):
         watch.follow(distributed)
         for method, name in NAMES.items():
             if method in vars(own.ProcessGroup):
-                self._patches.put(own.ProcessGroup, method, partial(wrap_call, name=name, watch=watch))
+                self._patches.put(own.ProcessGroup, method, partial(wrap_call, method=method, name=name, watch=watch))
         self._patches.put(own.Work, "wait", partial(wrap_wait, watch=watch))
         self.watches = ("collective",)
         self._facts.changed = True
@@ -181,8 +181,8 @@ keep_from_compiling(Watch.counts.__code__)
 keep_from_compiling(Watch.begins.__code__, Watch.called.__code__, Watch.waited.__code__, inner=True)
 
 
-def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
-    """Wrap a method of a process group."""
+def wrap_call(original: Callable[..., Any], method: str, name: str, watch: Watch) -> Callable[..., Any]:
+    """Wrap a method of a process group; `name` is the call that people know."""
     compiling, counts = watch.session.compiling, watch.counts
 
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,6 +194,8 @@ def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable
         watch.called(name, start, work, args)
         return work
 
+    # pybind11 calls the method of a subclass in Python anew, without end, unless the calling code has its name.
+    collective.__code__ = collective.__code__.replace(co_name=method)
     return collective
 
 

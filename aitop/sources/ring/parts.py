@@ -19,7 +19,9 @@ WATCHED = {
 }
 # Of these, the ones that are not times.
 COUNTS = ("transfer_bytes", "blockings", "collectives")
-_CALLS = ("forwards", "backwards", "no_grad_forwards", "no_grad_samples")
+_CALLS = (
+    "forwards", "backwards", "no_grad_forwards", "no_grad_samples", "evaluation_forwards", "evaluation_samples",
+)  # fmt: skip
 _SUMS = (*PHASES, *(name for names in WATCHED.values() for name in names), "no_grad", *_CALLS)
 _TIMES = ("prepare", *(name for name in _SUMS if name not in (*COUNTS, *_CALLS)))
 
@@ -30,9 +32,9 @@ class Parts:
 
     `transfer_apart` and `communication_apart` are the parts of `transfer` and `communication` outside of the phases.
     `no_grad` is the part of `forward` without gradient: `no_grad_forwards` calls, which took `no_grad_samples` samples
-    together. `prepare` is the time from the start of a training step to its first forward that is in no phase. `calls`
-    has the lengths of its collectives, in order; a wait counts as a part of the call before it. `others` are phases
-    with an event of their own, by their key (see model.phases).
+    together; those of `evaluation` are counted alike. `prepare` is the time from the start of a training step to its
+    first forward that is in no phase. `calls` has the lengths of its collectives, in order; a wait counts as a part of
+    the call before it. `others` are phases with an event of their own, by their key (see model.phases).
     """
 
     data_wait: int = 0
@@ -54,6 +56,8 @@ class Parts:
     backwards: int = 0
     no_grad_forwards: int = 0
     no_grad_samples: int = 0
+    evaluation_forwards: int = 0
+    evaluation_samples: int = 0
     transfer_bytes: int = 0
     blockings: int = 0
     collectives: int = 0

@@ -132,6 +132,8 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         no_grad=_within(parts.no_grad, length),
         no_grad_forwards=min(parts.no_grad_forwards, MOST_FORWARDS),
         no_grad_samples=min(parts.no_grad_samples, MOST_COUNTED),
+        evaluation_forwards=min(parts.evaluation_forwards, MOST_FORWARDS),
+        evaluation_samples=min(parts.evaluation_samples, MOST_COUNTED),
         samples=count_of(parts.samples),
         queue_ready=count_of(parts.queue_ready),
         collective_calls=tuple(_within(call, length) for call in parts.calls),

@@ -134,15 +134,21 @@ class EventReader:
                 sums.no_grad_forwards += self.held_forwards
                 sums.no_grad_samples += self.held_samples
             else:
-                sums.evaluation += self.held_forward
+                self.add_evaluation(self.held_forward)
             self.had_held = True
         self.drop_held()
 
     def settle_evaluation(self) -> None:
         """Add what is held back to `evaluation`: the batch only met forwards without gradient."""
-        self.sums.evaluation += self.held_wait + self.held_start + self.held_forward
+        self.add_evaluation(self.held_wait + self.held_start + self.held_forward)
         self.drop_held()
         self.evaluating = True
+
+    def add_evaluation(self, length: int) -> None:
+        """Add the forwards that are held back, and `length` nanoseconds, to `evaluation`."""
+        self.sums.evaluation += length
+        self.sums.evaluation_forwards += self.held_forwards
+        self.sums.evaluation_samples += self.held_samples
 
     # Reading events.
 

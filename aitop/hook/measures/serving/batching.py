@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MILLIONTHS = 1_000_000
 SECOND = 1_000_000_000
 MOST_KNOWN = 100_000
+# So many more may be remembered than the scheduler has, before those that it no longer has are forgotten.
+MOST_GONE = 1000
 
 
 class Batching(Server):
@@ -160,6 +162,8 @@ class Batching(Server):
         scheduler = processor.scheduler
         active, waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
         self.requests.count("transformers", active + waiting)
+        if len(self.tokenless) > active + waiting or len(self.known) > active + waiting + MOST_GONE:
+            self._forget_cancelled(scheduler)
         if not self.stepped:
             self.idle += end - start if self.idle >= 0 else 0
             return
@@ -173,6 +177,13 @@ class Batching(Server):
             state=(active, self.waiting, self.kv_used),
         )
         self.idle = 0
+
+    def _forget_cancelled(self, scheduler: Any) -> None:
+        """Forget requests that the scheduler no longer has. Of those that were cancelled nothing else tells."""
+        for name in tuple(self.known):
+            if name not in scheduler.active_requests and name not in scheduler.waiting_requests:
+                del self.known[name]
+                self.tokenless.pop(name, None)
 
 
 def batch_of(processor: Any) -> Any:

@@ -74,8 +74,13 @@ class Earlier:
 
     def _leave_out_idle_threads(self) -> None:
         frames = _current_frames()
-        # In place, as other threads take themselves out meanwhile.
-        self.threads.difference_update([one for one in tuple(self.threads) if not self._is_busy(frames.get(one))])
+        try:
+            # In place, as other threads take themselves out meanwhile.
+            self.threads.difference_update([one for one in tuple(self.threads) if not self._is_busy(frames.get(one))])
+        finally:
+            # This thread's own frame is among them: it would refer to itself, and keep what the program's functions
+            # hold until a garbage collection.
+            frames.clear()
 
     def _is_busy(self, frame: FrameType | None) -> bool:
         inner: CodeType | None = None
