@@ -53,6 +53,8 @@ VERBS = {
 WITHOUT_SETTINGS = ("compare", "config", "doctor", "explain")
 """Verbs that work even if the settings file is invalid."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a used-up quota, the limit on a file's size: of stdout, as recordings and reports say so themselves."""
 NO_MORE_THREADS = "can't start new thread"
 """What Python says of itself then."""
 
@@ -131,17 +133,20 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; what is left in the buffer must not fail a second time at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         return PIPE_CLOSED
     except Exception as error:
         return _unexpected(error)
 
 
 def catch_signals() -> None:
-    """Make a polite end (SIGTERM) and a closed terminal (SIGHUP) unwind like an error. For the main thread only."""
+    """Make a polite end (SIGTERM) and a closed terminal (SIGHUP) unwind like an error. For the main thread only.
+
+    A signal that whoever started us has ignored, as `nohup` does, stays ignored: here, and in what we start.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
 
 
 def _unexpected(error: Exception) -> int:
@@ -152,6 +157,10 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         say("as many files are open as may be: raise the limit with `ulimit -n 4096`, and try again")
         return AitopError.exit_code
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        say(f"cannot write what was asked for: {error.strerror}")
+        _drop_output()
+        return AitopError.exit_code
     if isinstance(error, RuntimeError) and str(error) == NO_MORE_THREADS:
         say("the system lets aitop start no more threads: see `ulimit -u`, or the container's limit of processes")
         return AitopError.exit_code
@@ -160,6 +169,11 @@ def _unexpected(error: Exception) -> int:
         "please report it with what AITOP_DEBUG=1 prints"
     )
     return AitopError.exit_code
+
+
+def _drop_output() -> None:
+    """Send what is left in the buffer of stdout nowhere: it must not fail a second time at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -98,21 +98,33 @@ class Alert:
     def __init__(self, triggers: list[Trigger], command: str, dwell: float = DWELL_SECONDS) -> None:
         self._triggers, self._command, self._dwell = triggers, command, dwell
         self._ran: dict[str, float] = {}
+        # What the command is still to run for, by the verdict's id.
+        self._waiting: dict[str, tuple[Snapshot, Verdict]] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def consider(self, snapshot: Snapshot) -> None:
-        """Run the command if the Snapshot has a verdict for which it did not run lately. Only one runs at a time."""
-        self._reap()
+        """Run the command if the Snapshot has a verdict for which it did not run lately.
+
+        Only one runs at a time. The others wait for their turn, even if the verdict is gone by then.
+        """
         now = time.monotonic()
         for verdict in snapshot.diagnosis.verdicts:
             ran = self._ran.get(verdict.id)
             lately = ran is not None and now - ran < self._dwell
-            if self._process is None and not lately and any(trigger.matches(verdict) for trigger in self._triggers):
-                self._ran[verdict.id] = now
-                self._start(snapshot, verdict)
+            if not lately and any(trigger.matches(verdict) for trigger in self._triggers):
+                self._waiting[verdict.id] = snapshot, verdict
+        self._next()
+
+    def _next(self) -> None:
+        """Run the command for the first verdict that waits, unless it runs now."""
+        self._reap()
+        while self._process is None and self._waiting:
+            name = next(iter(self._waiting))
+            self._ran[name] = time.monotonic()
+            self._start(*self._waiting.pop(name))
 
     def finish(self, snapshot: Snapshot | None = None) -> None:
-        """Run the command for what the last Snapshot still asks for, one after the other; FINISH_SECONDS in all."""
+        """Run the command for what still waits, one after the other; FINISH_SECONDS in all."""
         deadline = time.monotonic() + FINISH_SECONDS
         try:
             if snapshot is not None:
@@ -120,9 +132,7 @@ class Alert:
             while (process := self._process) is not None and time.monotonic() < deadline:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
-                self._reap()
-                if snapshot is not None:
-                    self.consider(snapshot)
+                self._next()
         finally:
             self.stop()
 

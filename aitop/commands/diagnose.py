@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
     if watcher.recording_failed is not None:
         say(watcher.recording_failed)
+    if watcher.failed is not None:
+        raise AitopError(watcher.failed)
     snapshot = watcher.snapshot
     if snapshot is not None and baseline is not None:
         snapshot = replace(snapshot, before=baseline)
@@ -171,6 +173,7 @@ def check_writable(output: Path | None) -> None:
     """Raise WrongUsageError if the report cannot be written: before the watching, not only after it."""
     if output is None:
         return
-    place = output if output.exists() else output.parent
-    if output.is_dir() or not os.access(place, os.W_OK):
+    # Of os.path, since Path's own raise where a folder on the way may not be entered.
+    place = output if os.path.exists(output) else output.parent
+    if os.path.isdir(output) or not os.access(place, os.W_OK):
         raise WrongUsageError(f"cannot write {output}: no such directory, or not yours to write to")

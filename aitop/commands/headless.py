@@ -25,13 +25,18 @@ class Watcher:
 
     def __init__(self, recording: RecordingWriter | None, alert: Alert | None = None) -> None:
         self.snapshot: Snapshot | None = None
+        self.failed: str | None = None
+        """Why aitop itself could not go on; the Snapshot is then the last one before."""
         self._alert = alert
         self._ended = threading.Event()
         self._recording = recording
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Take a Snapshot; called from the feed's thread."""
-        self.snapshot = snapshot
+        """Take a Snapshot; called from the feed's thread. One without a tick only says that aitop itself has failed."""
+        if snapshot.tick == 0 and snapshot.target.ended is not None:
+            self.failed = snapshot.target.ended
+        else:
+            self.snapshot = snapshot
         if snapshot.target.ended is not None:
             self._ended.set()
 

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
+from aitop.commands.diagnose import check_writable
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
 from aitop.errors import WrongUsageError
 
@@ -49,6 +50,12 @@ def run(args: argparse.Namespace) -> int:
     alert = alert_of(args)
     if alert is not None and not args.headless:
         raise WrongUsageError("--on and --exec need --headless: on the screen you see the verdict yourself")
+    if args.record is not None:
+        from aitop.outputs.recording import check_empty
+
+        # Before the command runs, for which it would be too late.
+        check_writable(args.record)
+        check_empty(args.record)
     environment = dict(os.environ)
     if args.settings.hook and not args.settings.passive:
         environment = with_hook(environment)
@@ -75,7 +82,7 @@ def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:
         code = watch([_target(child.pid, args.command)], args)
     finally:
         _farewell(child, args.command, Path(log.name))
-    return _exit_code(child) or code
+    return code if child.poll() is None else _exit_code(child)
 
 
 def _headless(args: argparse.Namespace, environment: dict[str, str], alert: Alert | None) -> int:
@@ -96,8 +103,9 @@ def _headless(args: argparse.Namespace, environment: dict[str, str], alert: Aler
         raise
     if watcher is not None and watcher.snapshot is not None:
         sys.stderr.write("\n" + render(watcher.snapshot, "text"))
-    if watcher is not None and watcher.recording_failed is not None:
-        say(watcher.recording_failed)
+    for failure in (watcher.recording_failed, watcher.failed) if watcher is not None else ():
+        if failure is not None:
+            say(failure)
     return _exit_code(child)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import stat
@@ -96,8 +97,20 @@ def _open_empty(path: Path, *, new: bool) -> BinaryIO:
         descriptor = open_output(path, 0o600, new=new)
     except OSError as error:
         raise WrongUsageError(f"cannot record to {path}: {error.strerror or error}") from None
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_size > 0:
+    try:
+        _check_empty(path, os.fstat(descriptor))
+    except WrongUsageError:
         os.close(descriptor)
-        raise WrongUsageError(f"{path} exists already: remove it or choose another name for the recording")
+        raise
     return os.fdopen(descriptor, "wb")
+
+
+def check_empty(path: Path) -> None:
+    """Raise WrongUsageError if there is something in a file that is to be recorded to; nothing is opened or made."""
+    with contextlib.suppress(OSError):
+        _check_empty(path, os.stat(path))
+
+
+def _check_empty(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode) and status.st_size > 0:
+        raise WrongUsageError(f"{path} exists already: remove it or choose another name for the recording")

@@ -67,6 +67,15 @@ def test_the_command_gets_the_report_and_may_use_the_shell(tmp_path):
     assert (tmp_path / "told").read_text() == "regression warning 100\n"
 
 
+def test_a_verdict_that_comes_and_goes_while_it_runs_waits_for_its_turn(tmp_path):
+    alert = Alert(triggers("any"), f"sleep 0.3; echo $AITOP_VERDICT >> {tmp_path}/ran")
+    alert.consider(seen(("regression", "warning")))
+    alert.consider(seen(("regression", "warning"), ("hang", "critical")))
+    alert.consider(seen())
+    alert.finish(seen())
+    assert lines_of(tmp_path / "ran") == ["regression", "hang"]
+
+
 def test_it_runs_once_per_dwell_for_each_verdict(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr(alerts, "time", SimpleNamespace(monotonic=lambda: now))
@@ -80,8 +89,7 @@ def test_it_runs_once_per_dwell_for_each_verdict(tmp_path, monkeypatch):
     now += 0.5
     alert.consider(both)
     alert.finish()
-    assert lines_of(tmp_path / "ran")[2:] == ["regression"]
-    alert.stop()
+    assert lines_of(tmp_path / "ran")[2:] == ["regression", "memory-leak"]
 
 
 def test_at_the_end_all_that_wait_for_their_turn_have_it(tmp_path):

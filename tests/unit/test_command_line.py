@@ -2,14 +2,17 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+import snapshot_builder
 
 from aitop import __version__, cli
-from aitop.commands import demo, diagnose, monitor, run
+from aitop.commands import demo, diagnose, headless, monitor, run
 from aitop.commands.options import duration, interval, process_id
 from aitop.errors import (
     AitopError,
@@ -128,6 +131,46 @@ def test_wrong_usage_leaves_with_2_and_says_what_is_wrong(line, words, capsys):
 def test_run_without_a_command_that_is_there_is_wrong_usage(arguments, words, capsys):
     assert cli.run(["run", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_recording_that_cannot_be_written_is_said_before_the_command_runs(tmp_path, capsys):
+    there, marker = tmp_path / "run.jsonl", tmp_path / "ran"
+    there.write_text("of yesterday")
+    for recording, words in ((there, "exists already"), (tmp_path / "no" / "run.jsonl", "cannot write")):
+        assert cli.run(["run", "--headless", "--record", str(recording), "--", "touch", str(marker)]) == 2
+        assert words in capsys.readouterr().err
+    assert not marker.exists() and there.read_text() == "of yesterday"
+
+
+def test_a_report_whose_name_no_file_can_have_is_refused_in_words(capsys):
+    assert cli.run(["diagnose", "--pid", "1", "-o", "/tmp/" + "x" * 300]) == 2
+    assert "cannot write /tmp/xxx" in capsys.readouterr().err
+
+
+def test_a_full_disk_behind_stdout_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "aitop", "explain", "input-bound"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"aitop: cannot write what was asked for: No space left on device\n"
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored():
+    code = "from aitop.cli import catch_signals; catch_signals(); import os; os.kill(os.getpid(), 1); print('lives')"
+    for ignored, words in ((True, b"lives\n"), (False, b"")):
+        start = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, preexec_fn=start)
+        assert (done.stdout, done.returncode) == (words, 0 if ignored else 129)
+
+
+def test_where_aitop_itself_fails_the_last_snapshot_stays():
+    seen = headless.Watcher(None)
+    good = snapshot_builder.snapshot(snapshot_builder.steps())
+    seen.publish(msgspec.structs.replace(good, tick=3))
+    failure = msgspec.structs.replace(good.target, ended="aitop failed: can't start new thread")
+    seen.publish(msgspec.structs.replace(good, tick=0, target=failure))
+    assert seen.ended and seen.failed == failure.ended and seen.snapshot.tick == 3
 
 
 def failing(monkeypatch, error):
