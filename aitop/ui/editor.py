@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 # Editors with a window of their own, which do not need the terminal.
 _WINDOWED = ({*ARGUMENTS} | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
 EDITOR_HAS_TERMINAL = threading.Event()
-"""Set while an editor has the terminal: Snapshots are then dropped, because they cannot be shown."""
+"""Set while an editor has the terminal: of the Snapshots that come then, only the newest is kept, to be shown later."""
 
 
 def editor_command(environment: Mapping[str, str]) -> list[str] | None:

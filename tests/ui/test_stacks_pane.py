@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 
 import msgspec
 import pytest
@@ -152,6 +153,33 @@ async def test_s_groups_all_stacks(look_at, feeds, size):
         assert eyes.shown() >= {"group"} and "groups" not in eyes.shown()
         await eyes.press("escape", "escape")
         assert "Verdict" in eyes.text()
+
+
+async def test_a_held_key_asks_for_one_look_at_a_time(look_at, feeds):
+    class Slow(feeds["run"]):
+        def dump(self):
+            asked.append(1)
+            answers.wait(60)
+            return dump()
+
+    asked, answers = [], threading.Event()
+    async with look_at(feed=Slow(samples.input_bound())) as eyes:
+        await eyes.press("S")
+        await eyes.press("S", "S", "r")
+        assert len(asked) == 1
+        answers.set()
+        await eyes.until("Queue.get")
+
+
+async def test_a_line_is_told_by_the_newest_snapshot(look_at, feeds):
+    feed = feeds["run"](samples.input_bound())
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("f", "down", "down", "o")
+        assert eyes.shown() >= {"line"}
+        later = msgspec.structs.replace(samples.input_bound(), time=samples.START + 60)
+        feed.publish(later)
+        await eyes.pilot.pause()
+        assert eyes.app.screen.pane.view.snapshot is later
 
 
 async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_seen(look_at, feeds):

@@ -177,7 +177,7 @@ class HangScreen(StackScreen[StandingPlace]):
     def action_native(self) -> None:
         """Read the native stack of one process of each of the first MOST_NATIVE places."""
         feed = self._feed
-        if not isinstance(feed, LazyFeed) or not self.listing.entries:
+        if not isinstance(feed, LazyFeed) or not self.listing.entries or self.listing.doing:
             return
         pids = [place.first.pid for place in self.listing.entries[:MOST_NATIVE]]
         self.listing.doing = "looking below Python…"

@@ -152,8 +152,13 @@ class MonitorScreen(Screen[int]):
         self._show()
 
         def publish(snapshot: Snapshot) -> None:
-            if not EDITOR_HAS_TERMINAL.is_set():
+            if EDITOR_HAS_TERMINAL.is_set():
+                self._newest = snapshot
+            else:
                 deliver(self.post_message, SnapshotArrived(snapshot))
+
+        # The last one may have come meanwhile, and say that the run has ended.
+        self.app.app_resume_signal.subscribe(self, lambda _: self._catch_up())
 
         # Starting the feed imports a lot, so draw the first frame before that.
         start = partial(self._feed.start, publish)
@@ -505,8 +510,10 @@ class MonitorScreen(Screen[int]):
         for screen in self.app.screen_stack:
             if isinstance(screen, HeadedScreen) and screen.is_mounted:
                 screen.header.show(self.view)
-            if isinstance(screen, StackScreen):
+            if isinstance(screen, (StackScreen, LineScreen)):
                 screen.view = self.view
+            if isinstance(screen, LineScreen) and screen.is_mounted:
+                screen.show()
         evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
         if evidence is not None:
             evidence.view = self.view

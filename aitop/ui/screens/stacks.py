@@ -184,6 +184,9 @@ class StackScreen(HeadedScreen, Generic[Entry]):
 
     def action_again(self) -> None:
         feed = self._feed
+        if self.listing.doing:
+            # A held key must not start one look after the other.
+            return
         if isinstance(feed, LazyFeed):
             self.listing.doing = "looking at every thread…"
             in_background(self, "dump", lambda: feed.made().dump(), self._show_answer)

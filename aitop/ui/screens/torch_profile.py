@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -159,8 +158,8 @@ class ProfileScreen(HeadedScreen):
     def action_write(self) -> None:
         if self._taken is not None:
             trace = {".trace.json": self._taken.trace}
-            write = partial(write_new, Path.cwd(), f"aitop-{self._taken.profile.pid}", trace)
-            in_background(self, "trace", write, self._written)
+            name = f"aitop-{self._taken.profile.pid}"
+            in_background(self, "trace", lambda: write_new(Path.cwd(), name, trace), self._written)
 
     def _written(self, answer: list[Path] | Exception) -> None:
         where = f"not written: {answer}" if isinstance(answer, Exception) else f"written to {answer[0]}"
