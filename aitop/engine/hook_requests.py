@@ -45,6 +45,14 @@ class HookRequests:
                 self._busy -= 1
                 self._changed.notify_all()
 
+    def withdraw(self, pid: int) -> None:
+        """Withdraw a request that is queued in `pid`; one that begins meanwhile is not affected."""
+        attempt = self._attempts.pop(pid, None)
+        late = attempt.close() if attempt is not None else None
+        if late is not None:
+            # It had begun by then.
+            self.hooked.add(pid)
+
     def give_up(self) -> None:
         """Withdraw all requests, and begin no new ones."""
         self._given_up.set()

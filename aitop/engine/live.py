@@ -257,7 +257,14 @@ class LiveFeed:
                 StackSource(self._pids, script=self.target.script, working=working, stepping=stepping, budget=budget)
             )
         if "hook" not in off:
-            sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in, seldom=shared is not None))
+            sources.append(
+                HookSource(
+                    self._hook_pids,
+                    self._hook_requests.bring_in,
+                    self._hook_requests.withdraw,
+                    seldom=shared is not None,
+                )
+            )
         if "server" not in off:
             wait = functools.partial(self._host.wait_for_look, FIRST_LOOK_SECONDS)
             least = self._options.interval if shared else 0.0

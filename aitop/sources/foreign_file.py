@@ -15,7 +15,7 @@ from aitop.model.host import ProcessId
 from aitop.sources import procfs
 from aitop.sources.process_status import User, read_status
 
-MOST_LINKS = 40
+MOST_LINKS, MOST_FOLDERS = 40, 128
 READ, MAKE, SEARCH = 4, 3, 1
 ACL = "system.posix_acl_access"
 
@@ -82,6 +82,9 @@ def _walk(way: list[int], todo: list[str], user: User | None) -> None:
     """
     links = 0
     while todo:
+        if len(way) > MOST_FOLDERS:
+            # Each is an open file of ours.
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         part = todo.pop()
         if part == "..":
             if len(way) > 1:

@@ -129,6 +129,8 @@ def gets_in_as_soon_as_the_target_is_back(target: subprocess.Popen[str]) -> None
 def what_is_given_up_never_gets_in(target: subprocess.Popen[str]) -> None:
     on_the_way = HookRequests()
     waits(target, on_the_way)
+    on_the_way.withdraw(target.pid)
+    assert requests(target.pid) == [], "nobody wants it there any more"
     on_the_way.give_up()
     assert requests(target.pid) == []
     with pytest.raises(SourceError, match="detached on request"):

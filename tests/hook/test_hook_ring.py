@@ -332,7 +332,7 @@ sys.stdin.read()
             process.wait(10)
 
     def test_ranks_that_come_and_go(self, start, monkeypatch):
-        entered = []
+        entered, withdrawn = [], []
 
         def way_in(pid):
             entered.append(pid)
@@ -340,7 +340,7 @@ sys.stdin.read()
 
         one, other = start(), start()
         pids = [one.pid, other.pid, 2**22 - 1]
-        source = HookSource(lambda: pids, way_in)
+        source = HookSource(lambda: pids, way_in, withdrawn.append)
         source.open()
         samples = source.read()
         assert {sample.pid: len(sample.steps) for sample in samples} == {one.pid: 3, other.pid: 3}
@@ -353,6 +353,7 @@ sys.stdin.read()
         assert source.read() == []
         assert list(source._rings) == [one.pid]
         pids[:] = [one.pid]
+        assert source.read() == [] and 2**22 - 1 in withdrawn and one.pid not in withdrawn
         source.close()
         assert not should_stay(one.pid)
 
@@ -366,6 +367,17 @@ sys.stdin.read()
         assert (error.value.state, error.value.remedy) == ("denied", "be root")
         with pytest.raises(SourceError, match="no process"):
             HookSource(list, way_in).open()
+
+    def test_a_collective_that_never_ends_is_told_once(self):
+        made = []
+        source = HookSource(lambda: [os.getpid()], lambda pid: made.append(Ring("attach")))
+        source.open()
+        assert source.read() == []
+        made[0].write_sequence(501)
+        assert [sample.sequence for sample in source.read()] == [501]
+        assert source.read() == []
+        source.close()
+        made[0].close()
 
     def test_the_way_in_is_gone_when_there_is_no_hook(self):
         made = []

@@ -218,6 +218,18 @@ def test_no_link_leads_out_of_the_targets_root(tmp_path: Path, name: str) -> Non
         os.close(fd)
 
 
+def test_a_path_through_hundreds_of_folders_is_not_followed(tmp_path: Path) -> None:
+    """Each folder on the way is an open file of ours, and a target may name any path as its code's."""
+    (tmp_path / "/".join("d" * 200)).mkdir(parents=True)
+    fd = os.open(tmp_path, os.O_PATH)
+    try:
+        with pytest.raises(OSError, match="name too long"):
+            open_below(fd, "/".join("d" * 200), None, folder=True)
+        os.close(open_below(fd, "/".join("d" * 100), None, folder=True))
+    finally:
+        os.close(fd)
+
+
 def test_root_makes_no_file_where_the_target_could_not(tmp_path: Path) -> None:
     text = "Uid:\t{0}\t{0}\t{0}\t{0}\nGid:\t{0}\t{0}\t{0}\t{0}\nGroups:\t{0} 77\n"
     stranger = parse_status(os.getpid(), text.format(12345), 1).user

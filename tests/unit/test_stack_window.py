@@ -66,6 +66,14 @@ def test_only_functions_that_call_the_model_or_the_collector_are_read_and_each_o
     assert built(collects, script, (("train", script, 8),)) == [(4, 8)]
 
 
+def test_the_same_line_under_two_numbers_is_one_stack(script):
+    """py-spy tells frames apart by how the interpreter entered them, which it does not say."""
+    frames = [RawFrame("train", script, 6), RawFrame("load", script, 3), RawFrame("load", script, 3)]
+    samples = [ThreadSamples("MainThread", True, Counter({(0, 1): 30, (0, 2): 10}))]
+    (made,) = window.WindowBuilder(script, window.CodeOfProcesses()).counts(os.getpid(), frames, samples)
+    assert made.count == 40
+
+
 @pytest.mark.parametrize("names", ["from gc import collect", "import gc as g", "import gc as g, sys"])
 def test_the_collector_may_have_another_name(script, names):
     calls = "collect()" if "from" in names else "g.collect()"

@@ -34,6 +34,7 @@ class _Failure:
 
 class HookSource(Source):
     """The source. `pids` returns the processes to hook; `way_in` puts the hook into one, or raises SourceError.
+    `withdraw` ends what `way_in` has left queued in a process that is no longer one of them.
 
     With `seldom` the rings are read as seldom as their leases allow, however few there are.
     """
@@ -43,13 +44,21 @@ class HookSource(Source):
     patience = 5.0
 
     def __init__(
-        self, pids: Callable[[], Sequence[int]], way_in: Callable[[int], None], *, seldom: bool = False
+        self,
+        pids: Callable[[], Sequence[int]],
+        way_in: Callable[[int], None],
+        withdraw: Callable[[int], None] = lambda _: None,
+        *,
+        seldom: bool = False,
     ) -> None:
         self._pids = pids
+        self._withdraw = withdraw
         self._seldom = seldom
         self._way_in = way_in
         self._rings: dict[int, HookRing] = {}
         self._failures: dict[int, _Failure] = {}
+        # The number of the last collective of each process that was told.
+        self._sequences: dict[int, int | None] = {}
         # Processes that are being entered, each by a thread of its own, as it may take long.
         self._entering: set[int] = set()
         self._results: queue.SimpleQueue[tuple[int, HookRing | SourceError]] = queue.SimpleQueue()
@@ -76,13 +85,16 @@ class HookSource(Source):
         self._complain_without_rings()
         samples: list[Sample] = []
         self.interval = SELDOM_SECONDS if self._seldom or len(self._rings) > MANY else OFTEN_SECONDS
-        for reader in list(self._rings.values()):
+        for pid, reader in list(self._rings.items()):
             reader.renew()
             sample = reader.read(time.monotonic())
             served = sample.requests or sample.iterations or sample.pauses
-            # Requests under way are reported even while nothing happens: a server may hang with them.
-            if sample.steps or sample.lost or sample.facts or served or sample.alive:
+            # Requests under way are reported even while nothing happens, as a server may hang with them; and so is a
+            # collective that was called since, as a rank may never return from it.
+            called = sample.sequence != self._sequences.get(pid)
+            if sample.steps or sample.lost or sample.facts or served or sample.alive or called:
                 samples.append(sample)
+                self._sequences[pid] = sample.sequence
         return samples
 
     def close(self) -> None:
@@ -95,8 +107,9 @@ class HookSource(Source):
         wanted = self._pids()
         for pid in [pid for pid in self._rings if pid not in wanted or self._has_left(pid)]:
             self._drop(pid)
-        for pid in [pid for pid in self._failures if pid not in wanted]:
+        for pid in [pid for pid in self._failures if pid not in wanted and pid not in self._entering]:
             del self._failures[pid]
+            self._withdraw(pid)
         due = [pid for pid in wanted if pid not in self._rings and self._is_due(pid, now)]
         deadline = now + LONGEST_ENTRY_SECONDS
         self._begin(due)
@@ -163,6 +176,7 @@ class HookSource(Source):
 
     def _drop(self, pid: int) -> None:
         reader = self._rings.pop(pid)
+        self._sequences.pop(pid, None)
         reader.release()
         reader.close()
 

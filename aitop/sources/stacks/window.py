@@ -151,7 +151,10 @@ class WindowBuilder:
 
     def _mended(self, pid: int, thread: ThreadSamples, indices: Sequence[int]) -> Counter[tuple[int, ...]]:
         """The samples of a thread. Stacks that changed while they were read are mended, or else dropped."""
-        seen = Counter({tuple(indices[index] for index in stack): count for stack, count in thread.stacks.items()})
+        seen: Counter[tuple[int, ...]] = Counter()
+        for stack, count in thread.stacks.items():
+            # py-spy may number the same line twice, as it tells frames apart by more than it says of them.
+            seen[tuple(indices[index] for index in stack)] += count
         # An installed package has no loop quick enough for that, and its files are large.
         if self._code.applications.get(pid) is not None:
             return seen
