@@ -378,9 +378,8 @@ def loader_size(snapshot: Snapshot) -> int:
 def free_cores(snapshot: Snapshot) -> float | None:
     """Idle cores that the target may use; None where that is not known."""
     host = snapshot.host
-    if host is None or host.machine.core_busy is None:
+    if host is None or (idle := host.idle_cores) is None:
         return None
-    idle = sum(max(0.0, 1.0 - busy) for busy in host.machine.core_busy)
     if host.usable_cores is None:
         return idle
     return max(0.0, min(idle, host.usable_cores - (host.cores_used or 0.0)))

@@ -106,7 +106,8 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
 class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     """The target's tree and the machine at `time` (monotonic seconds).
 
-    `usable_cores` is what the target may use: its affinity mask and its quota taken together.
+    `usable_cores` is what the target may use: its affinity mask and its quota taken together. `places` are the places
+    in `machine.core_busy` of the cores in that mask, None if that is all of them, or not known.
     `engine` names the serving software of the tree with its version, None where none was recognised.
     """
 
@@ -115,6 +116,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     machine: MachineSample
     cgroup: CgroupSample | None = None
     usable_cores: float | None = None
+    places: tuple[int, ...] | None = None
     engine: str | None = None
 
     def id_of(self, pid: int) -> ProcessId | None:
@@ -128,10 +130,26 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
         return sum(known) if known else None
 
     @property
+    def idle_cores(self) -> float | None:
+        """How many of the cores that the target may run on are idle, whatever its quota; None where not known."""
+        busy = self.machine.core_busy
+        if busy is None:
+            return None
+        mine = busy if self.places is None else [busy[place] for place in self.places if 0 <= place < len(busy)]
+        return sum(max(0.0, 1.0 - one) for one in mine)
+
+    @property
     def cores_of_others(self) -> float | None:
-        """Cores that other programs use, this monitor among them; None where that is not known."""
-        busy, used = self.machine.core_busy, self.cores_used
-        return None if busy is None or used is None else max(0.0, sum(busy) - used)
+        """How many of the cores that the target may use are taken by other programs, this monitor among them.
+
+        Cores that it may not use do not matter, nor does what others use while some that it may use are idle. None
+        where that is not known.
+        """
+        idle, used = self.idle_cores, self.cores_used
+        if idle is None or used is None:
+            return None
+        usable = float(len(self.machine.core_busy or ())) if self.usable_cores is None else self.usable_cores
+        return max(0.0, usable - used - idle)
 
     @property
     def memory_room(self) -> tuple[int, int] | None:

@@ -144,6 +144,19 @@ def test_the_cores_of_a_process_are_those_of_all_its_threads(start):
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_the_places_of_the_cores_that_a_process_may_use(start):
+    core = max(os.sched_getaffinity(0))
+    source = HostSource(
+        [start([sys.executable, "-c", f"import os, threading\nos.sched_setaffinity(0, [{core}])\n{WAIT}"]).pid]
+    )
+    source.open()
+    deadline = time.monotonic() + 20
+    while (seen := read(source)).usable_cores != 1.0:
+        assert time.monotonic() < deadline
+    assert seen.places == (core,)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_the_cores_of_a_server_are_those_of_all_its_parts(start):
     """vLLM binds its workers, and the processes around them run anywhere."""
     child = f"import os, threading\n{BIND_MAIN}\n{WAIT}"

@@ -234,6 +234,16 @@ def test_a_device_carries_its_uuid_and_what_of_it_is_lost():
     assert {value for _, value in seen["aitop_wasted_gpu_ratio"]} == {lost}
 
 
+def test_a_device_of_several_processes_is_lost_once():
+    snapshot = recorded("simulated-gpu")[-1]
+    (process, *_) = (one for one in snapshot.host.processes if one.role == "rank")
+    peers = tuple(msgspec.structs.replace(process, pid=process.pid + n, rank=n) for n in range(1, 3))
+    host = msgspec.structs.replace(snapshot.host, processes=(*snapshot.host.processes, *peers))
+    seen = exported(msgspec.structs.replace(snapshot, host=host))
+    assert len(seen["aitop_up"]) == 3
+    assert len(seen["aitop_wasted_gpu_ratio"]) == len({labels["UUID"] for labels, _ in seen["aitop_wasted_gpu_ratio"]})
+
+
 def test_requests_of_a_server_are_counted_and_timed():
     seen = exported(*recorded("serve"))
     kinds = {labels["kind"]: value for labels, value in seen["aitop_units_total"]}

@@ -42,6 +42,25 @@ from aitop.model.verdict import Abstention, Setting
 # gil-contention ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("places", "usable", "busy", "used", "others", "idle"),
+    [
+        (None, None, (1.0, 0.5), 0.5, 1.0, 0.5),
+        (None, 2.0, (1.0, 0.5), 0.5, 1.0, 0.5),
+        # A set of two cores that it fills itself, of eight that others use.
+        ((0, 1), 2.0, (1.0,) * 8, 2.0, 0.0, 0.0),
+        ((0, 1), 2.0, (1.0, 1.0, *(0.0,) * 6), 1.5, 0.5, 0.0),
+        # A quota of two cores where six idle: nobody takes them away.
+        (None, 2.0, (1.0, 1.0, *(0.0,) * 6), 1.0, 0.0, 6.0),
+        ((0, 9), 2.0, (1.0, 1.0), 1.0, 1.0, 0.0),
+    ],
+)
+def test_only_cores_that_the_run_may_use_count_as_taken_or_idle(places, usable, busy, used, others, idle):
+    machine = MachineSample(cores=len(busy), core_busy=busy)
+    seen = HostSample(time=1.0, processes=(process(cpu=used),), machine=machine, usable_cores=usable, places=places)
+    assert (seen.cores_of_others, seen.idle_cores) == (pytest.approx(others), pytest.approx(idle))
+
+
 def of_thread(function, share, *, thread="metrics", activity="python", number=50, text=None):
     return HotLine(
         pid=RANK,

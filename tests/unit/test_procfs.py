@@ -195,8 +195,9 @@ def test_virtual_interfaces_do_not_count_twice():
         "Inter-|   Receive  |  Transmit\n face |bytes packets\n"
         "    lo: 1000 1 0 0 0 0 0 0 1000 1 0 0 0 0 0 0\n"
         "  eth0: 300 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n"
-        "docker0: 300 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n"
     )
+    for name in ("docker0", "br0", "vmbr0", "eth0.100", "team0", "wg0", "tailscale0"):
+        text += f"{name}: 300 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n"
     assert interface_bytes(text) == (300, 200)
     assert interface_bytes("") is None
 

@@ -37,7 +37,7 @@ OF_HOSTS: Values[HostSample] = {
     "cores_wanted": lambda host: _total(host, lambda process: process.wanted),
     "cores_waited": lambda host: _total(host, lambda process: process.waited),
     "cores_used": lambda host: host.cores_used,
-    "cores_idle": lambda host: None if (busy := host.machine.core_busy) is None else len(busy) - sum(busy),
+    "cores_idle": lambda host: host.idle_cores,
     "throttled": lambda host: host.cgroup.throttled if host.cgroup else None,
     "workers_delay": lambda host: _total(host, lambda process: process.run_delay, LOADING),
     "workers_cpu": lambda host: _total(host, lambda process: process.cpu, LOADING),

@@ -201,12 +201,16 @@ class _Families:
         measured = snapshot.host is not None and any(process.cpu is not None for process in snapshot.host.processes)
         first = next((verdict for verdict in verdicts if verdict.share is not None and verdict.base in OF_TIME), None)
         lost = None if first is None else 0.0 if first.severity == "info" else first.share
+        # Several processes may use the same device, and its time is lost once.
+        told: set[str] = set()
         for rank in ranks:
             if stalled or measured:
                 self.stalled.add_metric(_of_rank(job, rank), float(stalled))
             if lost is not None:
-                for device in rank.devices:
-                    self.wasted.add_metric((*_of_job(job), rank.label, _label(device)), lost)
+                for name in dict.fromkeys(map(_label, rank.devices)):
+                    if name not in told:
+                        self.wasted.add_metric((*_of_job(job), rank.label, name), lost)
+                    told.add(name)
 
     def _add_counters(self, labels: Sequence[str], counters: RankCounters) -> None:
         for kind, count in counters.units.items():

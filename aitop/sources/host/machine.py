@@ -19,7 +19,10 @@ DENORMAL = 5e-310
 # the loop. An AMD EPYC took 21.6 ns for others and 22.2 for these.
 SLOW = 1.5
 ROUNDS, PRODUCTS = 5, 1000
-_VIRTUAL_INTERFACE = re.compile(r"(lo$|veth|docker|br-|virbr|ifb|bond|dummy|tun|tap|cni|flannel|cali)")
+# What passes through these passes through another interface as well; `eth0.100` is a VLAN on `eth0`.
+_VIRTUAL_INTERFACE = re.compile(
+    r"(lo$|veth|docker|br-|br\d|virbr|vmbr|ifb|bond|team|dummy|tun|tap|wg|tailscale|cni|flannel|cali|[^.]+\.)"
+)
 
 
 class Machine:
@@ -57,6 +60,11 @@ class Machine:
             slow_denormals=_slow_denormals(),
             **rates,
         )
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the cores of the last sample, in the order of its `core_busy`."""
+        return tuple(self._cores)
 
     def _read_counters(self, pid: int | None) -> dict[str, int | None]:
         data = procfs.text(f"{procfs.PROC}/{pid}/net/dev") if pid else None

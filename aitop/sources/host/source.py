@@ -134,12 +134,16 @@ class HostSource(Source):
         )
         speaker = next((member for member in living if member.stat.pid in self.seen.ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)
+        machine = self._machine.read(speaker.stat.pid)
+        mine = allowed_cores(self._working(living, places, parts))
+        own = tuple(place for place, core in enumerate(self._machine.numbers) if core in mine)
         return HostSample(
             time=now,
             processes=self._rates.samples(members, places, {pid: part.name for pid, part in parts.items()}),
-            machine=self._machine.read(speaker.stat.pid),
+            machine=machine,
             cgroup=cgroup,
-            usable_cores=usable_cores(self._working(living, places, parts), cgroup),
+            usable_cores=usable_cores(mine, cgroup),
+            places=own if 0 < len(own) < machine.cores else None,
             engine=server.name if server else None,
         )
 
@@ -185,8 +189,8 @@ def _line(above: Mapping[int, int], pid: int) -> Iterator[int]:
         yield pid
 
 
-def usable_cores(working: Iterable[int], cgroup: CgroupSample | None) -> float | None:
-    """Cores that these processes may use: affinity masks and quota.
+def allowed_cores(working: Iterable[int]) -> set[int]:
+    """The numbers of the cores that are in the affinity mask of any thread of these processes; empty if none tells.
 
     Each thread has a mask of its own: vLLM and OpenMP bind those that compute, the main one among them.
     """
@@ -198,6 +202,11 @@ def usable_cores(working: Iterable[int], cgroup: CgroupSample | None) -> float |
             # It may have ended since.
             with contextlib.suppress(OSError):
                 cores |= os.sched_getaffinity(thread)
+    return cores
+
+
+def usable_cores(cores: Collection[int], cgroup: CgroupSample | None) -> float | None:
+    """How many of the cores of an affinity mask may be used, given the quota; None if the mask is not known."""
     if not cores:
         return None
     quota = cgroup.cpu_quota if cgroup else None
