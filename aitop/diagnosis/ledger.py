@@ -231,6 +231,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int) -> list[Entr
                     handler=line.handler,
                     below=line.below,
                     closure=line.closure,
+                    apart=line.apart,
                 )
             )
     return entries
@@ -401,9 +402,16 @@ def _scaled(entry: Entry, part: float) -> Entry:
 
 
 def _others(snapshot: Snapshot, lead: ProcessStacks) -> list[Entry]:
-    """Entries of all other threads and processes. Each share is of that thread's own time."""
+    """Entries of all other threads and processes but ranks, which make nothing for this one.
+
+    Each share is of that thread's own time.
+    """
     if snapshot.stacks is None:
         return []
     samples = {process.pid: process.samples for process in snapshot.stacks.processes}
-    lines = [line for line in snapshot.stacks.lines if (line.pid, line.thread) != (lead.pid, lead.thread)]
+    lines = [
+        line
+        for line in snapshot.stacks.lines
+        if (line.role != "rank" or line.pid == lead.pid) and (line.pid, line.thread) != (lead.pid, lead.thread)
+    ]
     return _entries("producers", lines, samples=min(samples.values(), default=0))

@@ -352,11 +352,13 @@ class History:
             self.servers.setdefault(sample.pid, deque(maxlen=KEEP_LOOKS)).append(sample)
 
     def _number(self, host: HostSample) -> None:
-        """Remember the first number seen of each rank.
+        """Remember the first number seen of each rank, until none of them is left and others have started.
 
         Ranks started by `spawn` have no number of their own: they are counted, and counted anew when one ends.
         """
-        if len(self.rank_numbers) > MOST_RANKS:
+        living = {process.pid for process in host.processes if process.role == "rank" and process.state != "Z"}
+        started_anew = bool(living) and living.isdisjoint(self.rank_numbers)
+        if started_anew or len(self.rank_numbers) > MOST_RANKS:
             self.rank_numbers.clear()
         for process in host.processes:
             if process.role == "launcher":

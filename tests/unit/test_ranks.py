@@ -55,12 +55,20 @@ def seen(found, **fields):
     return snapshot(ranks=ranks_view(found, 1000.0), **fields)
 
 
+def of_both(lines):
+    """The stacks of both ranks, with these lines."""
+    made = stacks(lines)
+    return msgspec.structs.replace(
+        made, processes=tuple(msgspec.structs.replace(made.processes[0], pid=pid) for pid in PIDS)
+    )
+
+
 LATE_BY_INPUT = ((0.0, 0.07, 0.08), (0.05, 0.02, 0.08))
 
 
 def test_the_rank_that_waits_least_is_late_and_its_data_are_why():
     lines = [line("read", 0.6, pid=101, phase="data_wait", number=7), line("x", 0.6, pid=100, phase="data_wait")]
-    found = straggler(seen(history(*LATE_BY_INPUT), stacks=stacks(lines), host=host(1000.0)))
+    found = straggler(seen(history(*LATE_BY_INPUT), stacks=of_both(lines), working=PIDS, host=host(1000.0)))
     verdict = found.verdict
     assert (verdict.subtype, verdict.ranks, verdict.where[0].line) == ("input", (1,), 7)
     assert verdict.share == pytest.approx(0.05 / 0.08)
@@ -77,6 +85,19 @@ def test_a_rank_that_computes_longer_or_waits_for_a_core():
     assert straggler(seen(history((0.0, 0.021, 0.04), (0.0, 0.021, 0.04)))).level < 0.06, "equal ranks"
 
 
+def test_the_line_of_a_rank_that_computes_longer_is_the_one_that_the_others_have_less_of():
+    """A line has an entry for each of its activities."""
+    model = [
+        line("model", 0.36, pid=pid, phase="forward", number=40, parts=(("native", 0.84), ("python", 0.16)))
+        for pid in PIDS
+    ]
+    augments = line("augment", 0.12, pid=101, number=60)
+    both = of_both([*model, augments])
+    found = seen(history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06)), stacks=both, working=PIDS)
+    assert {entry.pid for ledger in found.ledgers for entry in ledger.entries} == {*PIDS}
+    assert [place.line for place in straggler(found).verdict.where] == [60]
+
+
 def test_a_rank_without_a_core_in_its_waits_is_the_one_that_all_wait_for_and_no_exchange():
     found = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
     crowded = [process(100, rank=0, run_delay=0.02, waited=0.1), process(101, rank=1, run_delay=0.52, waited=0.9)]
@@ -90,6 +111,17 @@ def test_a_rank_without_a_core_in_its_waits_is_the_one_that_all_wait_for_and_no_
     assert comm_bound(picture).level < 0.12
     alike = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
     assert straggler(seen(alike)).level < 0.06 < comm_bound(seen(alike)).level
+
+
+def test_on_a_gpu_the_device_tells_how_long_a_backward_pass_waits_for_the_exchange():
+    """The host launches it in 20 ms, and waits for all of it where it reads the loss."""
+    found = history((0.0, 0.02, 0.55), (0.0, 0.02, 0.55), ddp=DdpInfo(backward=0.2))
+    for hook in found.hooks.values():
+        timed = [msgspec.structs.replace(record, device_backward=0.45) for record in hook.steps]
+        hook.steps.clear()
+        hook.steps.extend(timed)
+    verdict = comm_bound(seen(found)).verdict
+    assert (verdict.id, verdict.share) == ("comm-bound", pytest.approx(0.25 / 0.55, abs=0.01))
 
 
 def test_a_rank_whose_gpu_is_throttled():
@@ -285,6 +317,17 @@ def test_a_rank_that_is_gone_is_missed_by_what_the_launcher_said():
     told = standstill(found, 1000.0)
     assert told.gone == (1,)
     assert (odd_one(told).subtype, odd_one(told).ranks) == ("rank-gone", (1,))
+
+
+def test_ranks_of_a_job_that_has_ended_are_not_missed_in_the_next_one():
+    """A script starts one job after the other below the same launcher."""
+    found = still((user(9), BARRIER), (user(9), BARRIER))
+    assert found.rank_numbers == {100: 0, 101: 1}
+    for second in range(8):
+        later = process(200, rank=0, world_size=1, voluntary_switches=0.0, main_cpu=0.0, state="S")
+        found.add(HostSample(time=1001.0 + second, processes=(later,), machine=MachineSample(cores=2)))
+    assert found.rank_numbers == {200: 0}
+    assert standstill(found, 1008.0) is None or not standstill(found, 1008.0).gone
 
 
 def test_a_rank_that_had_ended_before_anybody_looked_is_missed_where_nobody_collected_it():

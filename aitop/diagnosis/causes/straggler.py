@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from aitop.diagnosis.causes.comm_bound import scaling, too_few_steps
-from aitop.diagnosis.evidence import lines_of
+from aitop.diagnosis.evidence import lines_of, shares_by
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
@@ -160,9 +160,14 @@ def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
     chosen = lines_of(filter(wanted, entries))
     if cause != "compute" or not chosen.entries:
         return chosen.where
-    elsewhere = {entry.at: entry.share for entry in entries if entry.pid != late.pid}
-    most = max(chosen.entries, key=lambda entry: entry.share - elsewhere.get(entry.at, 0.0))
-    return lines_of([most]).where
+    # A line has an entry for each of its activities.
+    mine = shares_by(chosen.entries, lambda entry: entry.at)
+    others = {entry.pid for entry in entries if entry.lane == "main"} - {late.pid}
+    elsewhere = shares_by(
+        (entry for entry in entries if entry.lane == "main" and entry.pid in others), lambda entry: entry.at
+    )
+    most = max(mine, key=lambda at: mine[at] - elsewhere.get(at, 0.0) / max(1, len(others)))
+    return lines_of(entry for entry in chosen.entries if entry.at == most).where
 
 
 def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:

@@ -153,7 +153,7 @@ def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]])
     for pid, records in aligned.items():
         facts = history.hooks[pid].facts
         ddp = facts.ddp if facts else None
-        least = quantile(sorted(record.backward / max(1, record.backwards) for record in records), FAST)
+        least = quantile(sorted(_backward(record) / max(1, record.backwards) for record in records), FAST)
         backward[pid] = None if ddp is None else least if ddp.backward is None else min(least, ddp.backward)
     return backward
 
@@ -165,7 +165,12 @@ def _wait(record: StepRecord, own_backward: float | None) -> float:
 
 def _inside(record: StepRecord, own_backward: float | None) -> float:
     """Seconds of a step that a rank waited inside its backward passes, for exchanges that no call shows."""
-    return 0.0 if own_backward is None else max(0.0, record.backward - own_backward * max(1, record.backwards))
+    return 0.0 if own_backward is None else max(0.0, _backward(record) - own_backward * max(1, record.backwards))
+
+
+def _backward(record: StepRecord) -> float:
+    """Seconds of a step's backward passes: of the device where that was timed, as there the host only launches them."""
+    return record.backward if record.device_backward is None else record.device_backward
 
 
 def _in_calls(record: StepRecord, own_backward: float | None) -> float:

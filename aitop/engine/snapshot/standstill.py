@@ -275,7 +275,8 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
 def world_size(history: History, host: HostSample) -> int:
     """The number of ranks of the job, as its launcher or the ranks themselves give it; 0 where neither does."""
     sizes = [process.world_size for process in host.processes]
-    sizes += [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
+    hooks = (history.hooks.get(process.pid) for process in host.processes)
+    sizes += [hook.facts.world_size for hook in hooks if hook is not None and hook.facts is not None]
     return max((size or 0 for size in sizes), default=0)
 
 
