@@ -46,11 +46,12 @@ CAUSES: tuple[Rule, ...] = (
     sync_stall.judge,
     between_steps.host_io,
     optimizer.judge,
+    # A policy that is called for one observation at a time makes many small operations.
+    underbatched.judge,
     python_overhead.judge,
     launch_bound.judge,
     bandwidth.judge,
     precision.judge,
-    underbatched.judge,
     oversubscription.judge,
     host.judge,
     computing.compute_bound,

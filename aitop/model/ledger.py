@@ -65,7 +65,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     `by_window` is the number of samples of its line in each window of stacks, the oldest first. `handler` is what calls
     its line for a request, None where nothing is known to. `below` has the library functions in which most samples of
     its line end, each with its share of them; without a line, the function that most of them pass through. `closure`:
-    its line runs in the closure of an optimizer's step, which the hook's clock counts as the optimizer's.
+    its line runs in the closure of an optimizer's step, which the hook's clock counts as the optimizer's. `apart`: its
+    line runs in one of several calls of the model for the same request, none of which needs what another gave.
     """
 
     lane: Lane
@@ -90,6 +91,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler | None = None
     below: tuple[tuple[Frame, float], ...] = ()
     closure: bool = False
+    apart: bool = False
 
     @property
     def does(self) -> Activity:

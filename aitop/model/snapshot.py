@@ -95,7 +95,8 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     samples in each window of stacks, the oldest first.
     `handler` is what calls it for a request: an event loop, a loop that takes requests, a thread for each of them.
     `below` has the library functions in which most of its samples end, each with its share of them.
-    `closure`: it runs in the closure of an optimizer's step.
+    `closure`: it runs in the closure of an optimizer's step. `apart`: it runs in one of several calls of the model for
+    the same request, none of which needs what another gave.
     """
 
     pid: int
@@ -118,6 +119,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler | None = None
     below: tuple[tuple[Frame, float], ...] = ()
     closure: bool = False
+    apart: bool = False
 
     def part(self, *activities: Activity) -> float:
         """The share (0..1) of the line's time that goes into these activities."""

@@ -85,13 +85,16 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """One statement by its first and last line, of a compound statement only the head. `uses` are the first lines of
     the statements of the same function that may have made the values it uses, also in an earlier round of a loop.
     `collects` says that it calls the garbage collector, which no stack shows. `outer` has the names of the functions
-    that it calls, beside other calls, but not for an argument of another call: `f` and `h` in `f(g(x)) + h(x)`."""
+    that it calls, beside other calls, but not for an argument of another call: `f` and `h` in `f(g(x)) + h(x)`.
+    `apart` says that it calls in a loop or a comprehension, and that nothing it gives to a call came of an earlier one.
+    """
 
     first: int
     last: int
     uses: tuple[int, ...] = ()
     collects: bool = False
     outer: tuple[str, ...] = ()
+    apart: bool = False
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

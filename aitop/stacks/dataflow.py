@@ -56,6 +56,7 @@ class ModelCalls:
         self._between = set().union(*circles) - self._calls
         self._carrying = {line for line, used in uses.items() if line in used}
         self._outer = {each.first: each.outer for each in flow.statements}
+        self._apart = {each.first for each in flow.statements if each.apart}
 
     def feeds(self, line: int) -> bool:
         """Whether the value of a line goes into a call of the model and does not come from the model's output."""
@@ -64,6 +65,16 @@ class ModelCalls:
     def follows(self, line: int, called: Frame) -> bool:
         """Whether a function that is called on the line of a model's call cannot compute an argument for the model."""
         return called.function.rpartition(".")[2] in self._outer.get(self._at(line) or 0, ())
+
+    def apart(self, line: int) -> bool | None:
+        """Whether the calls of the model that a line makes in a loop need nothing that an earlier one gave.
+
+        None where it makes one call only.
+        """
+        first = self._at(line)
+        if first is None or first not in self._calls:
+            return None
+        return first in self._apart or (False if any(begin < first <= end for begin, end in self._loops) else None)
 
     def answers(self, line: int) -> bool:
         """Whether a line makes the model's next input from its last output while the model acts.

@@ -91,6 +91,9 @@ TABLE: tuple[Row, ...] = (
     _row(r"/torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)\.py$", state="compile"),
     _row(r"/torch/_inductor/(?:graph|scheduler|async_compile|cpp_builder)\.py$", state="compile"),
     _row(r"/triton/compiler/", state="compile"),
+    _row(r"/torch/jit/_(?:trace|script)\.py$", r"trace|trace_module|_trace_impl|_trace_module_impl|script|_script_impl",
+         state="compile"),
+    _row(r"/torch/(?:export|onnx)/", r"export|_export", state="compile"),
     # torch: the model, its gradients, its update
     _row(r"/torch/nn/modules/module\.py$", r"_call_impl|_wrapped_call_impl", phase="forward", work="tensor"),
     _row(r"/torch/nn/modules/module\.py$", r"to|cuda|cpu|_apply", work="copy"),
@@ -267,6 +270,16 @@ _FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
 def calls_model(frame: Frame) -> bool:
     """Whether this library frame calls a model: a module, a compiled function or a custom autograd function."""
     return meaning(frame).phase == "forward" and _FUNCTIONS.search(frame.file) is None
+
+
+def begins_task(frame: Frame) -> bool:
+    """Whether this library frame calls the user's code for one request, or for one task that was handed to an executor.
+
+    A loop above it takes one after the other.
+    """
+    return meaning(frame).handler is not None or (
+        frame.function.rpartition(".")[2] == "run" and frame.file.endswith("/concurrent/futures/thread.py")
+    )
 
 
 def makes_steps(frame: Frame) -> bool:

@@ -18,7 +18,7 @@ from aitop.model.ledger import Position
 from aitop.model.stacks import Flow, Frame
 from aitop.model.steps import Caller
 from aitop.stacks.dataflow import ModelCalls, innermost
-from aitop.stacks.libraries import COMPUTES, Phase, meaning
+from aitop.stacks.libraries import COMPUTES, Phase, begins_task, meaning
 from aitop.stacks.reading import Seen
 
 Function = tuple[str, str]
@@ -129,6 +129,20 @@ class StepFunctions:
                 return "environment"
         # A loss that is a module looks like a model.
         return "outside" if stack.phase == "forward" and self._calls_another_module(stack) else stack.phase
+
+    def apart(self, stack: Seen) -> bool:
+        """Whether one request calls the model in a loop, and no call needs what an earlier one gave.
+
+        Only if the loop calls the model itself: a function in between may keep something for the next call.
+        """
+        loops: list[bool | None] = []
+        for frame in reversed(stack.frames[: stack.library]):
+            if frame.user:
+                calls = self._calls_in(frame)
+                loops.append(calls.apart(frame.line) if calls is not None else None)
+            elif begins_task(frame):
+                return loops[:1] == [True] and not any(loop is not None for loop in loops[1:])
+        return False
 
     def position(self, stack: Seen) -> Position | None:
         """The position in a step of a stack outside of every phase; None if no function that makes steps is on it."""

@@ -56,7 +56,7 @@ class Group(NamedTuple):
     """The key by which stacks are grouped: a line in one phase, position and state.
 
     `line` is None without user code on the stack, and for an idle DataLoader worker. `closure`: in the closure of an
-    optimizer's step.
+    optimizer's step. `apart`: in one of several calls of the model for a request, which do not need each other.
     """
 
     line: Frame | None
@@ -65,6 +65,7 @@ class Group(NamedTuple):
     state: State | None
     work: str | None
     closure: bool = False
+    apart: bool = False
 
 
 _Known = tuple[dict[int, Role], dict[int, tuple[Caller, ...]]]
@@ -521,7 +522,8 @@ def _groups(
         phase = steps.phase(seen)
         position = steps.position(seen) if phase in ("outside", "environment") else None
         state = "collect" if collects else seen.state
-        group = Group(None if seen.idle else seen.line, phase, position, state, seen.work, seen.closure)
+        apart = phase == "forward" and steps.apart(seen)
+        group = Group(None if seen.idle else seen.line, phase, position, state, seen.work, seen.closure, apart)
         groups.setdefault(group, {})[seen] = count
     return groups
 
@@ -591,6 +593,7 @@ def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, sa
         handler=heaviest.handler,
         below=_below(stacks),
         closure=group.closure,
+        apart=group.apart,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from textwrap import dedent
 
+import pytest
+
 from aitop.sources.code.dataflow import functions
 from aitop.stacks.dataflow import ModelCalls
 
@@ -299,3 +301,41 @@ def test_what_an_expression_assigns_feeds_as_a_statement_would() -> None:
                 opt.step()
         """)
     assert found.feeds(at["take"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "apart"),
+    [
+        ("for row in rows:\n    scores.append(net(encode(row)).item())  # MODEL", True),
+        ("for row in rows:\n    told = encode(row)\n    total = max(total, net(told))  # MODEL", True),
+        ("while at < len(rows):\n    scores[at] = net(rows[at].values)  # MODEL\n    at += 1", True),
+        ("return [net(row).argmax() for row in rows]  # MODEL", True),
+        ("return net(rows)  # MODEL", None),
+        ("return [float(one) for one in net(rows)]  # MODEL", None),
+        ("told = net(rows)  # MODEL\nreturn [one.item() for one in told]", None),
+        ("return [one.item() for one in told], net(rows)  # MODEL", None),
+        ("for _ in range(20):\n    ids = torch.cat([ids, net(ids).argmax(-1)])  # MODEL", False),
+        ("for _ in range(20):\n    new = net(ids).argmax(-1)  # MODEL\n    ids = torch.cat([ids, new])", False),
+        ("for step in range(20):\n    image = image - net(image, step)  # MODEL", False),
+        ("for _ in range(20):\n    game.play(net(game.view()))  # MODEL", False),
+        ("for game in games:\n    game.play(net(game.view()))  # MODEL", False),
+        ("for word in words:\n    out, state = net(word, state)  # MODEL", False),
+    ],
+)
+def test_calls_of_the_model_in_a_loop_that_do_not_need_each_other(lines: str, apart: bool | None) -> None:
+    body = lines.replace("\n", "\n    ")
+    given = "net, rows, ids, image, game, games, words, state, told, scores"
+    found, at = calls(f"import torch\ndef handle({given}):\n    {body}\n")
+    assert found.apart(at["MODEL"]) is apart
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_methods_of_the_same_object_do_not_make_calls_need_each_other(needs: bool) -> None:
+    found, at = calls(f"""
+        class Scorer:
+            def score(self, rows):
+                for row in rows:
+                    told = self.encode({"self.last" if needs else "row"})
+                    self.last = self.net(told)  # MODEL
+        """)
+    assert found.apart(at["MODEL"]) is not needs

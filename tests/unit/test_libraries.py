@@ -19,6 +19,8 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("webdataset/tariterators.py tar_file_expander", "data_wait", None, None),
         # torch: compiling
         ("torch/_inductor/graph.py run", None, "compile", None),
+        ("torch/jit/_trace.py _trace_impl", None, "compile", None),
+        ("torch/export/__init__.py export", None, "compile", None),
         # torch: the model, its gradients, its update
         ("torch/nn/modules/module.py Module.to", None, None, "copy"),
         ("torch/nn/functional.py cross_entropy", "forward", None, "tensor"),

@@ -8,7 +8,7 @@ from snapshot_builder import RANK, facts, host, line, on_gpu, snapshot, step, st
 from aitop.diagnosis.causes import precision, preprocessing, recompile, underbatched
 from aitop.diagnosis.causes.computing import compute_bound
 from aitop.model.gpu import GpuDevice
-from aitop.model.serving import IterationRecord, Serving
+from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
 from aitop.model.verdict import Setting
 
@@ -180,6 +180,38 @@ def test_no_more_requests_can_be_taken_together_than_are_there(under_way, togeth
     assert (judged and fired(judged).fixes[0].setting.to) == together
 
 
+@pytest.mark.parametrize(
+    ("apart", "requests", "model", "calls"),
+    [
+        (0.9, 2, 0.09, 20),
+        (0.9, 39, 0.004, 1),
+        (0.0, 2, 0.09, 1),
+        (0.5, 2, 0.09, 1),
+        (0.9, 2, None, 20),
+        (0.9, 0, 0.0, 1),
+    ],
+    ids=["twenty", "one", "they need each other", "some do", "not known whose", "no request"],
+)
+def test_calls_of_one_request_that_do_not_need_each_other(apart, requests, model, calls):
+    """Of one request at a time, nothing else can be taken together."""
+    calls_made = served()
+    span = calls_made[-1].end - calls_made[0].end
+    answered = [
+        RequestRecord(end=calls_made[-1].end - span * n / max(1, requests), seconds=0.1, model=model, pid=RANK)
+        for n in range(requests)
+    ]
+    engine = Serving(basis="hook", pid=RANK, concurrency=1.0, requests=tuple(reversed(answered)))
+    shares = [(apart, True), (0.9 - apart, False)]
+    lines = [replace(MODEL, share=share, apart=kind) for share, kind in shares if share]
+    judged = underbatched.judge(snapshot(calls_made, kind="inference", facts=DENSE, lines=lines, serving=engine))
+    if calls == 1:
+        assert judged is None
+        return
+    verdict = fired(judged)
+    assert f"calls the model {calls} times, for 1 sample each" in verdict.title and verdict.where[0].line == 20
+    assert f"the {calls} calls of a request" in verdict.fixes[0].text and verdict.speedup > 2.0
+
+
 @pytest.mark.parametrize(("thread", "other", "more"), [(0.2, 0.0, 0.2), (0.0, 0.2, 0.0)])
 def test_work_of_threads_per_request_limits_the_gain_of_batches(thread, other, more):
     """They take turns with it at the interpreter's lock; another process goes on with the next requests."""
@@ -231,6 +263,18 @@ def test_a_policy_that_acts_for_few_at_a_time_between_updates(samples, ops, foun
     assert "the policy is called for 1 at a time" in verdict.title and verdict.share == pytest.approx(0.8, abs=0.1)
     assert verdict.evidence[0].startswith("256 forward passes without gradient a step, 1 sample and 100 µs each")
     assert {entry.line for entry in judged.claims} == {10, 71}, "what is done with each output is done for a batch too"
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_a_policy_that_acts_once_for_several_updates(acts):
+    """Its calls come in one step of many, as an evaluation does; only that there is an environment tells them apart."""
+    rare = {"evaluation": 0.0256, "evaluation_forwards": 256, "evaluation_samples": 256}
+    model = line("Policy.forward", 0.55, phase="evaluation", activity="native", via=(("collect", 70, "policy(seen)"),))
+    world = line("play", 0.1, phase="environment", number=30)
+    lines = [model, world] if acts else [model]
+    seen = steps(seconds=0.05, forward=0.002, backward=0.002, samples=256, **rare)
+    judged = underbatched.judge(snapshot(seen, facts=facts(ops=12, parameters=6000), lines=lines))
+    assert (judged is not None and "called for 1 at a time" in fired(judged).title) == acts
 
 
 def test_an_idle_gpu_has_room_for_more():

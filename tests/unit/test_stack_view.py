@@ -281,6 +281,40 @@ def test_a_line_that_calls_the_collector_collects():
     assert sum(count for (_, activity), count in found.items() if activity == "collect") == 60
 
 
+CALL = "torch/nn/modules/module.py Module._call_impl"
+FLASK = "flask/app.py Flask.dispatch_request"
+
+
+@pytest.mark.parametrize(
+    ("frames", "apart"),
+    [
+        ([FLASK, "user/train.py:24 handle", CALL], True),
+        (["std/concurrent/futures/thread.py _WorkItem.run", "user/train.py:24 handle", CALL], True),
+        # A loop that takes one request after the other looks like one over the parts of a request.
+        (["user/train.py:24 handle", CALL], False),
+        # A function in between may keep something, or calls the model in a loop whose calls need each other.
+        ([FLASK, "user/train.py:24 handle", "user/train.py:95 decode", CALL], False),
+        ([FLASK, "user/train.py:24 handle", "user/train.py:104 decode", CALL], False),
+        ([FLASK, "user/train.py:104 handle", "user/train.py:24 score", CALL], False),
+    ],
+)
+def test_calls_of_the_model_for_one_request_that_do_not_need_each_other(frames, apart):
+    loops = Flow(
+        file=frame("user/train.py:24 handle").file,
+        first=1,
+        last=90,
+        statements=(Statement(first=24, last=24, apart=True),),
+        loops=((23, 25),),
+    )
+    plain = msgspec.structs.replace(loops, first=91, last=99, statements=(Statement(first=95, last=95),), loops=())
+    needs = msgspec.structs.replace(
+        loops, first=100, last=110, statements=(Statement(first=104, last=104),), loops=((103, 105),)
+    )
+    seen = window(2.0, *main(RANK, (stack(*TOP, *frames), 60)))
+    (found,) = view(msgspec.structs.replace(seen, flows=(loops, plain, needs))).lines
+    assert (found.phase, found.apart) == ("forward", apart)
+
+
 def test_shares_of_threads_from_windows_that_asked_and_that_did_not():
     loop = stack("user/train.py:3 main | step()")
     waits = stack("user/train.py:9 publish | time.sleep(1)", "std/queue.py get")

@@ -45,6 +45,8 @@ LEAST_BESIDE = 0.05
 # If reading all weights would take more than this many times the forward pass, not all are read: a mixture of experts.
 ALL_READ = 3.0
 MOSTLY_IDLE = 0.5
+# The least part of the model's time in calls that do not need each other, where a request makes several of them.
+MOSTLY_APART = 0.8
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -86,11 +88,14 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return BECAUSE_OF_OTHERS
     if training and on_gpu(snapshot) and memory_taken(snapshot) >= NO_ROOM:
         return "the device's memory has no room for larger batches"
-    together = BATCH if training else _under_way(snapshot)
+    calls = 1 if training else _calls_of_a_request(snapshot, steps)
+    together = BATCH if training else calls if calls > 1 else _under_way(snapshot)
     if together < 2:
         return None
     waiting = main_lines(snapshot, takes_request).share
-    cost = _cost(snapshot, steps, samples, facts) if waiting <= AT_LEISURE else None
+    # What a request costs matters at leisure, too. But a GPU then idles for want of requests.
+    busy = waiting <= AT_LEISURE or (calls > 1 and not on_gpu(snapshot))
+    cost = _cost(snapshot, steps, samples, facts) if busy else None
     if cost is None:
         return None
     batched = with_batch(together, cost.samples, cost.fixed, cost.each, surely=cost.measured)
@@ -107,14 +112,35 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         signals=(cost.measured, waiting < 0.1, cost.samples <= 1),
         # Only how long a GPU idles is measured; elsewhere the cost of a sample is an estimate.
         doubtful=not cost.measured,
-        title=f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time: "
-        f"{percent(share)} of the time could serve {together}",
+        title=_taken(training, calls, cost) + f": {percent(share)} of the time could serve {together}",
         # The lines that call the model, not those within it: batches are put together there.
         where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _around_call(snapshot).entries,
-        evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup),
-        fixes=_fixes(snapshot, cost, share if training else gone, together),
+        evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup, calls),
+        fixes=_fixes(snapshot, cost, share if training else gone, together, calls),
     )
+
+
+def _taken(training: bool, calls: int, cost: Cost) -> str:
+    if calls > 1:
+        return f"a request calls the model {calls} times, for {plural(round(cost.samples), 'sample')} each"
+    return f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time"
+
+
+def _calls_of_a_request(snapshot: Snapshot, steps: Sequence[StepRecord]) -> int:
+    """How many calls of the model one request makes, if they could be made as one.
+
+    1 if a call needs what another gave, or if that is not known: it is read from the dataflow of the code around them.
+    """
+    model = main_lines(snapshot, lambda entry: entry.phase == "forward")
+    apart = sum(entry.share for entry in model.entries if entry.apart)
+    if snapshot.serving is None or snapshot.steps is None or apart <= 0.0 or apart < MOSTLY_APART * model.share:
+        return 1
+    # Only those that the same process answered meanwhile. Probes ask for no model, where it is known who does.
+    answered = snapshot.serving.requests_of(snapshot.steps.pid)
+    answered = tuple(one for one in answered if one.model is not None) or answered
+    number = sum(steps[0].end < one.end <= steps[-1].end for one in answered)
+    return max(1, round((len(steps) - 1) * apart / model.share / number)) if number else 1
 
 
 def _under_way(snapshot: Snapshot) -> int:
@@ -204,7 +230,13 @@ def _beside_batches(step: StepRecord) -> float:
 def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanation | None:
     """The verdict on a policy that is called for few samples at a time between the updates of a training run."""
     calls, seconds = sum(step.no_grad_forwards for step in steps), sum(step.no_grad for step in steps)
-    samples = sum(step.no_grad_samples for step in steps) / calls if calls else 0.0
+    of_all = sum(step.no_grad_samples for step in steps)
+    if main_lines(snapshot, lambda entry: entry.phase == "environment").entries:
+        # Where several updates follow, the policy did not act for each of them.
+        calls += sum(step.evaluation_forwards for step in steps)
+        seconds += sum(step.evaluation for step in steps)
+        of_all += sum(step.evaluation_samples for step in steps)
+    samples = of_all / calls if calls else 0.0
     if calls < 2 * len(steps) or not 0.0 < samples <= FEW_SAMPLES or snapshot.facts is None or on_gpu(snapshot):
         return None
     # The graph of the loss has all operations of the model, and a few more.
@@ -227,7 +259,7 @@ def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanatio
         signals=(True, cost.samples <= 1),
         doubtful=True,
         title=f"{taken}: {percent(share)} of the time could serve {BATCH}",
-        where=lines_of(map(above_forward, model.lines)).where,
+        where=lines_of((*map(above_forward, model.entries), *around.entries)).where,
         claims=(*model.entries, *around.entries),
         evidence=(
             f"{passes}, {plural(round(cost.samples), 'sample')} and {duration(seconds / calls)} each",
@@ -260,7 +292,9 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
     return Cost(samples, fixed / ran, (forward - fixed) / samples / ran, False)
 
 
-def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, speedup: float) -> list[str]:
+def _evidence(  # noqa: PLR0917
+    snapshot: Snapshot, cost: Cost, waiting: float, beside: float, speedup: float, calls: int
+) -> list[str]:
     facts, training, gpu = snapshot.facts, snapshot.kind == "training", on_gpu(snapshot)
     each_time = duration(cost.fixed + cost.each * cost.samples)
     evidence = [
@@ -274,21 +308,29 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, beside: float, spe
             f"{count(facts.parameters - (facts.looked_up_parameters or 0))} parameters are read for every one of them"
         )
     if not training:
-        evidence.append(f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken")
+        if calls > 1:
+            evidence.append("no call needs what an earlier one gave (by the dataflow of the code)")
+        else:
+            evidence.append(
+                f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken"
+            )
         if beside >= LEAST_BESIDE:
             evidence.append(f"{percent(beside)} of a core works for requests beside the model, in batches as without")
     if not cost.measured:
-        what = "what else is done for each one alone" if training else "waking up for each request alone"
+        alone = training or calls > 1
+        what = "what else is done for each one alone" if alone else "waking up for each request alone"
         evidence.append(f"at least {speedup:.1f}×: {what} is not counted")
     return evidence
 
 
-def _fixes(snapshot: Snapshot, cost: Cost, gone: float | Length, together: int) -> tuple[Fix, ...]:
+def _fixes(snapshot: Snapshot, cost: Cost, gone: float | Length, together: int, calls: int) -> tuple[Fix, ...]:
     if main_lines(snapshot, lambda entry: entry.phase == "environment").entries:
         return (fix(f"step {together} environments side by side, with one policy call for all of them", gone),)
     if snapshot.kind == "training":
         text = f"batch {cost.samples:.0f} → {together}: more samples a second (adapt the learning rate)"
         return (fix(text, gone, Setting(name="batch_size", to=together, current=round(cost.samples))),)
+    if calls > 1:
+        return (fix(f"stack what the {calls} calls of a request are given, and call the model once", gone),)
     setting = Setting(name="max_batch_size", to=together, current=round(cost.samples))
     return (
         fix(f"take up to {together} waiting requests at once and stack them into one forward pass", gone, setting),

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from aitop.model.stacks import Flow, Statement
 from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
-from aitop.stacks.dataflow import innermost
+from aitop.stacks.dataflow import innermost, reached
 from aitop.stacks.libraries import COLLECTORS
 
 _OF_COLLECTORS = "|".join(sorted({name.partition(".")[0] for name in COLLECTORS}))
@@ -65,8 +65,9 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
         scopes = [tree, *(node for node in _statements(tree) if isinstance(node, FUNCTIONS))]
         spans = tuple(Span(*_span(scope)) for scope in scopes)
         wanted = {id(innermost(spans, line)) for line in lines}
+        instances = dict(_instances(tree))
         read = (scope for scope, span in zip(scopes, spans, strict=True) if id(span) in wanted)
-        flows = tuple(Reading(file, scope, modules).flow() for scope in read)
+        flows = tuple(Reading(file, scope, modules, instances.get(id(scope))).flow() for scope in read)
     except RecursionError:
         return Functions()
     return Functions(spans, flows)
@@ -80,6 +81,15 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield (name.asname, name.name) if name.asname else (name.name.partition(".")[0],) * 2
         elif isinstance(node, ast.ImportFrom):
             yield from ((name.asname or name.name, f"{node.module}.{name.name}") for name in node.names)
+
+
+def _instances(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the methods of classes, by id, with the parameter that is the object itself."""
+    for of_class in (node for node in _statements(tree) if isinstance(node, ast.ClassDef)):
+        for method in (node for node in of_class.body if isinstance(node, FUNCTIONS)):
+            parameters = [*method.args.posonlyargs, *method.args.args]
+            if parameters and not any(isinstance(each, ast.Name) for each in method.decorator_list):
+                yield id(method), parameters[0].arg
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -112,15 +122,22 @@ class _Uses:
 class Reading:
     """Follows the assignments of one function, loops included."""
 
-    def __init__(self, file: str, scope: Scope, modules: dict[str, str]) -> None:
+    def __init__(self, file: str, scope: Scope, modules: dict[str, str], instance: str | None = None) -> None:
         self._file = file
         self._scope = scope
         self._modules = modules
+        self._instance = instance
         self._ends: dict[int, int] = {}
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
         self._collects: set[int] = set()
         self._outer: dict[int, set[str]] = {}
+        # Statements whose calls may be of the model: those with calls in a comprehension, and for each of them which
+        # statements made what the calls are given.
+        self._comprehends: set[int] = set()
+        self._given: dict[int, set[int]] = {}
+        # As `_used`, but `self` as a whole is left out (its attributes are not): any `self.f(x)` may change it.
+        self._used_apart: dict[int, set[int]] = {}
         # By loop variable, what it is an element of: changing the element changes the whole.
         self._whole: dict[str, set[str]] = {}
 
@@ -135,6 +152,7 @@ class Reading:
                 uses=tuple(sorted(self._used.get(line, ()))),
                 collects=line in self._collects,
                 outer=tuple(sorted(self._outer.get(line, ()))),
+                apart=self._calls_apart(line),
             )
             for line, end in sorted(self._ends.items())
         )
@@ -145,6 +163,14 @@ class Reading:
             statements=tuple(statements),
             loops=tuple(sorted(set(self._loops))),
         )
+
+    def _calls_apart(self, line: int) -> bool:
+        """Whether a statement calls again and again, and gives its calls nothing that came of its earlier ones."""
+        again = line in self._comprehends or any(first < line <= last for first, last in self._loops)
+        if line not in self._given or not again:
+            return False
+        given = self._given[line]
+        return line not in given | reached(given, lambda each: self._used_apart.get(each, ()))
 
     # Statements: each takes the state before it and returns the state after it.
 
@@ -227,6 +253,7 @@ class Reading:
             uses.reads |= names
         for name in uses.reads | uses.changes:
             self._used.setdefault(line, set()).update(makers(name, state))
+        self._follow_apart(line, value, uses, state)
         state = dict(state)
         for name in uses.changes:
             state[name] = state.get(name, _NOTHING) | {line}
@@ -242,6 +269,38 @@ class Reading:
         if len(calls) > 1:
             outer = {name for name, _ in calls} - {name for name, argument in calls if argument}
             self._outer.setdefault(node.lineno, set()).update(outer)
+
+    def _follow_apart(self, line: int, value: ast.expr, uses: _Uses, state: State) -> None:
+        """Note which statements made what a statement uses, and what it gives to calls that may be of the model."""
+        apart = {name: lines for name, lines in state.items() if name != self._instance}
+        given: set[str] = set()
+        for node in ast.walk(value):
+            if isinstance(node, ast.Call) and self._may_be_model(node.func):
+                self._given.setdefault(line, set())
+                for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                    given |= self._uses(argument).reads
+            elif isinstance(node, _COMPREHENSIONS):
+                if self._calls_for_each(node):
+                    self._comprehends.add(line)
+                given |= {name for each in node.generators for name in self._uses(each.iter).reads}
+        for into, names in ((self._used_apart, uses.reads | uses.changes), (self._given, given)):
+            for name in names - {self._instance}:
+                into.setdefault(line, set()).update(makers(name, apart))
+
+    def _calls_for_each(self, node: _Comprehension) -> bool:
+        """Whether a comprehension calls what may be the model for each element, and not for what the elements are of.
+
+        Methods of an element are not the model.
+        """
+        made = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        own = {name.id for each in node.generators for name in ast.walk(each.target) if isinstance(name, ast.Name)}
+
+        def called(parts: Iterable[ast.AST]) -> bool:
+            calls = (each for part in parts for each in ast.walk(part) if isinstance(each, ast.Call))
+            functions = (each.func for each in calls if self._may_be_model(each.func))
+            return any((self._path(each) or "").partition(".")[0] not in own for each in functions)
+
+        return called(made) and not called(each.iter for each in node.generators)
 
     def _calls(self, node: ast.AST, *, argument: bool) -> Iterator[tuple[str, bool]]:
         """Yield what is called below a node, and whether for an argument of a call that may be one of the model.
