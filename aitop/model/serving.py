@@ -96,7 +96,8 @@ class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
     """What a server's own `/metrics` said at one moment, under our names; names that it lacks are missing.
 
     `counters`: requests, tokens, prompt_tokens, preemptions, iterations. `gauges`: running, waiting, kv_used (0..1).
-    `histograms` (seconds): latency, first_token, inter_token, queue, prefill, decode.
+    `histograms` (seconds): latency, first_token, inter_token, queue, prefill, decode. `engines` is the number of those
+    in which requests run now; None where it does not say.
     """
 
     time: float
@@ -104,6 +105,7 @@ class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}
+    engines: int | None = None
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,9 +130,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     `model`, the model had the token; `metrics`, as the server's own `/metrics` counts it.
     `requests`, `iterations` and `pauses` are those of the window, the oldest first; iterations are those of the process
     `pid`. Of a server with an engine, only requests count that reached it. `engines` is the number of processes that
-    made iterations. `alive` is the number of requests under way now. `still` is for how many seconds there has
-    been no progress with them (in the engine `still_pid`, if in one); without any, the seconds since the last request
-    or iteration ended. Together they tell a stalled server from an idle one.
+    made iterations. `longest` is the seconds of the longest iteration or, without an engine, request of all that are
+    remembered, those before the window too; None where too few are. `alive` is the number of requests under way now.
+    `still` is for how many seconds there has been no progress with them (in the engine `still_pid`, if in one); without
+    any, the seconds since the last request or iteration ended. Together they tell a stalled server from an idle one.
     """
 
     basis: ServingBasis
@@ -154,6 +157,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     pauses: tuple[Pause, ...] = ()
     still_pid: int | None = None
     engines: int | None = None
+    longest: float | None = None
 
     def requests_of(self, pid: int | None) -> tuple[RequestRecord, ...]:
         """The requests of one process. Those that do not tell theirs are of `self.pid`."""

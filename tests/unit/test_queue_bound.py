@@ -215,7 +215,7 @@ def test_least_squares_needs_columns_that_differ():
 # underbatched ---------------------------------------------------------------------------------------------------------
 
 
-def small(waiting):
+def small(waiting, **fields):
     chance = random.Random(1)
     turn = [
         (requests, 0.02 + 0.001 * requests) for requests in (chance.choice([1, 1, 2, 3]) for _ in range(300))
@@ -224,7 +224,12 @@ def small(waiting):
         IterationRecord(end=START + n * 0.025, seconds=seconds, idle=0.0, requests=requests, decode_tokens=requests)
         for n, (requests, seconds) in enumerate(turn)
     ]
-    return server((), made, queue=waiting)
+    return server((), made, queue=waiting, **fields)
+
+
+def test_a_full_cache_has_no_room_for_larger_batches():
+    assert level(underbatched.judge(small(12.0, kv_used=0.97))) == 0.0
+    assert fired(underbatched.judge(small(12.0, kv_used=0.3))).fixes[0].setting.to == 5
 
 
 def test_an_engine_with_small_batches_while_requests_wait():

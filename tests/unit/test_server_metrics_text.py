@@ -26,7 +26,19 @@ def test_labels_are_summed_and_shares_are_averaged():
         'vllm:request_success_total{finished_reason="a } b, le=\\"3\\""} 1e1 1700000000000\n'
         "vllm:request_success_created 1.7e9\nprocess_cpu_seconds_total 5\n"
     )
-    assert sample == ServerSample(time=1.0, pid=7, counters={"requests": 20.0}, gauges={"running": 5.0, "kv_used": 0.6})
+    gauges = {"running": 5.0, "kv_used": 0.6}
+    assert sample == ServerSample(time=1.0, pid=7, counters={"requests": 20.0}, gauges=gauges, engines=2)
+
+
+@pytest.mark.parametrize(
+    ("running", "caches", "engines"),
+    [((1, 0, 0), 3, 1), ((2, 3), 1, 1), ((0, 0), 2, 0), ((1, 1, 1), 0, 3), ((), 2, None)],
+    ids=["two idle", "by priority", "all idle", "no caches", "not said"],
+)
+def test_engines_in_which_requests_run(running, caches, engines):
+    lines = [f'vllm:num_requests_running{{n="{n}"}} {value}' for n, value in enumerate(running)]
+    lines += [f'vllm:kv_cache_usage_perc{{n="{n}"}} 0.1' for n in range(caches)]
+    assert read("\n".join([*lines, "vllm:num_preemptions_total 1"])).engines == engines
 
 
 def test_what_a_real_vllm_says():
@@ -40,7 +52,7 @@ def test_what_a_real_vllm_says():
         "iterations": 3188.0,
     }
     assert sample.gauges["running"] == 6.0 and sample.gauges["waiting"] == 0.0
-    assert 0.001 < sample.gauges["kv_used"] < 0.002
+    assert 0.001 < sample.gauges["kv_used"] < 0.002 and sample.engines == 1
     counts = {name: one.count for name, one in sample.histograms.items()}
     assert counts == {
         "latency": 211.0,

@@ -21,6 +21,7 @@ from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import SourceError
 
 BY_NAME = {row.name: row for row in ENGINES}
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n"
 
 
@@ -80,6 +81,8 @@ def test_the_body_comes_back_without_any_proxy(monkeypatch):
     assert request.startswith(b"GET /metrics HTTP/1.0\r\n") and b"Host: 127.0.0.1:" in request
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", b"abc", hold=True) as (port, _):
         assert get("127.0.0.1", port, "/metrics") == "abc", "the server keeps the connection"
+    with answering(CHUNKED, b"4;a=b\r\none \r\n", b"B\r\n two\r\nthree\r\n0\r\n\r\n") as (port, _):
+        assert get("127.0.0.1", port, "/metrics") == "one  two\r\nthree"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,10 @@ def test_the_body_comes_back_without_any_proxy(monkeypatch):
         (b"HTTP/1.1 401 Unauthorized\r\n\r\n", "denied", "without a key"),
         (b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://192.0.2.1/\r\n\r\n", "failed", "HTTP 307"),
         (b"HTTP/1.1 500 Oh\r\n\r\n", "failed", "HTTP 500"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "failed", "in chunks"),
+        (CHUNKED + b"4\r\none \r\n", "failed", "was cut off"),
+        (CHUNKED + b"4\r\non", "failed", "was cut off"),
+        (CHUNKED + b"-4\r\none \r\n0\r\n\r\n", "failed", "was cut off"),
+        (CHUNKED + b"0x4\r\none \r\n0\r\n\r\n", "failed", "was cut off"),
         (b"\x16\x03\x01", "failed", "plain HTTP"),
         (b"HTTP/1.1 \xff\xff\r\n\r\n", "failed", "plain HTTP"),
         (b"", "failed", "plain HTTP"),

@@ -48,6 +48,16 @@ def test_requests_that_take_long_may_take_as_long_again():
     assert fired(judged(slow, alive=1, still=13.0)).subtype == "stalled"
 
 
+def test_a_request_before_those_of_the_window_took_long_too():
+    assert judged(ANSWERED, alive=1, still=8.0, longest=6.0) is None
+    assert "the longest so far took 6.00 s" in fired(judged(ANSWERED, alive=1, still=10.0, longest=6.0)).evidence
+
+
+def test_an_engine_that_hangs_for_longer_than_its_turns_are_looked_at():
+    verdict = fired(judged(alive=12, still=300.0, still_pid=RANK))
+    assert (verdict.subtype, verdict.processes) == ("stalled", (RANK,))
+
+
 def test_computing_for_a_minute_without_any_result_is_stalled_too():
     verdict = fired(judged(ANSWERED, alive=3, still=61.0, seen={"host": tree(state="R", cpu=1.0)}))
     assert verdict.confidence <= 0.6

@@ -353,6 +353,25 @@ def look(time, requests, tokens=None, *, running=0.0, waiting=0.0, pid=API, **hi
     )
 
 
+@pytest.mark.parametrize(("alive", "queue"), [(0, 1.0), (3, 2.0), (None, 2.0)])
+def test_while_an_engine_idles_nothing_waits_for_it(alive, queue):
+    """It idled for half of the time in which it made turns, and then for ten seconds, or has a request in the works."""
+    turns = tuple(turn(80.0 + 0.1 * n, 0.05, idle=0.05, waiting=4, running=1) for n in range(1, 101))
+    served = {} if alive is None else {"alive": alive}
+    assert figures(hook(ENGINE, 80.0), hook(ENGINE, iterations=turns, **served)).queue == pytest.approx(queue)
+
+
+def test_the_longest_request_is_that_of_all_that_are_remembered():
+    slow, rest = request(NOW - 200.0, 6.0), spread(300)
+    found = figures(hook(API, 1.0, alive=0), hook(API, requests=(slow, *rest)))
+    assert found.longest == 6.0 and max(one.seconds for one in found.requests) < 1.0
+
+
+def test_a_batch_is_that_of_one_of_several_engines():
+    first, last = (msgspec.structs.replace(look(time, 1000.0, running=12.0), engines=3) for time in (90.0, 100.0))
+    assert figures(first, last).batch_mean == pytest.approx(4.0)
+
+
 def test_metrics_are_told_by_what_they_increased_by():
     first = look(90.0, 1000.0, 5e6, running=4.0, waiting=2.0, latency=latencies(500.0, 0.0, 100.0, 200.0, 1000.0))
     last = look(100.0, 1200.0, 5.01e6, running=6.0, waiting=4.0, latency=latencies(600.0, 0.0, 200.0, 300.0, 1200.0))

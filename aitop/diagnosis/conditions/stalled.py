@@ -158,12 +158,14 @@ def _stopped(snapshot: Snapshot) -> list[ProcessSample]:
 def _longest(serving: Serving) -> float | None:
     """The longest seconds of an iteration or request that ended; None if too few ended to know what is usual."""
     lengths = [record.seconds for record in serving.iterations or serving.requests]
+    if serving.longest is not None:
+        return max(serving.longest, *lengths, 0.0)
     return max(lengths) if len(lengths) > 1 else None
 
 
 def _has_engine(serving: Serving) -> bool:
     """Whether requests under way are in an engine, which makes progress with them as long as nothing is wrong."""
-    return bool(serving.iterations) or serving.basis == "metrics"
+    return bool(serving.iterations) or serving.still_pid is not None or serving.basis == "metrics"
 
 
 def _computes(snapshot: Snapshot) -> bool:

@@ -49,7 +49,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
         first_token=first_token,
         first_token_basis=None if first_token is None else "metrics",
         inter_token=_percentiles(spans, "inter_token"),
-        batch_mean=mean_of([sample.gauges["running"] for sample in recent if sample.gauges.get("running")]),
+        batch_mean=mean_of([_each_engine(sample) for sample in recent if sample.gauges.get("running")]),
         kv_used=mean_of([sample.gauges["kv_used"] for sample in recent if "kv_used" in sample.gauges]),
         preemptions_per_second=_sum(_rate(span, "preemptions") for span in spans),
         alive=None if running is None else round(running + (waiting or 0.0)),
@@ -136,6 +136,11 @@ def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> flo
     """The mean over the samples, times the number of servers: the sum of a gauge over all servers."""
     mean = mean_of([sample.gauges[name] for sample in samples if name in sample.gauges])
     return None if mean is None else mean * servers
+
+
+def _each_engine(sample: ServerSample) -> float:
+    """How many requests run in an engine, on average over those that have any."""
+    return sample.gauges["running"] / (sample.engines or 1)
 
 
 def _still(samples: Sequence[ServerSample]) -> float | None:

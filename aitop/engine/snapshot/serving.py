@@ -165,7 +165,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
         requests_per_second=_rate_of_requests(answered, served, seen),
         tokens_per_second=_tokens(answered, iterations, seen, seconds),
         concurrency=_concurrency(answered, turns, seen),
-        queue=_queue(answered, turns, seen),
+        queue=_queue(answered, turns, served, seen, end),
         latency=_percentiles([record.seconds for record in answered]),
         first_token=_percentiles(sent or first),
         first_token_basis="answer" if sent else "model" if first else None,
@@ -180,6 +180,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
         iterations=() if engine is None else tuple(turns[engine]),
         pauses=tuple(sorted(pauses, key=lambda pause: pause.end)),
         engines=sum(map(bool, turns.values())) or None,
+        longest=_longest(served),
     )
 
 
@@ -410,12 +411,32 @@ def _concurrency(
 
 
 def _queue(
-    answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
+    answered: Sequence[RequestRecord],
+    turns: Mapping[int, Sequence[IterationRecord]],
+    served: Mapping[int, ServedHistory],
+    seconds: float,
+    end: float,
 ) -> float | None:
-    """The mean number of waiting requests: as the engines counted them, else from the waits of the requests."""
-    known = [mean_of([turn.waiting for turn in own if turn.waiting is not None]) for own in turns.values()]
+    """The mean number of waiting requests until `end`: as the engines counted them, else from the requests' waits."""
+    known = [_waiting_over_time(own, end if served[pid].alive == 0 else None) for pid, own in turns.items()]
     means = [mean for mean in known if mean is not None]
     return sum(means) if means else _per_second([record.queue for record in answered], seconds)
+
+
+def _waiting_over_time(turns: Sequence[IterationRecord], rests_until: float | None) -> float | None:
+    """The mean number of requests that waited for an engine. None wait while it idles, or rests after its last turn."""
+    counted = [(turn.waiting, turn.seconds, turn.idle or 0.0) for turn in turns if turn.waiting is not None]
+    whole = sum(seconds + idle for _, seconds, idle in counted)
+    if counted and rests_until is not None:
+        whole += max(0.0, rests_until - turns[-1].end)
+    return sum(waiting * seconds for waiting, seconds, _ in counted) / whole if whole > 0.0 else None
+
+
+def _longest(served: Mapping[int, ServedHistory]) -> float | None:
+    """The longest seconds of an iteration that is remembered, else of a request; None where there are too few."""
+    turned = [turn.seconds for own in served.values() for turn in own.iterations]
+    lengths = turned or [request.seconds for own in served.values() for request in own.requests]
+    return max(lengths) if len(lengths) > 1 else None
 
 
 def _inter_token(turns: Iterable[Sequence[IterationRecord]]) -> Percentiles | None:

@@ -82,8 +82,19 @@ def server_sample(text: str, metrics: Metrics, *, time: float, pid: int) -> Serv
         counters=_sums(values, metrics.counters),
         gauges=_sums(values, metrics.gauges),
         histograms={ours: histogram for ours, histogram in histograms.items() if histogram is not None},
+        engines=_engines_at_work(values, metrics),
     )
     return sample if sample.counters or sample.gauges or sample.histograms else None
+
+
+def _engines_at_work(values: Values, metrics: Metrics) -> int | None:
+    """In how many engines requests run; None where that is not said.
+
+    Requests may have further labels, such as their priority, so there are at most as many engines as KV caches.
+    """
+    running, caches = (_scaled(values, metrics.gauges.get(name, Names(()))) for name in ("running", "kv_used"))
+    at_work = sum(number > 0 for number in running)
+    return (min(at_work, len(caches)) if caches else at_work) if running else None
 
 
 def wanted_names(metrics: Metrics) -> frozenset[str]:

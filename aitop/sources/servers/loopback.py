@@ -6,6 +6,7 @@ http.client, which asks Prometheus, would add 6 MB to a monitor that watches a s
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import time
 
@@ -13,6 +14,7 @@ from aitop.sources.source import SourceError
 
 PATIENCE_SECONDS = 1.5
 MOST_BYTES, MOST_HEADER_BYTES = 4 << 20, 32 << 10
+_SIZE = re.compile(rb"[0-9a-fA-F]{1,8}")
 
 
 def get(address: str, port: int, path: str) -> str:
@@ -20,7 +22,7 @@ def get(address: str, port: int, path: str) -> str:
     if not ipaddress.ip_address(address).is_loopback:
         raise ValueError(f"{address} is not the loopback")
     host = f"[{address}]" if ":" in address else address
-    # Version 1.0: the answer comes in one piece and ends with the connection.
+    # Version 1.0: the answer ends with the connection. Some servers send it in chunks all the same.
     request = f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\nAccept: text/plain\r\nUser-Agent: aitop\r\n\r\n"
     try:
         answer = _exchange(address, port, request.encode("ascii"))
@@ -80,5 +82,24 @@ def _body(answer: bytes, port: int, path: str) -> str:
     if code != 200:
         raise SourceError("failed", f"port {port} answers {path} with HTTP {code}", transient=True)
     if b"transfer-encoding: chunked" in header.lower():
-        raise SourceError("failed", f"port {port} answers {path} in chunks, which HTTP 1.0 does not know")
+        whole = _joined(body)
+        if whole is None:
+            raise SourceError("failed", f"port {port}: its answer was cut off", transient=True)
+        body = whole
     return body.decode("utf-8", "replace")
+
+
+def _joined(body: bytes) -> bytes | None:
+    """What stands in the chunks of a body; None where the last one, which is empty, does not come."""
+    chunks: list[bytes] = []
+    at = 0
+    while (end := body.find(b"\r\n", at)) >= 0:
+        number = body[at:end].partition(b";")[0].strip()
+        size = int(number, 16) if _SIZE.fullmatch(number) else -1
+        if size == 0:
+            return b"".join(chunks)
+        at = end + 2 + size + 2
+        if size < 0 or at > len(body):
+            return None
+        chunks.append(body[end + 2 : end + 2 + size])
+    return None

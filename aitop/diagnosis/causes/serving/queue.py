@@ -10,6 +10,7 @@ from msgspec import structs
 
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
+from aitop.diagnosis.causes.serving.turns import KV_FULL
 from aitop.diagnosis.evidence import (
     MAIN,
     RUNNING,
@@ -44,8 +45,6 @@ ENTER, LEAVE = 0.5, 0.4
 LEAST_BUSY = 0.7
 # The factor to try next for the size of batches.
 MORE = 2
-# A KV cache that is so full has no room for more requests at once.
-KV_FULL = 0.9
 # A larger batch that gives less than this is not worth its latency.
 WORTH_IT = 1.05
 

@@ -23,6 +23,8 @@ LEAST_WAITING = 1.0
 # An engine that waits for requests for less of its time than this is full. One that rests answers all requests anyway:
 # its work around the model makes answers later, not fewer.
 FULL = 0.1
+# A KV cache that is so full has no room for more requests at once.
+KV_FULL = 0.9
 
 
 def around_model(snapshot: Snapshot) -> Explanation | None:
@@ -86,7 +88,11 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
     if cost is None or idle > leisure:
         return None
     now = fmean(sizes)
-    size = max(2, min(most, round(now + _waiting(serving))))
+    fit = now * KV_FULL / serving.kv_used if serving.kv_used else most
+    size = int(min(most, round(now + _waiting(serving)), fit))
+    if size < max(2.0, now):
+        # The cache keeps requests out of the batch: `queue-bound` says so.
+        return None
     prefilled = fmean(one.prefill_tokens or 0 for one in serving.iterations)
     length = cost.with_batch(now, size, prefilled)
     share = max(0.0, 1.0 - length.likely)
