@@ -135,9 +135,12 @@ def host_limit(snapshot: Snapshot, *, in_phases: bool = False) -> float:
     return idle if in_phases or outside is None or not timed_on_device(snapshot) else min(idle, outside)
 
 
-def host_unproven(snapshot: Snapshot) -> bool:
-    """Whether steps run on a GPU and nothing tells how much of its time it idles."""
-    return on_gpu(snapshot) and device_busy(snapshot) is None and not timed_on_device(snapshot)
+def host_unproven(snapshot: Snapshot, *, in_phases: bool = False) -> bool:
+    """Whether steps run on a GPU and nothing tells how much of its time it idles.
+
+    The device's clock sees that only between phases. `in_phases`: the work is not outside of them.
+    """
+    return on_gpu(snapshot) and device_busy(snapshot) is None and (in_phases or not timed_on_device(snapshot))
 
 
 def link_rate(device: GpuDevice) -> float | None:

@@ -25,6 +25,7 @@ from operator import mul
 
 import msgspec
 
+from aitop.diagnosis.device import host_limit
 from aitop.diagnosis.evidence import loader_workers, producer_entries, records
 from aitop.model.ledger import Entry
 from aitop.model.serving import IterationRecord
@@ -101,6 +102,8 @@ class Loading(msgspec.Struct, frozen=True):
     cores_each   cores that a maker uses while it works
     at_work      part of the time in which a maker works; below 1 it sometimes has nothing to do
     free_cores   idle cores that could be used as well; None if not known
+    making       part of the unit in which the lead thread makes the data itself: more than `wait` if a device computes
+                 meanwhile; None if it is `wait`
     """
 
     wait: float
@@ -108,6 +111,7 @@ class Loading(msgspec.Struct, frozen=True):
     cores_each: float = 1.0
     free_cores: float | None = None
     at_work: float = 1.0
+    making: float | None = None
 
     def with_workers(self, workers: int) -> Length:
         """The unit with this many workers: loading and computing overlap as far as there are cores for both.
@@ -126,7 +130,9 @@ class Loading(msgspec.Struct, frozen=True):
     @property
     def _load(self) -> float:
         """One worker's time for one batch, in units: N busy workers make one batch per unit, so each takes N units."""
-        return self.makers * self.at_work if self.makers else self.wait
+        if self.makers:
+            return self.makers * self.at_work
+        return self.wait if self.making is None else self.making
 
     def _core_bound(self) -> float:
         """The shortest unit that the available cores allow, given the CPU work of loading and computing."""
@@ -275,11 +281,13 @@ class Scope(msgspec.Struct, frozen=True):
     each_unit    work within every unit: making it faster gains nothing while the loader cannot keep up
     everywhere   spread over all phases: without it, the phases keep their proportions
     capacity     not lost time but unused capacity (a larger batch, say)
+    idle         work of the host: of a run on a device, it costs only time in which the device idles
     """
 
     each_unit: bool = False
     everywhere: bool = False
     capacity: bool = False
+    idle: bool = False
 
 
 # The usual scope: the cause takes a part of the time, and none of the above holds.
@@ -288,7 +296,8 @@ PART = Scope()
 
 def together(verdicts: Sequence[Verdict], scopes: Mapping[str, Scope], snapshot: Snapshot) -> list[Verdict]:
     """The verdicts with their gains corrected for each other, the next limit named in the first one."""
-    return _with_next_limit(_held_up_by_loading(list(verdicts), scopes, snapshot), scopes)
+    most_idle = host_limit(snapshot, in_phases=True)
+    return _with_next_limit(_held_up_by_loading(list(verdicts), scopes, snapshot), scopes, most_idle)
 
 
 def _held_up_by_loading(verdicts: list[Verdict], scopes: Mapping[str, Scope], snapshot: Snapshot) -> list[Verdict]:
@@ -321,8 +330,11 @@ def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
     return any(entry.at == place.at for place in loading.where[:1] for entry in producer_entries(snapshot))
 
 
-def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> list[Verdict]:
-    """The verdicts, with the next limit in the evidence of the first: what is left to gain once that is fixed."""
+def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope], most_idle: float) -> list[Verdict]:
+    """The verdicts, with the next limit in the evidence of the first: what is left to gain once that is fixed.
+
+    `most_idle` is the share (0..1) of the time that all work of the host together can cost.
+    """
     timed = [verdict for verdict in verdicts if verdict.share and verdict.severity != "info"]
     if len(timed) < 2 or verdicts[0] is not timed[0]:
         return verdicts
@@ -331,7 +343,9 @@ def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> li
         return verdicts
     remaining = 1.0 - share
     rest = remaining * other if scopes[first.id].everywhere or scopes[second.id].everywhere else min(other, remaining)
-    if remaining <= 0.02 or rest <= 0.0:
+    if scopes[first.id].idle and scopes[second.id].idle:
+        rest = min(rest, most_idle - share)
+    if remaining <= 0.02 or rest < 0.005:
         return verdicts
     both = without(share + rest).speedup
     then = f"next limit: {second.id}, {percent(min(0.99, rest / remaining))} of the step that is left"

@@ -82,7 +82,7 @@ def _record(index, end, what, scale, unit):
 def _host(now, what):
     process = ProcessSample(
         pid=RANK, ppid=1, started=0.0, role="rank", name="python", command="python", cpu=0.9,
-        waited=what.get("waited", 0.02),
+        waited=what.get("waited", 0.02), run_delay=what.get("run_delay"),
     )  # fmt: skip
     machine = MachineSample(cores=2, core_busy=((0.9 + what.get("others", 0.1)) / 2,) * 2)
     return HostSample(time=now, processes=(process,), machine=machine, usable_cores=2.0)

@@ -50,6 +50,12 @@ def test_the_moment_and_the_reason_are_named(before, after, subtype, words):
     assert subtype != "host" or [(where.file, where.line) for where in verdict.where] == [(TRAIN, LOGS)]
 
 
+def test_workers_that_wait_for_a_core_and_are_still_in_time_are_not_why_steps_take_longer():
+    more = {"others": 1.1, "waited": 0.8, "run_delay": 0.0, "tokens": 256}
+    [verdict] = changing(plan(others=0.1, run_delay=0.0, tokens=128), LONGER | more)
+    assert verdict.subtype == "input"
+
+
 def test_compilations_that_begin_are_the_reason():
     def planned(second):
         longer = second >= MOMENT

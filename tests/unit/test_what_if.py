@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshot_builder import RANK, host, line, snapshot, steps
+from snapshot_builder import RANK, host, line, on_gpu, snapshot, steps
 
 from aitop.diagnosis.rules import RULES
 from aitop.diagnosis.what_if import Loading, together, waits_for_core, with_batch, without
@@ -36,6 +36,13 @@ def test_loading_in_the_main_process_can_only_be_overlapped():
     slow = Loading(wait=0.9, free_cores=1.0)
     assert slow.best_workers() == 1
     assert slow.with_workers(1).speedup == pytest.approx(1 / 0.9)
+
+
+def test_loading_takes_longer_than_a_device_waits_for_it():
+    """Of a step 0.9 is loading, for 0.4 of which the device idles: with one worker a step lasts as long as loading."""
+    loading = Loading(wait=0.4, free_cores=4.0, making=0.9)
+    assert loading.with_workers(1).speedup == pytest.approx(1 / 0.9)
+    assert loading.best_workers() == 2 and loading.with_workers(2).speedup == pytest.approx(1 / 0.6)
 
 
 def test_without_workers_nothing_is_handed_over_and_nothing_overlaps():
@@ -109,6 +116,16 @@ def test_the_next_limit_is_told():
     slows_more = said("gil-contention", 0.3, speedup=2.3)
     (first, _) = together([slows_more, said("eval-stall", 0.1)], SCOPES, snapshot(steps()))
     assert first.evidence == ("next limit: eval-stall, 23 % of the step that is left (both gone: 3.0×)",)
+
+
+def test_what_costs_the_same_idle_time_of_a_device_is_not_saved_twice():
+    seen = on_gpu(steps(), busy=0.55)
+    (first, _) = together([said("sync-stall", 0.45), said("python-overhead", 0.45)], SCOPES, seen)
+    assert first.evidence == ()
+    (first, _) = together([said("sync-stall", 0.3), said("host-bound", 0.3)], SCOPES, seen)
+    assert first.evidence == ("next limit: host-bound, 21 % of the step that is left (both gone: 1.8×)",)
+    (first, _) = together([said("sync-stall", 0.45), said("precision", 0.45)], SCOPES, seen)
+    assert "both gone: 3.3×" in first.evidence[0], "that the device computes for less long is another matter"
 
 
 @pytest.mark.parametrize(

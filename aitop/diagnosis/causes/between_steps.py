@@ -118,7 +118,7 @@ def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:
     return entry if own is None else moved_to(entry, own)
 
 
-@rule("host-io-stall", ENTER, LEAVE, scope=Scope(each_unit=True))
+@rule("host-io-stall", ENTER, LEAVE, scope=Scope(each_unit=True, idle=True))
 def host_io(snapshot: Snapshot) -> Explanation | None:
     """Files, network and databases touched by the stepping thread outside of loading and saving."""
     serving = serves(snapshot)

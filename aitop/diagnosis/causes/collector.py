@@ -14,14 +14,14 @@ from aitop.diagnosis.evidence import (
     short_place,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import fix
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 
 ENTER, LEAVE = 0.05, 0.03
 
 
-@rule("gc-stall", ENTER, LEAVE)
+@rule("gc-stall", ENTER, LEAVE, scope=Scope(idle=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Time in the collector, measured in the process, or on a line that asks for a collection."""
     collecting = main_lines(snapshot, lambda entry: entry.activity == "collect")

@@ -20,7 +20,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
-from aitop.diagnosis.what_if import fix, waits_for_core
+from aitop.diagnosis.what_if import Scope, fix, waits_for_core
 from aitop.model.ledger import HANDED_WAITS, RESTS, Entry
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
@@ -29,7 +29,7 @@ from aitop.model.units import percent
 WORTH_SAYING = 0.05
 
 
-@rule("gil-contention", 0.12, 0.07)
+@rule("gil-contention", 0.12, 0.07, scope=Scope(idle=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the main thread waits for the GIL while other threads hold it: the smaller of the shares counts.
 

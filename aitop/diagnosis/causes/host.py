@@ -49,7 +49,7 @@ LOST: frozenset[Activity] = frozenset(
 )
 
 
-@rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
+@rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True, idle=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the host's time that no other cause has claimed."""
     if samples_of(snapshot) * (1.0 - server_idle_share(snapshot)) < MIN_SAMPLES:

@@ -30,7 +30,7 @@ from aitop.diagnosis.evidence import (
     stepping,
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
-from aitop.diagnosis.what_if import Length, without
+from aitop.diagnosis.what_if import Length, Scope, without
 from aitop.model.ledger import HANDED_WAITS
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
@@ -69,7 +69,7 @@ class Wait(msgspec.Struct, frozen=True):
     guessed: bool = False
 
 
-@rule("input-bound", 0.12, 0.07)
+@rule("input-bound", 0.12, 0.07, scope=Scope(idle=True))
 def judge(snapshot: Snapshot) -> Explanation | None:
     """Whether steps wait for data. Of the waits in a loader, own code, for producers, and for an environment, the
     largest counts.

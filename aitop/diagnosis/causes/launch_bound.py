@@ -17,7 +17,7 @@ ENTER, LEAVE = 0.2, 0.14
 MANY_OPS = 100
 
 
-@rule("launch-bound", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True))
+@rule("launch-bound", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True, idle=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the device idles while the host is busy launching forward, backward and optimizer."""
     launching = _launching(snapshot)

@@ -136,7 +136,8 @@ def _by_counters(snapshot: Snapshot) -> Explanation | None:
 
 def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
     """The verdict on float32 products on plain cores, with tensor cores idle beside them."""
-    if facts.autocast or (facts.matmul_precision or "highest") != "highest":
+    if facts.autocast or (facts.matmul_precision or "highest") != "highest" or facts.flops_dtype == "tf32":
+        # Convolutions use TF32 unless that is switched off, whatever the precision of matrix products.
         return None
     if facts.matmul_precision is None:
         return "parameters are float32; whether products may use TF32 is not known"

@@ -19,7 +19,7 @@ from aitop.diagnosis.evidence import (
     within_first,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import Loading, fix
+from aitop.diagnosis.what_if import Loading, Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, plural
 from aitop.model.verdict import Fix
@@ -29,7 +29,13 @@ MOSTLY = 0.5
 WORTH_IT = 1.05
 
 
-@rule("preprocessing-bound", 0.2, 0.14, applies=lambda snapshot: snapshot.kind != "training")
+@rule(
+    "preprocessing-bound",
+    0.2,
+    0.14,
+    applies=lambda snapshot: snapshot.kind != "training",
+    scope=Scope(idle=True),
+)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether requests spend their time on the way to the model: in host work before its call, or in a data loader."""
     front = full_front(snapshot, making=True)

@@ -219,7 +219,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     """Why data come late with num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
     free, blocked = free_cores(snapshot), _blocked(lines)
-    workers, beside = _with_best_workers(snapshot, share, blocked)
+    workers, beside = _with_best_workers(snapshot, share, blocked, making=lines.share)
     fixes = []
     if beside.speedup >= WORTH_IT or not lines.where or blocked:
         setting = Setting(name="num_workers", to=workers, current=0)
@@ -351,7 +351,7 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why the stepping thread takes long to make batches."""
     blocked = _blocked(lines)
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
-    _, ahead = _with_best_workers(snapshot, share, blocked)
+    _, ahead = _with_best_workers(snapshot, share, blocked, making=lines.share)
     cheaper = _cheaper(place, share * within_first(lines))
     workers = fix(f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}", ahead)
     gains = workers.speedup is None or workers.speedup >= WORTH_IT
@@ -528,10 +528,16 @@ def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> W
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _with_best_workers(snapshot: Snapshot, share: float, blocked: bool, makers: int = 0) -> tuple[int, Length]:
-    """How many workers hide the wait best, and the step with them; now there are `makers` of them."""
+def _with_best_workers(
+    snapshot: Snapshot, share: float, blocked: bool, makers: int = 0, making: float | None = None
+) -> tuple[int, Length]:
+    """How many workers hide the wait best, and the step with them; now there are `makers` of them.
+
+    `making` is the part of the step in which the lead thread makes the data itself, if it does.
+    """
     cores = WAITING if blocked else 1.0
-    loading = Loading(wait=share, makers=makers, cores_each=cores, free_cores=_free_for_one(snapshot))
+    making = None if making is None else max(share, making)
+    loading = Loading(share, makers, cores_each=cores, free_cores=_free_for_one(snapshot), making=making)
     workers = loading.best_workers()
     return workers, loading.with_workers(workers)
 

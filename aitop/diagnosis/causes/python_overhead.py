@@ -68,7 +68,7 @@ class Calls(msgspec.Struct, frozen=True):
 NO_CALLS = Calls(0.0, 0.0, NO_LINES)
 
 
-@rule("python-overhead", 0.15, 0.1, scope=Scope(each_unit=True))
+@rule("python-overhead", 0.15, 0.1, scope=Scope(each_unit=True, idle=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Python between tiny operations, in the forward pass or beside it."""
     if snapshot.kind == "unknown" and not records(snapshot):
@@ -122,7 +122,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         signals=(tiny and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
         # On a GPU every operation takes the host a few microseconds, however much it computes: that costs something
         # only if the device idles.
-        doubtful=once or host_unproven(snapshot),
+        doubtful=once or host_unproven(snapshot, in_phases=bool(in_model)),
         title=f"{percent(share)} of {each_unit(snapshot)} is Python {around}",
         lines=lines,
         claims=claims,

@@ -46,7 +46,7 @@ _OF_CALL = {
 }
 
 
-@rule("sync-stall", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True))
+@rule("sync-stall", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True, idle=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the device idles because the host keeps waiting for it."""
     lines = main_lines(snapshot, _waits)
@@ -68,6 +68,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         doubtful=not where,
         title=f"{percent(share)} of {each_unit(snapshot)} the GPU idles because the host stopped to wait for it",
         where=where,
+        claims=lines.entries,
         evidence=(
             f"the host waits for the GPU in {percent(waiting)} of {each_unit(snapshot)} ({how})",
             *words,

@@ -54,7 +54,7 @@ class Copies(msgspec.Struct, frozen=True):
         return pageable_share(self.calls)
 
 
-@rule("transfer-bound", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True))
+@rule("transfer-bound", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True, idle=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the device idles while data are copied to it."""
     copies = _copies(snapshot)

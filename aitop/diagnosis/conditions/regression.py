@@ -258,15 +258,17 @@ def _of_cores(change: Slowdown) -> list[Reason]:
     reasons = []
     waited, throttled = change.rise("waited"), change.rise("throttled")
     others, own = change.of("others"), change.of("own")
+    # Threads that wait need not hold up the one that makes the units.
+    longer = (change.rise("run_delay") if change.of("run_delay") is not None else waited) * change.now
     if waited >= LEAST_CORES and others is not None and own is not None and change.certain("waited"):
         if others[1] - others[0] >= LEAST_CORES and change.certain("others"):
             words = f"other programs use {others[1]:.1f} cores, before {others[0]:.1f}"
             remedy = "see with top what started at {at}; give this run cores of its own, or wait until that ends"
-            reasons.append(Reason("neighbour", waited * change.now, words, remedy))
+            reasons.append(Reason("neighbour", longer, words, remedy))
         else:
             words = f"{waited:.1f} more threads of the run itself wait for a core than before"
             remedy = "see which of its processes or threads began at {at}"
-            reasons.append(Reason("cores", waited * change.now, words, remedy))
+            reasons.append(Reason("cores", longer, words, remedy))
     if throttled >= LEAST_CHANGE and change.certain("throttled"):
         words = f"the quota of the control group stops it for {percent(throttled)} more of the time"
         remedy = "see what uses the quota up since {at}, or raise it"
