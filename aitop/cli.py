@@ -54,7 +54,7 @@ WITHOUT_SETTINGS = ("compare", "config", "doctor", "explain")
 """Verbs that work even if the settings file is invalid."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk, a used-up quota, the limit on a file's size: of stdout, as recordings and reports say so themselves."""
+"""Errors of writing to stdout: disk full, quota used up, file too large. Recordings and reports name theirs."""
 NO_MORE_THREADS = "can't start new thread"
 """What Python says of itself then."""
 

@@ -386,8 +386,8 @@ def free_cores(snapshot: Snapshot) -> float | None:
 
 
 def others_cores(snapshot: Snapshot) -> float | None:
-    """Cores used by processes outside of the run, without this monitor; None where that is not known."""
-    others = snapshot.host.cores_of_others if snapshot.host is not None else None
+    """Cores of the run that processes outside of it take, without this monitor; None where that is not known."""
+    others = snapshot.host.cores_taken if snapshot.host is not None else None
     return None if others is None else max(0.0, others - (snapshot.cost.monitor_cpu or 0.0))
 
 

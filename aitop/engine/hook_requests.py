@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from aitop.attach.attempt import Attempt, Limit
 from aitop.attach.entrance import begin, remove, settled
@@ -36,22 +36,29 @@ class HookRequests:
 
     def bring_in(self, pid: int) -> None:
         """Put the hook into `pid`. Raises AttachRefused if it is not in by the end of the call."""
+        with self._at_work():
+            self._bring_in(pid)
+
+    def withdraw(self, pid: int) -> None:
+        """Withdraw a request that is queued in `pid`; one that begins meanwhile is not affected."""
+        with self._at_work():
+            attempt = self._attempts.pop(pid, None)
+            late = attempt.close() if attempt is not None else None
+            if late is not None:
+                # It had begun by then.
+                self.hooked.add(pid)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """While this lasts, `give_up` waits."""
         with self._changed:
             self._busy += 1
         try:
-            self._bring_in(pid)
+            yield
         finally:
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
-
-    def withdraw(self, pid: int) -> None:
-        """Withdraw a request that is queued in `pid`; one that begins meanwhile is not affected."""
-        attempt = self._attempts.pop(pid, None)
-        late = attempt.close() if attempt is not None else None
-        if late is not None:
-            # It had begun by then.
-            self.hooked.add(pid)
 
     def give_up(self) -> None:
         """Withdraw all requests, and begin no new ones."""

@@ -115,7 +115,7 @@ class Roots:
     def _narrow(self) -> None:
         self.watching = False
         self._patches.take_back(self._module_class, "__call__")
-        # Those that define it before those that inherit it from one of them, which then have its wrapper already.
+        # Classes that define it come first: those that inherit it from one of them then have its wrapper already.
         for root in sorted(self._classes, key=lambda root: _inherits_from(root) is not None):
             wrapped = self._patches.has(root, "__call__") or root.__call__ in self._wrappers.values()
             if root is not self._module_class and not wrapped and self._can_be_pickled(root):

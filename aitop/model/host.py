@@ -140,9 +140,15 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
 
     @property
     def cores_of_others(self) -> float | None:
-        """How many of the cores that the target may use are taken by other programs, this monitor among them.
+        """Cores that other programs use, this monitor among them; None where that is not known."""
+        busy, used = self.machine.core_busy, self.cores_used
+        return None if busy is None or used is None else max(0.0, sum(busy) - used)
 
-        Cores that it may not use do not matter, nor does what others use while some that it may use are idle. None
+    @property
+    def cores_taken(self) -> float | None:
+        """How many of the cores that the target may use other programs take, this monitor among them.
+
+        Cores outside of its mask do not count. With a quota, idle cores first cover what the quota leaves unused. None
         where that is not known.
         """
         idle, used = self.idle_cores, self.cores_used

@@ -130,8 +130,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     `model`, the model had the token; `metrics`, as the server's own `/metrics` counts it.
     `requests`, `iterations` and `pauses` are those of the window, the oldest first; iterations are those of the process
     `pid`. Of a server with an engine, only requests count that reached it. `engines` is the number of processes that
-    made iterations. `longest` is the seconds of the longest iteration or, without an engine, request of all that are
-    remembered, those before the window too; None where too few are. `alive` is the number of requests under way now.
+    made iterations. `longest` is how many seconds the longest iteration (without an engine: request) took that is
+    remembered, also before the window; None with fewer than two. `alive` is the number of requests under way now.
     `still` is for how many seconds there has been no progress with them (in the engine `still_pid`, if in one); without
     any, the seconds since the last request or iteration ended. Together they tell a stalled server from an idle one.
     """

@@ -58,7 +58,7 @@ from aitop.model.verdict import Abstention, Setting
 def test_only_cores_that_the_run_may_use_count_as_taken_or_idle(places, usable, busy, used, others, idle):
     machine = MachineSample(cores=len(busy), core_busy=busy)
     seen = HostSample(time=1.0, processes=(process(cpu=used),), machine=machine, usable_cores=usable, places=places)
-    assert (seen.cores_of_others, seen.idle_cores) == (pytest.approx(others), pytest.approx(idle))
+    assert (seen.cores_taken, seen.idle_cores) == (pytest.approx(others), pytest.approx(idle))
 
 
 def of_thread(function, share, *, thread="metrics", activity="python", number=50, text=None):

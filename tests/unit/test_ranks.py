@@ -120,8 +120,16 @@ def test_on_a_gpu_the_device_tells_how_long_a_backward_pass_waits_for_the_exchan
         timed = [msgspec.structs.replace(record, device_backward=0.45) for record in hook.steps]
         hook.steps.clear()
         hook.steps.extend(timed)
-    verdict = comm_bound(seen(found)).verdict
+    picture = seen(found)
+    verdict = comm_bound(picture).verdict
     assert (verdict.id, verdict.share) == ("comm-bound", pytest.approx(0.25 / 0.55, abs=0.01))
+    phases = picture.ranks.ranks[0].phases
+    assert (phases.backward, phases.wait) == (pytest.approx(0.2), pytest.approx(0.25))
+    assert sum(filter(None, msgspec.structs.astuple(phases))) == pytest.approx(0.55, abs=0.01)
+    # Where the device timed some steps only, they are not compared with the others.
+    first = found.hooks[PIDS[0]]
+    first.steps[-1] = msgspec.structs.replace(first.steps[-1], device_backward=None)
+    assert comm_bound(seen(found)).level < 0.12
 
 
 def test_a_rank_whose_gpu_is_throttled():

@@ -212,6 +212,14 @@ def test_calls_of_one_request_that_do_not_need_each_other(apart, requests, model
     assert f"the {calls} calls of a request" in verdict.fixes[0].text and verdict.speedup > 2.0
 
 
+def test_two_models_in_a_row_cannot_be_called_as_one():
+    calls_made = served()
+    answered = (RequestRecord(end=calls_made[-1].end, seconds=0.1, model=0.09, pid=RANK),)
+    engine = Serving(basis="hook", pid=RANK, concurrency=1.0, requests=answered)
+    lines = [replace(MODEL, share=0.45, apart=True), replace(MODEL, share=0.45, line=21, apart=True)]
+    assert underbatched.judge(snapshot(calls_made, kind="inference", facts=DENSE, lines=lines, serving=engine)) is None
+
+
 @pytest.mark.parametrize(("thread", "other", "more"), [(0.2, 0.0, 0.2), (0.0, 0.2, 0.0)])
 def test_work_of_threads_per_request_limits_the_gain_of_batches(thread, other, more):
     """They take turns with it at the interpreter's lock; another process goes on with the next requests."""

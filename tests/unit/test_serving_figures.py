@@ -106,7 +106,7 @@ def test_iterations_tell_batch_queue_cache_and_the_time_between_tokens():
     stalled = turn(100.5, 0.6, **state)
     found = figures(hook(ENGINE, 90.0), hook(ENGINE, 101.0, iterations=(*turns, stalled)), now=101.0)
     assert (found.pid, found.batch_mean, found.queue, found.kv_used) == (ENGINE, 5.0, 2.0, 0.25)
-    assert found.concurrency == 7.0
+    assert found.concurrency == pytest.approx(7.0)
     assert found.requests_per_second is None  # nobody watched them
     assert found.tokens_per_second == pytest.approx(505 / 11.1, rel=0.02)
     assert found.preemptions_per_second == pytest.approx(101 / 11.1, rel=0.02)
@@ -358,7 +358,16 @@ def test_while_an_engine_idles_nothing_waits_for_it(alive, queue):
     """It idled for half of the time in which it made turns, and then for ten seconds, or has a request in the works."""
     turns = tuple(turn(80.0 + 0.1 * n, 0.05, idle=0.05, waiting=4, running=1) for n in range(1, 101))
     served = {} if alive is None else {"alive": alive}
-    assert figures(hook(ENGINE, 80.0), hook(ENGINE, iterations=turns, **served)).queue == pytest.approx(queue)
+    assert figures(hook(ENGINE, 80.0), hook(ENGINE, iterations=turns, **served)).queue == pytest.approx(queue, rel=0.02)
+
+
+def test_what_an_engine_idled_before_the_window_does_not_thin_out_its_queue():
+    turns = (
+        turn(NOW - 5.0, 0.05, idle=600.0, waiting=4),
+        *(turn(NOW - n * 0.05, 0.05, idle=0.0, waiting=4) for n in range(99, -1, -1)),
+    )
+    found = figures(hook(ENGINE, 1.0), hook(ENGINE, iterations=turns, alive=4))
+    assert found.queue == pytest.approx(4 * 5.05 / found.seconds, rel=0.01)
 
 
 def test_the_longest_request_is_that_of_all_that_are_remembered():

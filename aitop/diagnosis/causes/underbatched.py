@@ -111,7 +111,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         gone=gone,
         signals=(cost.measured, waiting < 0.1, cost.samples <= 1),
         # Only how long a GPU idles is measured; elsewhere the cost of a sample is an estimate.
-        doubtful=not cost.measured,
+        doubtful=not cost.measured or calls > 1,
         title=_taken(training, calls, cost) + f": {percent(share)} of the time could serve {together}",
         # The lines that call the model, not those within it: batches are put together there.
         where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
@@ -133,8 +133,12 @@ def _calls_of_a_request(snapshot: Snapshot, steps: Sequence[StepRecord]) -> int:
     1 if a call needs what another gave, or if that is not known: it is read from the dataflow of the code around them.
     """
     model = main_lines(snapshot, lambda entry: entry.phase == "forward")
-    apart = sum(entry.share for entry in model.entries if entry.apart)
+    entries = [entry for entry in model.entries if entry.apart]
+    apart = sum(entry.share for entry in entries)
     if snapshot.serving is None or snapshot.steps is None or apart <= 0.0 or apart < MOSTLY_APART * model.share:
+        return 1
+    if len({above_forward(entry).at for entry in entries}) > 1:
+        # Of two models in a row, each call of the second one needs what the first one gave.
         return 1
     # Only those that the same process answered meanwhile. Probes ask for no model, where it is known who does.
     answered = snapshot.serving.requests_of(snapshot.steps.pid)
@@ -309,7 +313,7 @@ def _evidence(  # noqa: PLR0917
         )
     if not training:
         if calls > 1:
-            evidence.append("no call needs what an earlier one gave (by the dataflow of the code)")
+            evidence.append("no call is given what an earlier one gave, as far as the code around them shows")
         else:
             evidence.append(
                 f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken"

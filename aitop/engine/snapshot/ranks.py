@@ -67,7 +67,8 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     enough = {pid: records for pid, records in timed.items() if len(records) >= LEAST_STEPS}
     aligned = _aligned(enough)
     # With ranks on other machines, even a single rank here waits for others.
-    measured = aligned or (enough if world > len(processes) else {})
+    measured = _on_one_clock(aligned or (enough if world > len(processes) else {}))
+    aligned = measured if aligned else {}
     own = _own_backward(history, measured)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in measured.items()}
     work = {
@@ -166,6 +167,17 @@ def _wait(record: StepRecord, own_backward: float | None) -> float:
 def _inside(record: StepRecord, own_backward: float | None) -> float:
     """Seconds of a step that a rank waited inside its backward passes, for exchanges that no call shows."""
     return 0.0 if own_backward is None else max(0.0, _backward(record) - own_backward * max(1, record.backwards))
+
+
+def _on_one_clock(ranks: Mapping[int, list[StepRecord]]) -> dict[int, list[StepRecord]]:
+    """The same steps of all ranks. Unless the device timed all of them, as if it had timed none.
+
+    Where steps are short it times only some, and times of the host and of the device cannot be compared.
+    """
+    timed = {record.device_backward is not None for records in ranks.values() for record in records}
+    if len(timed) < 2:
+        return dict(ranks)
+    return {pid: [replace(record, device_backward=None) for record in records] for pid, records in ranks.items()}
 
 
 def _backward(record: StepRecord) -> float:
@@ -293,17 +305,20 @@ def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> Ran
     if not records:
         return None
     wait = fmean(waits) if waits else None
-    backward = fmean(record.backward for record in records)
+    timed = all(record.device_backward is not None for record in records)
+    backward = fmean(_backward(record) if timed else record.backward for record in records)
     in_calls = fmean(record.communication_apart or 0.0 for record in records)
     forward = fmean(record.forward for record in records)
     inside = max(0.0, (wait or 0.0) - in_calls)
     of_backward = min(inside, backward)
+    # What the device computes longer than the host launches it, the host waits for elsewhere.
+    longer = backward - fmean(record.backward for record in records)
     return RankPhases(
         data_wait=fmean(record.loading for record in records),
         forward=max(0.0, forward - (inside - of_backward)),
         backward=backward - of_backward,
         optimizer=fmean(record.optimizer for record in records),
-        outside=fmean(record.outside for record in records),
+        outside=max(0.0, fmean(record.outside for record in records) - max(0.0, longer)),
         wait=wait,
     )
 
@@ -395,7 +410,7 @@ def own_part(history: History) -> float:
     """The job's own part (0..1) of the CPU time lately used on all cores; 0 where that is not measured."""
     own, whole = 0.0, 0.0
     for host in islice(reversed(history.hosts), SAMPLES_AVERAGED):
-        used, others = host.cores_used, host.cores_of_others
+        used, others = host.cores_used, host.cores_taken
         if used is not None and others is not None:
             own += used
             whole += used + others

@@ -164,8 +164,8 @@ def _of_hook(history: History, now: float) -> Serving | None:
         pid=busiest if engine is None else engine,
         requests_per_second=_rate_of_requests(answered, served, seen),
         tokens_per_second=_tokens(answered, iterations, seen, seconds),
-        concurrency=_concurrency(answered, turns, seen),
-        queue=_queue(answered, turns, served, seen, end),
+        concurrency=_concurrency(answered, turns, served, seen, since, end),
+        queue=_queue(answered, turns, served, seen, since, end),
         latency=_percentiles([record.seconds for record in answered]),
         first_token=_percentiles(sent or first),
         first_token_basis="answer" if sent else "model" if first else None,
@@ -392,8 +392,13 @@ def _tokens(
     return _per_second([record.decode_tokens for record in turns], seconds)
 
 
-def _concurrency(
-    answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
+def _concurrency(  # noqa: PLR0917
+    answered: Sequence[RequestRecord],
+    turns: Mapping[int, Sequence[IterationRecord]],
+    served: Mapping[int, ServedHistory],
+    seconds: float,
+    since: float,
+    end: float,
 ) -> float | None:
     """The mean number of requests in progress: rate times latency (Little's law), or the engine's own count.
 
@@ -403,33 +408,51 @@ def _concurrency(
     if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
         return total / seconds
     known = [
-        mean_of([turn.running + (turn.waiting or 0) for turn in own if turn.running is not None])
-        for own in turns.values()
+        _over_time(
+            [(turn, turn.running + (turn.waiting or 0)) for turn in own if turn.running is not None],
+            since,
+            end if served[pid].alive == 0 else None,
+        )
+        for pid, own in turns.items()
     ]
     means = [mean for mean in known if mean is not None]
     return sum(means) if means else total / seconds if answered and seconds > 0 else None
 
 
-def _queue(
+def _queue(  # noqa: PLR0917
     answered: Sequence[RequestRecord],
     turns: Mapping[int, Sequence[IterationRecord]],
     served: Mapping[int, ServedHistory],
     seconds: float,
+    since: float,
     end: float,
 ) -> float | None:
-    """The mean number of waiting requests until `end`: as the engines counted them, else from the requests' waits."""
-    known = [_waiting_over_time(own, end if served[pid].alive == 0 else None) for pid, own in turns.items()]
+    """The mean number of waiting requests: as the engines counted them, else from the waits of the requests."""
+    known = [
+        _over_time(
+            [(turn, turn.waiting) for turn in own if turn.waiting is not None],
+            since,
+            end if served[pid].alive == 0 else None,
+        )
+        for pid, own in turns.items()
+    ]
     means = [mean for mean in known if mean is not None]
     return sum(means) if means else _per_second([record.queue for record in answered], seconds)
 
 
-def _waiting_over_time(turns: Sequence[IterationRecord], rests_until: float | None) -> float | None:
-    """The mean number of requests that waited for an engine. None wait while it idles, or rests after its last turn."""
-    counted = [(turn.waiting, turn.seconds, turn.idle or 0.0) for turn in turns if turn.waiting is not None]
-    whole = sum(seconds + idle for _, seconds, idle in counted)
-    if counted and rests_until is not None:
-        whole += max(0.0, rests_until - turns[-1].end)
-    return sum(waiting * seconds for waiting, seconds, _ in counted) / whole if whole > 0.0 else None
+def _over_time(counted: Sequence[tuple[IterationRecord, int]], since: float, rests_until: float | None) -> float | None:
+    """The mean over the time from `since` on of what an engine counted in its turns.
+
+    It is 0 while the engine idles, and until `rests_until` if it has rested since its last turn.
+    """
+    if not counted:
+        return None
+    (first, _), (last, _) = counted[0], counted[-1]
+    idle = sum(turn.idle or 0.0 for turn, _ in counted[1:])
+    idle += min(first.idle or 0.0, max(0.0, first.end - first.seconds - since))
+    rest = 0.0 if rests_until is None else max(0.0, rests_until - last.end)
+    whole = sum(turn.seconds for turn, _ in counted) + idle + rest
+    return sum(number * turn.seconds for turn, number in counted) / whole if whole > 0.0 else None
 
 
 def _longest(served: Mapping[int, ServedHistory]) -> float | None:

@@ -132,8 +132,8 @@ class Reading:
         self._loops: list[tuple[int, int]] = []
         self._collects: set[int] = set()
         self._outer: dict[int, set[str]] = {}
-        # Statements whose calls may be of the model: those with calls in a comprehension, and for each of them which
-        # statements made what the calls are given.
+        # Statements that may call the model in a comprehension. And for each that may call it at all, the statements
+        # that made what the call is given.
         self._comprehends: set[int] = set()
         self._given: dict[int, set[int]] = {}
         # As `_used`, but `self` as a whole is left out (its attributes are not): any `self.f(x)` may change it.

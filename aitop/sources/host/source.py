@@ -143,7 +143,8 @@ class HostSource(Source):
             machine=machine,
             cgroup=cgroup,
             usable_cores=usable_cores(mine, cgroup),
-            places=own if 0 < len(own) < machine.cores else None,
+            # Some containers number their cores anew in /proc, and not in the mask.
+            places=own if len(own) == len(mine) < machine.cores else None,
             engine=server.name if server else None,
         )
 
