@@ -109,7 +109,8 @@ def _hook_after(session: Session) -> Callable[..., None]:
                 session.not_owner(training=True)
             return
         if journal.nested or journal.optimizer != key:
-            # A step inside another one, or in another thread; that within a backward pass has not begun here.
+            # A step inside another one, or in another thread. One inside a backward pass comes here too, because its
+            # beginning was not noted.
             if journal.nested and journal.busy != backward and ident() == journal.owner:
                 journal.nested -= 1
             return

@@ -55,6 +55,7 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
                     journal.stop_counting(end)
                     extend((none_came, end, end, identity(self), -1))
                 raise
+        # Pass on unseen: in the owner what is nested in a phase, in another thread all, unless that becomes the owner.
         if journal.busy if ident() == journal.owner else session.not_owner():
             return original(self)
         kind = none_came

@@ -138,7 +138,8 @@ class Sampling:
         last, count = journal.last_step, journal.steps - self._steps_then
         self.counted += count
         journal.note(COUNTED, self._began, last, count)
-        # If forwards were examined, nothing worth noting came before the step's first one. Only the rest is unseen.
+        # If this step's forwards were looked at, anything long before its first one would have ended the counting
+        # earlier. Then only the time since that forward is unseen; otherwise the whole step is.
         looked = journal.longest and not passes
         unseen = max(journal.forward_began, last) if looked else last
         if whole or unseen > last or not looked:

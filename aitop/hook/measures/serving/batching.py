@@ -152,7 +152,7 @@ class Batching(Server):
         request.tokens, request.model_ended = tokens, now
         if tokens and not request.first:
             request.first = now
-        # If it came through a web server, that server's wrapper notes the answer.
+        # `met` sets both alike where it came through no web server: then nobody else notes its answer.
         if request.arrived == request.submitted:
             self.requests.answered(request, now)
 

@@ -77,7 +77,7 @@ class Loop:
     Times are CLOCK_MONOTONIC nanoseconds.
 
     took        when the loop took up the last request
-    since       when it last took one up before the last handler ran
+    since       `took` when the last handler ran: what the loop takes up after that handler arrived later
     ran         when a handler last gave an answer
     answers     the same by connection (file descriptor)
     at_once     the loop took up a request right after a handler had run
