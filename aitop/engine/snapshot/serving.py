@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -164,8 +165,8 @@ def _of_hook(history: History, now: float) -> Serving | None:
         pid=busiest if engine is None else engine,
         requests_per_second=_rate_of_requests(answered, served, seen),
         tokens_per_second=_tokens(answered, iterations, seen, seconds),
-        concurrency=_concurrency(answered, turns, served, seen, since, end),
-        queue=_queue(answered, turns, served, seen, since, end),
+        concurrency=_concurrency(answered, _in_engines(turns, served, since, end, _present), seen),
+        queue=_queue(answered, _in_engines(turns, served, since, end, attrgetter("waiting")), seen),
         latency=_percentiles([record.seconds for record in answered]),
         first_token=_percentiles(sent or first),
         first_token_basis="answer" if sent else "model" if first else None,
@@ -392,52 +393,43 @@ def _tokens(
     return _per_second([record.decode_tokens for record in turns], seconds)
 
 
-def _concurrency(  # noqa: PLR0917
-    answered: Sequence[RequestRecord],
-    turns: Mapping[int, Sequence[IterationRecord]],
-    served: Mapping[int, ServedHistory],
-    seconds: float,
-    since: float,
-    end: float,
-) -> float | None:
-    """The mean number of requests in progress: rate times latency (Little's law), or the engine's own count.
+def _concurrency(answered: Sequence[RequestRecord], in_engines: float | None, seconds: float) -> float | None:
+    """The mean number of requests in progress: rate times latency (Little's law), or the engines' own count.
 
-    The engine's count is used where requests last so long that few of them ended.
+    The engines' count is used where requests last so long that few of them ended.
     """
     total = sum(record.seconds for record in answered)
     if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
         return total / seconds
-    known = [
-        _over_time(
-            [(turn, turn.running + (turn.waiting or 0)) for turn in own if turn.running is not None],
-            since,
-            end if served[pid].alive == 0 else None,
-        )
-        for pid, own in turns.items()
-    ]
-    means = [mean for mean in known if mean is not None]
-    return sum(means) if means else total / seconds if answered and seconds > 0 else None
+    if in_engines is not None:
+        return in_engines
+    return total / seconds if answered and seconds > 0 else None
 
 
-def _queue(  # noqa: PLR0917
-    answered: Sequence[RequestRecord],
+def _queue(answered: Sequence[RequestRecord], in_engines: float | None, seconds: float) -> float | None:
+    """The mean number of waiting requests: as the engines counted them, else from the waits of the requests."""
+    return _per_second([record.queue for record in answered], seconds) if in_engines is None else in_engines
+
+
+def _present(turn: IterationRecord) -> int | None:
+    """The requests in an engine when this turn ended, those that waited too."""
+    return None if turn.running is None else turn.running + (turn.waiting or 0)
+
+
+def _in_engines(
     turns: Mapping[int, Sequence[IterationRecord]],
     served: Mapping[int, ServedHistory],
-    seconds: float,
     since: float,
     end: float,
+    count: Callable[[IterationRecord], int | None],
 ) -> float | None:
-    """The mean number of waiting requests: as the engines counted them, else from the waits of the requests."""
-    known = [
-        _over_time(
-            [(turn, turn.waiting) for turn in own if turn.waiting is not None],
-            since,
-            end if served[pid].alive == 0 else None,
-        )
-        for pid, own in turns.items()
-    ]
-    means = [mean for mean in known if mean is not None]
-    return sum(means) if means else _per_second([record.queue for record in answered], seconds)
+    """The sum over all engines of the mean number of requests that they `count`; None where none of them does."""
+    means = []
+    for pid, own in turns.items():
+        counted = [(turn, number) for turn in own if (number := count(turn)) is not None]
+        mean = _over_time(counted, since, end if served[pid].alive == 0 else None)
+        means += [] if mean is None else [mean]
+    return sum(means) if means else None
 
 
 def _over_time(counted: Sequence[tuple[IterationRecord, int]], since: float, rests_until: float | None) -> float | None:
