@@ -211,13 +211,17 @@ def test_a_teacher_in_every_step_is_no_evaluation(watched):
     assert all(PAUSE / 2 <= record.no_grad <= record.forward for record in records[2:])
 
 
+def acts_on_each(policy, rows):
+    with torch.no_grad():
+        for row in rows:
+            policy(row[None])
+
+
 def test_a_policy_that_acts_has_calls_and_samples_of_its_own(watched):
     policy = Net()
     optimizer = torch.optim.SGD(policy.parameters(), 0.1)
     for rows, labels in loader():
-        with torch.no_grad():
-            for row in rows:
-                policy(row[None])
+        acts_on_each(policy, rows)
         train(policy, [(rows, labels)], optimizer)
     # In the first steps it is not known yet that such calls come in every one.
     records = watched.records()[4:]
@@ -229,9 +233,7 @@ def test_a_policy_that_acts_once_for_several_updates_has_calls_too(watched):
     policy = Net()
     optimizer = torch.optim.SGD(policy.parameters(), 0.1)
     for rows, labels in loader():
-        with torch.no_grad():
-            for row in rows:
-                policy(row[None])
+        acts_on_each(policy, rows)
         for _ in range(3):
             train(policy, [(rows, labels)], optimizer)
     acts = [record for record in watched.records()[4:] if record.evaluation_forwards]
