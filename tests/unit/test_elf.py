@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from aitop.attach import held_libc
+from aitop.attach.inspection import python_image
 from aitop.attach.inspection.elf import ElfImage, NotElfError, gnu_hash
 from aitop.attach.inspection.process_memory import Memory, mappings
 from aitop.attach.inspection.python_image import NEEDED, _find_scratch, locate_python
+from aitop.attach.refusal import AttachRefused
 
 
 @pytest.fixture
@@ -33,6 +36,28 @@ def test_scratch_is_writable_unused_and_next_to_no_symbol(memory: Memory) -> Non
     assert memory.read(scratch.address, scratch.size) == bytes(scratch.size)
     home = next(m for m in mappings(os.getpid()) if m.start <= scratch.address < m.end)
     assert home.permissions.startswith("rw") and scratch.address + scratch.size <= home.end
+
+
+def test_symbol_tables_without_an_end_are_not_searched_for_long(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_image, "MOST_READS", 20)
+    with pytest.raises(AttachRefused, match="no end of symbols"):
+        locate_python(os.getpid(), memory)
+
+
+def test_our_other_threads_wait_for_a_read_only_while_a_thread_of_the_process_is_stopped(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    monkeypatch.setattr(held_libc, "read", lambda fd, size, address: held.append(address) or bytes(size))
+    word = ctypes.create_string_buffer(b"seventy", 8)
+    at = ctypes.addressof(word)
+    assert memory.read(at, 8) == b"seventy\0" and not held
+    with memory.holding_gil():
+        memory.read(at, 8)
+    assert held == [at]
+    assert memory.read(at, 8) == b"seventy\0" and held == [at]
 
 
 def test_an_unknown_symbol_is_not_found(memory: Memory) -> None:

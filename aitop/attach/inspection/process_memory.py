@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -28,11 +29,13 @@ class Mapping(msgspec.Struct, frozen=True):
 class Memory:
     """The memory of one process. Opening it needs the same right as ptrace, and binds it to that very process.
 
-    Reads and writes raise OSError if the address is not mapped or the process is gone.
+    Reads and writes raise OSError if the address is not mapped or the process is gone. A read waits where a page of the
+    process has to come from a disk or another machine first, and lets our other threads run meanwhile.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._holds_gil = False
         self._fd = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
 
     def __enter__(self) -> Memory:
@@ -47,10 +50,19 @@ class Memory:
             os.close(self._fd)
             self._fd = -1
 
+    @contextlib.contextmanager
+    def holding_gil(self) -> Iterator[None]:
+        """Let none of our other threads run during a read: for the time in which a thread of the process is stopped."""
+        self._holds_gil = True
+        try:
+            yield
+        finally:
+            self._holds_gil = False
+
     def read(self, address: int, size: int) -> bytes:
         if not 0 <= address < 1 << 63 or not 0 <= size <= LARGEST_READ:
             raise OSError(errno.EFAULT, f"no {size} bytes at {address:#x}")
-        data = held_libc.read(self._fd, size, address)
+        data = (held_libc.read if self._holds_gil else os.pread)(self._fd, size, address)
         if len(data) != size:
             raise OSError(errno.EIO, f"{len(data)} of {size} bytes read at {address:#x}")
         return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 
@@ -27,6 +28,9 @@ ARGUMENTS_START_FIELD = 45
 # the structure holds that thread's pthread_self(), which equals the base of its fs segment.
 THREAD_STATE_SIZE = 512
 FIRST_WITH_OWN_THREAD_STATES = (3, 12)
+# Reads until all functions are found: some hundred, and twice as many for each further file that has Python in its name.
+# The tables that say where to read next are the target's own, and may lead anywhere.
+MOST_READS = 50_000
 # mov $15,%rax; syscall (rt_sigreturn): the code that signal handlers return to in every C library.
 SIGRETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
 
@@ -111,9 +115,16 @@ def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
 def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: str) -> tuple[dict[str, Span], str]:
     """Return CPython's symbols, and the path of the file that holds them: libpython, or the program itself."""
     candidates = [path for path in files if path == program or "python" in os.path.basename(path)]
+    reads = itertools.count(1)
+
+    def read(address: int, size: int) -> bytes:
+        if next(reads) > MOST_READS:
+            raise AttachRefused("failed", f"the libraries of process {pid} have no end of symbols", "aitop run -- CMD")
+        return memory.read(address, size)
+
     for path in sorted(candidates, key=lambda path: ("libpython" not in path, path != program)):
         try:
-            symbols = ElfImage(memory.read, files[path]).symbols(WANTED)
+            symbols = ElfImage(read, files[path]).symbols(WANTED)
         except NotElfError:
             continue
         if all(name in symbols for name in NEEDED):

@@ -16,13 +16,14 @@ GIL, runs the line and releases the GIL.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
 import signal
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -252,8 +253,12 @@ def check_interruptible(thread: StoppedThread, target: TargetProcess, state: Thr
             raise NotNow("the main thread is in a restartable sequence")
 
 
-def _stopped(target: TargetProcess) -> StoppedThread:
-    return StoppedThread(target.pid, lambda: same_process(target.status))
+@contextlib.contextmanager
+def _stopped(target: TargetProcess) -> Iterator[StoppedThread]:
+    """Stop the main thread for the block."""
+    stopped = StoppedThread(target.pid, lambda: same_process(target.status))
+    with target.memory.holding_gil(), stopped as thread:
+        yield thread
 
 
 class Call(msgspec.Struct, frozen=True):
