@@ -103,11 +103,19 @@ def take_out(pids: Iterable[int]) -> bool:
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
         left = [pid for pid in left if find_ring(pid)]
-    for pid in left:
-        # The lease has ended, so the hook leaves by itself as soon as the process runs Python again.
-        with contextlib.suppress(AttachRefused):
-            remove(pid)
+    # The lease has ended, so each leaves by itself as soon as its process runs Python again. A rank in a long call is
+    # waited for, and many may be in the same collective: all at once.
+    asking = [threading.Thread(target=_ask_to_leave, args=(pid,), name="aitop-remove", daemon=True) for pid in left]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
     return all_ours
+
+
+def _ask_to_leave(pid: int) -> None:
+    with contextlib.suppress(AttachRefused):
+        remove(pid)
 
 
 class SteppingProcesses:

@@ -412,3 +412,12 @@ def test_without_an_idle_core_expensive_ticks_come_rarely(monkeypatch, cores, se
         feed.stop()
     if seldom:
         assert times[3] - times[0] > 2 * 0.5
+
+
+def test_a_hook_is_taken_out_of_all_ranks_at_once(monkeypatch):
+    at_once = threading.Barrier(3)
+    monkeypatch.setattr(hook_requests, "SELF_REMOVAL_SECONDS", 0.0)
+    monkeypatch.setattr(hook_requests, "find_ring", lambda pid: True)
+    monkeypatch.setattr(hook_requests, "should_stay", lambda pid: pid == 4)
+    monkeypatch.setattr(hook_requests, "remove", lambda pid: at_once.wait(10.0))
+    assert hook_requests.take_out([1, 2, 3]) and not at_once.broken
