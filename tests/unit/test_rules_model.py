@@ -66,6 +66,21 @@ def test_float32_products_beside_idle_tensor_cores():
     assert verdict.confidence <= 0.6
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "speedup"),
+    [
+        ("NVIDIA A40", "set_float32_matmul_precision", 1.6),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 1.6),
+        ("Tesla T4", "float16", 2.29),
+        ("NVIDIA RTX PRO 9999", "set_float32_matmul_precision", 1.6),
+    ],
+)
+def test_how_much_faster_products_get_is_the_cards(name, least, speedup):
+    verdict = fired(precision.judge(computing(busy=0.98, tensor=0.01, name=name)))
+    assert least in verdict.fixes[0].text and verdict.fixes[0].speedup == pytest.approx(speedup, abs=0.01)
+    assert verdict.speedup == pytest.approx(speedup, abs=0.01)
+
+
 def by_counters(**counters):
     """A run of which only the device tells something: whatever library it computes with."""
     device = GpuDevice(index=0, mine=True, name="NVIDIA H100 80GB HBM3")

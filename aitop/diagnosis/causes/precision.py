@@ -9,16 +9,20 @@ from aitop.diagnosis.device import activity_of_devices, idle_share, on_gpu, own_
 from aitop.diagnosis.evidence import RUNNING, Lines, main_lines, operations_of_step, running
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
+from aitop.model.peaks import peak
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import percent
+from aitop.model.verdict import Fix
 
 # What computes in float64 takes half the time in float32: half the bytes, and twice the SIMD lanes. Small operations
 # gain less. On a CPU training steps of linear layers, a transformer, GRUs and norms became 1.8 to 2.5 times as fast,
 # but those of convolutions, LSTMs and GELUs 2.3 to 6 times.
 FLOAT64_SAVED, LEAST_SAVED, MOST_SAVED = 0.5, 0.25, 0.83
-# Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
-FLOAT32_SAVED = 1.0 - 1.0 / 4.0
+# Tensor cores of data-centre cards multiply TF32 and 16-bit types by the data sheet five to sixteen times as fast as
+# plain cores do float32; memory seldom keeps up with more than four. Cards that are not known are taken for those of
+# workstations, and GeForce has no gain from TF32.
+MOST_FASTER, USUALLY_FASTER = 4.0, 2.0
 # The share of the data sheet's figure that good matrix products reach.
 REACHED = 0.8
 MOST_IDLE = 0.35
@@ -105,6 +109,26 @@ def _tensor_cores(snapshot: Snapshot) -> tuple[bool, bool]:
     return tf32, bool(names) and not tf32 and not any(HALF_ONLY.search(name) for name in names)
 
 
+def _saved(snapshot: Snapshot, dtype: str) -> float:
+    """The share of the time of float32 products that the slowest of the devices saves with products in this dtype."""
+    names = [device.name or "" for device in own_devices(snapshot)]
+    rates = [(peak(name, dtype), peak(name, "float32")) for name in names]
+    faster = [narrow / single if narrow and single else USUALLY_FASTER for narrow, single in rates]
+    return 1.0 - 1.0 / max(1.0, min([MOST_FASTER, *faster]))
+
+
+def _narrower(snapshot: Snapshot, products: float, root: str) -> tuple[float, tuple[Fix, ...]]:
+    """The share of the time that the smallest change saves, and the changes; `products` is their share of the time."""
+    tf32, _ = _tensor_cores(snapshot)
+    autocast = f'torch.autocast("cuda", dtype=torch.{"bfloat16" if tf32 else "float16"})'
+    wide = f"{autocast} around the forward pass{f' of {root}' if root else ''}"
+    if tf32 and (share := products * _saved(snapshot, "tf32")):
+        least = fix('torch.set_float32_matmul_precision("high"): TF32 on tensor cores, no other change', share)
+        return share, (least, fix(wide))
+    share = products * _saved(snapshot, "bfloat16" if tf32 else "float16")
+    return share, (fix(wide if tf32 else f"{wide}, with a GradScaler in training", share),)
+
+
 def _by_counters(snapshot: Snapshot) -> Explanation | None:
     """The verdict that the device's own counters give on float32 beside idle tensor cores, whatever library is in use.
 
@@ -115,7 +139,7 @@ def _by_counters(snapshot: Snapshot) -> Explanation | None:
     products, tensor = activity_of_devices(snapshot, "fp32"), activity_of_devices(snapshot, "tensor")
     if not tf32 or products is None or tensor is None or tensor >= TENSOR_CORES_IN_USE:
         return None
-    share = min(0.95, products / REACHED) * FLOAT32_SAVED
+    share, fixes = _narrower(snapshot, min(0.95, products / REACHED), "")
     return Explanation(
         share=share,
         signals=(True, False, tf32),
@@ -127,10 +151,7 @@ def _by_counters(snapshot: Snapshot) -> Explanation | None:
             f"float32 units at work {percent(products)} of the time",
             f"tensor cores at work {percent(tensor)} of the time",
         ),
-        fixes=(
-            fix('products in TF32, no other change (torch.set_float32_matmul_precision("high"))', share),
-            fix("the forward pass in bfloat16 (torch.autocast)"),
-        ),
+        fixes=fixes,
     )
 
 
@@ -154,18 +175,13 @@ def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
     products = mfu / REACHED if mfu is not None else activity_of_devices(snapshot, "fp32")
     if products is None:
         return "parameters are float32 and tensor cores unused; how much of a step is products is not measured"
-    share = min(0.95, products, 1.0 - idle) * FLOAT32_SAVED
     root = facts.root or "the model"
+    share, fixes = _narrower(snapshot, min(0.95, products, 1.0 - idle), root)
     evidence = [f"parameters of {root} are float32, no autocast, float32_matmul_precision is highest"]
     if mfu is not None:
         evidence.append(f"products reach {percent(mfu)} of what the GPU can do in float32")
     if tensor is not None:
         evidence.append(f"tensor cores at work {percent(tensor)} of the time")
-    half = f'torch.autocast("cuda", dtype=torch.float16) around {root}, with a GradScaler in training'
-    wide = (
-        fix('torch.set_float32_matmul_precision("high"): TF32 on tensor cores, no other change', share),
-        fix(f'torch.autocast("cuda", dtype=torch.bfloat16) around the forward pass of {root}'),
-    )
     return Explanation(
         share=share,
         signals=(tensor is not None, mfu is not None, tf32),
@@ -175,5 +191,5 @@ def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
         lines=main_lines(snapshot, lambda entry: entry.phase == "forward"),
         claims=(),
         evidence=evidence,
-        fixes=wide if tf32 else (fix(half),),
+        fixes=fixes,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from aitop.engine.snapshot.peaks import peak
+from aitop.model.peaks import peak
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases, Steps
 from aitop.model.steps import HookFacts, StepRecord
