@@ -26,6 +26,9 @@ _RENAMED = re.compile(rf"\bfrom\s+(?:{_OF_COLLECTORS})\s+import\b|\b(?:{_OF_COLL
 # Which statements, by their first lines, may have given a variable the value that it has.
 State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
+# Each statement looks through all variables of its function: 0.4 s for so many looks. Tables of generated code have
+# more, functions that people write a hundredth of it.
+MOST_LOOKS = 10_000_000
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
@@ -67,7 +70,8 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
         wanted = {id(innermost(spans, line)) for line in lines}
         instances = dict(_instances(tree))
         read = (scope for scope, span in zip(scopes, spans, strict=True) if id(span) in wanted)
-        flows = tuple(Reading(file, scope, modules, instances.get(id(scope))).flow() for scope in read)
+        each = (Reading(file, scope, modules, instances.get(id(scope))).flow() for scope in read)
+        flows = tuple(flow for flow in each if flow is not None)
     except RecursionError:
         return Functions()
     return Functions(spans, flows)
@@ -119,6 +123,10 @@ class _Uses:
         self.calls |= others.calls
 
 
+class _TooLongError(Exception):
+    """A function has too many statements and variables to follow."""
+
+
 class Reading:
     """Follows the assignments of one function, loops included."""
 
@@ -140,10 +148,14 @@ class Reading:
         self._used_apart: dict[int, set[int]] = {}
         # By loop variable, what it is an element of: changing the element changes the whole.
         self._whole: dict[str, set[str]] = {}
+        self._looks = 0
 
-    def flow(self) -> Flow:
-        """The statements of the function with what they use."""
-        self._block(self._scope.body, {})
+    def flow(self) -> Flow | None:
+        """The statements of the function with what they use; None where it is too long to follow."""
+        try:
+            self._block(self._scope.body, {})
+        except _TooLongError:
+            return None
         first, last = _span(self._scope)
         statements = (
             Statement(
@@ -251,6 +263,9 @@ class Reading:
         uses.changes |= {whole for name in uses.changes for whole in self._whole.get(name, ())}
         if adds:
             uses.reads |= names
+        self._looks += len(state) * (1 + len(uses.reads | uses.changes))
+        if self._looks > MOST_LOOKS:
+            raise _TooLongError
         for name in uses.reads | uses.changes:
             self._used.setdefault(line, set()).update(makers(name, state))
         self._follow_apart(line, value, uses, state)
