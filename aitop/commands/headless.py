@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aitop.engine.feed import of_own_failure
 from aitop.model.snapshot import Snapshot, Target
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ class Watcher:
         self._recording = recording
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Take a Snapshot; called from the feed's thread. One without a tick only says that aitop itself has failed."""
-        if snapshot.tick == 0 and snapshot.target.ended is not None:
-            self.failed = snapshot.target.ended
-        else:
+        """Take a Snapshot; called from the feed's thread. The one of a failed feed says nothing else."""
+        self.failed = of_own_failure(snapshot)
+        if self.failed is None:
             self.snapshot = snapshot
         if snapshot.target.ended is not None:
             self._ended.set()

@@ -68,7 +68,9 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     feed, knows = LazyFeed(make), cluster(args.settings)
     app = MonitorApp(feed, None, source_around, args.settings, recorder, cluster=knows)
     code = app.show()
-    return code if _all_kept(recorder) else AitopError.exit_code
+    if feed.failed is not None:
+        say(feed.failed)
+    return code if _all_kept(recorder) and feed.failed is None else AitopError.exit_code
 
 
 def cluster(settings: Settings) -> FleetReader | None:

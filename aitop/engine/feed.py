@@ -38,6 +38,8 @@ class LazyFeed:
     live = True
 
     def __init__(self, make: Callable[[], LiveFeed]) -> None:
+        # Why aitop itself could not go on, in words.
+        self.failed: str | None = None
         self._make = make
         self._feed: LiveFeed | None = None
         self._made = threading.Event()
@@ -47,13 +49,18 @@ class LazyFeed:
     def start(self, publish: Publish) -> None:
         if self._stopped.is_set():
             return
+
+        def publish_and_note(snapshot: Snapshot) -> None:
+            self.failed = of_own_failure(snapshot) or self.failed
+            publish(snapshot)
+
         # Made outside the lock: a `stop` meanwhile need not wait for it.
         feed = self._make()
         with self._lock:
             if self._stopped.is_set():
                 return
             self._feed = feed
-            feed.start(publish)
+            feed.start(publish_and_note)
             # Set last: a call during its start would find it half built.
             self._made.set()
 
@@ -76,6 +83,11 @@ def own_failure(target: Target, error: Exception, *, time: float, wall: float) -
     words = f"aitop itself failed and stopped watching ({type(error).__name__}: {error})"
     ended = msgspec.structs.replace(target, ended=words)
     return Snapshot(tick=0, time=time, wall=wall, window=0.0, target=ended)
+
+
+def of_own_failure(snapshot: Snapshot) -> str | None:
+    """What the last Snapshot of a feed that failed says; None for any other. It alone has no tick."""
+    return snapshot.target.ended if snapshot.tick == 0 else None
 
 
 class EventSink(Protocol):

@@ -200,7 +200,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
     code: CodeView = "lines"
     who: Who = EVERYBODY
     rank: int | None = None
-    can_detach: bool = False
+    has_detached: bool = False
     notice: str | None = None
     filter: str = ""
     chosen: int | None = None
@@ -211,6 +211,12 @@ class View(msgspec.Struct, frozen=True, eq=False):
     def source(self, name: SourceName) -> SourceStatus | None:
         """The status of a source, None until it has reported one."""
         return self.snapshot.sources.get(name) if self.snapshot else None
+
+    @property
+    def can_detach(self) -> bool:
+        """Whether a hook is in the live target, or asked for."""
+        hook = None if self.has_detached else self.source("hook")
+        return self.live and hook is not None and (hook.state != "absent" or hook.code is not None)
 
     def stale(self, name: SourceName) -> str | None:
         """The age of a source's newest data, with the reason; None unless the source is stale or failed."""

@@ -214,6 +214,17 @@ async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
         assert feed.asked == ["detach"]
 
 
+async def test_without_a_hook_there_is_no_key_to_take_it_out(look_at, feeds):
+    seen = samples.input_bound()
+    off = msgspec.structs.replace(seen.sources["hook"], state="absent", reason="switched off by --no-hook")
+    feed = feeds["run"](msgspec.structs.replace(seen, sources={**seen.sources, "hook": off}))
+    async with look_at(feed=feed) as eyes:
+        assert "d detach" not in eyes.pane("footer")
+        await eyes.press("d")
+        await eyes.until("there is no hook to take out")
+        assert feed.asked == []
+
+
 async def test_a_hook_that_stays_is_not_said_to_be_out(look_at, feeds):
     feed = feeds["run"](samples.input_bound())
     feed.is_out = False

@@ -15,6 +15,7 @@ import snapshot_builder
 from aitop import __version__, cli
 from aitop.commands import demo, diagnose, headless, monitor, run
 from aitop.commands.options import duration, interval, process_id
+from aitop.engine.feed import own_failure
 from aitop.errors import (
     AitopError,
     NoTargetError,
@@ -144,7 +145,7 @@ def test_a_recording_that_cannot_be_written_is_said_before_the_command_runs(tmp_
 
 
 def test_a_report_whose_name_no_file_can_have_is_refused_in_words(capsys):
-    assert cli.run(["diagnose", "--pid", "1", "-o", "/tmp/" + "x" * 300]) == 2
+    assert cli.run(["diagnose", "--pid", str(os.getpid()), "-o", "/tmp/" + "x" * 300]) == 2
     assert "cannot write /tmp/xxx" in capsys.readouterr().err
 
 
@@ -383,6 +384,31 @@ def test_a_demo_ends_with_the_exit_code_of_its_screen(monkeypatch):
     monkeypatch.setattr("aitop.sources.host.target.look", lambda pid: None)
     monkeypatch.setattr("aitop.commands.monitor.watch", lambda targets, args: 1)
     assert demo.look_at(os.getpid(), argparse.Namespace()) == 1
+
+
+def test_a_screen_whose_engine_has_failed_ends_with_a_sentence_and_a_code(monkeypatch, capsys):
+    target = Target(pid=7, command="python train.py")
+
+    class Engine:
+        def __init__(self, *_):
+            pass
+
+        def start(self, publish):
+            publish(own_failure(target, ZeroDivisionError("of nothing"), time=1.0, wall=1.0))
+
+    class Screen:
+        def __init__(self, feed, *_, **__):
+            self.feed = feed
+
+        def show(self):
+            self.feed.start(lambda snapshot: None)
+            return 0
+
+    monkeypatch.setattr("aitop.ui.app.MonitorApp", Screen)
+    monkeypatch.setattr("aitop.engine.live.LiveFeed", Engine)
+    arguments = cli.parse(["--pid", "7"])
+    assert monitor.watch([target], arguments) == AitopError.exit_code
+    assert "aitop itself failed and stopped watching (ZeroDivisionError: of nothing)" in capsys.readouterr().err
 
 
 def test_the_hook_goes_before_other_paths():

@@ -89,6 +89,18 @@ def test_waits_for_a_thread_are_right_in_the_mean_and_near_it_in_the_middle(usua
     assert statistics.median(estimated) == pytest.approx(statistics.median(real), rel=0.15, abs=0.3)
 
 
+def test_a_pause_now_and_then_is_not_taken_for_the_usual_wait():
+    chance, threads, now, errors = random.Random(4), Threads(TICK), 1000 * MS, []
+    for number in range(6000):
+        now += int(chance.uniform(5, 15) * MS)
+        in_a_pause = number % 100 < 3
+        wait = int((chance.uniform(20, 300) if in_a_pause else 0.06) * MS)
+        ticks = (now // TICK - (now - wait) // TICK) * TICK
+        errors.append((now - threads.arrival(now, ticks, now % TICK) - wait) / MS)
+    assert abs(statistics.median(errors[LEARNT_FROM:])) < 0.05
+    assert abs(statistics.fmean(errors[LEARNT_FROM:])) < 0.05
+
+
 def test_without_a_tick_in_between_the_wait_is_zero():
     threads = Threads(TICK)
     assert all(threads.arrival(number * MS, 0, number % TICK) == number * MS for number in range(1000, 1100))

@@ -138,7 +138,7 @@ class MonitorScreen(Screen[int]):
         self._shown_notice: str | None = None
         self._notice_ticks = 0
         self._compared_at = -COMPARE_SECONDS
-        self.view = replace(view, live=feed.live, can_detach=self._run is not None)
+        self.view = replace(view, live=feed.live)
 
     def compose(self) -> ComposeResult:
         yield OneLine(header_line, id="header")
@@ -327,7 +327,7 @@ class MonitorScreen(Screen[int]):
             self._change(notice=f"could not detach: {printable(str(answer))}")
             return
         stays = "the hook stays: it came with the program, or another aitop uses it"
-        self._change(notice="the hook is out of the target" if answer else stays, can_detach=False)
+        self._change(notice="the hook is out of the target" if answer else stays, has_detached=True)
 
     # What the view is limited to: pause, rank, process, filter, kind of code view
 

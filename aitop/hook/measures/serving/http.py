@@ -125,7 +125,8 @@ class Threads:
     """Estimates when the requests arrived that threads take up (a thread for each connection, or a pool).
 
     The kernel counts in ticks how long a request has waited in its socket. The mean of many such counts is the usual
-    wait. Within the tick of its arrival, a request's wait is taken to be exponentially distributed with that mean.
+    wait. Within the tick of its arrival, a request's wait is taken to be exponentially distributed with that mean. Waits
+    of more than a tick are none of the usual ones: something held all requests up, and those came at any moment of it.
     """
 
     __slots__ = ("mean", "tick_ns")
@@ -136,8 +137,10 @@ class Threads:
 
     def arrival(self, now: int, ticks_ns: int, phase: int) -> int:
         """Return when the request arrived that is taken up at `now`. See `Loop.arrival`."""
-        self.mean += (ticks_ns - self.mean) / LEARNT_FROM
         least = phase + ticks_ns - self.tick_ns if ticks_ns else 0
+        if ticks_ns > self.tick_ns:
+            return now - least - self.tick_ns // 2
+        self.mean += (ticks_ns - self.mean) / LEARNT_FROM
         return now - int(least + _usual_within(phase + ticks_ns - least, self.mean))
 
 
