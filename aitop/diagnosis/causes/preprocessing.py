@@ -31,8 +31,9 @@ WORTH_IT = 1.05
 
 @rule(
     "preprocessing-bound",
-    0.2,
-    0.14,
+    # As for Python of any other kind (python-overhead), which would tell of the same lines.
+    0.15,
+    0.1,
     applies=lambda snapshot: snapshot.kind != "training",
     scope=Scope(idle=True),
 )
