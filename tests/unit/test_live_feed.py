@@ -296,7 +296,7 @@ class Feed:
         self.asked = []
 
     def start(self, publish):
-        publish("picture")
+        publish(snapshot())
 
     def stop(self):
         self.asked.append("stop")
@@ -320,14 +320,14 @@ def test_a_request_before_the_feed_is_made_waits_for_it():
 
     late = LazyFeed(make)
     asking = threading.Thread(target=lambda: answers.append(late.made().dump()))
-    starting = threading.Thread(target=late.start, args=(answers.append,))
+    starting = threading.Thread(target=late.start, args=(lambda seen: answers.append(type(seen).__name__),))
     asking.start()
     starting.start()
     assert answers == []
     made.set()
     asking.join(10)
     starting.join(10)
-    assert sorted(answers) == ["dump", "picture"]
+    assert sorted(answers) == ["Snapshot", "dump"]
     late.made().detach()
     late.stop()
     assert feed.asked == ["detach", "stop"]

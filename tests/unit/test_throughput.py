@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from aitop.model.peaks import peak
 from aitop.engine.snapshot.steps import compute_dtype, operations, steps_view, with_throughput
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.model.peaks import peak
 from aitop.model.steps import HookFacts, StepRecord
 
 PID = 7

@@ -28,8 +28,8 @@ ARGUMENTS_START_FIELD = 45
 # the structure holds that thread's pthread_self(), which equals the base of its fs segment.
 THREAD_STATE_SIZE = 512
 FIRST_WITH_OWN_THREAD_STATES = (3, 12)
-# Reads until all functions are found: some hundred, and twice as many for each further file that has Python in its name.
-# The tables that say where to read next are the target's own, and may lead anywhere.
+# It takes about a hundred reads to find all functions, and some more for each other file with Python in its name. The
+# tables that say where to read next are the target's own, and may lead anywhere.
 MOST_READS = 50_000
 # mov $15,%rax; syscall (rt_sigreturn): the code that signal handlers return to in every C library.
 SIGRETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from aitop.model.peaks import peak
 from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.peaks import peak
 from aitop.model.snapshot import Phases, Steps
 from aitop.model.steps import HookFacts, StepRecord
 

@@ -125,8 +125,9 @@ class Threads:
     """Estimates when the requests arrived that threads take up (a thread for each connection, or a pool).
 
     The kernel counts in ticks how long a request has waited in its socket. The mean of many such counts is the usual
-    wait. Within the tick of its arrival, a request's wait is taken to be exponentially distributed with that mean. Waits
-    of more than a tick are none of the usual ones: something held all requests up, and those came at any moment of it.
+    wait. Within the tick of its arrival, a request's wait is taken to be exponentially distributed with that mean. Of
+    waits that last more than a tick, each is a case of its own, such as a pause of the whole process. It tells nothing
+    of the usual wait, and the request may have come at any moment of its tick.
     """
 
     __slots__ = ("mean", "tick_ns")
