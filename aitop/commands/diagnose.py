@@ -173,7 +173,13 @@ def check_writable(output: Path | None) -> None:
     """Raise WrongUsageError if the report cannot be written: before the watching, not only after it."""
     if output is None:
         return
-    # Of os.path, since Path's own raise where a folder on the way may not be entered.
-    place = output if os.path.exists(output) else output.parent
+    try:
+        os.stat(output)
+    except (FileNotFoundError, PermissionError):
+        place = output.parent
+    except OSError as error:
+        raise WrongUsageError(f"cannot write {output}: {error.strerror}") from error
+    else:
+        place = output
     if os.path.isdir(output) or not os.access(place, os.W_OK):
         raise WrongUsageError(f"cannot write {output}: no such directory, or not yours to write to")
