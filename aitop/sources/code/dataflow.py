@@ -26,9 +26,9 @@ _RENAMED = re.compile(rf"\bfrom\s+(?:{_OF_COLLECTORS})\s+import\b|\b(?:{_OF_COLL
 # Which statements, by their first lines, may have given a variable the value that it has.
 State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
-# Each statement looks through all variables of its function: 0.4 s for so many looks. Tables of generated code have
-# more, functions that people write a hundredth of it.
-MOST_LOOKS = 10_000_000
+# Each statement looks through all variables of its function: up to 0.5 s for so many looks. Tables of generated code
+# have more, functions that people write a twentieth of it.
+MOST_LOOKS = 2_000_000
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
