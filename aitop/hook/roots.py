@@ -86,8 +86,8 @@ class Roots:
         """End the watch when it has seen enough, and begin a new one from time to time.
 
         With `blind` (steps are seen, but no forwards) the next watch comes sooner. `steps`: number of steps so far; in
-        a run that serves, forwards count as steps. After a watch the roots' own classes are wrapped, so a new watch
-        does not meet the calls of known roots.
+        a run that serves, forwards and calls of `generate` count as steps. After a watch the roots' own classes are
+        wrapped, so a new watch does not meet the calls of known roots.
         """
         if not self.watching:
             soon = blind and self._watches < MOST_WHEN_BLIND

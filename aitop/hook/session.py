@@ -19,6 +19,7 @@ from ..protocol.events import (
     BACKWARD,
     FORWARD,
     FORWARD_ALONE,
+    GENERATE,
     ITERATION,
     OPTIMIZER_ENDS,
     OWNER,
@@ -49,6 +50,8 @@ TICKS_KEPT = 15
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
 MOST_KNOWN = 64
+# What counts as a step in a run that serves.
+SERVED = (FORWARD_ALONE, ASIDE, GENERATE)
 # Events at which the ring is opened if that waits for the first step or request.
 OPENS = frozenset((OPTIMIZER_ENDS, BACKWARD, FORWARD_ALONE, ITERATION, REQUEST))
 
@@ -449,7 +452,7 @@ class Session:
         if not steps and BACKWARD in kinds:
             # Those whose updates are within the backward pass.
             steps = sum(words[at * EVENT_WORDS + 3] == 2 for at, kind in enumerate(kinds) if kind == BACKWARD)
-        served = kinds.count(FORWARD_ALONE) + kinds.count(ASIDE)
+        served = sum(map(kinds.count, SERVED))
         if steps or BACKWARD in kinds:
             self._trains_until = now + TRAINING_ENDS_AFTER_NS
         trains = now < self._trains_until

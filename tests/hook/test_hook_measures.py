@@ -20,6 +20,7 @@ from aitop.hook.measures import generation
 from aitop.hook.measures.denormals import Denormals
 from aitop.hook.measures.inputs import autocast_dtype, matmul_precision
 from aitop.hook.measures.scaler import Scaler
+from aitop.hook.roots import STEPS_TO_SEARCH
 
 
 class Words(nn.Module):
@@ -283,6 +284,15 @@ def test_generate_in_threads_of_a_server(speaking, watched):
     assert {(record.kind, record.tokens) for record in records} == {("generate", 12)}
     assert 3 <= len(records) <= 4
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_the_search_for_roots_ends_where_calls_of_generate_are_the_steps(speaking, watched):
+    model, session = Speaker(), watched.session
+    for _ in range(STEPS_TO_SEARCH + 2):
+        model.generate(IDS, count=1)
+    assert not session._roots.watching
+    # The cost of a step is known where there are steps.
+    assert session.ticks
 
 
 def test_generation_comes_in_late_and_goes(unhooked, speaking, monkeypatch):
