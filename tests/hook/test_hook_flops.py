@@ -92,6 +92,18 @@ def test_recurrent_weights_are_used_at_every_moment():
     assert walk((out,), CUSTOM, MOST_NODES, MOST_NS).flops == 6 * 7 * 4 * (4 * 32 * 16 + 4 * 32 * 32)
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_packed_sequences_have_a_row_for_each_of_their_moments(gradient):
+    """On the device "meta", cuDNN's graph is there without a GPU."""
+    lengths, weights = [4, 4, 4, 3], nn.LSTM(16, 32, device="meta")._flat_weights
+    rows, state = torch.empty(15, 16, device="meta", requires_grad=gradient), torch.empty(1, 4, 32, device="meta")
+    lstm = 2
+    settings = lstm, 32, 0, 1, False, 0.0, True, False, lengths, None
+    out = torch._cudnn_rnn(rows, weights, 4, None, state, state, *settings)[0]
+    assert out.grad_fn.name() == "CudnnRnnBackward0" and out.shape == (15, 32)
+    assert walk((out,), CUSTOM, MOST_NODES, MOST_NS).flops == 6 * 15 * (4 * 32 * 16 + 4 * 32 * 32)
+
+
 def test_dtypes_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = walked(mlp(), torch.randn(5, 16))

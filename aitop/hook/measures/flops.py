@@ -160,9 +160,10 @@ def _attention(node: Any, inputs: Any) -> float | None:
 
 def _recurrent(node: Any, inputs: Any) -> float | None:
     """Count, for each weight matrix, one product forward and two backward with each row of each time step."""
-    shapes = [_input(inputs, position) for position in range(len(inputs))]
+    # The first input is the sequence. With packed sequences it is a matrix too: all rows of all time steps.
+    shapes = [_input(inputs, position) for position in range(1, len(inputs))]
     weights = sum(prod(shape) for shape in shapes if shape is not None and len(shape) == 2)
-    return 6.0 * prod(_result(node)[:2]) * weights if weights else None
+    return 6.0 * prod(_result(node)[:-1]) * weights if weights else None
 
 
 COUNTS: dict[str, Callable[[Any, Any], float | None]] = {
