@@ -124,6 +124,8 @@ class Session:
         # For each of the last ticks: steps timed, steps only counted, and how long the tick took (ns).
         self.ticks: deque[tuple[int, int, int]] = deque(maxlen=TICKS_KEPT)
         self.measures: list[Measure] = []
+        # Until when the run counts as training (ns).
+        self.trains_until = 0
         self.burst: Any = None
         # What the measures of servers share (a Requests); None until the first of them is loaded.
         self.requests: Any = None
@@ -140,7 +142,6 @@ class Session:
         self._steps = 0
         # How many of `_steps` were only counted.
         self._counted = 0
-        self._trains_until = 0
         # Whether the hook sees optimizer steps without any forward, and the forwards since the last such step.
         self._blind = False
         self._forwards = 0
@@ -306,7 +307,7 @@ class Session:
         local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
-            or start < self._trains_until
+            or start < self.trains_until
             or getattr(local, "busy", False)
             or (self._roots is not None and not self._roots.may_be(args[0]))
         ):
@@ -358,10 +359,10 @@ class Session:
                 return False
             self.facts.met_root(module)
             now = time.monotonic_ns()
-            if now > self._trains_until and any(p.is_leaf and p.grad is not None for p in module.parameters()):
+            if now > self.trains_until and any(p.is_leaf and p.grad is not None for p in module.parameters()):
                 # Gradients without a backward that we saw: this may be the evaluation of a training run.
                 self.journal.note(TRAINED, now, now)
-                self._trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
+                self.trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
         except Exception:
             self.failed()
         return True
@@ -454,8 +455,8 @@ class Session:
             steps = sum(words[at * EVENT_WORDS + 3] == 2 for at, kind in enumerate(kinds) if kind == BACKWARD)
         served = sum(map(kinds.count, SERVED))
         if steps or BACKWARD in kinds:
-            self._trains_until = now + TRAINING_ENDS_AFTER_NS
-        trains = now < self._trains_until
+            self.trains_until = now + TRAINING_ENDS_AFTER_NS
+        trains = now < self.trains_until
         counted, self._counted = self._counted, self.sampling.counted
         self._steps += steps + self._counted - counted if trains else served
         self._forwards += forwards
@@ -467,7 +468,7 @@ class Session:
         self.sampling.consider(words, kinds)
         if words and self.ring is not None:
             self.ring.write(words)
-            self.ring.write_progress(self._steps, self._trains_until)
+            self.ring.write_progress(self._steps, self.trains_until)
 
     def _open_ring(self) -> bool:
         """Open the ring at the first step or request, but not in a loader worker. Returns whether it is open."""

@@ -20,12 +20,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import pytest
 import torch
-from hook_runs import Net
+from hook_runs import Net, loader, train
 
 import aitop.hook
 from aitop.hook.measures.serving import names
 from aitop.hook.measures.serving.batching import Batching
 from aitop.hook.measures.serving.requests import Request, Requests, current
+from aitop.protocol.training import TRAINING_ENDS_AFTER_NS
 from aitop.sources.ring.reader import HookRing
 
 # Of the kernel's clock, by which the arrival of a request may be off.
@@ -325,11 +326,41 @@ def test_answers_that_stream_are_no_requests_that_wait(watched):
     assert record.seconds < 5.0
 
 
+def train_a_little():
+    model = Net()
+    train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+
+
 def test_beside_a_training_run_nothing_counts_as_served(watched, server):
-    watched.session.journal.steps = 1
+    train_a_little()
+    watched.records()
     ask(server, "/model")
     sample = served(watched)
     assert sample.requests == () and sample.alive is None
+
+
+def test_a_program_that_trained_and_serves_now_has_requests(watched, server):
+    train_a_little()
+    watched.records()
+    # As long after the training as it takes to count as over.
+    watched.session.trains_until -= TRAINING_ENDS_AFTER_NS
+    ask(server, "/plain")
+    sample = served(watched)
+    assert len(sample.requests) == 1 and sample.alive == 0
+
+
+def test_a_request_that_trains_is_under_way_no_longer_than_it_takes(watched):
+    class Trains(Handler):
+        def do_GET(self):
+            train_a_little()
+            super().do_GET()
+
+    made = serving(ThreadingHTTPServer(("127.0.0.1", 0), Trains))
+    ask(made, "/train")
+    sample = served(watched)
+    made.shutdown()
+    made.server_close()
+    assert len(sample.requests) == 1 and sample.alive == 0
 
 
 def test_a_measure_that_fails_leaves_its_server_alone_and_the_rest_goes_on(watched, server, monkeypatch):

@@ -110,7 +110,7 @@ def wrap_generate(original: Callable[..., Any], generation: Generation) -> Calla
             place: Any = journal
         else:
             # In a thread beside a training run it is no step.
-            place = None if journal.steps or journal.owner == GONE else session.local
+            place = None if journal.owner == GONE or _now() < session.trains_until else session.local
         if place is None or getattr(place, "busy", False):
             return original(self, *args, **kwargs)
         call = Call()

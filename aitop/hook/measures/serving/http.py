@@ -203,7 +203,7 @@ class Http(Server):
 
     def count(self) -> None:
         """Note how many requests are in flight, unless there may be some that are not known."""
-        if not self.requests.watched() or self.session.journal.steps:
+        if not self.requests.watched():
             return
         earlier = self.earlier.number(now_ns())
         if earlier is not None:
@@ -215,8 +215,8 @@ class Http(Server):
         `loop` is the event loop that takes it up, None if a thread does. Requests to a process that trains are not
         measured: they do not use the model, but ask how the run is going.
         """
-        outer, journal = current.get(), self.session.journal
-        if not self.requests.watched() or journal.steps or (outer is not None and not outer.ended):
+        outer, journal, trains = current.get(), self.session.journal, now_ns() < self.session.trains_until
+        if not self.requests.watched() or trains or (outer is not None and not outer.ended):
             return None
         if journal.computed is None:
             journal.computed = self.requests.computed
