@@ -480,6 +480,45 @@ def test_requests_that_were_cancelled_before_their_first_token_are_forgotten():
     assert batching.known.keys() == batching.tokenless.keys() == {"runs", "waits"}
 
 
+def test_a_request_that_hands_in_several_prompts_has_the_figures_of_all(watched):
+    batching = next(one for one in watched.session.measures if isinstance(one, Batching))
+    request = Request(time.monotonic_ns())
+    request.began = request.arrived
+
+    def hand_in(*names):
+        token = current.set(request)
+        for name in names:
+            batching.entered(0, name)
+        current.reset(token)
+
+    def run(name, began, prompt, generated):
+        """Take a prompt into a batch at `began`. Returns what ends it."""
+        state = SimpleNamespace(
+            lifespan=(began / 1e9, -1), initial_tokens=prompt * [1], generated_tokens=generated * [1]
+        )
+        state._true_initial_tokens = 0
+        batching.met(name, state)
+        return lambda: batching.finished(SimpleNamespace(active_requests={name: state}), name)
+
+    hand_in("one", "two")
+    submitted = request.submitted
+    first_began = time.monotonic_ns()
+    ends = [run("one", first_began, prompt=5, generated=3), run("two", first_began + 1000, prompt=7, generated=4)]
+    for end in ends:
+        end()
+    # The third only when the answers of the others are there.
+    hand_in("three")
+    pause = 10_000_000
+    end = run("three", request.model_ended + pause, prompt=1, generated=2)
+    time.sleep(0.02)
+    end()
+    assert (request.prompt_tokens, request.tokens, request.preempted) == (13, 9, 0)
+    queue, preprocess, model, postprocess = request.parts(request.model_ended)
+    assert preprocess == submitted - request.began and queue == pytest.approx(first_began - submitted, abs=1000)
+    assert postprocess == pytest.approx(pause, abs=1000)
+    assert queue + preprocess + model + postprocess == request.model_ended - request.arrived
+
+
 def test_compilations_are_pauses_of_what_serves(watched, server):
     callback = pytest.importorskip("torch._dynamo.callback")
     watched.session.look(time.monotonic_ns())

@@ -1,7 +1,7 @@
 """Measures transformers' continuous batching: its requests, and the iterations (turns) of its loop.
 
 The loop runs in a thread of its own. A request begins when it is handed to the manager. If that happens inside a web
-server's request, the figures measured here are added to that request.
+server's request, the figures measured here are added to that request, also where it hands in several.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Batching(Server):
         if outer is not None and isinstance(name, str):
             if len(self.outer) >= MOST_KNOWN:
                 self.outer.clear()
-            outer.submitted = now_ns()
+            outer.submitted = outer.submitted or now_ns()
             self.outer[name] = outer
 
     def turns(self, *_: Any, **__: Any) -> None:
@@ -118,9 +118,13 @@ class Batching(Server):
         if request is None:
             request = Request(int(state.created_time * SECOND))
             request.submitted = request.arrived
-        request.model_began = int(state.lifespan[0] * SECOND)
-        request.prompt_tokens = len(state.initial_tokens)
-        request.preempted = 0
+        began = int(state.lifespan[0] * SECOND)
+        # A web server's request may hand in several, at once or one after the other.
+        if request.model_ended and request not in self.known.values():
+            request.between += max(0, began - request.model_ended)
+        request.model_began = request.model_began or began
+        request.prompt_tokens = max(0, request.prompt_tokens) + len(state.initial_tokens)
+        request.preempted = max(0, request.preempted)
         self.known[name] = request
         return request
 
@@ -149,7 +153,7 @@ class Batching(Server):
         if state._true_initial_tokens:
             # It was preempted and restarted, with the tokens that it had generated as a part of its prompt.
             tokens += len(state.initial_tokens) - state._true_initial_tokens
-        request.tokens, request.model_ended = tokens, now
+        request.tokens, request.model_ended = max(0, request.tokens) + tokens, now
         if tokens and not request.first:
             request.first = now
         # `met` sets both alike where it came through no web server: then nobody else notes its answer.
