@@ -18,7 +18,7 @@ _TORCH_ITSELF = re.compile(
     r"/torch/(?:_\w+|nn|utils|optim|autograd|cuda|distributed|distributions|fx|jit|amp)(?:/|\.py$)"
 )
 _COMMAND = re.compile(r"/s?bin/[^/.]+$")
-_TYPED_IN = re.compile(r"<stdin>|<ipython-input-|<console>")
+_TYPED_IN = re.compile(r"<stdin>|<console>|<python-input-|<ipython-input-")
 _PYTHON = re.compile(r"\.pyw?$|^<")
 
 

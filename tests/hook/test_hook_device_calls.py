@@ -320,6 +320,8 @@ def test_the_table_of_lines_is_bounded():
         ("/home/me/train.py", callsites.USER),
         ("<stdin>", callsites.USER),
         ("<ipython-input-3-a>", callsites.USER),
+        ("<python-input-3>", callsites.USER),
+        ("<console>", callsites.USER),
         ("<string>", callsites.NOBODYS),
         ("<aitop hook>/measures/device_calls.py", callsites.NOBODYS),
         (device_calls.__file__, callsites.NOBODYS),

@@ -18,6 +18,7 @@ BUNDLED = "/home/ada/venv/lib/python3.12/site-packages/aitop/workloads/slow_load
         "/home/ada/torch/mymodel.py",
         "/tmp/ipykernel_123/456.py",
         "<ipython-input-3-abc>",
+        "<python-input-3>",
         "<stdin>",
         "decode.py",
     ],

@@ -131,7 +131,7 @@ class Owners:
         return owner
 
     def _judge(self, file: str) -> int:
-        if file.startswith(("<stdin>", "<ipython-input")):
+        if file.startswith(("<stdin>", "<console>", "<python-input-", "<ipython-input-")):
             return USER
         if file.startswith(("<", self._own, self._torch)) or "/torchinductor_" in file:
             return NOBODYS
