@@ -130,7 +130,7 @@ class Journal:
         self.called: Callable[[int], None] | None = None
         self.cpu_reads = 2
         self.ops_due = 0
-        self.count_ops: Callable[[tuple[Any, ...]], None] = nothing
+        self.count_ops: Callable[[tuple[Any, ...], dict[str, Any]], None] = nothing
         self.device: Any = None
         self.computed: Callable[..., None] | None = None
         self.counting = self.count_soon = self.has_teacher = False

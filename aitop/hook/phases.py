@@ -263,7 +263,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
         if journal.busy if ident() == journal.owner else session.not_owner(training=journal.updates):
             return original(*args, **kwargs)
         if journal.ops_due:
-            journal.count_ops(args)
+            journal.count_ops(args, kwargs)
         device = journal.device
         span = None if device is None else device.begin(1)
         start = clock()

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from aitop.hook.measures import flops
-from aitop.hook.measures.flops import MOST_NODES, MOST_NS, Graphs, figures, walk
+from aitop.hook.measures.flops import FIRST_BACKWARD, MOST_NODES, MOST_NS, Graphs, figures, walk
+from aitop.hook.phases import wrap_backward
 
 CUSTOM = torch.autograd.function.BackwardCFunction
 
@@ -196,6 +197,16 @@ def test_the_mean_of_different_backwards(watched, monkeypatch):
     found = watched.facts()
     assert found.flops_per_backward == 2 * 4 * 8 * (8 + 80) / 2 * 2
     assert (found.flops_basis, found.flops_dtype) == ("shapes in the autograd graph", "float32")
+
+
+def test_a_backward_with_keywords_is_counted(watched):
+    """In torch 2.2 the hook wraps `torch.autograd.backward` itself."""
+    session, model = watched.session, mlp()
+    session.look(time.monotonic_ns())
+    backward = wrap_backward(torch.autograd.backward, session)
+    for _ in range(FIRST_BACKWARD):
+        backward(tensors=model(torch.randn(5, 16)).sum())
+    assert watched.facts().ops > 0 and session._errors == 0
 
 
 def test_losses_are_the_same(unhooked):

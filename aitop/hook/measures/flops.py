@@ -212,13 +212,14 @@ class Graphs(Measure):
     def over(self) -> None:
         self._journal.ops_due = 0
 
-    def backward_begins(self, arguments: tuple[Any, ...]) -> None:
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the operations of this backward's graph if its turn has come."""
         self._journal.ops_due -= 1
         if self._journal.ops_due:
             return
         try:
-            outputs = arguments[0]
+            # By keyword it comes only to `backward`, which torch 2.2 has in the place of the inner function.
+            outputs = args[0] if args else kwargs["tensors"]
             self.add(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
             self._journal.ops_due = int(bool(self._walks))
         except Exception:
