@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from aitop.hook import roots
 from aitop.hook.facts import Facts
+from aitop.hook.measures import cost
 from aitop.protocol.events import OPTIMIZER_BEGINS
 from aitop.protocol.ring import EVENT_WORDS, JSON_ROOM
 from aitop.sources.ring.reader import decode_facts
@@ -563,16 +564,29 @@ def test_what_a_step_costs_is_not_known_where_nothing_makes_steps(watched):
 
 
 def test_where_no_optimizer_steps_only_a_forward_is_taken_for_a_unit(watched):
-    cost = watched.cost
+    measure = watched.cost
     called = []
     calls = [(called.append, (name,)) for name in ("next", "forward", "backward", "before", "after")]
-    cost._step(calls)
+    measure._step(calls)
     assert called == ["forward"]
     model = Net()
     train(model, loader(count=4), torch.optim.SGD(model.parameters(), lr=0.1))
     called.clear()
-    cost._step(calls)
+    measure._step(calls)
     assert called == ["next", "forward", "backward", "before", "after"]
+
+
+def test_what_a_step_costs_does_not_change_as_the_run_gets_old(watched, monkeypatch):
+    """A tick that falls due while the wrappers are tried out would make them slower."""
+    session, ticks = watched.session, []
+    with monkeypatch.context() as long_ago:
+        long_ago.setattr(cost, "_now", lambda: time.monotonic_ns() - 2 * cost.NEVER_NS)
+        old = cost.Cost(torch, session._patches, session)
+    model = Net()
+    train(model, loader(count=4), torch.optim.SGD(model.parameters(), lr=0.1))
+    old._journal.tick = ticks.append
+    old.look(time.monotonic_ns())
+    assert old._timed and not ticks
 
 
 def test_workers_of_a_loader_write_nothing(watched):
