@@ -21,16 +21,20 @@ class Gpu:
     def __init__(self) -> None:
         self.clock, self.done, self.capturing = 0.0, True, False
         self.made, self.waits = 0, 0
+        self.current = 0
         gpu = self
 
         class Event:
             def __init__(self, enable_timing=False) -> None:
                 assert enable_timing
                 gpu.made += 1
-                self.at = None
+                self.at = self.device = None
 
             def record(self):
                 assert not gpu.capturing
+                if self.device not in (None, gpu.current):
+                    raise RuntimeError("Event device does not match recording stream's device")
+                self.device = gpu.current
                 gpu.clock += 1.0
                 self.at = gpu.clock
 
@@ -40,6 +44,8 @@ class Gpu:
 
             def elapsed_time(self, later):
                 assert gpu.done
+                if later.device != self.device:
+                    raise RuntimeError("CUDA error: invalid resource handle")
                 return later.at - self.at
 
             def synchronize(self):
@@ -55,6 +61,7 @@ def gpu(monkeypatch, watched):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: made.current)
     stats = {"reserved_bytes.all.current": 1000, "allocated_bytes.all.current": 600, "num_ooms": 1}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats if device == 1 else {})
     properties = SimpleNamespace(total_memory=80_000, uuid=UUID)
@@ -146,6 +153,33 @@ def test_a_broken_driver_costs_only_the_device_times(gpu, watched, monkeypatch):
     assert len(records) == 23
     assert all(record.device_forward is None and record.forward > 0 for record in records)
     assert watched.session._errors == 0
+
+
+def test_steps_on_several_devices_are_timed_where_each_stays_on_one(gpu, watched):
+    for gpu.current in (0, 1, 0, 1):
+        step_a_little()
+    records = watched.records()
+    # The first step after each change began on the other device.
+    untimed = [number for number, record in enumerate(records) if record.device_forward is None]
+    assert untimed == [7, 15, 23]
+    assert watched.session.journal.device._errors == 0
+
+
+def test_a_step_within_which_the_device_changes_has_no_device_times(gpu, watched):
+    step_a_little()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for rows, _ in loader():
+        optimizer.zero_grad()
+        loss = model(rows).square().mean()
+        gpu.current = 1
+        loss.backward()
+        gpu.current = 0
+        optimizer.step()
+    step_a_little()
+    records = watched.records()
+    assert [record.device_forward for record in records] == [*7 * [0.001], *8 * [None], *8 * [0.001]]
+    assert watched.session.journal.device._errors == 0
 
 
 def test_two_optimizers_join_their_device_times(gpu, watched):

@@ -243,6 +243,7 @@ def test_the_cuda_of_a_thread_that_captures_is_left_alone(watched, monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr("aitop.hook.measures.device.allocators", lambda torch: [])
     monkeypatch.setattr("aitop.hook.measures.device.ALWAYS_ABOVE_NS", 0)
     watched.session.look(time.monotonic_ns())

@@ -1,8 +1,9 @@
 """Times the phases on the device with CUDA events from a pool. Events are read once they are done, never waited for.
 
-While any thread captures a CUDA graph, nothing is recorded or queried, because that would abort the capture. After a
-few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS` are timed only for a twentieth of each
-second.
+An event belongs to the device that it was recorded on, so each device has a pool of its own, and a step that changes
+the device is not timed. While any thread captures a CUDA graph, nothing is recorded or queried, because that would
+abort the capture. After a few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS` are timed only
+for a twentieth of each second.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ NS_PER_MS = 1e6
 UNKNOWN = (NOT_MEASURED,) * 4
 
 Span = tuple[int, Any]
-# The spans of a step (phase, begin event, end event), and the events at its beginning and end.
-Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
+# The spans of a step (phase, begin event, end event), the events at its beginning and end, and the pool of them all.
+Timing = tuple[list[tuple[int, Any, Any]], Any, Any, list[Any]]
 
 
 class Device(Measure):
@@ -67,6 +68,9 @@ class DeviceClock:
             patches.put(graph, "capture_begin", self._wrap_begin)
             patches.put(graph, "capture_end", self._wrap_end)
         self._journal = journal
+        self._device: Callable[[], int] = torch.cuda.current_device
+        # Unused events by device. `_pool` has those of the device that was recorded on last.
+        self._pools: dict[int, list[Any]] = {}
         self._pool: list[Any] = []
         self._pending: deque[tuple[int, Timing]] = deque()
         self._number = 0
@@ -130,15 +134,15 @@ class DeviceClock:
         if self._optimizer is not None:
             self.end(self._optimizer, True)
             self._optimizer = None
-        was_on, first, spans, whole = self._on, self._boundary, self._spans, self._whole
+        was_on, first = self._on, self._boundary
         length, self._last_end = now - self._last_end, now
         on = self._errors < MOST_ERRORS and (length > ALWAYS_ABOVE_NS or self._in_window(now))
         self._boundary = self._recorded() if was_on or on else None
         self._on = on and self._boundary is not None
-        self._spans, self._whole = [], True
+        spans, whole, self._spans, self._whole = self._spans, self._whole, [], True
         if was_on and whole and first is not None and self._boundary is not None:
             self._number += 1
-            self._pending.append((self._number, (spans, first, self._boundary)))
+            self._pending.append((self._number, (spans, first, self._boundary, self._pool)))
             self._journal.note(TIMED, now, now, self._number)
 
     def _in_window(self, now: int) -> bool:
@@ -149,10 +153,11 @@ class DeviceClock:
 
     def pause(self) -> None:
         """Stop timing steps until `resume`."""
-        # A pending step may have the boundary as its last event: then the event is still needed.
-        if self._boundary is not None and not self._pending:
-            self._pool.append(self._boundary)
-        self._pool += [event for _, begun, ended in self._spans for event in (begun, ended)]
+        if self._whole:
+            # A pending step may have the boundary as its last event: then the event is still needed.
+            if self._boundary is not None and not self._pending:
+                self._pool.append(self._boundary)
+            self._pool += [event for _, begun, ended in self._spans for event in (begun, ended)]
         self._spans, self._whole, self._boundary, self._optimizer, self._on = [], True, None, None, False
 
     def resume(self, last_end: int) -> None:
@@ -193,9 +198,10 @@ class DeviceClock:
 
     def _recycle(self, timing: Timing) -> None:
         # The last event is also the next step's first one, and returns to the pool with that step.
-        self._pool.append(timing[1])
-        for _, begun, ended in timing[0]:
-            self._pool += (begun, ended)
+        spans, first, _, pool = timing
+        pool.append(first)
+        for _, begun, ended in spans:
+            pool += (begun, ended)
 
     def _recorded(self) -> Any:
         """Record an event on the current stream and return it; None on an error or during a CUDA graph capture."""
@@ -203,7 +209,10 @@ class DeviceClock:
             if self._capturing():
                 self._whole = False
                 return None
-            event = self._pool.pop() if self._pool else self._new_event(enable_timing=True)
+            pool = self._pools.setdefault(self._device(), [])
+            if pool is not self._pool:
+                self._pool, self._whole = pool, False
+            event = pool.pop() if pool else self._new_event(enable_timing=True)
             event.record()
         except Exception:
             raise_if_of_program()
@@ -219,7 +228,7 @@ def _done(timing: Timing) -> bool:
 
 def _read(timing: Timing) -> tuple[int, int, int, int]:
     """Return the nanoseconds in forward, backward and optimizer, and the rest of the step (idle)."""
-    spans, first, last = timing
+    spans, first, last, _ = timing
     sums = [0.0, 0.0, 0.0]
     for phase, begun, ended in spans:
         sums[phase] += begun.elapsed_time(ended)
