@@ -178,7 +178,7 @@ class Attempt:
         if not same_process(self._target.status):
             return ended(self._pid)
         if self._pending is None or not self._pending.entered:
-            what, remedy = self._obstacle or "the hook says that the moment does not suit it", "try again"
+            what, remedy = self._obstacle or "it is importing a module, or the hook is just leaving it", "try again"
         else:
             what, remedy = f"process {self._pid} is inside one long call", "try again when it is back in Python code"
         return WaitingForTarget(what, remedy)

@@ -55,7 +55,8 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
                     journal.stop_counting(end)
                     extend((none_came, end, end, identity(self), -1))
                 raise
-        # Pass on unseen: in the owner what is nested in a phase, in another thread all, unless that becomes the owner.
+        # Not measured: calls nested in a phase of the owner, and all calls of other threads, unless such a thread
+        # becomes the owner here.
         if journal.busy if ident() == journal.owner else session.not_owner():
             return original(self)
         kind = none_came

@@ -109,7 +109,7 @@ def check_torch(pid: int) -> None:
 
 def without_torch(pid: int) -> AttachRefused:
     """Return the refusal for a process without torch. It is transient, because torch may be loaded later."""
-    remedy = "nothing to do if it is about to: aitop looks again"
+    remedy = "if it will import torch later, just wait: aitop checks again"
     return AttachRefused("absent", f"process {pid} has not loaded torch", remedy, transient=True)
 
 

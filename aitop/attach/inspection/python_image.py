@@ -119,7 +119,8 @@ def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: 
 
     def read(address: int, size: int) -> bytes:
         if next(reads) > MOST_READS:
-            raise AttachRefused("failed", f"the libraries of process {pid} have no end of symbols", "aitop run -- CMD")
+            reason = f"the symbol tables of process {pid} are damaged: reading them did not end"
+            raise AttachRefused("failed", reason, "aitop run -- CMD")
         return memory.read(address, size)
 
     for path in sorted(candidates, key=lambda path: ("libpython" not in path, path != program)):

@@ -156,7 +156,8 @@ class Batching(Server):
         request.tokens, request.model_ended = max(0, request.tokens) + tokens, now
         if tokens and not request.first:
             request.first = now
-        # `met` sets both alike where it came through no web server: then nobody else notes its answer.
+        # Equal times mean that `met` made this record itself, because no web server took the request. Then only we can
+        # note the answer.
         if request.arrived == request.submitted:
             self.requests.answered(request, now)
 
