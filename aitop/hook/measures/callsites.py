@@ -143,8 +143,6 @@ class Owners:
 class _Site:
     """Sums over the calls of one line."""
 
-    __slots__ = ("calls", "function", "length", "pageable", "pinning_known", "size", "sized")
-
     def __init__(self, function: str) -> None:
         self.function = function
         self.calls = self.length = self.size = self.pageable = 0

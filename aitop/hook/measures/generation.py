@@ -37,8 +37,6 @@ class Call:
     Times are CLOCK_MONOTONIC nanoseconds; `first` is 0 before the first token.
     """
 
-    __slots__ = ("asked", "first", "start")
-
     def __init__(self) -> None:
         self.asked = self.first = 0
         self.start = _now()

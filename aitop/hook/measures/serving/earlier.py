@@ -23,8 +23,6 @@ class Earlier:
     code objects that answer a request in a task or in a thread. `threads` are identifiers of threads that may be busy.
     """
 
-    __slots__ = ("changed", "due", "looked", "tasks", "tasks_run", "threads", "threads_run", "waits")
-
     def __init__(self, tasks_run: set[CodeType], threads_run: set[CodeType], changed: Callable[[], None]) -> None:
         self.tasks_run, self.threads_run, self.changed = tasks_run, threads_run, changed
         # The code in which a thread waits for the next request on a connection.

@@ -53,8 +53,6 @@ class Ticks:
     at most one tick (`length`, ns) ago.
     """
 
-    __slots__ = ("behind", "length")
-
     def __init__(self) -> None:
         self.length = int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9)
         self.behind = 0
@@ -84,8 +82,6 @@ class Loop:
     waited      running sum, over about LEARNT_FROM requests, of their waits by the kernel's ticks
     held        the same of the intervals in which they could have arrived
     """
-
-    __slots__ = ("answers", "at_once", "held", "ran", "since", "tick_ns", "took", "waited")
 
     def __init__(self, tick_ns: int) -> None:
         self.tick_ns = tick_ns
@@ -129,8 +125,6 @@ class Threads:
     waits that last more than a tick, each is a case of its own, such as a pause of the whole process. It tells nothing
     of the usual wait, and the request may have come at any moment of its tick.
     """
-
-    __slots__ = ("mean", "tick_ns")
 
     def __init__(self, tick_ns: int) -> None:
         self.tick_ns = tick_ns

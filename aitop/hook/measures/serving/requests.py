@@ -58,29 +58,6 @@ class Request:
     tokens, prompt_tokens, preempted    tokens generated, tokens of the prompt, preemptions; -1: not known
     """
 
-    __slots__ = (
-        "arrived",
-        "began",
-        "beside",
-        "between",
-        "chunks",
-        "connection",
-        "ended",
-        "first",
-        "first_chunk",
-        "model_began",
-        "model_ended",
-        "number",
-        "preempted",
-        "prompt_tokens",
-        "ran",
-        "socket",
-        "streams",
-        "submitted",
-        "tokens",
-        "worker",
-    )
-
     def __init__(self, arrived: int) -> None:
         self.arrived = arrived
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
