@@ -88,7 +88,7 @@ def ask_feed(iterator: Any, session: Session) -> int:
         key = id(iterator)
         if key not in session.iterators:
             session.met_iterator(iterator)
-        ready = session.iterators[key]
+        _, ready = session.iterators[key]
         return -1 if ready is None else int(ready(iterator))
     except Exception:
         session.failed()

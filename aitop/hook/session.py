@@ -56,37 +56,19 @@ SERVED = (FORWARD_ALONE, ASIDE, GENERATE)
 OPENS = frozenset((OPTIMIZER_ENDS, BACKWARD, FORWARD_ALONE, ITERATION, REQUEST))
 
 
-class Known(dict[int, Any]):
-    """A dict from the id of an object of the program to a value. An entry disappears when its object is freed."""
+# Objects of the program by id: a weak reference to each, and a value.
+Known = dict[int, tuple[Callable[[], Any], Any]]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._alive: dict[int, Any] = {}
 
-    def add(self, thing: Any, value: Any = None) -> None:
-        """Add an object; if there are too many, all others are forgotten.
+def remember(known: Known, thing: Any, value: Any = None) -> None:
+    """Add an object, until it is freed; if there are too many, all others are forgotten.
 
-        Raises TypeError for one that cannot be weakly referenced.
-        """
-        key = id(thing)
-        if len(self) >= MOST_KNOWN:
-            self.forget_all()
-
-        def died(_: Any) -> None:
-            self._alive.pop(key, None)
-            self.pop(key, None)
-
-        self._alive[key] = weakref.ref(thing, died)
-        self[key] = value
-
-    def alive(self) -> list[Any]:
-        """Return the objects that still exist."""
-        return [thing for reference in list(self._alive.values()) if (thing := reference()) is not None]
-
-    def forget_all(self) -> None:
-        """Remove everything."""
-        self.clear()
-        self._alive.clear()
+    Raises TypeError for one that cannot be weakly referenced.
+    """
+    key = id(thing)
+    if len(known) >= MOST_KNOWN:
+        known.clear()
+    known[key] = weakref.ref(thing, lambda _: known.pop(key, None)), value
 
 
 class Session:
@@ -116,8 +98,8 @@ class Session:
         self.facts = Facts(torch, way)
         self.journal = Journal(self.tick)
         # DataLoader iterators, each with the function that counts its ready batches (None without workers).
-        self.iterators = Known()
-        self.optimizers = Known()
+        self.iterators: Known = {}
+        self.optimizers: Known = {}
         # `local.busy` is set while a thread other than the owner is inside an outermost forward.
         self.local: Any = threading.local()
         self.sampling = Sampling(self.journal, self.rest)
@@ -245,8 +227,8 @@ class Session:
         self._patches.take_all_back()
         if self._gc in gc.callbacks:
             gc.callbacks.remove(self._gc)
-        self.iterators.forget_all()
-        self.optimizers.forget_all()
+        self.iterators.clear()
+        self.optimizers.clear()
 
     def leave_soon(self) -> None:
         """Make the hook remove itself at the next call that it wraps."""
@@ -342,12 +324,12 @@ class Session:
 
     def met_iterator(self, iterator: Any) -> None:
         """Remember an iterator and note the settings of its loader."""
-        self.iterators.add(iterator, self.facts.met_iterator(iterator))
+        remember(self.iterators, iterator, self.facts.met_iterator(iterator))
 
     def met_optimizer(self, optimizer: Any) -> None:
         """Remember an optimizer and note its settings."""
         try:
-            self.optimizers.add(optimizer)
+            remember(self.optimizers, optimizer)
             self.facts.met_optimizer(optimizer)
         except Exception:
             self.failed()

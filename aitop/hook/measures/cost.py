@@ -54,8 +54,8 @@ class Cost(Measure):
             journal=journal,
             compiling=lambda: False,
             grad_enabled=lambda: True,
-            iterators={id(self): None},
-            optimizers={id(self): None},
+            iterators={id(self): (nothing, None)},
+            optimizers={id(self): (nothing, None)},
             not_owner=self._own,
         )
         before, after = optimizer_hooks(stand_in)

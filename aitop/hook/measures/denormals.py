@@ -53,8 +53,8 @@ class Denormals(Measure):
             return
         self._due = now + EVERY_NS
         kinds: dict[Any, list[Any]] = {}
-        for optimizer in self._session.optimizers.alive():
-            for kind, tensor in itertools.islice(_state(optimizer), MOST_TENSORS):
+        for optimizer, _ in list(self._session.optimizers.values()):
+            for kind, tensor in itertools.islice(_state(optimizer()), MOST_TENSORS):
                 if self._is_plain(tensor):
                     kinds.setdefault(kind, []).append(tensor)
         self.share = max(map(_share, kinds.values()), default=None)
@@ -79,7 +79,8 @@ class Denormals(Measure):
 
 def _state(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the state that the optimizer keeps for each parameter: (kind, such as `exp_avg`; value)."""
-    kept = [state for state in list(optimizer.state.values()) if isinstance(state, dict)]
+    # Nothing of one that has been freed meanwhile.
+    kept = [state for state in list(getattr(optimizer, "state", {}).values()) if isinstance(state, dict)]
     return (item for state in kept for item in list(state.items()))
 
 
