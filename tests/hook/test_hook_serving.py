@@ -420,16 +420,21 @@ def test_what_is_done_between_two_calls_of_a_model_is_no_part_of_it(watched):
     assert request.parts(160) == (0, 10, 15, 35)
 
 
+def triples(server):
+    """What is patched in a server: module, class, attribute."""
+    return [(*place.split(":"), name) for place, found in names.TABLE[server].items() for name in found.split()]
+
+
 @pytest.mark.parametrize("server", ["uvicorn", "aiohttp", "gunicorn", "litserve", "transformers", "http"])
 def test_the_names_that_are_patched_exist_in_the_release_that_is_installed(server):
-    for module, name, attribute in names.TABLE[server]:
+    for module, name, attribute in triples(server):
         pytest.importorskip(module)
         assert callable(getattr(vars(sys.modules[module])[name], attribute))
 
 
 @pytest.mark.parametrize("server", ["vllm"])
 def test_the_names_of_engines_exist_in_another_environment(server):
-    asked = [VLLM_PYTHON, "-c", LOOK_UP, server, json.dumps(names.TABLE[server])]
+    asked = [VLLM_PYTHON, "-c", LOOK_UP, server, json.dumps(triples(server))]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True)
     missing = json.loads(done.stdout.splitlines()[-1])
     if missing == "absent":
@@ -439,8 +444,8 @@ def test_the_names_of_engines_exist_in_another_environment(server):
 
 def rows():
     """Where each row of the table stands, of those that can be imported here."""
-    for table in names.TABLE.values():
-        for module, name, attribute in table:
+    for server in names.TABLE:
+        for module, name, attribute in triples(server):
             try:
                 owner = getattr(importlib.import_module(module), name)
             except ImportError:

@@ -12,61 +12,52 @@ from typing import Any
 # Takes a function and returns its wrapper.
 Wrap = Callable[[Any], Any]
 
-# Module, class, attribute.
-Row = tuple[str, str, str]
-
-
-def _rows(owners: dict[str, str]) -> tuple[Row, ...]:
-    """Return the rows of a server. `owners` maps MODULE:CLASS to the attributes there, separated by spaces."""
-    return tuple((*owner.split(":"), name) for owner, names in owners.items() for name in names.split())  # type: ignore[misc]
-
-
 _BATCHING = "transformers.generation.continuous_batching"
-# The rows by server. A comment on each says in which release the names were seen.
-TABLE: dict[str, tuple[Row, ...]] = {
+# By server and MODULE:CLASS, the attributes there, separated by spaces. A comment says in which release they were seen.
+TABLE: dict[str, dict[str, str]] = {
     # vllm 0.32.0
-    "vllm": _rows({
+    "vllm": {
         "vllm.v1.core.sched.scheduler:Scheduler":
             "schedule update_from_output add_request _free_request _preempt_request",
         "vllm.v1.engine.core:EngineCore": "preprocess_add_request",
         "vllm.v1.executor.multiproc_executor:MultiprocExecutor": "sample_tokens",
         "vllm.v1.executor.uniproc_executor:UniProcExecutor": "sample_tokens",
-    }),
+    },
     # transformers 5.23.0, continuous batching
-    "transformers": _rows({
+    "transformers": {
         f"{_BATCHING}.continuous_api:ContinuousBatchingManager": "add_request _generation_loop_body",
         f"{_BATCHING}.continuous_api:ContinuousBatchProcessor": "prepare_next_batch _generation_step update_batch",
         f"{_BATCHING}.scheduler:Scheduler": "finish_request",
         f"{_BATCHING}.input_outputs:ContinuousBatchingIOs": "prepare_batch_tensors",
         f"{_BATCHING}.offloading_manager:OffloadingManager": "offload_requests",
-    }),
+    },
     # litserve 0.2.19; its queue of requests is a proxy of a multiprocessing manager
-    "litserve": _rows({
+    "litserve": {
         "litserve.loops.base:LitLoop": "put_response",
         "litserve.callbacks.base:CallbackRunner": "trigger_event",
         "litserve.loops.simple_loops:SingleLoop": "_process_single_request",
         "litserve.loops.streaming_loops:StreamingLoop": "_process_streaming_request",
         "multiprocessing.managers:BaseProxy": "_callmethod",
-    }),
+    },
     # uvicorn 0.54.0
-    "uvicorn": _rows({
+    "uvicorn": {
         "uvicorn.protocols.http.h11_impl:RequestResponseCycle": "run_asgi send",
         "uvicorn.protocols.http.httptools_impl:RequestResponseCycle": "run_asgi send",
-    }),
+    },
     # aiohttp 3.14.5
-    "aiohttp": _rows({
+    "aiohttp": {
         "aiohttp.web_protocol:RequestHandler": "data_received _handle_request",
         "aiohttp.web_response:StreamResponse": "prepare write",
         "aiohttp.web_ws:WebSocketResponse": "prepare",
-    }),
+    },
     # gunicorn 27.0.1
-    "gunicorn": _rows({
+    "gunicorn": {
         "gunicorn.workers.sync:SyncWorker": "handle_request",
         "gunicorn.workers.gthread:ThreadWorker": "handle_request",
-    }),
+    },
     # Python 3.10 to 3.14; werkzeug 3.1.9 (Flask's own server) builds on the first class, Django's server on the second
-    "http": _rows({
+    "http": {
         "http.server:BaseHTTPRequestHandler": "handle_one_request parse_request",
         "wsgiref.handlers:BaseHandler": "run",
-    }),
+    },
 }  # fmt: skip

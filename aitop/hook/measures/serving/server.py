@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...errors import raise_if_of_program
@@ -30,8 +30,8 @@ class Server(Measure):
         self.requests = Requests.of(session)
         self._patches = patches
         self._wraps = self.wraps()
-        # Rows of the table whose modules are not imported yet.
-        self._rest = [row for server in self.servers for row in TABLE[server]]
+        # The places of the table that are patched.
+        self._done: set[str] = set()
         self._errors = 0
         self.look(0)
 
@@ -41,26 +41,31 @@ class Server(Measure):
 
     def look(self, now: int) -> None:
         """Patch what can be patched by now. A server's modules may be imported after the hook has come in."""
-        rest = []
-        for row in self._rest:
-            module, name, attribute = row
-            owner = getattr(sys.modules.get(module), name, None)
-            if owner is None:
-                rest.append(row)
-            elif attribute in vars(owner):
-                self._patches.put(owner, attribute, self._wraps[attribute])
-        self._rest = rest
+        for place, owner, attributes in self.places():
+            if place not in self._done:
+                self._done.add(place)
+                for attribute in attributes:
+                    if attribute in vars(owner):
+                        self._patches.put(owner, attribute, self._wraps[attribute])
+
+    def places(self) -> Iterator[tuple[str, Any, list[str]]]:
+        """Yield each place of the table that is imported by now: its name, the class there, and the attributes."""
+        for server in self.servers:
+            for place, attributes in TABLE[server].items():
+                module, _, name = place.partition(":")
+                owner = getattr(sys.modules.get(module), name, None)
+                if owner is not None:
+                    yield place, owner, attributes.split()
 
     def failed(self) -> None:
         """Count an error. After MOST_ERRORS this server is unpatched; the other measures go on."""
         raise_if_of_program()
         self._errors += 1
         if self._errors >= MOST_ERRORS:
-            self._rest = []
-            for module, name, attribute in (row for server in self.servers for row in TABLE[server]):
-                owner = getattr(sys.modules.get(module), name, None)
-                if owner is not None:
+            for _, owner, attributes in self.places():
+                for attribute in attributes:
                     self._patches.take_back(owner, attribute)
+            self.servers = ()
 
     def noting(self, before: Note | None = None, after: Note | None = None) -> Wrap:
         """Return a wrapper that calls `before(*args)` ahead of each call and `after(start, result, *args)` behind it.
