@@ -62,7 +62,7 @@ class Facts:
         self.changed = self.changed or not self._loaders or loader != next(reversed(self._loaders.values()))
         self._loaders.pop(key, None)
         self._loaders[key] = loader
-        while len(self._loaders) > MOST_LOADERS:
+        if len(self._loaders) > MOST_LOADERS:
             del self._loaders[next(iter(self._loaders))]
         return ready_batches if workers and hasattr(iterator, "_task_info") else None
 

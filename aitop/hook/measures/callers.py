@@ -9,9 +9,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import BACKWARD, FORWARD, FORWARD_ALONE, OPTIMIZER_ENDS
+from ..facts import LONGEST_NAME
 from ..patches import Patches
 from . import Measure
-from .callsites import LONGEST_FILE, LONGEST_NAME, MOST_FRAMES, USER, Owners
+from .callsites import LONGEST_FILE, MOST_FRAMES, USER, Owners
 
 if TYPE_CHECKING:
     from ..session import Session

@@ -10,12 +10,13 @@ import os
 import sys
 from typing import Any
 
+from ..facts import LONGEST_NAME
+
 MOST_SITES = 128
 MOST_FILES = 4096
 MOST_FRAMES = 60
 LOOKS_BETWEEN_TICKS = 64
 LONGEST_FILE = 400
-LONGEST_NAME = 120
 SHOWN = 16
 
 NOBODYS, LIBRARY, USER = range(3)

@@ -23,23 +23,22 @@ class Compiles(Measure):
         self._journal = session.journal
         self._handler: Any = None
         self._since = 0
-        self._begin, self._end = self._begins, self._ends
         self.look(0)
 
     def look(self, now: int) -> None:
         handler = getattr(sys.modules.get(MODULE), "callback_handler", None)
         # Register again if the callbacks are gone: a reset of torch.compile by the program drops them.
-        if handler is not None and self._begin not in handler.start_callbacks:
+        if handler is not None and self._begins not in handler.start_callbacks:
             self._handler = handler
-            handler.register_start_callback(self._begin)
-            handler.register_end_callback(self._end)
+            handler.register_start_callback(self._begins)
+            handler.register_end_callback(self._ends)
 
     def over(self) -> None:
         handler = self._handler
-        if handler is not None and self._begin in handler.start_callbacks:
-            handler.remove_start_callback(self._begin)
-        if handler is not None and self._end in handler.end_callbacks:
-            handler.remove_end_callback(self._end)
+        if handler is not None and self._begins in handler.start_callbacks:
+            handler.remove_start_callback(self._begins)
+        if handler is not None and self._ends in handler.end_callbacks:
+            handler.remove_end_callback(self._ends)
 
     # Torch calls them without an argument up to 2.7, since then with one.
     def _begins(self, *what: Any) -> None:

@@ -92,7 +92,7 @@ class Cost(Measure):
         steps = timed + counted
         if not self._timed or not steps:
             return None
-        ticks = _median([tick[2] for tick in self._ticks]) * len(self._ticks) / steps if self._ticks else 0.0
+        ticks = _median([tick[2] for tick in self._ticks]) * len(self._ticks) / steps
         share = counted / steps
         cost = (1 - share) * _median(self._timed) + share * _median(self._counted)
         return round((cost + ticks) / 1000, 2)

@@ -250,16 +250,6 @@ def clock_of(thread: int) -> int:
     return (~thread << 3) | 6
 
 
-def mono_of(wall: float, now: int) -> int:
-    """Convert a wall clock time (seconds) to CLOCK_MONOTONIC nanoseconds, at most `now` (the current time there)."""
-    return min(now, now - (time.time_ns() - int(wall * 1e9)))
-
-
-def whole(value: Any) -> int:
-    """Return `value` if it is an integer, else -1."""
-    return value if type(value) is int else NOT_MEASURED
-
-
 keep_from_compiling(Requests.watched.__code__, Requests.answered.__code__, Requests.computed.__code__, inner=True)
 keep_from_compiling(Requests.count.__code__, Requests.turned.__code__, Requests.note.__code__, inner=True)
 keep_from_compiling(Requests.used.__code__, Request.begin.__code__, inner=True)

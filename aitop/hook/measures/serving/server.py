@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ...session import Session
 
 MOST_ERRORS = 3
+# Bound for requests that were received and never ended: above this many, all are forgotten.
+MOST_KNOWN = 100_000
 
 Note = Callable[..., None]
 

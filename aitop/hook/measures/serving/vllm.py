@@ -11,20 +11,19 @@ sending the answer are done by the API server and are not included.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
 from .names import Wrap
-from .requests import Request, mono_of, now_ns, whole
-from .server import Server
+from .requests import Request, now_ns
+from .server import MOST_KNOWN, Server
 
 if TYPE_CHECKING:
     from ...session import Session
 
 MILLIONTHS = 1_000_000
-# Bound for requests that were received and never freed: above this many, all are forgotten.
-MOST_KNOWN = 100_000
 
 
 class Vllm(Server):
@@ -160,3 +159,13 @@ def tokens_of(output: Any) -> tuple[int, int]:
         if name not in new and (number == 1 or number == 1 + len(drafts.get(name, ())))
     )
     return total - decode, decode
+
+
+def mono_of(wall: float, now: int) -> int:
+    """Convert a wall clock time (seconds) to CLOCK_MONOTONIC nanoseconds, at most `now` (the current time there)."""
+    return min(now, now - (time.time_ns() - int(wall * 1e9)))
+
+
+def whole(value: Any) -> int:
+    """Return `value` if it is an integer, else -1."""
+    return value if type(value) is int else NOT_MEASURED
