@@ -59,6 +59,18 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
+def opened(pid: int) -> Iterator[TargetProcess]:
+    """Check that process `pid` may be entered, and hold its memory open. Errors of the system become AttachRefused."""
+    status = check_alive(pid)
+    try:
+        with open_memory(status) as memory:
+            check_consent(pid)
+            yield TargetProcess(status, memory, locate_python(pid, memory))
+    except OSError as error:
+        raise unreachable(status, error) from error
+
+
+@contextlib.contextmanager
 def turn(pid: int, deadline: float) -> Iterator[None]:
     """Hold the lock that lets one monitor at a time attach to process `pid`.
 
@@ -133,27 +145,19 @@ class Attempt:
         torch: bool = True,
     ) -> None:
         self._pid = pid
-        self._held = contextlib.ExitStack()
         self._pending: _Pending | None = None
         self._busy = _Backoff()
         self._obstacle = ""
-        status = check_alive(pid)
-        try:
-            memory = self._held.enter_context(open_memory(status))
-            check_consent(pid)
-            self._target = TargetProcess(status, memory, locate_python(pid, memory))
+        with contextlib.ExitStack() as held:
+            self._target = held.enter_context(opened(pid))
+            status = self._target.status
             if torch and action == "install":
                 check_torch(pid)
             same_python = action == "remove" or self._target.python.version == sys.version_info[:2]
             self._open_ways = _open_ways(self._target, ways)
             self._payload = pack(action, tuple(sources), None if same_python else interpreter_of(status))
-            self._held.enter_context(turn(pid, deadline))
-        except OSError as error:
-            self._held.close()
-            raise unreachable(status, error) from error
-        except BaseException:
-            self._held.close()
-            raise
+            held.enter_context(turn(pid, deadline))
+            self._held = held.pop_all()
 
     def wait(self, limit: Limit) -> Attachment | None:
         """Go on with the attempt. Returns the answer, or None if there is none when the `limit` is reached."""

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from aitop.attach.attempt import WAYS, Attachment, Attempt, Limit, unreachable
-from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory, without_torch
-from aitop.attach.inspection.python_image import locate_python
+from aitop.attach.attempt import WAYS, Attachment, Attempt, Limit, opened
+from aitop.attach.inspection.preflight import check_torch, without_torch
 from aitop.attach.payload.bundle import Action, Sources, hook_sources
 from aitop.attach.payload.carriers import first_folder, may_look_into_us
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.ways import TargetProcess, WayIn
+from aitop.attach.ways import WayIn
 from aitop.sources.ring.reader import should_stay
 
 # How long to wait for another monitor that is attaching to the same process.
@@ -110,24 +109,15 @@ def survey(pid: int, *, torch: bool = True) -> Survey:
     """
     seen = Survey(already=should_stay(pid))
     try:
-        status = check_alive(pid)
-        memory = open_memory(status)
+        with opened(pid) as target:
+            obstacles = [(way, way.obstacle(target)) for way in WAYS]
+            closed = {way.name: obstacle.reason if obstacle else None for way, obstacle in obstacles}
+            seen = replace(seen, ways=tuple(closed.items()))
+            needs_file = any(way.exclusive and obstacle is None for way, obstacle in obstacles)
+            in_memory = not needs_file and may_look_into_us(target.status)
+            seen = replace(seen, folder="" if in_memory else first_folder(target.status))
+            if torch:
+                check_torch(pid)
     except AttachRefused as refused:
         return replace(seen, refused=refused)
-    try:
-        check_consent(pid)
-        target = TargetProcess(status, memory, locate_python(pid, memory))
-        obstacles = [(way, way.obstacle(target)) for way in WAYS]
-        closed = {way.name: obstacle.reason if obstacle else None for way, obstacle in obstacles}
-        seen = replace(seen, ways=tuple(closed.items()))
-        needs_file = any(way.exclusive and obstacle is None for way, obstacle in obstacles)
-        seen = replace(seen, folder="" if not needs_file and may_look_into_us(status) else first_folder(status))
-        if torch:
-            check_torch(pid)
-    except AttachRefused as refused:
-        return replace(seen, refused=refused)
-    except OSError as error:
-        return replace(seen, refused=unreachable(status, error))
-    finally:
-        memory.close()
     return seen
