@@ -14,8 +14,7 @@ from interpreters import VERSIONS, interpreters
 from aitop.attach.attempt import WAYS
 from aitop.attach.entrance import deliver
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.ways import WayIn
-from aitop.attach.ways.gdb import Gdb
+from aitop.attach.ways import WayIn, gdb
 
 pytestmark = pytest.mark.e2e
 
@@ -35,10 +34,11 @@ def test_a_process_that_is_ending_ends_as_it_would_have(version: str) -> None:
     ends_as_it_would_have(interpreters()[version], WAYS)
 
 
-def test_gdb_leaves_a_process_alone_that_is_ending() -> None:
+def test_gdb_leaves_a_process_alone_that_is_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     if why := why_no_gdb():
         pytest.skip(why)
-    ends_as_it_would_have(sys.executable, (Gdb(always=True),))
+    monkeypatch.setattr(gdb, "on_x86_64", lambda: False)
+    ends_as_it_would_have(sys.executable, (gdb.Gdb(),))
 
 
 def ends_as_it_would_have(python: str, ways: Sequence[WayIn]) -> None:

@@ -19,8 +19,7 @@ from interpreters import VERSIONS, interpreters
 from aitop.attach.attempt import WAYS
 from aitop.attach.entrance import Attachment, deliver, install
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.ways import WayIn
-from aitop.attach.ways.gdb import Gdb
+from aitop.attach.ways import WayIn, gdb
 from aitop.sources.process_status import read_status
 
 pytestmark = pytest.mark.e2e
@@ -119,11 +118,14 @@ def test_an_owner_who_switched_pep_768_off_is_obeyed(how: str) -> None:
     assert process.returncode == 0
 
 
-def test_gdb_queues_the_line_where_nothing_else_can(start: Callable[..., Victim]) -> None:
+def test_gdb_queues_the_line_where_nothing_else_can(
+    start: Callable[..., Victim], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if why := why_no_gdb():
         pytest.skip(why)
+    monkeypatch.setattr(gdb, "on_x86_64", lambda: False)
     victim = start("allocating", sys.executable)
-    came = in_and_out(victim, (Gdb(always=True),))
+    came = in_and_out(victim, (gdb.Gdb(),))
     assert came.way == "gdb"
     status = read_status(victim.pid)
     assert status is not None and status.tracer == 0 and status.state in "RS"

@@ -130,7 +130,8 @@ def test_a_gdb_is_tried_on_a_process_of_our_own_before_it_is_used(
     program.chmod(0o755)
     monkeypatch.setattr(gdb.shutil, "which", lambda _: str(program))
     python = SimpleNamespace(scratch=object())
-    obstacle = gdb.Gdb(always=True).obstacle(SimpleNamespace(pid=42, python=python))  # type: ignore[arg-type]
+    monkeypatch.setattr(gdb, "on_x86_64", lambda: False)
+    obstacle = gdb.Gdb().obstacle(SimpleNamespace(pid=42, python=python))  # type: ignore[arg-type]
     if fault is None:
         assert obstacle is None
     else:

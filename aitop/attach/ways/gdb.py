@@ -67,17 +67,14 @@ def queue_if_initialized(python: PythonImage, line: int) -> str:
 
 
 class Gdb(WayIn):
-    """Has the user's gdb queue the line. `always`: also on x86-64, where there are better ways (for tests)."""
+    """Has the user's gdb queue the line."""
 
     name = "gdb"
     patience = 1.0
     costly = True
 
-    def __init__(self, *, always: bool = False) -> None:
-        self._always = always
-
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
-        if on_x86_64() and not self._always:
+        if on_x86_64():
             return Obstacle("gdb is for other machines than x86-64")
         if target.python.scratch is None:
             return NO_ROOM
