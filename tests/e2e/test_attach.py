@@ -24,7 +24,7 @@ from aitop.attach.inspection.python_image import locate_python
 from aitop.attach.payload.bundle import hook_sources
 from aitop.attach.refusal import AttachRefused, WaitingForTarget
 from aitop.attach.ways import TargetProcess
-from aitop.attach.ways.signal_frame import SYS_POLL, Call, anywhere, call_in_main_thread
+from aitop.attach.ways.signal_frame import SYS_POLL, Call, call_in_main_thread
 from aitop.attach.ways.stopped_thread import StoppedThread, in_own_thread
 
 pytestmark = pytest.mark.e2e
@@ -267,9 +267,10 @@ def test_errno_and_the_signal_mask_are_as_they_were(tmp_path: Path) -> None:
             target = TargetProcess(check_alive(process.pid), memory, locate_python(process.pid, memory))
             base = next(m.start for m in mappings(process.pid) if m.path.endswith("/libc.so.6"))
             close = ElfImage(memory.read, base).symbols(("close",))["close"].address
+            # A call that fails, and says so in errno.
+            calls = [Call(close, (2**31 - 1,))]
             for _ in range(20):
-                # A call that fails, and says so in errno.
-                in_own_thread(lambda: call_in_main_thread(target, [Call(close, (2**31 - 1,))], anywhere, b"\0"))
+                in_own_thread(lambda: call_in_main_thread(target, calls, lambda thread, _: thread.state(), b"\0"))
         with over.open("r+b") as file:
             file.write(b"x")
         assert process.stdout.read() == f"4242 {[int(signal.SIGUSR2), 60]}\n"

@@ -186,7 +186,7 @@ def feed_elf(data: bytes) -> None:
     except NotElfError:
         return
     image.symbols([*WANTED, "dlopen", "dlsym"])
-    image.ends_of_writable_data(), image.ends_of_constants()
+    image.ends(writable=True), image.ends(writable=False)
 
 
 def kernel_seeds() -> list[bytes]:

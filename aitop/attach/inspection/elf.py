@@ -76,18 +76,13 @@ class ElfImage:
             return {}
         return {name: Span(self.bias + hit[0], hit[1]) for name, hit in hits.items() if hit is not None}
 
-    def ends_of_writable_data(self) -> list[int]:
-        """Return, for each writable segment, the address just past its last byte (the end of `.bss`)."""
-        return [
-            self.bias + s.address + s.size for s in self.segments if s.kind == PT_LOAD and s.flags & PF_WRITE and s.size
-        ]
-
-    def ends_of_constants(self) -> list[int]:
-        """Return, for each segment that is neither writable nor executable, the address just past its last byte."""
+    def ends(self, *, writable: bool) -> list[int]:
+        """Return, for each segment of writable data or of constants, the address just past its last byte."""
+        wanted, unwanted = (PF_WRITE, 0) if writable else (0, PF_WRITE | PF_EXECUTE)
         return [
             self.bias + s.address + s.size
             for s in self.segments
-            if s.kind == PT_LOAD and not s.flags & (PF_WRITE | PF_EXECUTE) and s.size
+            if s.kind == PT_LOAD and s.flags & wanted == wanted and not s.flags & unwanted and s.size
         ]
 
     def _dynamic(self) -> dict[int, int]:

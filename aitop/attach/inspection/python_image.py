@@ -167,8 +167,7 @@ def _find_scratch(
 
 def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int, permissions: str) -> Iterator[Span]:
     try:
-        image = ElfImage(memory.read, base)
-        ends = image.ends_of_writable_data() if permissions == "rw" else image.ends_of_constants()
+        ends = ElfImage(memory.read, base).ends(writable=permissions == "rw")
     except NotElfError:
         return
     for end in ends:

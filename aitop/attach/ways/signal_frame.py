@@ -90,15 +90,25 @@ class SignalFrame(WayIn):
     patience = 0.3
 
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
-        return frame_obstacle(target)
+        python = target.python
+        if not on_x86_64():
+            return Obstacle("signal frames are known for x86-64 only")
+        if target.status.shadow_stack:
+            return Obstacle("its shadow stack (CET) is on")
+        if python.libc.restorer is None:
+            return Obstacle("it has no return path for signals")
+        if python.initialized is None:
+            return Obstacle("its Python does not tell whether it is ending")
+        return None if python.scratch else NO_ROOM
 
     def enter(self, target: TargetProcess, request: Request) -> None:
         run = target.python.address("PyRun_SimpleString")
         queue = [Call(target.python.address("Py_AddPendingCall"), (run, target.scratch.address))]
-        in_own_thread(lambda: call_in_main_thread(target, queue, anywhere, request.line))
+        # The call is safe wherever the thread is.
+        in_own_thread(lambda: call_in_main_thread(target, queue, lambda thread, _: thread.state(), request.line))
 
 
-class SleepingCall(WayIn):
+class SleepingCall(SignalFrame):
     """Runs the line in the main thread while it sleeps in a system call, as a callback of a C extension would.
 
     Two looks must show the thread at the same point of the same system call, without the GIL. Chained signal frames
@@ -107,9 +117,6 @@ class SleepingCall(WayIn):
 
     name = "sleeping-call"
     patience = 1.0
-
-    def obstacle(self, target: TargetProcess) -> Obstacle | None:
-        return frame_obstacle(target)
 
     def enter(self, target: TargetProcess, request: Request) -> None:
         check_running(target)
@@ -219,25 +226,6 @@ def _errno_of(target: TargetProcess, state: ThreadState) -> SavedErrno | None:
         return None
     address = state.registers["fs_base"] + place.offset
     return SavedErrno(address, target.memory.read(address, 4), place.swab)
-
-
-def frame_obstacle(target: TargetProcess) -> Obstacle | None:
-    """Return why no signal frame can be made for this target, None if one can."""
-    python = target.python
-    if not on_x86_64():
-        return Obstacle("signal frames are known for x86-64 only")
-    if target.status.shadow_stack:
-        return Obstacle("its shadow stack (CET) is on")
-    if python.libc.restorer is None:
-        return Obstacle("it has no return path for signals")
-    if python.initialized is None:
-        return Obstacle("its Python does not tell whether it is ending")
-    return None if python.scratch else NO_ROOM
-
-
-def anywhere(thread: StoppedThread, _target: TargetProcess) -> ThreadState:
-    """The look for calls that are safe at any point: accept the thread wherever it is."""
-    return thread.state()
 
 
 def check_interruptible(thread: StoppedThread, target: TargetProcess, state: ThreadState) -> None:
