@@ -9,6 +9,7 @@ import msgspec
 from aitop.diagnosis.judge import Judge
 from aitop.diagnosis.ledger import ledgers
 from aitop.engine.history import LONG_WINDOW_SECONDS, History
+from aitop.engine.past import PastOf
 from aitop.engine.snapshot.aggregate import aggregate, lead_pid
 from aitop.engine.snapshot.serving import front_processes
 from aitop.engine.snapshot.standstill import wants_look
@@ -43,34 +44,40 @@ class Engine:
 
 
 def _keep_past(history: History, now: float) -> None:
-    """Close the seconds that are over, and choose the processes that the past is about.
+    """Close the seconds that are over, and choose what the past is of.
 
-    These are, in this order: the lead process if it trains; the processes that take a server's requests; the lead
-    process with steps of another kind; a server that counts requests in its `/metrics`. A choice stays for as long as
-    its processes make units, since what different processes did cannot be compared. Only training, and requests that
-    the hook measures, replace another choice earlier.
+    A choice stays through any pause, since what different processes did cannot be compared. Another one replaces it
+    that tells more of the job, or that makes units LONG_WINDOW_SECONDS after its last one.
     """
     past = history.past
     past.close(now)
-    stays = bool(past.pids) and now - past.newest < LONG_WINDOW_SECONDS
-    lead = lead_pid(history, now)
-    steps = history.hooks[lead].steps if lead is not None else None
-    trains = steps is not None and bool(steps) and steps[-1].kind == "train"
-    if lead is not None and steps and trains and not (stays and past.trains):
-        past.begin((lead,), "step", trains=True, now=now)
-    elif stays and past.trains:
-        return
-    elif served := {
+    of, newest = _past_of(history, now)
+    if of[1:] == past.of[1:] and set(of.pids) & set(past.of.pids):
+        past.of = of
+    elif of.pids and (not past.of.pids or of.order > past.of.order or newest - past.newest >= LONG_WINDOW_SECONDS):
+        past.begin(of, now)
+
+
+def _past_of(history: History, now: float) -> tuple[PastOf, float]:
+    """What a past that begins now would be of, and when such units were made last.
+
+    These are, in this order: the lead process if it trains; the processes that take a server's requests; the lead
+    process with steps of another kind; a server that counts requests in its `/metrics`.
+    """
+    lead, of_steps = lead_pid(history, now), None
+    if lead is not None and (steps := list(islice(reversed(history.hooks[lead].steps), 2))):
+        # Ranks end a step one after the other: one step after a pause does not tell that the others make none.
+        of_steps = PastOf((lead,), trains=steps[0].kind == "train"), steps[-1].end
+        if of_steps[0].trains:
+            return of_steps
+    if served := {
         pid: list(islice(reversed(hook.served.requests), SOME_REQUESTS))
         for pid, hook in history.hooks.items()
         if hook.served.requests
     }:
-        pids = front_processes(history, served)
-        if pids and (past.unit != "request" or past.metrics or not stays):
-            past.begin(pids, "request", now=now)
-        elif set(pids) & set(past.pids):
-            past.pids = pids
-    elif lead is not None and steps and not stays:
-        past.begin((lead,), "step", now=now)
-    elif history.servers and not stays:
-        past.begin((min(history.servers),), "request", metrics=True, now=now)
+        newest = max(requests[0].end for requests in served.values())
+        return PastOf(front_processes(history, served), "request"), newest
+    if of_steps is None and history.servers:
+        pid = min(history.servers)
+        return PastOf((pid,), "request", metrics=True), history.servers[pid][-1].time
+    return of_steps or (PastOf(), now)

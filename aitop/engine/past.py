@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from aitop.engine.totals import FIELDS, LOADS, Sums, joined, summed
 from aitop.model.event import Sample
@@ -23,7 +23,7 @@ from aitop.model.steps import HookSample, StepRecord
 from aitop.stacks.view import StackView
 
 KEEP, MOST_LEVELS = 64, 12
-# Seconds by which a sample may come late: the ring is read once a second, and py-spy's windows last two.
+# Seconds by which a sample may come late: rings are read at least once a second, and py-spy's windows last two.
 LATE_SECONDS = 3
 MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.
@@ -35,44 +35,56 @@ BESIDE = {"gc": ("gc",)}
 PAST_FIELDS = {"step": {**FIELDS["step"], **BESIDE}, "request": FIELDS["request"]}
 
 
-@dataclass
-class PastHistory:
-    """The past of the processes `pids`, which make units of one kind, and of the machine. `add` takes events in order.
+class PastOf(NamedTuple):
+    """What the past is of: units of one kind that the processes `pids` make.
 
-    `newest` is when the last unit came, at first when `begin` was called. `recompiles` is the last value of
-    torch.compile's counter. `metrics` says that requests are taken from the server's `/metrics`; `look` is then the
-    last sample of these.
+    `trains`: the steps are those of training. `metrics`: the requests are taken from the server's `/metrics`.
     """
 
     pids: tuple[int, ...] = ()
     unit: PastUnit = "step"
     trains: bool = False
     metrics: bool = False
+
+    @property
+    def order(self) -> int:
+        """The larger one tells more of a job: training, then requests that the hook measures, then all else."""
+        return 2 if self.trains else int(self.unit == "request" and not self.metrics)
+
+
+@dataclass
+class PastHistory:
+    """The past of some processes and of the machine. `add` takes events in order.
+
+    `newest` is when the last unit came, at first when `begin` was called. `recompiles` is the last value of
+    torch.compile's counter, `counted` that at the last step. `look` is the last sample of the server's `/metrics`.
+    """
+
+    of: PastOf = field(default_factory=PastOf)
     newest: float = 0.0
     recompiles: int | None = None
+    counted: int | None = None
     look: ServerSample | None = None
     levels: list[deque[Stretch]] = field(default_factory=list)
     open: dict[int, Stretch] = field(default_factory=dict)
     # The cached result of `past()`: the levels change once a second, but are asked for at every tick.
     made: Past | None = field(default=None, compare=False)
 
-    def begin(
-        self, pids: tuple[int, ...], unit: PastUnit, *, now: float, trains: bool = False, metrics: bool = False
-    ) -> None:
-        """Forget everything and start over with these processes."""
-        self.pids, self.unit, self.trains, self.metrics, self.newest = pids, unit, trains, metrics, now
-        self.recompiles = self.look = self.made = None
+    def begin(self, of: PastOf, now: float) -> None:
+        """Forget everything and start over with this."""
+        self.of, self.newest = of, now
+        self.recompiles = self.counted = self.look = self.made = None
         self.levels, self.open = [], {}
 
     def add(self, event: Sample, stacks: StackView) -> None:
         """Take one sample; `stacks` reads windows."""
-        if not self.pids:
+        if not self.of.pids:
             return
         if isinstance(event, HookSample):
-            if event.pid in self.pids and not self.metrics:
+            if event.pid in self.of.pids and not self.of.metrics:
                 self._add_units(event)
         elif isinstance(event, HostSample):
-            self._put(event.time, _of_host(event, self.pids[0]))
+            self._put(event.time, _of_host(event, self.of.pids[0]))
         elif isinstance(event, GpuSample):
             clocks = [device.sm_clock for device in event.devices if device.mine and device.sm_clock]
             if clocks:
@@ -80,28 +92,31 @@ class PastHistory:
         elif isinstance(event, ServerSample):
             self._add_metrics(event)
         else:
-            lines = stacks.lines_in(event, self.pids[0])
+            lines = stacks.lines_in(event, self.of.pids[0])
             self._put(event.time, lines=dict(lines), samples=lines.total())
 
     def _add_units(self, sample: HookSample) -> None:
-        units = sample.requests if self.unit == "request" else sample.steps
+        units = sample.requests if self.of.unit == "request" else sample.steps
         if units:
             self.newest = sample.time
-        if self.unit == "request":
+        if self.of.unit == "request":
             for second, requests in _by_second(sample.requests):
-                self._put(second, _of_units(requests, self.unit))
+                self._put(second, _of_units(requests, self.of.unit))
             return
-        steps = [step for step in sample.steps if (step.kind == "train") == self.trains]
+        steps = [step for step in sample.steps if (step.kind == "train") == self.of.trains]
         for second, of_second in _by_second(steps):
-            self._put(second, _of_units(of_second, self.unit), first=of_second[0].index)
-        recompiles = None if sample.facts is None else sample.facts.recompiles
-        if self.recompiles is not None and steps:
-            self._put(steps[-1].end, {"recompiles": (max(0, (recompiles or 0) - self.recompiles), len(steps))})
-        self.recompiles = self.recompiles if recompiles is None else recompiles
+            self._put(second, _of_units(of_second, self.of.unit), first=of_second[0].index)
+        if sample.facts is not None and sample.facts.recompiles is not None:
+            self.recompiles = sample.facts.recompiles
+        if not steps:
+            return
+        if self.recompiles is not None and self.counted is not None:
+            self._put(steps[-1].end, {"recompiles": (max(0, self.recompiles - self.counted), len(steps))})
+        self.counted = self.recompiles
 
     def _add_metrics(self, sample: ServerSample) -> None:
         """Take the requests that ended between two looks at a server's `/metrics`."""
-        if not self.metrics or sample.pid not in self.pids:
+        if not self.of.metrics or sample.pid not in self.of.pids:
             return
         before, self.look = self.look, sample
         if before is None:
@@ -151,7 +166,7 @@ class PastHistory:
         """All stretches, the oldest first; None before there are any."""
         if self.made is None and self.levels:
             stretches = tuple(stretch for level in reversed(self.levels) for stretch in level)
-            self.made = Past(unit=self.unit, stretches=stretches)
+            self.made = Past(unit=self.of.unit, stretches=stretches)
         return self.made
 
     def _append(self, stretch: Stretch, level: int = 0) -> None:

@@ -41,18 +41,24 @@ def plan(**parts):
     return {"forward": 0.02, "backward": 0.03, "optimizer": 0.005, "host": 0.002, **parts}
 
 
-def watched(seconds, planned, *, noise=None, unit="step"):
-    """The last Snapshot of a run of so many seconds; `planned(second)` gives the plan of each."""
+def watched(seconds, planned, *, noise=None, unit="step", facts_first=False):
+    """The last Snapshot of a run of so many seconds; `planned(second)` gives the plan of each.
+
+    With `facts_first` the hook's facts come in a sample before the one with the steps.
+    """
     engine = Engine(Target(pid=RANK, command="python train.py", script=TRAIN))
-    noise, index, end, last = noise or Noise(), 0, START, None
+    noise, index, last = noise or Noise(), 1, None
+    record = _record(1, START, planned(0), noise(), unit)
     for second in range(seconds):
         now, what, records = START + second + 1, planned(second), []
-        while end < now:
-            index += 1
-            record = _record(index, end, what, noise(), unit)
+        while record.end <= now:
             records.append(record)
-            end = record.end
+            index += 1
+            record = _record(index, record.end, what, noise(), unit)
         facts = HookFacts(way="run", python="3.11", torch="2", recompiles=what.get("recompiles"))
+        if facts_first:
+            engine.handle(HookSample(time=now - 0.5, pid=RANK, facts=facts))
+            facts = None
         made = {"steps": tuple(records)} if unit == "step" else {"requests": tuple(records)}
         engine.handle(HookSample(time=now, pid=RANK, facts=facts, **made))
         engine.handle(_host(now, what))

@@ -7,11 +7,13 @@ from past_maker import LOGS, START, TRAIN, WALL, Noise, plan, watched
 
 from aitop.diagnosis.conditions.regression import change_of
 from aitop.engine.core import Engine
+from aitop.engine.history import History
 from aitop.engine.outline import copied
-from aitop.engine.past import KEEP, MOST_LINES, PastHistory
+from aitop.engine.past import KEEP, MOST_LINES, PastHistory, PastOf
 from aitop.model.past import Past, Stretch
 from aitop.model.serving import Histogram, ServerSample
 from aitop.model.snapshot import Target, Tick
+from aitop.model.steps import HookFacts, HookSample, StepRecord
 
 MOMENT, WATCHED = 40, 80
 LONGER = plan(forward=0.04, backward=0.06)
@@ -56,13 +58,54 @@ def test_workers_that_wait_for_a_core_and_are_still_in_time_are_not_why_steps_ta
     assert verdict.subtype == "input"
 
 
-def test_compilations_that_begin_are_the_reason():
+@pytest.mark.parametrize("facts_first", [False, True], ids=["with the steps", "before the steps"])
+def test_compilations_that_begin_are_the_reason(facts_first):
     def planned(second):
         longer = second >= MOMENT
         return plan(forward=0.06 if longer else 0.02, recompiles=3 + 5 * max(0, second - MOMENT))
 
-    [verdict] = regressions(watched(WATCHED, planned))
+    [verdict] = regressions(watched(WATCHED, planned, facts_first=facts_first))
     assert verdict.subtype == "recompile"
+
+
+def test_steps_before_a_pause_of_minutes_are_compared_with_those_after_it():
+    moment, pause = 3 * MOMENT, 130
+
+    def planned(second):
+        return plan(evaluation=pause, every=1) if second == moment else plan(host=0.05 if second > moment else 0.002)
+
+    [verdict] = regressions(watched(moment + pause + 60, planned))
+    assert verdict.subtype == "host" and 0 <= verdict.since - (WALL + moment) <= pause + 2
+
+
+def test_steps_longer_than_the_window_are_compared():
+    length, count, parts = 150, 30, {"backward": 0.0, "optimizer": 0.0, "host": 0.0}
+
+    def planned(second):
+        return plan(forward=length if second < count * length else 2 * length, **parts)
+
+    [verdict] = regressions(watched(3 * count * length, planned))
+    assert verdict.title.startswith("steps take 2.0× as long")
+
+
+def test_the_past_is_of_another_rank_only_if_the_others_go_on_without_it():
+    def steps(pid, *ends):
+        facts = HookFacts(way="run", python="3.11", torch="2", rank=1 - pid)
+        records = tuple(StepRecord(index=int(end), end=end, seconds=1.0, kind="train") for end in ends)
+        return HookSample(time=ends[-1], pid=pid, facts=facts, steps=records)
+
+    history = History(Target(pid=1, command="torchrun train.py"))
+    engine = Engine(history.target, history)
+    for event in (steps(1, 1.0), steps(0, 1.0), Tick(time=1.5, wall=1.5)):
+        engine.handle(event, judged=False)
+    first = history.past.of.pids
+    other = 1 - first[0]
+    for event in (Tick(time=140.0, wall=140.0), steps(other, 150.0), Tick(time=150.5, wall=150.5)):
+        engine.handle(event, judged=False)
+    assert history.past.of.pids == first, "its step may end next"
+    for event in (steps(other, 151.0), Tick(time=151.5, wall=151.5)):
+        engine.handle(event, judged=False)
+    assert history.past.of.pids == (other,)
 
 
 def test_requests_of_a_server_are_judged_too():
@@ -109,7 +152,7 @@ def test_noise_that_resembles_itself_is_no_change():
 
 def seconds(count, length=0.1, after=None, jump=1.3, seed=1):
     """A history of so many seconds, of ten units each, which take `jump` times as long from second `after` on."""
-    random_, history = random.Random(seed), PastHistory(pids=(1,))
+    random_, history = random.Random(seed), PastHistory(PastOf(pids=(1,)))
     for second in range(count):
         value = 10 * length * random_.gauss(1.0, 0.05) * (jump if after is not None and second >= after else 1.0)
         history._put(second, {"seconds": (value, 10)}, lines={f"train.py:{second % 50}": 1}, samples=1)
