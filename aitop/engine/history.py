@@ -413,5 +413,5 @@ class History:
         alive = {process.pid for process in self.hosts.last.processes} if self.hosts.last is not None else self.hooks
         for pid in [pid for pid, hook in self.hooks.items() if hook.time < oldest and pid not in alive]:
             del self.hooks[pid]
-        for pid in [pid for pid, looks in self.servers.items() if looks[-1].time < oldest]:
+        for pid in [pid for pid, looks in self.servers.items() if looks[-1].time < oldest and pid not in alive]:
             del self.servers[pid]

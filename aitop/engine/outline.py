@@ -129,7 +129,8 @@ def lasting(history: History) -> History:
             hosts=RecentSamples(),
             gpus=RecentSamples(),
             windows=deque(maxlen=MOST_WINDOWS),
-            servers={},
+            # Of a server that does not answer, the last looks count for as long as it lives.
+            servers={pid: deque(list(looks)[-2:], maxlen=looks.maxlen) for pid, looks in history.servers.items()},
             stacks=StackView(),
         )
     )

@@ -423,6 +423,25 @@ def test_a_stall_shows_in_the_metrics():
     assert figures(*stands, look(98.0, 1.0), look(98.9, 2.0), now=99.0).still == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("seek", [False, True], ids=["played", "from a bookmark"])
+def test_a_server_that_no_longer_answers_stands_still_until_its_process_ends(seek):
+    def later(now, processes, state="failed"):
+        made.add(msgspec.structs.replace(processes, time=now))
+        made.add(SourceStatus(time=102.0, source="server", state=state))
+        made.add(Tick(time=now, wall=now))
+        return serving(made, now, "inference")
+
+    made = history(*(look(90.0 + 2 * number, 5.0, running=2.0) for number in range(6)))
+    here, gone = tree((API, "API server")), tree((ENGINE, "engine"))
+    made = lasting(made) if seek else made
+    for now in (104.0, 140.0, 1000.0):
+        found = later(now, here)
+        assert (found.basis, found.alive, found.still) == ("metrics", 2, pytest.approx(now - 90.0, abs=8.0))
+    assert found.latency is None and found.requests_per_second is None
+    assert later(1001.0, here, state="absent").alive is None, "it has no figures any more"
+    assert later(1002.0, gone).alive is None
+
+
 def test_an_engine_that_counts_tokens_only_at_the_end_of_a_request_gets_on_while_it_times_them():
     looks = [
         look(80.0 + 2 * number, 5.0, running=1.0, inter_token=latencies(0.1 * number, 0.0, 0.0, 0.0, 100.0 * number))
@@ -542,8 +561,9 @@ def test_a_bookmark_of_a_replay_does_not_change_with_what_follows():
     made = history(hook(API, 90.0, requests=spread(20), alive=1), look(90.0, 1.0))
     copy = lasting(made)
     made.add(hook(API, 101.0, requests=(request(100.5),), alive=9))
+    made.add(look(101.0, 2.0))
     assert len(copy.hooks[API].served.requests) == 20 and copy.hooks[API].served.alive == 1
-    assert copy.servers == {} and isinstance(made.hosts.last, HostSample | None)
+    assert len(copy.servers[API]) == 1 and isinstance(made.hosts.last, HostSample | None)
 
 
 @pytest.mark.parametrize(("kind", "turns", "served"), [("train", 0, False), ("infer", 0, True), ("train", 9, True)])

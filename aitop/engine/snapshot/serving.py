@@ -40,23 +40,29 @@ def serving(history: History, now: float, kind: Kind) -> Serving | None:
     """
     hook = _of_hook(history, now)
     metrics = of_metrics(history.servers, now - WINDOW_SECONDS)
-    if hook is None and metrics is None:
+    if hook is None:
         host = history.hosts.last
         serves = host is not None and host.engine is not None and kind != "training"
-        return Serving(basis="stacks") if serves else None
-    if hook is None or metrics is None:
-        return hook or _aged(history, metrics, now)
+        return _aged(history, metrics, now) or (Serving(basis="stacks") if serves else None)
+    if metrics is None:
+        return hook
     missing = {name: getattr(metrics, name) for name in Serving.__struct_fields__ if getattr(hook, name) is None}
     tokens = hook.tokens_per_second if metrics.tokens_per_second is None else metrics.tokens_per_second
     return replace(hook, **{**missing, "tokens_per_second": tokens, "still": _still(history, hook, metrics, now)})
 
 
 def _aged(history: History, metrics: Serving | None, now: float) -> Serving | None:
-    """The figures, with the time since the last look added to `still` where the server no longer answers."""
-    status = history.statuses.get("server")
-    if metrics is None or metrics.still is None or status is None or status.state == "ok":
+    """The figures, with the time since the last look added to `still` while the server does not answer.
+
+    When all looks are older than the window, only what was under way at the last one is left, in processes that live.
+    """
+    status, host = history.statuses.get("server"), history.hosts.last
+    alive = {process.pid for process in host.processes if process.state != "Z"} if host is not None else set()
+    last = metrics or of_metrics({pid: looks for pid, looks in history.servers.items() if pid in alive}, -math.inf)
+    if status is None or status.state not in ("failed", "stale") or last is None or last.still is None:
         return metrics
-    return replace(metrics, still=metrics.still + _since_look(history, now))
+    known = metrics or Serving(basis="metrics", pid=last.pid, alive=last.alive)
+    return replace(known, still=last.still + _since_look(history, now))
 
 
 def _since_look(history: History, now: float) -> float:
