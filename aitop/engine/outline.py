@@ -12,13 +12,14 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 from aitop.engine.core import Engine
 from aitop.engine.feed import ReplayMark
 from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History, RecentSamples
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import Series, Snapshot
 from aitop.sources.replay import Recording
 from aitop.stacks.view import MOST_WINDOWS, StackView
 
@@ -112,9 +113,8 @@ class Outline:
                 continue
             ticks += 1
             self.passed(ticks, events.lines, history)
-            words = _worth_marking(before, snapshot)
-            if words and len(self.marks) < MOST_MARKS:
-                self.marks = (*self.marks, ReplayMark(snapshot.time - self.times[0], words))
+            new = (ReplayMark(at - self.times[0], words) for at, words in _worth_marking(before, snapshot))
+            self.marks = tuple(sorted((*self.marks, *new)))[:MOST_MARKS]
             before = snapshot
             # Rest for as long as that took, so that the player and the screen come first.
             if self._stopping.wait(time.monotonic() - started):
@@ -154,16 +154,18 @@ def copied(value: Any) -> Any:
     return value.copy() if isinstance(value, deque) else value
 
 
-def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:
-    """The words of a mark if the first verdict changed, a checkpoint was written or the target ended; else None."""
+def _worth_marking(before: Snapshot | None, now: Snapshot) -> Iterator[tuple[float, str]]:
+    """When checkpoints were written since `before`, and whether the first verdict changed or the target ended."""
     if before is None:
-        return None
+        return
+    none = Series()
+    saves, seen = (each.series.get("step_save", none) for each in (now, before))
+    # A second is summed up only when a later step has ended, which may be many ticks later.
+    for at, seconds in zip(saves.times, saves.values, strict=True):
+        if seconds and at > (seen.times or (0.0,))[-1]:
+            yield at, "checkpoint"
+    first, was = (each.diagnosis.primary.id if each.diagnosis.primary else None for each in (now, before))
     if now.target.ended and not before.target.ended:
-        return "target ended"
-    first, was = (seen.diagnosis.primary.id if seen.diagnosis.primary else None for seen in (now, before))
-    if first != was:
-        return first or "no verdict"
-    saves = now.series.get("step_save")
-    if saves is not None and saves.values and saves.values[-1] and saves.times[-1] > before.time:
-        return "checkpoint"
-    return None
+        yield now.time, "target ended"
+    elif first != was:
+        yield now.time, first or "no verdict"

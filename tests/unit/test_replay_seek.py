@@ -11,8 +11,8 @@ from aitop.engine.core import Engine
 from aitop.engine.history import KEEP_SECONDS, History
 from aitop.engine.outline import SLACK_SECONDS, lasting
 from aitop.engine.replay import ReplayFeed
-from aitop.model.snapshot import Tick
-from aitop.model.steps import HookSample
+from aitop.model.snapshot import Target, Tick
+from aitop.model.steps import HookSample, StepRecord
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording, read_recording
 
@@ -226,3 +226,25 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     assert seen.last.time == played.time
     assert [one.id for one in seen.last.diagnosis.verdicts] == [one.id for one in played.diagnosis.verdicts]
     assert seen.last.steps.count == played.steps.count
+
+
+@pytest.mark.parametrize("length", [0.2, 1.0, 3.0])
+def test_every_checkpoint_is_marked_where_it_was_written(tmp_path, length):
+    path, every = tmp_path / "saves.jsonl", round(9 / length)
+    writer = RecordingWriter(path, Target(pid=1, command="python train.py"))
+    ends = [100.05 + number * length for number in range(1, round(60 / length))]
+    saving = [end for number, end in enumerate(ends[:-2]) if number % every == every // 2]
+    steps = [
+        StepRecord(index=number, end=end, seconds=length, save=0.1 if end in saving else 0.0, kind="train")
+        for number, end in enumerate(ends)
+    ]
+    ticks = [Tick(time=100.0 + second, wall=1e9 + second) for second in range(61)]
+    events = [HookSample(time=step.end, pid=1, steps=(step,)) for step in steps]
+    for event in sorted((*events, *ticks), key=lambda event: event.time):
+        writer.write(event)
+    writer.close()
+    read = outline.Outline(Recording(path))
+    read.start()
+    read._thread.join(30)
+    marked = [mark.seconds for mark in read.marks if mark.words == "checkpoint"]
+    assert len(saving) >= 5 and marked == [int(end) + 1 - 100.0 for end in saving]
