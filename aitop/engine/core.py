@@ -38,9 +38,9 @@ class Engine:
         snapshot = msgspec.structs.replace(snapshot, ledgers=ledgers(snapshot))
         return msgspec.structs.replace(snapshot, diagnosis=self._judge.judge(snapshot))
 
-    def wants_look(self, now: float) -> bool:
-        """Whether nothing in the job has moved for so long that all stacks ought to be looked at."""
-        return wants_look(self._history, now)
+    def wants_look(self, now: float, looked: float) -> bool:
+        """Whether nothing has moved for so long that all stacks ought to be looked at, after the look at `looked`."""
+        return wants_look(self._history, now, looked)
 
 
 def _keep_past(history: History, now: float) -> None:

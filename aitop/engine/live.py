@@ -16,7 +16,7 @@ import msgspec
 from aitop.engine.core import Engine
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
-from aitop.engine.history import History, Reach
+from aitop.engine.history import KEEP_SECONDS, History, Reach
 from aitop.engine.hook_requests import HookRequests, SteppingProcesses, take_out
 from aitop.engine.run_history import RunHistory
 from aitop.engine.runner import SourceRunner
@@ -52,8 +52,6 @@ STOP_SECONDS = 3.0
 # How long `conclude` waits for the last stack window, and then for the last Snapshot. Either may take seconds where
 # other programs keep all cores busy.
 STACKS_SECONDS, CONCLUDE_SECONDS = 2.0, 10.0
-# Seconds between two dumps of all stacks while the job stands still.
-BETWEEN_LOOKS = 2.0
 # How long putting the hook in may wait for the first look at the process tree, and then for stacks to show which
 # processes make steps.
 FIRST_LOOK_SECONDS = 2.0
@@ -76,8 +74,8 @@ MOST_SLOWDOWN, SLOW_TICKS = 0.15, 3
 # How soon an idle feed notices that it is to end.
 NOTICE_SECONDS, NOTICE_SECONDS_OF_MANY = 0.25, 1.0
 # For one of many jobs. 10 s of stack windows hold some 200 samples of the lead thread, as many as a screen gets in half
-# a minute.
-REACH_OF_MANY = Reach(sampled=10.0, stale=600.0, again=300.0)
+# a minute. A standstill is known for KEEP_SECONDS at most, and stacks that are older do not explain it.
+REACH_OF_MANY = Reach(sampled=10.0, stale=600.0, again=0.8 * KEEP_SECONDS)
 
 
 class Shared(NamedTuple):
@@ -398,7 +396,7 @@ class LiveFeed:
         now = time.monotonic()
         if self._look is not None and self._look.is_alive():
             return
-        if now - self._looked < BETWEEN_LOOKS or not self._engine.wants_look(now):
+        if not self._engine.wants_look(now, self._looked):
             return
         self._looked = now
 

@@ -29,8 +29,7 @@ from aitop.sources.stacks.pace import SharedBudget
 
 def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
     feed = feed_of_this_process()
-    monkeypatch.setattr(live, "BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(feed._engine, "wants_look", lambda now: True)
+    monkeypatch.setattr(feed._engine, "wants_look", lambda now, looked: True)
     begun, goes_on = threading.Semaphore(0), threading.Event()
     count = []
 
@@ -57,7 +56,7 @@ def test_a_job_that_stands_still_is_shown_before_its_next_rare_tick(monkeypatch)
     devices = SharedDevices(60.0)
     feed = feed_of_this_process(interval=60.0, shared=live.Shared(SharedBudget(0.01), devices))
     monkeypatch.setattr(live, "exchange_notes", lambda ranks: ExchangeNotes(time=time.monotonic()))
-    monkeypatch.setattr(feed._engine, "wants_look", lambda now: True)
+    monkeypatch.setattr(feed._engine, "wants_look", lambda now, looked: True)
     monkeypatch.setattr(feed, "dump", lambda: feed._events.put(StackDump(time=time.monotonic(), frames=(), threads=())))
     ticks, twice = [], threading.Event()
 

@@ -252,7 +252,7 @@ def test_steps_that_were_only_counted_are_not_compared():
     assert seen(with_calls((0.02,), (0.02,), estimated=True)).ranks.steps == 0
 
 
-def still(*frames, steps=False, seconds=8, **fields):
+def still(*frames, steps=False, seconds=8, dumped=999.0, **fields):
     found = history((0.0, 0.02, 0.05), (0.0, 0.02, 0.05), until=990.0) if steps else History(Target(pid=1, command="x"))
     for second in range(seconds):
         found.add(host(1000.0 - seconds + 1 + second, **fields))
@@ -262,7 +262,7 @@ def still(*frames, steps=False, seconds=8, **fields):
         for pid, stack in zip(PIDS, frames, strict=False)
     )
     if threads:
-        found.add(StackDump(time=999.0, frames=table, threads=threads))
+        found.add(StackDump(time=dumped, frames=table, threads=threads))
     return found
 
 
@@ -445,9 +445,30 @@ def test_a_sample_tells_of_the_time_since_the_one_before_it():
 
 
 def test_looks_are_asked_for_only_while_nothing_moves():
-    assert wants_look(still(), 1000.0)
-    assert not wants_look(still(voluntary_switches=20.0), 1000.0)
-    assert not wants_look(still((user(9), BACKWARD)), 1000.0), "there is one of this standstill"
+    assert wants_look(still(), 1000.0, 900.0)
+    assert not wants_look(still(voluntary_switches=20.0), 1000.0, 900.0)
+    assert not wants_look(still((user(9), BACKWARD)), 1000.0, 900.0), "there is one of this standstill"
+
+
+@pytest.mark.parametrize(("frames", "looks"), [((), range(3, 9)), ((user(9), BACKWARD), range(16, 30))])
+def test_looks_that_cannot_read_any_stack_become_rare(frames, looks):
+    found, looked, begun = History(Target(pid=1, command="x")), 0.0, 0
+    for second in range(200):
+        now = 1000.0 + second
+        found.add(host(now))
+        if wants_look(found, now, looked):
+            looked, begun = now, begun + 1
+            thread = ThreadStack(pid=PIDS[0], thread="MainThread", main=True, frames=tuple(range(len(frames))))
+            for dump in (StackDump(time=now + 0.1, frames=frames, threads=(thread,)),) if frames else ():
+                found.add(dump)
+    assert begun in looks
+
+
+def test_a_standstill_is_not_explained_by_stacks_from_before_it():
+    found = still((user(12, "if log:"), BARRIER), (user(9), BACKWARD), dumped=900.0, seconds=6)
+    assert standstill(found, 1000.0) is None, "without stacks it may still be a pause"
+    found.add(host(1003.0))
+    assert {rank.doing for rank in standstill(found, 1003.0).ranks} == {None}
 
 
 def test_without_the_hook_a_run_that_stepped_and_stands_in_its_own_code_for_a_minute_hangs():

@@ -37,12 +37,19 @@ _WRAPPER = "/torch/distributed/c10d_logger.py"
 _SERVING = re.compile(r"/(?:asyncio/\w+|socketserver|http/server|grpc/\w+|uvicorn/\w+)\.py$")
 
 
-def wants_look(history: History, now: float) -> bool:
-    """Whether nothing has moved for so long that all stacks ought to be looked at."""
-    dump, still = history.dump, standing_for(history, now)
+def wants_look(history: History, now: float, looked: float) -> bool:
+    """Whether nothing has moved for so long that all stacks ought to be looked at.
+
+    `looked` is when the last look began that was asked for. One that could not read any stack is repeated more and more
+    seldom.
+    """
+    still = standing_for(history, now)
     if still < LOOK_SECONDS:
         return False
-    return dump is None or dump.time < now - still or now - dump.time > history.reach.again
+    since, seen = now - still, history.dump.time if history.dump is not None else 0.0
+    pause = history.reach.again if seen >= looked else max(history.reach.again, looked - since)
+    last = max(looked, seen)
+    return last < since or now - last > pause
 
 
 def standing_for(history: History, now: float) -> float:
@@ -53,14 +60,14 @@ def standing_for(history: History, now: float) -> float:
 
 def standstill(history: History, now: float) -> Standstill | None:
     """Where all ranks stand; None while one of them moves, and as long as such a pause is normal for this run."""
-    seconds, host = standing_for(history, now), history.hosts.last
+    seconds, host, dump = standing_for(history, now), history.hosts.last, history.dump
     if seconds < LOOK_SECONDS or host is None:
         return None
     timed = [hook.steps for hook in history.hooks.values() if len(hook.steps) > 1]
     usual = max((step.seconds for steps in timed for step in steps), default=None)
     ranks, workers = _standing(
         host,
-        history.dump,
+        dump if dump is not None and dump.time >= now - seconds else None,
         {process.pid: rank_number(history, process) for process in host.processes},
         {pid: hook.steps[-1].index for pid, hook in history.hooks.items() if hook.steps},
         {pid: hook.sequence for pid, hook in history.hooks.items()},
