@@ -52,7 +52,7 @@ class SourceRunner:
     def check(self, now: float) -> None:
         busy_since = self._busy_since
         if busy_since is not None and now - busy_since > self.source.patience and self._state != "stale":
-            self._set("stale", f"no answer for {now - busy_since:.0f} s")
+            self._set("stale", f"no answer for more than {self.source.patience:g} s")
 
     def _run(self) -> None:
         retry = FIRST_RETRY_SECONDS
