@@ -53,16 +53,18 @@ def duration(seconds: float | None) -> str:
     """A duration with the unit that fits: 850 µs, 21 ms, 1.25 s, 4 m 10 s, 3 h 12 m."""
     if seconds is None:
         return NOT_SUPPORTED
-    if seconds < 0.001:
+    # Each limit is where rounding reaches the next unit, or makes another digit.
+    if seconds < 999.5e-6:
         return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
+    if seconds < 0.9995:
         milliseconds = seconds * 1e3
-        return f"{milliseconds:.1f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
+        return f"{milliseconds:.1f} ms" if milliseconds < 9.95 else f"{milliseconds:.0f} ms"
+    if seconds < 59.5:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    minutes = whole // 60
     if minutes < 60:
-        return f"{minutes} m {int(seconds % 60):02d} s"
+        return f"{minutes} m {whole % 60:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} m"
 
 
@@ -91,9 +93,9 @@ def _scaled(number: float | None, base: float, unit: str) -> str:
     if number is None:
         return NOT_SUPPORTED
     value, prefix = float(number), 0
-    while abs(value) >= base and prefix < len(_PREFIXES) - 1:
+    while abs(value) >= 999.5 and prefix < len(_PREFIXES) - 1:
         value, prefix = value / base, prefix + 1
-    digits = 1 if prefix and abs(value) < 10 else 0
+    digits = 1 if prefix and abs(value) < 9.95 else 0
     return f"{value:.{digits}f} {_PREFIXES[prefix]}{unit}".rstrip()
 
 
