@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -135,9 +135,7 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
     a rank waits there.
     """
     own = next((view.phases for view in ranks.ranks if steps and view.pid == steps.pid), None) if ranks else None
-    if steps is None or own is None or own.wait is None:
-        return steps
-    if not steps.mean:
+    if steps is None or own is None or own.wait is None or not steps.mean:
         return steps
     phases = steps.phases
     apart = phases.communication or 0.0
@@ -152,11 +150,7 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
     )
     if not inside:
         return msgspec.structs.replace(steps, phases=changed)
-    recent, spread = (
-        tuple(_exchanging(record, of_backward, of_forward) for record in records)
-        for records in (steps.recent, steps.spread)
-    )
-    return msgspec.structs.replace(steps, phases=changed, recent=recent, spread=spread)
+    return _rewritten(steps, changed, lambda record: _exchanging(record, of_backward, of_forward))
 
 
 def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> StepRecord:
@@ -189,14 +183,17 @@ def _without_callbacks(steps: Steps | None, process: ProcessStacks | None) -> St
     if moved <= 0.0:
         return steps
     kept = 1.0 - moved * total / generating
-    recent, spread = (
-        tuple(
-            msgspec.structs.replace(record, forward=record.forward * kept) if record.kind == "generate" else record
-            for record in records
-        )
-        for records in (steps.recent, steps.spread)
-    )
+
+    def without(record: StepRecord) -> StepRecord:
+        return msgspec.structs.replace(record, forward=record.forward * kept) if record.kind == "generate" else record
+
     phases = msgspec.structs.replace(measured, forward=measured.forward - moved, outside=measured.outside + moved)
+    return _rewritten(steps, phases, without)
+
+
+def _rewritten(steps: Steps, phases: Phases, change: Callable[[StepRecord], StepRecord]) -> Steps:
+    """The steps with these `phases`, and each record changed."""
+    recent, spread = (tuple(map(change, records)) for records in (steps.recent, steps.spread))
     return msgspec.structs.replace(steps, phases=phases, recent=recent, spread=spread)
 
 
