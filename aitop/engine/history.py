@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from aitop.engine.past import PastHistory
 from aitop.engine.snapshot.steps import quantile
-from aitop.engine.totals import CoreTotals, UnitTotals, shares_of_time
+from aitop.engine.totals import Sums, UnitTotals, add_cores, shares_of_time
 from aitop.model.event import Event, Sample
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -280,7 +280,7 @@ class History:
     statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
     last_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
     hosts: RecentSamples[HostSample] = field(default_factory=RecentSamples)
-    cores: CoreTotals = field(default_factory=CoreTotals)
+    cores: Sums = field(default_factory=dict)
     gpus: RecentSamples[GpuSample] = field(default_factory=RecentSamples)
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     hooks: dict[int, HookHistory] = field(default_factory=dict)
@@ -333,7 +333,7 @@ class History:
         self.newest[_SOURCES[type(sample)]] = sample.time
         if isinstance(sample, HostSample):
             self.hosts.append(sample)
-            self.cores.take(sample)
+            self.cores = add_cores(self.cores, sample)
             for pid, shares in shares_of_time(sample).items():
                 if pid in self.hooks:
                     self.hooks[pid].totals.shares = shares

@@ -162,21 +162,15 @@ class UnitTotals:
         return sum(sums["seconds"][0] for sums in self.requests.stretches) / (self.ended - self.began)
 
 
-@dataclass
-class CoreTotals:
-    """Sums of the cores of the machine and of those that other programs use, over all host samples."""
+def add_cores(sums: Sums, host: HostSample) -> Sums:
+    """The sums of the machine's cores and of those that other programs use, with a sample added if it has all rates."""
+    others = _of_others(host)
+    return sums if others is None else joined(sums, {"others": (others, 1), "machine": (host.machine.cores, 1)})
 
-    sums: Sums = field(default_factory=dict)
 
-    def take(self, host: HostSample) -> None:
-        """Add a sample, unless a rate in it is not known yet."""
-        others = _of_others(host)
-        if others is not None:
-            self.sums = joined(self.sums, {"others": (others, 1), "machine": (host.machine.cores, 1)})
-
-    def cores(self) -> Cores | None:
-        """The means, None before the first sample."""
-        return Cores(**{name: total / count for name, (total, count) in self.sums.items()}) if self.sums else None
+def mean_cores(sums: Sums) -> Cores | None:
+    """The means of these sums, None before the first sample."""
+    return Cores(**{name: total / count for name, (total, count) in sums.items()}) if sums else None
 
 
 def _of_others(host: HostSample) -> float | None:

@@ -12,7 +12,7 @@ from aitop.diagnosis.noise import half_width, student, student_chance, warm_up
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
 from aitop.engine.outline import copied
-from aitop.engine.totals import MOST_STRETCHES, CoreTotals, UnitSeries, shares_of_time
+from aitop.engine.totals import MOST_STRETCHES, UnitSeries, add_cores, mean_cores, shares_of_time
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
 from aitop.model.run import Cores, LineShare, Run, StackNode
@@ -393,12 +393,11 @@ def test_units_that_take_no_time_wait_for_nothing():
 
 
 def test_cores_are_means_over_the_run():
-    totals = CoreTotals()
-    totals.take(host(None, (0.5, 0.5)))
-    assert totals.cores() is None
-    totals.take(host(1.0, (0.5, 0.5)))
-    totals.take(host(0.5, (1.0, 0.5)))
-    assert totals.cores() == Cores(others=0.5, machine=2.0)
+    sums = add_cores({}, host(None, (0.5, 0.5)))
+    assert mean_cores(sums) is None
+    for sample in (host(1.0, (0.5, 0.5)), host(0.5, (1.0, 0.5))):
+        sums = add_cores(sums, sample)
+    assert mean_cores(sums) == Cores(others=0.5, machine=2.0)
 
 
 def test_few_or_noisy_units_are_said_with_how_long_to_record():

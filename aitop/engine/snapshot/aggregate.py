@@ -14,6 +14,7 @@ from aitop.engine.snapshot.series import series, worker_lanes
 from aitop.engine.snapshot.serving import request_series, serving
 from aitop.engine.snapshot.standstill import standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
+from aitop.engine.totals import mean_cores
 from aitop.model.gpu import GpuDevice, GpuSample, bare
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
@@ -124,7 +125,7 @@ def _so_far(history: History, pid: int | None, seconds: float) -> SoFar:
         seconds=seconds,
         units=hook.totals.units() if hook is not None else (),
         concurrency=hook.totals.concurrency() if hook is not None else None,
-        cores=history.cores.cores(),
+        cores=mean_cores(history.cores),
     )
 
 
