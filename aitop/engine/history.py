@@ -22,6 +22,7 @@ from aitop.model.snapshot import GrowthSites, Series, Target, Tick, series_of
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
+from aitop.stacks.position import STEPPING, UPDATES
 from aitop.stacks.view import MOST_WINDOWS, StackView
 
 KEEP_SECONDS = 300.0
@@ -371,10 +372,10 @@ class History:
         """Note the time of the window for each process of which it is the first to show a step."""
         if len(self.stepped) > MOST_RANKS:
             self.stepped.clear()
-        for pid in {stack.pid for stack in window.stacks} - self.stepped.keys():
-            if self.stacks.steps_in(window, pid):
-                self.stepped[pid] = window.time
-        self.updated = self.updated or self.stacks.updates_in(window)
+        for pid, phases in self.stacks.phases_in(window).items():
+            if phases & STEPPING:
+                self.stepped.setdefault(pid, window.time)
+            self.updated = self.updated or bool(phases & UPDATES)
 
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory(began=sample.time))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from aitop.stacks.awaits import awaited
 from aitop.stacks.call_tree import OWN_HOOK, call_tree
 from aitop.stacks.libraries import Phase, State
 from aitop.stacks.pool import Digest, Place, TakenAs, ThreadKey, alike, pooled, short_threads, summed, threads_at_once
-from aitop.stacks.position import STEPPING, UPDATES, StepFunctions
+from aitop.stacks.position import STEPPING, StepFunctions
 from aitop.stacks.reading import Seen, read_stack
 
 ROLES: tuple[Role, ...] = ("rank", "loader-worker", "launcher", "helper", "other")
@@ -103,29 +103,25 @@ class StackView:
                 self._last = recent, known, stacks
             return stacks
 
-    def over_time(
-        self, windows: Iterable[StackWindow], of: Callable[[ThreadKey], bool], wanted: Callable[[Seen], bool]
-    ) -> dict[int, Series]:
-        """By pid, the share (0..1) of `wanted` samples in each window, among the threads for which `of` is true."""
+    def idle_over_time(self, windows: Iterable[StackWindow], pids: Collection[int]) -> dict[int, Series]:
+        """By pid, the share (0..1) of samples in each window in which the main thread had nothing to fetch."""
         points: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for window in windows:
             for key, stacks in self._digest(window).items():
-                if of(key) and stacks:
-                    share = sum(count for seen, count in stacks.items() if wanted(seen)) / stacks.total()
-                    points[key.pid].append((window.time, share))
+                if key.main and key.pid in pids and stacks:
+                    idle = sum(count for seen, count in stacks.items() if seen.idle)
+                    points[key.pid].append((window.time, idle / stacks.total()))
         return {
             pid: Series(times=tuple(t for t, _ in each), values=tuple(v for _, v in each))
             for pid, each in points.items()
         }
 
-    def steps_in(self, window: StackWindow, pid: int) -> bool:
-        """Whether any thread of the process was sampled in a phase of a step in `window`."""
-        return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
-
-    def updates_in(self, window: StackWindow) -> bool:
-        """Whether any thread was sampled in a backward pass or an update of parameters in `window`."""
-        seen = (one for stacks in self._digest(window).values() for one in stacks)
-        return any(one.phase in UPDATES and not one.importing for one in seen)
+    def phases_in(self, window: StackWindow) -> dict[int, set[Phase]]:
+        """By pid, the phases in which any thread was sampled in `window`, other than while it imports."""
+        phases: dict[int, set[Phase]] = defaultdict(set)
+        for key, stacks in self._digest(window).items():
+            phases[key.pid].update(seen.phase for seen in stacks if not seen.importing)
+        return phases
 
     def lines_in(self, window: StackWindow, pid: int) -> Counter[str]:
         """Count the samples of the lead thread by "FILE:LINE", those without user code under "".

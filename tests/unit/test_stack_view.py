@@ -259,15 +259,13 @@ def test_of_several_threads_that_work_for_one_that_waits_the_busiest_leads():
     assert view(window(2.0, *main(RANK, (PUTS, 50)), *pool)).processes[0].thread == "pool-1"
 
 
-def test_shares_of_samples_over_time():
-    compiles = stack(*LOOP, "torch/_dynamo/eval_frame.py compile_wrapper", "torch/_dynamo/convert_frame.py __call__")
-    windows = [window(2.0, *main(RANK, (compiles, 30), (BACK, 10))), window(4.0, *main(RANK, (BACK, 40)))]
+def test_shares_of_idle_samples_over_time():
+    windows = [window(2.0, *main(RANK, (BACK, 10))), window(4.0, *main(RANK, (BACK, 40)))]
     windows += [window(6.0, *main(WORKER, (DECODE, 30), (IDLE, 10))), window(8.0, *main(WORKER, (IDLE, 5)))]
-    keep = StackView()
-    (compiling,) = keep.over_time(windows, lambda key: key.pid == RANK, lambda seen: seen.state == "compile").values()
-    assert (compiling.times, compiling.values) == ((2.0, 4.0), (0.75, 0.0))
-    idle = keep.over_time(windows, lambda key: key.main, lambda seen: seen.idle)
+    idle = StackView().idle_over_time(windows, {RANK, WORKER})
     assert {pid: each.values for pid, each in idle.items()} == {RANK: (0.0, 0.0), WORKER: (0.25, 1.0)}
+    assert idle[WORKER].times == (6.0, 8.0)
+    assert idle.keys() - StackView().idle_over_time(windows, {RANK}).keys() == {WORKER}
 
 
 def test_a_line_that_calls_the_collector_collects():

@@ -97,7 +97,7 @@ def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], st
     used = [{process.pid: process.cpu for process in host.processes if process.pid in pids} for host in samples]
     times = tuple(host.time for host in samples)
     lanes = {f"worker{pid}.cpu": Series(times=times, values=tuple(each.get(pid) for each in used)) for pid in pids}
-    idle_by_pid = stacks.over_time(windows, lambda key: key.pid in pids and key.main, lambda seen: seen.idle)
+    idle_by_pid = stacks.idle_over_time(windows, pids)
     return lanes | {f"worker{pid}.idle": idle for pid, idle in idle_by_pid.items()}
 
 
