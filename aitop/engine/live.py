@@ -88,8 +88,6 @@ class Shared(NamedTuple):
 class LiveFeed:
     """Watches one or more live processes and their trees. With `shared` it is one of many feeds and uses less CPU."""
 
-    live = True
-
     def __init__(
         self,
         targets: Sequence[Target],

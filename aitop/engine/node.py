@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from aitop.engine.feed import of_own_failure
 from aitop.engine.live import LiveFeed, Shared
 from aitop.errors import AitopError, NotPermittedError
 from aitop.model.job import Job
@@ -61,7 +62,7 @@ class _Watched:
     def publish(self, snapshot: Snapshot) -> None:
         """Hand on a Snapshot; called from the feed's thread."""
         if snapshot.target.ended is not None:
-            self.failed = snapshot.target.ended if snapshot.tick == 0 else None
+            self.failed = of_own_failure(snapshot)
             self._receiver.drop(self.top)
             self.ended.set()
             return

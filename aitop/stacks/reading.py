@@ -22,11 +22,10 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
     "outside": frozenset({"optimizer", "forward", "backward", "save", "environment", "data_wait"}),
 }
 
-# Files of the standard library in which waits end. They say less than the frames that call them.
 # torch's own updates of the parameters. They call other code only to compute the loss anew: the closure.
 _UPDATE = re.compile(r"/torch/optim/\w+\.py$")
 _TORCH = re.compile(r"/torch/")
-
+# Files of the standard library in which waits end. They say less than the frames that call them.
 _PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
 
 

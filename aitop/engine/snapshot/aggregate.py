@@ -15,7 +15,7 @@ from aitop.engine.snapshot.serving import request_series, serving
 from aitop.engine.snapshot.standstill import standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
 from aitop.engine.totals import mean_cores
-from aitop.model.gpu import GpuDevice, GpuSample, bare
+from aitop.model.gpu import GpuSample, bare
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
 from aitop.model.run import SoFar
@@ -99,8 +99,9 @@ def _placed(
     only device that the process is on, or else that of the same number, unless the process is known to be on others.
     """
     devices = gpus.devices if gpus is not None else ()
-    uuids = [(uuid, device.index) for device in devices for uuid in (device.uuid, *_slices(device)) if uuid]
-    by_uuid = {bare(uuid): index for uuid, index in uuids}
+    of_slices = ((one.uuid, device.index) for device in devices for one in device.mig_devices)
+    uuids = (*((device.uuid, device.index) for device in devices), *of_slices)
+    by_uuid = {bare(uuid): index for uuid, index in uuids if uuid}
     own = {device.index for device in devices if device.runs(pid)}
 
     def number(allocator: AllocatorSample) -> int | None:
@@ -112,10 +113,6 @@ def _placed(
         return allocator.device if same and (not own or allocator.device in own) else None
 
     return tuple(msgspec.structs.replace(allocator, gpu=number(allocator)) for allocator in allocators)
-
-
-def _slices(device: GpuDevice) -> list[str | None]:
-    return [one.uuid for one in device.mig_devices]
 
 
 def _so_far(history: History, pid: int | None, seconds: float) -> SoFar:

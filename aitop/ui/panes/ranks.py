@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from textual.binding import Binding, BindingType
 
+from aitop.model.fleet import SORTED_BY
 from aitop.model.ranks import Ranks, RankView
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, percent, plural, size
 from aitop.ui.state import View
@@ -19,8 +20,6 @@ from aitop.ui.widgets.table import Column, RowPane, fit, heading, row_line
 from aitop.ui.words import tight_percent
 
 LATE_SHARE = 0.1
-# Lateness is sorted in steps of this share of a step, so that ranks do not keep changing places.
-SORTED_BY = 0.05
 ODD_RATIO, ODD_SHARE = 1.2, 0.03
 GAP = 1
 
