@@ -59,8 +59,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     the share (95 %). `samples` is the number of stack samples it comes from, 0 where it was only measured. `where` is
     the user's innermost line, None where none was on the stack. `position` says where host code stands in the function
     that makes steps, `work` what the library below the line does. `via` are the user's frames above the line, the
-    outermost first; of these frames, followed by the line itself, the first `callers` stand above the library code of
-    its phase. `thread` and `role` say whose time it is.
+    outermost first. `callers`: how many of the user's frames, counted from the outermost (`via`, then the line itself),
+    were entered before the library call that gives the phase. `thread` and `role` say whose time it is.
     `instead` is what a line that waits for a core would do if it had one.
     `by_window` is the number of samples of its line in each window of stacks, the oldest first. `handler` is what calls
     its line for a request, None where nothing is known to. `below` has the library functions in which most samples of

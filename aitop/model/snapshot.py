@@ -90,9 +90,9 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     gradients, after the update), None where no such function is on the stack. `parts` are shares of the line's time by
     activity, the largest first, and `activity` is the largest one. `work` is what the library below it does (see
     stacks.libraries), None where the line is the user's own code or calls native code directly.
-    `via` are the user's frames above it, outermost first. Of these frames, followed by the line itself, the first
-    `callers` stand above the library code of its phase, such as the model's call. `by_window` is the number of its
-    samples in each window of stacks, the oldest first.
+    `via` are the user's frames above it, outermost first. `callers`: how many of the user's frames, counted from the
+    outermost (`via`, then the line itself), were entered before the library call that gives the phase. `by_window` is
+    the number of its samples in each window of stacks, the oldest first.
     `handler` is what calls it for a request: an event loop, a loop that takes requests, a thread for each of them.
     `below` has the library functions in which most of its samples end, each with its share of them.
     `closure`: it runs in the closure of an optimizer's step. `apart`: it runs in one of several calls of the model for

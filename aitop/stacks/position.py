@@ -55,8 +55,9 @@ class _Anchors:
     def _lines_of(self, phase: Phase) -> set[int]:
         """The lines below which a phase runs in most steps.
 
-        The hook's stacks are never torn: if it saw the phase in this function, only the lines where it did have it.
-        Of these, one that is hardly ever sampled has it now and then, such as a call of the model to evaluate it.
+        The hook's stacks are never torn, so where it saw the phase in this function, only its lines count. A line among
+        them that is hardly ever sampled does not run in most steps (an occasional evaluation, say), and is dropped if
+        others remain.
         """
         counts = self.lines.get(phase)
         if not counts:

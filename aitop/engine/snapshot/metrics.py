@@ -144,8 +144,9 @@ def _each_engine(sample: ServerSample) -> float:
 
 
 def _still(samples: Sequence[ServerSample]) -> float | None:
-    """Seconds to the newest sample from the last one with a changed counter, or from the first of those since which
-    there have been requests under way, if that is later; None where there is only one sample.
+    """Seconds from the last progress to the newest sample; None where there is only one sample.
+
+    From the arrival of the requests now under way, if they came after that progress.
     """
     if len(samples) < 2:
         return None

@@ -170,7 +170,7 @@ def _inside(record: StepRecord, own_backward: float | None) -> float:
 
 
 def _on_one_clock(ranks: Mapping[int, list[StepRecord]]) -> dict[int, list[StepRecord]]:
-    """The same steps of all ranks. Unless the device timed all of them, as if it had timed none.
+    """The same steps. If the device timed only some of them, its times are removed from all.
 
     Where steps are short it times only some, and times of the host and of the device cannot be compared.
     """

@@ -305,9 +305,10 @@ def _heard(own: ServedHistory, end: float) -> bool:
 def _that_reached_an_engine(
     answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], engine: int
 ) -> list[RequestRecord]:
-    """The requests for which an engine computed. The others ask how the server is (probes, scrapes, our own among
-    them), if they ended after the first for which one did. Before, the hook may not have been in the engines: such a
-    request counts as one of this `engine`.
+    """The requests that reached an engine.
+
+    Once one request has reached an engine, later ones that reach none are probes or scrapes and are dropped. Earlier
+    ones are kept and count as this `engine`'s, since the hook may not have been in it yet.
     """
     firsts = (next((one.end for one in own.requests if _computed(one)), math.inf) for own in served.values())
     first = min(firsts, default=math.inf)
