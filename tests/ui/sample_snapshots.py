@@ -285,7 +285,7 @@ def stale() -> Snapshot:
     return msgspec.structs.replace(
         input_bound(),
         sources=states(
-            gpu=("stale", "no answer for 12 s", None, 12.0),
+            gpu=("stale", "no answer for more than 10 s", None, 12.0),
             hook=("stale", "nothing new for 34 s", None, 34.0, "nothing-new"),
             stacks=("failed", "py-spy ended with code 1", None, 31.0),
         ),
