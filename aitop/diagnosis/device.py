@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from aitop.diagnosis.evidence import MIN_STEPS, heaviest, judged_pid, records, share_of_steps
-from aitop.diagnosis.series import mean_of
-from aitop.model.gpu import GpuDevice
+from aitop.diagnosis.series import mean_of, rise
+from aitop.model.gpu import GpuDevice, bare
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.steps import CallKind, CallSite
+from aitop.model.steps import AllocatorSample, CallKind, CallSite
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
@@ -20,6 +22,9 @@ PAYLOAD = 0.9
 IDLE_DEVICE, USED = 0.5, 0.01
 # A device whose memory is this full (0..1) takes no larger batches.
 NO_ROOM = 0.8
+# If the allocator ran out of memory, or had to free its cache and try again, the device counts as at least this full.
+RETRIED = 0.95
+COUNTER_SECONDS = 120.0
 
 
 def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
@@ -62,27 +67,84 @@ def device_busy(snapshot: Snapshot) -> float | None:
 
 
 def memory_taken(snapshot: Snapshot) -> float:
-    """How full (0..1) the fullest device of the run gets: by its tensors at their peak, else by the driver's figure."""
-    tensors = [
-        (allocator.peak_allocated or allocator.allocated) / allocator.capacity
-        for allocator in snapshot.allocators
-        if allocator.capacity
-    ]
-    devices = [
-        (device.memory_used or 0) / device.memory_total
-        for device in without_allocator(snapshot)
-        # Of a card in slices (MIG), the driver's figure is of all of them.
-        if device.memory_total and not device.mig
-    ]
-    return max([*tensors, *devices], default=0.0)
+    """How full (0..1) the fullest device of the run gets, with what other processes hold on it."""
+    return max((held.share for held in held_memory(snapshot)), default=0.0)
 
 
-def without_allocator(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
-    """The devices of the run of which only the driver tells how full they are.
+class Held(msgspec.Struct, frozen=True):
+    """How full one device gets, in bytes. `need` is the most that tensors took at once, plus what others hold.
 
-    None where the hook sees allocators: what else the run is on are devices of other ranks, with allocators of theirs.
+    `used` is what the driver counts, `others` what it counts beyond the allocator: contexts, libraries, other
+    processes. `retries` and `ooms` are of the last two minutes, None where they are not counted; `allocator` is None
+    where the hook does not report.
     """
-    return () if snapshot.allocators else own_devices(snapshot)
+
+    capacity: int
+    used: int | None
+    need: float
+    others: float | None
+    retries: float | None
+    ooms: float | None
+    allocator: AllocatorSample | None
+    device: GpuDevice | None
+
+    @property
+    def name(self) -> str:
+        """The device by the driver's number; where that is not known, by the process's own."""
+        if self.device is not None:
+            return f"GPU {self.device.index}"
+        return f"cuda:{self.allocator.device}" if self.allocator is not None else "the GPU"
+
+    @property
+    def share(self) -> float:
+        """How much of the device is needed at the worst moment, 0..1."""
+        return min(1.0, self.need / self.capacity)
+
+    @property
+    def level(self) -> float:
+        """`share`, but at least RETRIED where the allocator ran out of memory."""
+        return max(self.share, RETRIED if self.retries or self.ooms else 0.0)
+
+
+def held_memory(snapshot: Snapshot) -> list[Held]:
+    """How full each device of the run is.
+
+    Where the hook sees allocators, what else the run is on are devices of other ranks, with allocators of theirs.
+    """
+    devices: dict[int | None, GpuDevice] = {device.index: device for device in own_devices(snapshot)}
+    both: list[tuple[AllocatorSample | None, GpuDevice | None]] = [
+        *((allocator, devices.get(allocator.gpu)) for allocator in snapshot.allocators),
+        *((None, device) for device in (() if snapshot.allocators else devices.values())),
+    ]
+    devices_held = []
+    for allocator, device in both:
+        used, total = _by_driver(device, allocator)
+        capacity = (allocator.capacity if allocator else None) or total
+        if not capacity:
+            continue
+        others = None if allocator is None or used is None else max(0.0, float(used - allocator.reserved))
+        if allocator is not None and (allocator.peak_allocated is not None or used is None):
+            need = (allocator.peak_allocated or allocator.allocated) + (others or 0.0)
+        else:
+            need = float(used or 0)
+        retries, ooms = (
+            rise(snapshot, f"alloc{allocator.device}.{name}", COUNTER_SECONDS) if allocator is not None else None
+            for name in ("retries", "ooms")
+        )
+        devices_held.append(Held(capacity, used, need, others, retries, ooms, allocator, device))
+    return devices_held
+
+
+def _by_driver(device: GpuDevice | None, allocator: AllocatorSample | None) -> tuple[int | None, int | None]:
+    """Bytes used and in all, of the device or of the process's slice of it; None where the driver does not tell.
+
+    Of a card in slices (MIG) only the own slice counts, which is known by its UUID.
+    """
+    if device is None or not device.mig:
+        return (device.memory_used, device.memory_total) if device is not None else (None, None)
+    uuid = bare(allocator.uuid) if allocator is not None else ""
+    own = next((one for one in device.mig_devices if uuid and bare(one.uuid) == uuid), None)
+    return (own.memory_used, own.memory_total) if own is not None else (None, None)
 
 
 def starved(snapshot: Snapshot) -> bool:

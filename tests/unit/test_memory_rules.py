@@ -99,7 +99,7 @@ def test_a_device_that_the_process_knows_by_another_number_is_the_same_device():
     moved = tuple(msgspec.structs.replace(one, gpu=1) for one in allocator(20, 78, 40))
     cache = snapshot(steps(), gpu=second, allocators=moved)
     assert level(device_memory.oom_risk(cache)) < 0.88
-    assert memory_taken(cache) == 0.5
+    assert memory_taken(cache) == 41 / 80, "the tensors' peak, and 1 GB that the allocator does not have"
     full = tuple(msgspec.structs.replace(one, gpu=1) for one in allocator(40, 70, 66))
     filling = {"alloc0.allocated": rising(60 * GB, 66 * GB)}
     title = fired(device_memory.oom_risk(snapshot(steps(), gpu=second, allocators=full, series=filling))).title

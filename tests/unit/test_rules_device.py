@@ -199,6 +199,20 @@ def test_no_larger_batch_is_advised_where_memory_is_nearly_full():
     assert not any("batch" in fix.text for fix in fired(launch_bound.judge(seen)).fixes)
 
 
+def test_no_larger_batch_is_advised_where_other_processes_hold_the_memory():
+    own = AllocatorSample(
+        device=0, gpu=0, allocated=8 << 30, reserved=12 << 30, peak_allocated=10 << 30, capacity=80 << 30
+    )
+
+    def fixes(used):
+        card = GpuDevice(index=0, mine=True, memory_total=80 << 30, memory_used=used << 30)
+        seen = on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[MODEL], device=card, allocators=(own,))
+        return [fix.text for fix in fired(launch_bound.judge(seen)).fixes]
+
+    assert any("batch 32 → 128" in text for text in fixes(used=14))
+    assert not any("batch" in text for text in fixes(used=76))
+
+
 def test_a_verdict_says_what_the_call_at_its_line_comes_to():
     slow = Frame("sdpa_attention_forward", "/lib/site-packages/transformers/sdpa_attention.py", 158)
     calls = replace(MODEL, below=((slow, 0.75),))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-import msgspec
-
 from aitop.diagnosis.conditions.memory import left_of, steady
-from aitop.diagnosis.device import own_devices, without_allocator, without_figures
+from aitop.diagnosis.device import Held, held_memory, own_devices, without_figures
 from aitop.diagnosis.evidence import records
 from aitop.diagnosis.rule import Explanation, condition
-from aitop.diagnosis.series import rise, trend
+from aitop.diagnosis.series import trend
 from aitop.diagnosis.what_if import fix
-from aitop.model.gpu import GpuDevice, bare
+from aitop.model.gpu import GpuDevice
 from aitop.model.ranks import RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import AllocatorSample, Kind
@@ -22,9 +20,6 @@ from aitop.model.verdict import Fix, Severity
 
 FULL = 0.92
 SOON_SECONDS = 600.0
-# If the allocator ran out of memory, or had to free its cache and try again, the device counts as at least this full.
-RETRIED = 0.95
-COUNTER_SECONDS = 120.0
 WATCH_SECONDS = 60.0
 # The driver and CUDA's libraries take up to this for themselves; only if more is missing it is worth a search.
 CONTEXT_BYTES = 1.5 * 2**30
@@ -40,44 +35,9 @@ UNEVEN = "give ranks equal shares: of the batch by length, of layers, of optimiz
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-class Held(msgspec.Struct, frozen=True):
-    """How full one device gets, in bytes. `need` is the most that tensors took at once, plus what others hold.
-
-    `used` is what the driver counts, `others` what it counts beyond the allocator: contexts, libraries, other
-    processes. `retries` and `ooms` are of the last two minutes, None where they are not counted; `allocator` is None
-    where the hook does not report.
-    """
-
-    capacity: int
-    used: int | None
-    need: float
-    others: float | None
-    retries: float | None
-    ooms: float | None
-    allocator: AllocatorSample | None
-    device: GpuDevice | None
-
-    @property
-    def name(self) -> str:
-        """The device by the driver's number; where that is not known, by the process's own."""
-        if self.device is not None:
-            return f"GPU {self.device.index}"
-        return f"cuda:{self.allocator.device}" if self.allocator is not None else "the GPU"
-
-    @property
-    def share(self) -> float:
-        """How much of the device is needed at the worst moment, 0..1."""
-        return min(1.0, self.need / self.capacity)
-
-    @property
-    def level(self) -> float:
-        """`share`, but at least RETRIED where the allocator ran out of memory."""
-        return max(self.share, RETRIED if self.retries or self.ooms else 0.0)
-
-
 def _full(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict if a device of the run is nearly full at its peak, or if its allocator ran out a moment ago."""
-    held = max(_held(snapshot), key=lambda device: device.level, default=None)
+    held = max(held_memory(snapshot), key=lambda device: device.level, default=None)
     if held is None:
         untold = [device for device in own_devices(snapshot) if not device.memory_total]
         reason = "the driver does not tell how much memory the GPU has"
@@ -105,44 +65,6 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
         level=held.level,
         full_in=full_in,
     )
-
-
-def _held(snapshot: Snapshot) -> list[Held]:
-    """How full each device of the run is."""
-    devices: dict[int | None, GpuDevice] = {device.index: device for device in own_devices(snapshot)}
-    both: list[tuple[AllocatorSample | None, GpuDevice | None]] = [
-        *((allocator, devices.get(allocator.gpu)) for allocator in snapshot.allocators),
-        *((None, device) for device in without_allocator(snapshot)),
-    ]
-    devices_held = []
-    for allocator, device in both:
-        used, total = _by_driver(device, allocator)
-        capacity = (allocator.capacity if allocator else None) or total
-        if not capacity:
-            continue
-        others = None if allocator is None or used is None else max(0.0, float(used - allocator.reserved))
-        if allocator is not None and allocator.peak_allocated is not None:
-            need = allocator.peak_allocated + (others or 0.0)
-        else:
-            need = float(used or 0)
-        retries, ooms = (
-            rise(snapshot, f"alloc{allocator.device}.{name}", COUNTER_SECONDS) if allocator is not None else None
-            for name in ("retries", "ooms")
-        )
-        devices_held.append(Held(capacity, used, need, others, retries, ooms, allocator, device))
-    return devices_held
-
-
-def _by_driver(device: GpuDevice | None, allocator: AllocatorSample | None) -> tuple[int | None, int | None]:
-    """Bytes used and in all, of the device or of the process's slice of it; None where the driver does not tell.
-
-    Of a card in slices (MIG) only the own slice counts, which is known by its UUID.
-    """
-    if device is None or not device.mig:
-        return (device.memory_used, device.memory_total) if device is not None else (None, None)
-    uuid = bare(allocator.uuid) if allocator is not None else ""
-    own = next((one for one in device.mig_devices if uuid and bare(one.uuid) == uuid), None)
-    return (own.memory_used, own.memory_total) if own is not None else (None, None)
 
 
 def _filling(snapshot: Snapshot, held: Held) -> tuple[float | None, float | None]:
@@ -196,18 +118,20 @@ def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
 @condition("fragmentation", 0.2, 0.15)
 def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on memory that the allocator cannot give back: it is free, but in pieces between blocks in use."""
-    counted = [held for held in _held(snapshot) if held.allocator is not None and _waste(held.allocator) is not None]
+    counted = [
+        (waste / allocator.reserved if waste >= min(LEAST_WASTE, 0.05 * held.capacity) else 0.0, waste, held, allocator)
+        for held in held_memory(snapshot)
+        if (allocator := held.allocator) is not None and (waste := _waste(allocator)) is not None
+    ]
     if not counted:
         cuda = snapshot.facts is not None and snapshot.facts.cuda
         if not cuda and not own_devices(snapshot):
             return None
         hooked = "" if snapshot.facts is not None else ": only the hook sees it"
         return f"no figures of PyTorch's allocator{hooked}"
-    held = max(counted, key=_fragmented)
-    allocator, level = held.allocator, _fragmented(held)
-    if allocator is None or level <= 0:
+    level, waste, held, allocator = max(counted, key=lambda each: each[0])
+    if level <= 0:
         return None
-    waste = _waste(allocator) or 0.0
     crowded = allocator.reserved + (held.others or 0.0) >= CROWDED * held.capacity
     severity: Severity = "critical" if held.ooms else "warning" if held.retries or crowded else "info"
     sizes = _batch_sizes(snapshot)
@@ -245,13 +169,6 @@ def _waste(allocator: AllocatorSample) -> float | None:
         return None
     peak = allocator.peak_allocated if allocator.peak_allocated is not None else allocator.allocated
     return float(max(0, min(allocator.inactive_split, allocator.reserved - max(peak, allocator.allocated))))
-
-
-def _fragmented(held: Held) -> float:
-    waste = _waste(held.allocator) if held.allocator is not None else None
-    if held.allocator is None or waste is None or waste < min(LEAST_WASTE, 0.05 * held.capacity):
-        return 0.0
-    return waste / held.allocator.reserved
 
 
 def _batch_sizes(snapshot: Snapshot) -> int | None:
