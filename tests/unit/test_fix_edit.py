@@ -40,6 +40,7 @@ def numbered(text):
         ({"num_workers": 8}, "    num_workers=4,  # few, small", 1, "    num_workers=8,  # few, small"),
         ({"num_workers": 8}, "DataLoader(data, 4, )", 1, "DataLoader(data, 4, num_workers=8)"),
         ({"num_workers": 8}, "DataLoader(F('a)b'), 4)", 1, "DataLoader(F('a)b'), 4, num_workers=8)"),
+        ({"num_workers": 8}, "DataLoader(f('#'), num_workers=2)", 1, "DataLoader(f('#'), num_workers=8)"),
         ({"num_workers": 8}, "DataLoader()", 1, "DataLoader(num_workers=8)"),
         ({"num_workers": 8}, "DataLoader(data)  # all (of it)", 1, "DataLoader(data, num_workers=8)  # all (of it)"),
     ],
@@ -67,6 +68,38 @@ def test_a_fix_that_sets_a_keyword_becomes_an_edit(fix, script, number, after):
 )
 def test_where_no_line_sets_it_there_is_no_edit(fix, script):
     assert edit_of(fix_that_sets(fix), numbered(script)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'print(f"num_workers={n}")',
+        'print("num_workers=", n)',
+        'logger.info("workers: num_workers=%d", n)',
+        "'''\nDataLoader(data, num_workers=2)\n'''",
+        "'''\nDataLoader(data)\n'''",
+    ],
+)
+def test_what_a_string_says_is_not_edited(text):
+    loader = "l = DataLoader(data, num_workers=n)"
+    edit = edit_of(fix_that_sets({"num_workers": 8}), numbered(f"{text}\n{loader}"))
+    assert (edit.before, edit.after) == (loader, "l = DataLoader(data, num_workers=8)")
+    assert edit_of(fix_that_sets({"num_workers": 8}), numbered(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "after"),
+    [
+        (["v = DataLoader(val, num_workers=0)", "t = DataLoader(data, num_workers=2)"], "num_workers=8"),
+        (["v = DataLoader(val, num_workers=n)", "t = DataLoader(data, num_workers=2)"], "num_workers=8"),
+        (["v = DataLoader(val, num_workers=0)", "t = DataLoader(data, num_workers=n)"], "num_workers=8"),
+        (["v = DataLoader(val)", "v = DataLoader(val, num_workers=0)"], None),
+    ],
+)
+def test_the_loader_with_the_value_of_now_is_edited(lines, after):
+    fix = Fix(text="change it", setting=Setting(name="num_workers", to=8, current=2))
+    edit = edit_of(fix, numbered("\n".join(lines)))
+    assert (edit and (edit.number, edit.after)) == (after and (2, f"t = DataLoader(data, {after})"))
 
 
 def test_the_sentence_of_a_fix_is_not_read():
