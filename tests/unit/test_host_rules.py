@@ -499,8 +499,9 @@ def test_where_an_optimizer_can_fuse_its_update_that_is_recommended():
 
 
 def test_an_algorithm_of_torchs_that_cannot_be_batched_is_no_loss():
-    lbfgs = adam(40_000, 6, own_optimizer=False)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.005, optimizer=0.0015), facts=lbfgs))) == 0
+    for cuda in (False, True):
+        lbfgs = adam(40_000, 6, own_optimizer=False, cuda=cuda)
+        assert level(optimizer.judge(snapshot(steps(seconds=0.005, optimizer=0.0015), facts=lbfgs))) == 0
 
 
 def test_in_how_many_operations_an_optimizer_of_the_users_own_updates_is_not_claimed():

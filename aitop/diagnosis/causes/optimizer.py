@@ -125,12 +125,14 @@ def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
     How much faster that is was measured (`op_cost`). The time that the run takes now says how fast its machine is; if
     the optimizer is not torch's own, it may also include more than an update.
     """
+    if facts.foreach is None and facts.own_optimizer is False:
+        # torch's own LBFGS, Muon and their like have no faster implementation.
+        return taken
     if facts.parameters is None:
         return None
     if facts.cuda:
         return _seconds(facts, CUDA_TOGETHER)
-    if facts.fused or (facts.foreach is None and facts.own_optimizer is False):
-        # torch's own LBFGS and its like have no faster implementation.
+    if facts.fused:
         return taken
     target = _seconds(facts, FUSED if _fuses(facts) else FOREACH)
     in_proportion = taken * min(1.0, target / _seconds(facts, FOREACH if facts.foreach else ONE_BY_ONE))
