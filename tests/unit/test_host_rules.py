@@ -511,6 +511,19 @@ def test_in_how_many_operations_an_optimizer_of_the_users_own_updates_is_not_cla
     assert "foreach=True" not in verdict.fixes[0].text and "_foreach_" in verdict.fixes[0].text
 
 
+def test_a_closure_counts_once_in_what_computes():
+    lines = [
+        line("main", 0.4, phase="optimizer", activity="native", number=10),
+        line("physics", 0.35, activity="native", number=20, position="within", work="tensor", closure=True),
+        line("main", 0.2, phase="forward", activity="native", number=30),
+        line("log", 0.05, activity="wait-disk", number=40),
+    ]
+    seen = snapshot(steps(seconds=0.1, forward=0.02, optimizer=0.075), lines=lines)
+    verdict = fired(computing.compute_bound(seen))
+    assert verdict.share == pytest.approx(0.95, abs=0.02)
+    assert verdict.evidence[0] == "forward 20 %, optimizer 40 %, between them 35 %"
+
+
 def test_denormal_numbers_are_why_an_update_takes_too_long():
     slow = steps(seconds=0.0078, optimizer=0.0046)
     verdict = fired(optimizer.judge(snapshot(slow, facts=adam(431_425, 6, foreach=False, fused=False, denormals=0.55))))

@@ -69,7 +69,10 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
         known = {"forward": computed.share} if computed.entries else {}
     elif not on_gpu(snapshot):
         # The ledger also has what the hook's clock misses, such as gradients by torch.func.
-        lines = main_lines(snapshot, lambda entry: entry.phase in parts)
+        lines = main_lines(snapshot, lambda entry: entry.phase in parts or entry.closure)
+        if any(entry.closure for entry in lines.entries):
+            # The hook's clock of the optimizer runs through its closure, which the ledger has in other phases.
+            known["optimizer"] = 0.0
         known = {
             name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
             for name, share in known.items()
