@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from judgements import fired
 from snapshot_builder import line, process, snapshot, stacks
 from stack_maker import window
 
@@ -391,6 +392,22 @@ def test_a_loader_worker_in_a_lock():
     worker = Standing(pid=200, rank=0, role="loader-worker", doing="fetching", where=user(65), frames=(user(65),))
     odd = odd_one(Standstill(seconds=9.0, ranks=(loading,), workers=(worker,)))
     assert (odd.subtype, odd.ranks, odd.standing) == ("loader-worker", (0,), (worker,))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "whose"),
+    [((0, 0), " of rank 0"), ((0, 1), " of ranks 0 and 1"), ((None, None), "")],
+)
+def test_the_ranks_of_all_loader_workers_in_a_lock_are_named(ranks, whose):
+    loading = [Standing(pid=100 + at, rank=number, role="rank", doing="loading") for at, number in enumerate(ranks)]
+    workers = [
+        Standing(pid=200 + at, rank=number, role="loader-worker", doing="fetching", where=user(65), frames=(user(65),))
+        for at, number in enumerate(ranks)
+    ]
+    found = Standstill(seconds=9.0, ranks=tuple(loading), workers=tuple(workers))
+    verdict = fired(hang(snapshot([], standstill=found)))
+    assert verdict.title == f"2 loader workers{whose} do not come back at train.py:65"
+    assert any(told.startswith(f"loader workers 200 and 201{whose}: in ") for told in verdict.evidence)
 
 
 def test_a_job_that_moves_or_stands_only_briefly_does_not_hang():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 
 import msgspec
 
@@ -84,11 +84,10 @@ def _stopped(standing: Sequence[Standing]) -> Odd | None:
     if not stopped:
         return None
     ranks = [process for process in stopped if process.role == "rank"]
-    who = named(ranks) if ranks else f"loader worker {_list([str(process.pid) for process in stopped])}"
-    single = len(ranks or stopped) == 1
-    title = f"{who} {'is' if single else 'are'} stopped by a signal or a debugger"
+    who = named(ranks) if ranks else _workers(stopped)
+    title = f"{who} {_by_number(ranks or stopped, 'is', 'are')} stopped by a signal or a debugger"
     if any(other.role == "rank" and other not in stopped for other in standing):
-        title += f": all others wait for {'it' if single else 'them'}"
+        title += f": all others wait for {_by_number(ranks or stopped, 'it', 'them')}"
     pids = [str(process.pid) for process in stopped[:MOST_STOPPED]]
     return Odd("stopped", title, SURE, tuple(stopped), _numbers(stopped), f"let it go on: kill -CONT {' '.join(pids)}")
 
@@ -97,11 +96,12 @@ def _missing(still: Standstill) -> Odd | None:
     """The finding that ranks have ended; None if none has."""
     if not still.gone:
         return None
-    names = _list([str(number) for number in still.gone])
-    word, has, it = ("rank", "has", "it") if len(still.gone) == 1 else ("ranks", "have", "them")
+    has, it = _by_number(still.gone, "has", "have"), _by_number(still.gone, "it", "them")
     waiting = next((process.call for process in still.ranks if process.doing == "collective" and process.call), None)
     ended = f"{has} not come, or {has} ended" if waiting == MEETS else f"{has} ended"
-    title = f"{word} {names} {ended}, and the others wait for {it}" + (f" in {waiting}" if waiting else "")
+    title = f"{_numbered(still.gone, 'rank', 'ranks')} {ended}, and the others wait for {it}" + (
+        f" in {waiting}" if waiting else ""
+    )
     fix = "find out why it ended (its log, `dmesg` for the out-of-memory killer) and have the launcher end all with it"
     return Odd("rank-gone", title, LIKELY if waiting else UNSURE, (), still.gone, fix)
 
@@ -114,8 +114,8 @@ def _in_a_worker(still: Standstill) -> Odd | None:
     if not stuck or others:
         return None
     place = f" at {_line(stuck[0])}" if stuck[0].where else ""
-    worker = "a loader worker" if len(stuck) == 1 else f"{len(stuck)} loader workers"
-    title = f"{worker} of rank {stuck[0].rank} {'does' if len(stuck) == 1 else 'do'} not come back{place}"
+    worker = _by_number(stuck, "a loader worker", f"{len(stuck)} loader workers") + _of_ranks(stuck)
+    title = f"{worker} {_by_number(stuck, 'does', 'do')} not come back{place}"
     fix = 'hold no lock and start no thread before the workers are forked, or use multiprocessing_context="spawn"'
     sure = LIKELY if all(process.doing in ("collective", "loading") for process in still.ranks) else UNSURE
     return Odd("loader-worker", title, sure, tuple(stuck), _numbers(stuck), fix)
@@ -129,16 +129,15 @@ def _elsewhere(still: Standstill) -> Odd | None:
     if not odd or (not waiting and len(ranks) > 1):
         return None
     first = odd[0]
-    alone = len(odd) == 1
     if first.doing == "loading":
-        what = "waits for its DataLoader" if alone else "wait for their DataLoaders"
+        what = _by_number(odd, "waits for its DataLoader", "wait for their DataLoaders")
     else:
-        what = f"{'stands' if alone else 'stand'} in {first.call or ('its own code' if alone else 'their own code')}"
+        what = f"{_by_number(odd, 'stands', 'stand')} in {first.call or _by_number(odd, 'its', 'their') + ' own code'}"
     stuck = " in uninterruptible sleep" if first.state == "D" else ""
     behind = f", and {_ranks(waiting)} in {_calls(waiting)}" if waiting else ""
     title = f"{named(odd)} {what}{stuck} at {_line(first)}{behind}"
     fix = "a lock, queue or read that is never answered: give it a time-out, and see who ought to answer"
-    sure = SURE if alone and waiting else UNSURE
+    sure = SURE if len(odd) == 1 and waiting else UNSURE
     return Odd("rank-blocked", title, sure, tuple(odd), _numbers(odd), fix)
 
 
@@ -155,13 +154,13 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
         odd = [rank for rank in waiting if rank not in guarded]
         if len({_where_key(rank) for rank in guarded}) == 1 and len({_where_key(rank) for rank in odd}) == 1:
             left_out = guarded[0]
-            now = f"{_is(odd)} in {odd[0].call} at {_line(odd[0])}"
+            now = f"{_by_number(odd, 'is', 'are')} in {odd[0].call} at {_line(odd[0])}"
             title = f"{named(odd)} left out {left_out.call} at {_line(left_out)} and {now}"
             return Odd("skipped-collective", title, LIKELY, (*odd, *guarded[:1]), _numbers(odd), fix)
     odd = _minority(waiting)
     rest = [rank for rank in waiting if rank not in odd]
     others = f"{_ranks(rest)} in {_calls(rest)} at {_line(rest[0])}"
-    title = f"{named(odd)} {_is(odd)} in {odd[0].call} at {_line(odd[0])}, {others}"
+    title = f"{named(odd)} {_by_number(odd, 'is', 'are')} in {odd[0].call} at {_line(odd[0])}, {others}"
     sure = LIKELY if len(odd) < len(rest) else UNSURE
     return Odd("mismatched-collectives", title, sure, tuple(odd), _numbers(odd), fix)
 
@@ -172,9 +171,8 @@ def _behind(still: Standstill) -> Odd | None:
     odd = [process for process in still.ranks if process.rank in numbers]
     if not odd or any(process.doing != "collective" for process in still.ranks):
         return None
-    title = (
-        f"{named(odd)} {_is(odd)} behind the others by collectives that {'it' if len(odd) == 1 else 'they'} left out"
-    )
+    verb, they = _by_number(odd, "is", "are"), _by_number(odd, "it", "they")
+    title = f"{named(odd)} {verb} behind the others by collectives that {they} left out"
     fix = "let every rank make the same collectives in the same order: look for a condition that not all ranks share"
     return Odd("skipped-collective", title, UNSURE, tuple(odd), numbers, fix)
 
@@ -186,7 +184,7 @@ def _alike(still: Standstill) -> Odd:
         title = f"no rank has run for {still.seconds:.0f} s; which one the others wait for only stacks could tell"
         return Odd("unknown", title, BLIND)
     if still.elsewhere:
-        waits = "waits" if len(still.ranks) == 1 else "wait"
+        waits = _by_number(still.ranks, "waits", "wait")
         title = f"{_ranks(still.ranks)} {waits} in {calls} for {still.elsewhere} ranks that are not on this machine"
         return Odd("rank-elsewhere", title, UNSURE, fix="look at the other machines, or at why a rank has ended")
     if len(still.ranks) == 1 and still.ranks[0].doing == "collective" and calls not in OF_ONE:
@@ -200,8 +198,8 @@ def _alike(still: Standstill) -> Odd:
     return Odd("exchange", title, UNSURE, still.ranks[:1], fix="look at the network and at the backend's own log")
 
 
-def _is(ranks: Sequence[Standing]) -> str:
-    return "is" if len(ranks) == 1 else "are"
+def _by_number(of: Sized, one: str, several: str) -> str:
+    return one if len(of) == 1 else several
 
 
 def _minority(waiting: Sequence[Standing]) -> list[Standing]:
@@ -236,13 +234,13 @@ def _evidence(still: Standstill) -> list[str]:
     for members in list(groups.values())[:MOST_GROUPS]:
         lines.append(_stands(members))
     if still.gone:
-        lines.append(f"gone: rank {_list([str(number) for number in still.gone])}")
+        lines.append(f"gone: {_numbered(still.gone, 'rank', 'ranks')}")
     return lines
 
 
 def _stands(members: Sequence[Standing]) -> str:
     process = members[0]
-    who = _ranks(members) if process.role == "rank" else f"loader worker {process.pid} of rank {process.rank}"
+    who = _ranks(members) if process.role == "rank" else _workers(members) + _of_ranks(members)
     parts = [
         f"{who}: in {process.call or ('code of its own' if process.frames else 'a wait that only stacks could name')}"
     ]
@@ -271,13 +269,25 @@ def _numbers(standing: Sequence[Standing]) -> tuple[int, ...]:
 def named(standing: Sequence[Standing]) -> str:
     """The ranks, or the processes where they have no number."""
     if any(process.rank is None for process in standing):
-        return f"process {_list([str(process.pid) for process in standing])}"
+        return _numbered([process.pid for process in standing], "process", "processes")
     return _ranks(standing)
 
 
 def _ranks(standing: Sequence[Standing]) -> str:
-    numbers = [str(process.rank) if process.rank is not None else "?" for process in standing]
-    return f"rank {_list(numbers)}" if len(numbers) == 1 else f"ranks {_list(numbers)}"
+    return _numbered(["?" if process.rank is None else process.rank for process in standing], "rank", "ranks")
+
+
+def _workers(standing: Sequence[Standing]) -> str:
+    return _numbered([process.pid for process in standing], "loader worker", "loader workers")
+
+
+def _of_ranks(workers: Sequence[Standing]) -> str:
+    """Words for the ranks that the workers belong to; empty where these have no number."""
+    return f" of {_numbered(numbers, 'rank', 'ranks')}" if (numbers := _numbers(workers)) else ""
+
+
+def _numbered(numbers: Sequence[object], one: str, several: str) -> str:
+    return f"{_by_number(numbers, one, several)} {_list([str(number) for number in numbers])}"
 
 
 def _calls(standing: Sequence[Standing]) -> str:
