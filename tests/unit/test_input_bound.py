@@ -67,6 +67,16 @@ def test_workers_of_other_ranks_and_of_other_loaders_do_not_feed_this_step():
     assert next(fix.setting.current for fix in verdict.fixes if fix.setting) == 1
 
 
+def test_between_two_epochs_the_number_of_workers_is_not_known():
+    waits = msgspec.structs.replace(LOADS, share=0.8, activity="wait-queue")
+    lines = [waits, *(line("__getitem__", 0.9, pid=WORKER + index) for index in range(2))]
+    shares = Phases(data_wait=0.8, forward=0.2, outside=0.0)
+    seen = snapshot(phases=shares, lines=lines, workers=2, host=host(0), series={"workers_cpu": constant(1.7)})
+    assert "worker processes" in said(seen).evidence
+    living = msgspec.structs.replace(seen, host=host(2))
+    assert any(told.startswith("2 workers at 85 % of a core each, 90 %") for told in said(living).evidence)
+
+
 @pytest.mark.parametrize("told", [2, None])
 def test_workers_of_which_no_stacks_were_seen_show_in_the_wait_for_their_queue(told):
     records = [step(i, 0.1, data_wait=0.08, forward=0.02) for i in range(40)]

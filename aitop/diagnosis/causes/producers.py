@@ -269,7 +269,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         where=lines.where,
         evidence=(
             *empty,
-            _workers(workers, each, blocked, lines) if sampled_workers(snapshot) else _unseen(workers),
+            _workers(snapshot, workers, each, blocked, lines),
             *_free(free),
             *([f"workers read {rate(reading)} from storage"] if reading > 1e6 else []),
         ),
@@ -314,8 +314,7 @@ def slow_worker(snapshot: Snapshot) -> SlowWorker | None:
     busy = {pid: mean_of(snapshot, f"worker{pid}.cpu") or 0.0 for pid in pids}
     if len(pids) < 2 or any(len(values_since(snapshot, f"worker{pid}.cpu", math.inf)) < SLOW_READINGS for pid in pids):
         return None
-    info = snapshot.facts.main_loader if snapshot.facts else None
-    slowest, *others = sorted(busy, key=lambda pid: -busy[pid])[: (info.workers if info else 0) or None]
+    slowest, *others = sorted(busy, key=lambda pid: -busy[pid])[: loader_size(snapshot) or None]
     if not others:
         return None
     most = busy[others[0]]
@@ -590,16 +589,12 @@ def _doing(lines: Lines, *, blocked: bool) -> str:
     return source[0] if source is not None else "waiting for something other than the CPU"
 
 
-def _unseen(count: int) -> str:
-    """Evidence of workers at which nobody looked yet; 0 where their number is not known."""
+def _workers(snapshot: Snapshot, count: int, each: float | None, blocked: bool, lines: Lines) -> str:
+    """Evidence of what the workers do; `count` is 0 where their number is not known: between epochs none may live."""
     named = plural(count, "worker") if count else "worker processes"
-    return f"{named} of which no stacks were seen yet"
-
-
-def _workers(count: int, each: float | None, blocked: bool, lines: Lines) -> str:
-    """Evidence of what the workers do."""
-    named = plural(count, "worker")
-    if each is None:
+    if not sampled_workers(snapshot):
+        return f"{named} of which no stacks were seen yet"
+    if each is None or not count:
         return named
     at_work = percent(min(1.0, lines.share))
     return f"{named} at {percent(each)} of a core each, {at_work} of the time at work: {_doing(lines, blocked=blocked)}"
