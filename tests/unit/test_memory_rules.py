@@ -316,6 +316,12 @@ def test_a_few_jumps_are_no_leak_until_they_go_on(added, leaks):
     assert (leak(Series(times=times, values=values)) is not None) is leaks
 
 
+def test_a_line_that_keeps_memory_is_one_of_the_judged_rank_not_of_its_launcher():
+    seen = snapshot(steps(), series={"rss": growing(2e6)}, growth_sites=(SITE,))
+    launched = msgspec.structs.replace(seen, target=Target(pid=1, command="torchrun train.py"))
+    assert [where.pid for where in fired(memory.leak(launched)).where] == [RANK]
+
+
 @pytest.mark.parametrize("sites", [(), (SITE,)], ids=["no line", "a line"])
 def test_source_code_names_the_line_and_decides_nothing(sites):
     assert leak(growing(10e6, count=12), *sites) is None, "too short"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import own_devices
-from aitop.diagnosis.evidence import records, short_place, too_little_seen, where_of
+from aitop.diagnosis.evidence import judged_pid, records, short_place, too_little_seen, where_of
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import Trend, rise, trend
 from aitop.diagnosis.what_if import fix
@@ -57,7 +57,7 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     keeps_graph = bool(sites) and sites[0].keeps_graph
     left = left_of(snapshot, name)
     full_in = left / line.slope if left is not None else None
-    where = tuple(where_of(snapshot.target.pid, site) for site in sites[:3])
+    where = tuple(where_of(judged_pid(snapshot), site) for site in sites[:3])
     soon = full_in is not None and full_in < min(SOON_SECONDS, FORECAST * line.seconds)
     severity: Severity = "critical" if soon else "warning"
     sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))
