@@ -341,13 +341,15 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
     if old.units.kind != new.units.kind:
         return Change(verdict="cannot-tell", reason=f"one does {old.units.kind}s, the other {new.units.kind}s")
     ratio = old.mean / new.mean
-    fewer = min(old, new, key=lambda side: side.units.count)
+    fewer = min(old, new, key=lambda side: len(side.holds))
     if len(fewer.holds) < LEAST_VALUES:
+        each, kind = fewer.units.each, fewer.units.kind
+        timed = f"{len(fewer.holds)} " + (f"{kind}s" if each == 1 else f"stretches of {each} {kind}s")
         return Change(
             verdict="cannot-tell",
             ratio=ratio,
-            reason=f"{fewer.units.count} {fewer.units.kind}s of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
-            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / fewer.units.count),
+            reason=f"{timed} of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
+            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / len(fewer.holds)),
         )
     by_noise = math.hypot(old.noise, new.noise)
     by_run = math.sqrt(2.0) * OF_A_RUN

@@ -15,7 +15,7 @@ from aitop.engine.outline import copied
 from aitop.engine.totals import MOST_STRETCHES, UnitSeries, add_cores, mean_cores, shares_of_time
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
-from aitop.model.run import Cores, LineShare, Run, StackNode
+from aitop.model.run import Cores, LineShare, Run, StackNode, Units
 from aitop.model.serving import Percentiles
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.steps import StepRecord
@@ -74,6 +74,27 @@ def test_the_expansion_and_the_chance_of_a_value_agree_with_the_tables():
     for freedom, value in {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228}.items():
         assert student_chance(value, freedom) == pytest.approx(0.05, rel=0.002)
     assert (student_chance(9.0, 0), student_chance(0.0, 3)) == (1.0, 1.0)
+
+
+def test_what_is_too_few_is_counted_in_stretches():
+    def run(file, each, *stretches):
+        return Run(
+            file=file,
+            command="python train.py",
+            kind="training",
+            watched=30.0,
+            ended=0.0,
+            units=Units(kind="step", each=each, seconds=stretches),
+        )
+
+    # Samples sorted by length, the longest first: half of the run looks like warm-up.
+    falling = run("a", 64, *(6.4 - 0.1 * index for index in range(17)), *(1.0,) * 17)
+    steady = run("b", 1, *(0.1,) * 40)
+    for change in (compare_runs(falling, steady).change, compare_runs(steady, falling).change):
+        assert change.reason == "17 stretches of 64 steps of a are too few: it takes 20"
+        assert change.record_s == pytest.approx(30.0 * 40 / 17)
+    few = compare_runs(run("c", 1, *(0.1,) * 12), steady).change
+    assert few.reason == "12 steps of c are too few: it takes 20"
 
 
 @pytest.mark.parametrize("like", [0.0, 0.6, 0.9])
