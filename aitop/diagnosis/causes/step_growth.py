@@ -15,7 +15,7 @@ from aitop.diagnosis.evidence import Lines, function_of, lines_of, main_lines, m
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix
-from aitop.model.phases import PHASE_WORDS, Phase
+from aitop.model.phases import MEASURED, PHASE_WORDS, Phase
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent
@@ -49,12 +49,7 @@ LEAST_SAMPLES = 200
 NOW = "the predicted gain is that of this moment: it grows with every step, so how large it will be is not known"
 
 _PHASES: dict[Phase, Callable[[StepRecord], float]] = {
-    "data": lambda step: step.loading,
-    "forward": lambda step: step.forward,
-    "backward": lambda step: step.backward,
-    "optimizer": lambda step: step.optimizer,
-    "save": lambda step: step.save,
-    "evaluation": lambda step: step.evaluation,
+    **{phase.key: phase.seconds for phase in MEASURED if phase.key not in ("transfer", "exchange")},
     "host": lambda step: max(0.0, step.outside - step.save - step.evaluation),
 }
 # Phases that are left out when the growth of another phase is measured by the rest of the step.
@@ -224,7 +219,7 @@ def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, 
     return (first, last) if surely and last - first >= LEAST_RISE and last >= LEAST_RATIO * first else None
 
 
-def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -> Growth | None:
+def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool) -> Growth | None:
     """The rise of step time over these steps; None where it is not steady, or not of the run's own making.
 
     `device`: they run on a GPU. `calm`: the main thread hardly waits for a core.
