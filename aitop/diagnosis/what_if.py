@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from operator import mul
+from statistics import median_high
 
 import msgspec
 
@@ -100,7 +101,6 @@ class Loading(msgspec.Struct, frozen=True):
     wait         part of the unit that the lead thread loses to data
     makers       threads or processes that make the data; 0 if the lead thread makes them itself
     cores_each   cores that a maker uses while it works
-    at_work      part of the time in which a maker works; below 1 it sometimes has nothing to do
     free_cores   idle cores that could be used as well; None if not known
     making       part of the unit in which the lead thread makes the data itself: more than `wait` if a device computes
                  meanwhile; None if it is `wait`
@@ -110,16 +110,12 @@ class Loading(msgspec.Struct, frozen=True):
     makers: int = 0
     cores_each: float = 1.0
     free_cores: float | None = None
-    at_work: float = 1.0
     making: float | None = None
 
     def with_workers(self, workers: int) -> Length:
-        """The unit with this many workers: loading and computing overlap as far as there are cores for both.
-
-        With 0 workers the lead thread loads by itself: nothing overlaps, but nothing has to be handed over either.
-        """
-        overlapped = max(self._compute, self._load / workers) if workers else self._compute + self._load
-        likely = max(overlapped, self._core_bound()) if workers else overlapped
+        """The unit with this many workers: loading and computing overlap as far as there are cores for both."""
+        overlapped = max(self._compute, self._load / workers)
+        likely = max(overlapped, self._core_bound())
         return Length(likely, overlapped * (1.0 - LEFT), likely + LEFT * (1.0 - likely))
 
     @property
@@ -131,7 +127,7 @@ class Loading(msgspec.Struct, frozen=True):
     def _load(self) -> float:
         """One worker's time for one batch, in units: N busy workers make one batch per unit, so each takes N units."""
         if self.makers:
-            return self.makers * self.at_work
+            return self.makers
         return self.wait if self.making is None else self.making
 
     def _core_bound(self) -> float:
@@ -219,7 +215,7 @@ def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
     fitted = _fit(points)
     if fitted is None:
         return None
-    usual = sorted(abs(fitted.seconds(d, p) - s) for d, p, s in points)[len(points) // 2]
+    usual = median_high(abs(fitted.seconds(d, p) - s) for d, p, s in points)
     near = [(d, p, s) for d, p, s in points if abs(fitted.seconds(d, p) - s) <= OUTLIER * usual]
     again = _fit(near)
     return again if again is not None and again.error <= MOST_UNEXPLAINED else None

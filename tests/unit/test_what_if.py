@@ -45,12 +45,6 @@ def test_loading_takes_longer_than_a_device_waits_for_it():
     assert loading.best_workers() == 2 and loading.with_workers(2).speedup == pytest.approx(1 / 0.6)
 
 
-def test_without_workers_nothing_is_handed_over_and_nothing_overlaps():
-    cheap, dear = (Loading(wait=0.4, makers=2, at_work=at_work) for at_work in (0.05, 0.5))
-    assert cheap.with_workers(0).speedup == pytest.approx(1 / 0.7)
-    assert dear.with_workers(0).speedup == pytest.approx(1 / 1.6)
-
-
 def test_threads_that_want_more_cores_than_there_are_share_them():
     assert waits_for_core(now=0.5, running=0.4, wanted=3.0, cores=2.0) == pytest.approx(0.2)
     assert waits_for_core(now=0.1, running=0.4, wanted=3.0, cores=2.0) == 0.1, "no more than now"

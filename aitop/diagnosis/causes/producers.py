@@ -31,7 +31,7 @@ from aitop.diagnosis.evidence import (
     worker_lines,
 )
 from aitop.diagnosis.series import mean_of, values_since
-from aitop.diagnosis.what_if import WAITING, Length, Loading, estimated, fix, without
+from aitop.diagnosis.what_if import LEFT, WAITING, Length, Loading, estimated, fix, without
 from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, plural, rate
@@ -164,11 +164,12 @@ def handing_over(snapshot: Snapshot) -> float:
 
 
 def _without_workers(snapshot: Snapshot) -> Length:
-    """The length of the step with num_workers=0."""
+    """The length of the step with num_workers=0: nothing overlaps, but nothing has to be handed over either."""
     samples = sum(process.samples for process in sampled_workers(snapshot))
     _, most = interval(workers_at_work(snapshot) or 0.0, samples)
-    wait = main_lines(snapshot, lambda entry: entry.phase == "data").share
-    return Loading(wait=wait, makers=_workers_of_loader(snapshot) or 0, at_work=most).with_workers(0)
+    wait, workers = main_lines(snapshot, lambda entry: entry.phase == "data").share, _workers_of_loader(snapshot)
+    likely = 1.0 - wait + workers * most if workers else 1.0
+    return Length(likely, likely * (1.0 - LEFT), likely + LEFT * (1.0 - likely))
 
 
 def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
