@@ -9,7 +9,7 @@ import msgspec
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
-from aitop.diagnosis.causes.serving.turns import room, small_batches
+from aitop.diagnosis.causes.serving.turns import BATCH, FEW_SAMPLES, room, small_batches
 from aitop.diagnosis.device import NO_ROOM, idle_share, memory_taken, on_gpu
 from aitop.diagnosis.evidence import (
     AT_LEISURE,
@@ -33,8 +33,6 @@ from aitop.model.steps import HookFacts, StepRecord
 from aitop.model.units import count, duration, percent, plural
 from aitop.model.verdict import Fix, Setting
 
-FEW_SAMPLES = 4
-BATCH = 32
 # What one core computes in matrix products (FLOP/s), and what it reads of weights (bytes/s). More than MOST_READERS
 # cores read no faster: they share the memory.
 CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
@@ -66,10 +64,10 @@ class Cost(msgspec.Struct, frozen=True):
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the same work would be done sooner in larger batches."""
     facts, training = snapshot.facts, snapshot.kind == "training"
-    engine = None if training else small_batches(snapshot, FEW_SAMPLES, BATCH, AT_LEISURE)
+    engine = None if training else small_batches(snapshot)
     if engine is not None:
         return engine
-    if not training and snapshot.serving is not None and room(snapshot.serving, FEW_SAMPLES) is False:
+    if not training and snapshot.serving is not None and room(snapshot.serving) is False:
         # An engine may pack many requests into what looks like one sample.
         return None
     if snapshot.steps is None or snapshot.steps.basis != "hook":

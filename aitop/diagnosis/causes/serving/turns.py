@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import MIN_STEPS, lines_of, server_idle_share, takes_request
+from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, lines_of, server_idle_share, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import fix, turn_cost
@@ -18,6 +18,8 @@ from aitop.model.verdict import Setting
 # The phases of an iteration outside of the model: scheduling, making its inputs, handling its tokens, and the rest.
 AROUND: tuple[Phase, ...] = ("schedule", "prepare", "output", "host")
 NAMES: dict[Phase, str] = {"schedule": "scheduling", "prepare": "preparing inputs", "output": "handling outputs"}
+# Batches of at most FEW_SAMPLES are small; up to BATCH samples are proposed.
+FEW_SAMPLES, BATCH = 4, 32
 # At least so many requests wait on average: they could be in the batch.
 LEAST_WAITING = 1.0
 # An engine that waits for requests for less of its time than this is full. One that rests answers all requests anyway:
@@ -62,12 +64,12 @@ def around_model(snapshot: Snapshot) -> Explanation | None:
     )
 
 
-def room(serving: Serving, few: float) -> bool | None:
-    """Whether at most `few` requests are in an engine's batches while others wait; None with too few iterations."""
+def room(serving: Serving) -> bool | None:
+    """Whether at most FEW_SAMPLES requests are in an engine's batches while others wait; None if it made too few."""
     sizes = [float(one.requests) for one in serving.iterations if one.requests]
     if len(sizes) < MIN_STEPS:
         return None
-    return max(sizes) <= few and _waiting(serving) >= LEAST_WAITING
+    return max(sizes) <= FEW_SAMPLES and _waiting(serving) >= LEAST_WAITING
 
 
 def _waiting(serving: Serving) -> float:
@@ -75,21 +77,21 @@ def _waiting(serving: Serving) -> float:
     return (serving.queue or 0.0) / (serving.engines or 1)
 
 
-def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> Explanation | None:
-    """The verdict on an engine whose batches have at most `few` requests while others wait; up to `most` are better.
+def small_batches(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on an engine whose batches have at most FEW_SAMPLES requests while others wait.
 
-    None where it waits for requests for more than `leisure` (0..1) of its time, or iterations do not tell their cost.
+    None where it waits for requests for more than AT_LEISURE of its time, or iterations do not tell their cost.
     """
     serving = snapshot.serving
-    if serving is None or not room(serving, few):
+    if serving is None or not room(serving):
         return None
     sizes = [float(one.requests) for one in serving.iterations if one.requests]
     idle, cost = idle_share(serving) or 0.0, turn_cost(serving.iterations)
-    if cost is None or idle > leisure:
+    if cost is None or idle > AT_LEISURE:
         return None
     now = fmean(sizes)
-    fit = now * KV_FULL / serving.kv_used if serving.kv_used else most
-    size = int(min(most, round(now + _waiting(serving)), fit))
+    fit = now * KV_FULL / serving.kv_used if serving.kv_used else BATCH
+    size = int(min(BATCH, round(now + _waiting(serving)), fit))
     if size < max(2.0, now):
         # The cache keeps requests out of the batch: `queue-bound` says so.
         return None
