@@ -108,13 +108,15 @@ def lead_ledger(snapshot: Snapshot) -> Ledger | None:
 
 def entries_of(snapshot: Snapshot) -> tuple[Entry, ...]:
     """The entries of the lead ledger that no other cause has claimed."""
-    return snapshot.ledgers[0].entries if snapshot.ledgers else ()
+    ledger = lead_ledger(snapshot)
+    return ledger.entries if ledger is not None else ()
 
 
 def judged_pid(snapshot: Snapshot) -> int:
     """The process whose time is judged."""
-    if snapshot.ledgers:
-        return snapshot.ledgers[0].pid
+    ledger = lead_ledger(snapshot)
+    if ledger is not None:
+        return ledger.pid
     return snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
 
 
@@ -166,10 +168,9 @@ def sampled_workers(snapshot: Snapshot) -> list[ProcessStacks]:
     alive = {process.pid for process in snapshot.processes}
     processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
     workers = [process for process in processes if process.role == "loader-worker"]
-    info = snapshot.facts.main_loader if snapshot.facts else None
     living = sorted((one for one in workers if one.pid in feeding), key=lambda process: process.idle or 0.0)
     ended = (process for process in workers if process.pid not in alive)
-    return [*living[: (info.workers if info else 0) or None], *ended]
+    return [*living[: loader_size(snapshot) or None], *ended]
 
 
 def interval(share: float, samples: int) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from aitop.diagnosis.evidence import lead_ledger
 from aitop.model.ledger import QUEUE_WAITS, Entry, Ledger
 from aitop.model.run import LineShare, Run, Scalar, StackNode, Units
 from aitop.model.snapshot import CallNode, Snapshot, Stacks
@@ -30,7 +31,7 @@ LEAST_SHARE = 0.01
 
 def run_of(snapshot: Snapshot, file: str = "") -> Run:
     """The run from its start to this Snapshot."""
-    ledger = snapshot.ledgers[0] if snapshot.ledgers else None
+    ledger = lead_ledger(snapshot)
     units = _units(snapshot, ledger)
     entries = _entries(ledger)
     phases = units.phases if units is not None else {}

@@ -306,12 +306,10 @@ def _lines(snapshot: Snapshot, change: Slowdown, phase: str) -> Lines:
     lines = main_lines(snapshot, lambda entry: entry.phase == phase and entry.where is not None)
     if not lines.entries:
         return lines
-    if (
-        phase == "data"
-        and lines.part(lambda entry: entry.activity == "wait-queue") > 0.5
-        and worker_lines(snapshot).where
-    ):
-        return worker_lines(snapshot)
+    if phase == "data" and lines.part(lambda entry: entry.activity == "wait-queue") > 0.5:
+        making = worker_lines(snapshot)
+        if making.where:
+            return making
 
     def grown(entry: Entry) -> float:
         line = f"{entry.file}:{entry.line}"
