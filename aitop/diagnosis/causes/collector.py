@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median_high
+
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     Lines,
@@ -57,10 +59,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 def _evidence(snapshot: Snapshot, asked: Lines, measured: float | None) -> list[str]:
     steps = records(snapshot)
-    pauses = sorted(step.gc for step in steps if step.gc > 0)
+    pauses = [step.gc for step in steps if step.gc > 0]
     evidence = []
     if pauses and measured:
-        long = f"{duration(pauses[len(pauses) // 2])} p50, the longest {duration(pauses[-1])}"
+        long = f"{duration(median_high(pauses))} p50, the longest {duration(max(pauses))}"
         seen = f"pauses in {len(pauses)} of {len(steps)} steps, {long}"
         evidence.append(f"{seen}, {percent(measured)} of {each_unit(snapshot)} (measured in the process)")
     if asked.lines:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median_high
+
 from aitop.diagnosis.device import NO_ROOM, activity_of_devices, idle_share, idle_words, memory_taken, on_gpu
 from aitop.diagnosis.evidence import batch_of, each_unit, main_lines, operations_of_step, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, rule
@@ -89,8 +91,8 @@ def _explained(snapshot: Snapshot) -> float:
 def _op_seconds(snapshot: Snapshot) -> float | None:
     """Median seconds of the host for one operation of the forward pass; None where they were not counted or are few."""
     ops = operations_of_step(snapshot)
-    forwards = sorted(step.forward for step in records(snapshot))
-    return forwards[len(forwards) // 2] / ops if ops and ops >= MANY_OPS and forwards else None
+    forwards = [step.forward for step in records(snapshot)]
+    return median_high(forwards) / ops if ops and ops >= MANY_OPS and forwards else None
 
 
 def _fixes(snapshot: Snapshot, share: float) -> list[Fix]:
@@ -99,9 +101,9 @@ def _fixes(snapshot: Snapshot, share: float) -> list[Fix]:
     ops = operations_of_step(snapshot)
     launches = f" its {count(round(ops))} launches" if ops else " the launches"
     fixes = [fix(f'torch.compile(mode="reduce-overhead"){root} replays{launches} as CUDA graphs', share)]
-    batches = sorted(batch_of(step) for step in records(snapshot) if step.samples)
+    batches = [batch_of(step) for step in records(snapshot) if step.samples]
     if batches and memory_taken(snapshot) < NO_ROOM:
-        batch = round(batches[len(batches) // 2])
+        batch = round(median_high(batches))
         # Times a power of two, at least 2, that gives the device enough work to fill the idle share.
         larger = batch * 2 ** max(1, round(1.0 / max(0.05, 1.0 - share)) - 1).bit_length()
         setting = Setting(name="batch_size", to=larger, current=batch)

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
+from statistics import median_high
 from typing import Literal
 
 import msgspec
@@ -101,10 +102,10 @@ def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRec
 
 def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float, pid: int | None) -> list[HoldUp]:
     """Turns that took much longer than those without prompts, because of the prompts in them: of the engine `pid`."""
-    decodes = sorted(turn.seconds for turn in iterations if turn.kind == "decode")
+    decodes = [turn.seconds for turn in iterations if turn.kind == "decode"]
     if not decodes:
         return []
-    plain, least = decodes[len(decodes) // 2], LEAST_LONGER * usual
+    plain, least = median_high(decodes), LEAST_LONGER * usual
     found = []
     for turn in (turn for turn in iterations if turn.prefill_tokens and turn.seconds - plain >= least):
         begin = turn.end - turn.seconds
@@ -131,8 +132,8 @@ def _long_handling(
     found = []
     for phase in HANDLING:
         seconds_of = PARTS[phase]
-        lengths = sorted(made * own(one) for one in _some(requests) if (made := seconds_of(one)) is not None)
-        middle = lengths[len(lengths) // 2] if lengths else 0.0
+        lengths = [made * own(one) for one in _some(requests) if (made := seconds_of(one)) is not None]
+        middle = median_high(lengths) if lengths else 0.0
         for request, (begin, until) in _longer(requests, phase, usual):
             length, pauses = until - begin, paused[request.pid].between(begin, until)
             lost = (length - pauses) * own(request) - middle
@@ -246,8 +247,8 @@ def _longer_parts(requests: Sequence[RequestRecord], usual: float) -> list[HoldU
     """The phases of requests that took clearly longer than usual; the weight is the part that is beyond the usual."""
     found = []
     for phase, seconds_of in PARTS.items():
-        lengths = sorted(seconds for request in _some(requests) if (seconds := seconds_of(request)) is not None)
-        middle = lengths[len(lengths) // 2] if lengths else 0.0
+        lengths = [seconds for request in _some(requests) if (seconds := seconds_of(request)) is not None]
+        middle = median_high(lengths) if lengths else 0.0
         for _, (begin, until) in _longer(requests, phase, middle + LEAST_LONGER * usual):
             found.append(HoldUp("cores", begin, until, 1.0 - middle / (until - begin)))
     return found
@@ -332,7 +333,7 @@ class Tail(msgspec.Struct, frozen=True):
 
     usual: float
     slowest: float
-    slow: tuple[RequestRecord, ...]
+    slow: int
     extra: float
     kinds: Mapping[Kind, float]
     size: float
@@ -352,8 +353,8 @@ def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) 
     slowest, others = ordered[-slow:], ordered[: -slow or None]
     some = _some(others)
     expected, rates = _expected(some, usual), _rates(some, held)
-    waits = sorted(request.queue for request in some if request.queue is not None)
-    wait = waits[len(waits) // 2] if waits else 0.0
+    waits = [request.queue for request in some if request.queue is not None]
+    wait = median_high(waits) if waits else 0.0
     sums: dict[Kind, float] = {}
     allowed: dict[Kind, float] = {}
     extra = 0.0
@@ -385,7 +386,7 @@ def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) 
     kinds = dict(sorted(parts.items(), key=lambda item: -item[1]))
     mean = sum(request.seconds for request in slowest) / len(slowest)
     at_most = {kind: seconds / extra for kind, seconds in allowed.items()} if extra > 0.0 else {}
-    return Tail(usual, mean, tuple(slowest), extra, kinds, size, queue, at_most)
+    return Tail(usual, mean, len(slowest), extra, kinds, size, queue, at_most)
 
 
 def _some(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:

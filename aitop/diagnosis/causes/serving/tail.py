@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import attrgetter
+from statistics import median_high
 from typing import Literal
 
 import msgspec
@@ -121,14 +122,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
     slow = number_of_slow(len(requests))
     lengths = sorted(map(attrgetter("seconds"), requests))
-    usual = lengths[len(requests) // 2]
+    usual = median_high(lengths)
     if usual <= 0.0 or sum(lengths[-slow:]) < LEAST_RATIO * usual * slow:
         return None
     held = hold_ups(snapshot, serving, requests, usual)
     of_requests = RequestHoldUps(held)
     tail = tail_of(requests, of_requests, slow)
     bursts = _bursts(snapshot, serving)
-    kinds = _explained(tail, snapshot)
+    explained = _explained(tail, snapshot)
+    kinds = dict(explained)
     for kind, part in _estimated(tail, bursts, seconds_of_requests(snapshot), len(requests)).items():
         kinds[kind] = kinds.get(kind, 0.0) + part
     for kind, part in tail.at_most.items():
@@ -140,7 +142,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     part = kinds[first]
     lines = _lines(first, snapshot, bursts)
-    measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
+    measured = explained.get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
     # The cause is slight if it alone makes requests no longer than random arrivals do. If others take the cores, that
     # is no fault of the server's; if its own threads do, that is cpu-oversubscription.
@@ -250,7 +252,7 @@ def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind
     parts: list[tuple[Kind, float]] = [*kinds.items(), ("size", tail.size), ("queue", behind)]
     named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]
     evidence = [
-        f"the {len(tail.slow)} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
+        f"the {tail.slow} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
         f"the median {duration(tail.usual)}",
         f"of the difference: {', '.join(named)}",
         f"without it the slowest would take about {duration(left)}",
@@ -321,12 +323,9 @@ def _estimated(tail: Tail, bursts: Iterable[Burst], window: float, requests: int
 def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Where, ...]:
     """The lines that a kind comes from, heaviest first, where stack samples tell."""
     entries = [entry for entry in entries_of(snapshot) if entry.where is not None]
-    wanted: dict[Kind, Callable[[Entry], bool]] = {
-        "collector": lambda entry: entry.activity == "collect",
-        "compile": lambda entry: entry.activity == "compile",
-    }
-    if kind in wanted:
-        return lines_of(entry for entry in entries if wanted[kind](entry)).where
+    if kind in ("collector", "compile"):
+        activity = "collect" if kind == "collector" else "compile"
+        return lines_of(entry for entry in entries if entry.activity == activity).where
     found = lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
     if not found and kind in ("event-loop", "handler"):
         return lines_of(handler_entries(snapshot)).where
