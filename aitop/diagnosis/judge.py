@@ -35,8 +35,8 @@ class Judge:
     """Turns the findings of successive ticks into a stable list of verdicts.
 
     A finding is shown once it was at or above its band's `enter` in `CONFIRM_TICKS` ticks in a row, and is dropped once
-    it was below `leave` for `DWELL_SECONDS`. If nothing is shown or about to be, what an `only_alone` rule found
-    stands, however weak: there is always an answer to where the time goes.
+    it was below `leave` for `DWELL_SECONDS`. While no finding is shown or being confirmed, that of the `only_alone`
+    rule is shown, however weak, so there is always an answer to where the time goes.
     Rules run in order. Later rules do not see the ledger entries that an earlier finding has claimed, so no time is
     counted twice.
     """
@@ -44,6 +44,8 @@ class Judge:
     def __init__(self, rules: Sequence[Rule] = RULES) -> None:
         self._rules = rules
         self._scopes = {rule.id: rule.scope for rule in rules}
+        self._lonely = {rule.id for rule in rules if rule.only_alone}
+        self._following = {rule.id for rule in rules if rule.follows}
         self._shown: dict[str, _Shown] = {}
         self._entering: dict[str, int] = {}
         # What was found at the last tick. It is shown for one more, in which what follows it is confirmed.
@@ -70,13 +72,12 @@ class Judge:
                 del self._shown[rule.id]
             # A finding keeps its claims while it is shown, so that no other rule claims them in between.
             claims = shown.claims if shown is not None else frozenset()
-            if finding is not None and finding.level >= (rule.band.enter if shown is None else rule.band.leave):
+            if finding is not None and finding.level >= (rule.enter if shown is None else rule.leave):
                 claims |= frozenset(map(claim, finding.claims))
                 if shown is not None:
                     owned |= claims
             if claims:
                 unclaimed = _without(unclaimed, claims)
-        following = {rule.id for rule in self._rules if rule.follows}
         shown_now = [each.verdict for each in self._shown.values()]
         before, self._before = self._before, shown_now
         if not shown_now and self._entering:
@@ -84,8 +85,9 @@ class Judge:
         elif not shown_now and resort is not None:
             shown_now = self._before = [resort]
         weighed = [_weighed(verdict) for verdict in shown_now]
-        verdicts = sorted(weighed, key=lambda verdict: _importance(verdict, follows=verdict.id in following))
-        verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
+        if any(verdict.share and verdict.severity != "info" and verdict.id not in self._lonely for verdict in weighed):
+            weighed = [verdict for verdict in weighed if verdict.id not in self._lonely]
+        verdicts = sorted(weighed, key=self._importance)
         verdicts = [_weighed(verdict) for verdict in what_if.together(verdicts, self._scopes, snapshot)]
         verdicts = sorted(verdicts, key=lambda verdict: SEVERITY_ORDER[verdict.severity])
         ranks = _ranks(snapshot)
@@ -100,13 +102,23 @@ class Judge:
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
         """Show a rule's finding once it is confirmed; drop it once it was weak or absent for DWELL_SECONDS."""
         shown, ticks = self._shown.get(rule.id), self._entering.pop(rule.id, 0) + 1
-        strong = finding is not None and finding.level >= (rule.band.enter if shown is None else rule.band.leave)
+        strong = finding is not None and finding.level >= (rule.enter if shown is None else rule.leave)
         if finding is not None and strong and (shown is not None or ticks >= CONFIRM_TICKS):
             self._shown[rule.id] = _Shown(finding.verdict, now, frozenset(map(claim, finding.claims)))
         elif strong:
             self._entering[rule.id] = ticks
         elif shown is not None and now - shown.last_seen >= DWELL_SECONDS:
             del self._shown[rule.id]
+
+    def _importance(self, verdict: Verdict) -> tuple[int, bool, bool, bool, float, str]:
+        """The sort key of verdicts: severity; within it what was found alone, causes by weight, then consequences, then
+        what takes no time.
+        """
+        weight = verdict.share or 0.0
+        if verdict.full_in is not None:
+            weight = max(weight, 1.0 - verdict.full_in / HOUR_SECONDS)
+        together, follows = verdict.id not in self._lonely, verdict.id in self._following
+        return SEVERITY_ORDER[verdict.severity], together, not weight, follows, -weight, verdict.id
 
 
 def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
@@ -140,16 +152,6 @@ def _weighed(verdict: Verdict) -> Verdict:
     return msgspec.structs.replace(verdict, severity="info") if unsure else verdict
 
 
-def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
-    """Drop the verdicts with ids in `lonely` if another one is a warning or worse and has a share of the time.
-
-    Otherwise keep them, ahead of all others of their severity.
-    """
-    if any(verdict.share and verdict.severity != "info" and verdict.id not in lonely for verdict in verdicts):
-        return [verdict for verdict in verdicts if verdict.id not in lonely]
-    return sorted(verdicts, key=lambda verdict: (SEVERITY_ORDER[verdict.severity], verdict.id not in lonely))
-
-
 def _processes(verdict: Verdict, snapshot: Snapshot) -> tuple[int, ...]:
     """The processes that lose this time: the judged one, then those with a similar share at its lines (PEER)."""
     pid = judged_pid(snapshot)
@@ -169,11 +171,3 @@ def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
     """The number of the rank that was judged; empty if it has none."""
     pid = judged_pid(snapshot)
     return tuple(process.rank for process in snapshot.processes if process.pid == pid and process.rank is not None)
-
-
-def _importance(verdict: Verdict, *, follows: bool) -> tuple[int, bool, bool, float, str]:
-    """The sort key of verdicts: severity; within it causes by weight, then consequences, then what takes no time."""
-    weight = verdict.share or 0.0
-    if verdict.full_in is not None:
-        weight = max(weight, 1.0 - verdict.full_in / HOUR_SECONDS)
-    return SEVERITY_ORDER[verdict.severity], not weight, follows, -weight, verdict.id

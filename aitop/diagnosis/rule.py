@@ -83,20 +83,14 @@ class Finding(msgspec.Struct, frozen=True):
     claims: tuple[Entry, ...] = ()
 
 
-class Band(msgspec.Struct, frozen=True):
-    """Two thresholds: a finding appears at `enter` and goes only below `leave`, so that it does not flicker."""
-
-    enter: float
-    leave: float
-
-
 Judgement = Union[Finding, Abstention, None]  # noqa: UP007 - evaluated at run time on 3.10
-Answer = Union[Explanation, Finding, Abstention, str, None]  # noqa: UP007
+Answer = Union[Explanation, Finding, str, None]  # noqa: UP007
 
 
 class Rule(msgspec.Struct, frozen=True):
     """One verdict id, the function that looks for it, and its band.
 
+    A finding appears at `enter` and goes only below `leave`, so that it does not flicker.
     `missing` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns
     False. With `only_alone` the finding is shown only if no other warning has a share of the time, and then ahead of
     all others of its severity. With `follows` it is a consequence of what others found, and comes behind those of its
@@ -105,7 +99,8 @@ class Rule(msgspec.Struct, frozen=True):
 
     id: str
     look: Callable[[Snapshot], Answer]
-    band: Band
+    enter: float
+    leave: float
     scope: Scope = PART
     missing: Callable[[Snapshot], str | None] | None = None
     applies: Callable[[Snapshot], bool] | None = None
@@ -134,7 +129,7 @@ def rule(
     follows: bool = False,
 ) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
     """Decorator: make a rule of a function. By default it abstains until enough was seen (`too_little_seen`)."""
-    return lambda look: Rule(name, look, Band(enter, leave), scope, missing, applies, only_alone, follows)
+    return lambda look: Rule(name, look, enter, leave, scope, missing, applies, only_alone, follows)
 
 
 def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Answer]], Rule]:

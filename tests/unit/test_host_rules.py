@@ -115,7 +115,7 @@ def test_an_update_that_waits_for_the_lock_is_not_warned_of_as_well():
     seen = threaded(held=0.8, ran=0.2)
     records = steps_view(RANK, steps(seconds=0.001, forward=0.0002, backward=0.0003, optimizer=0.0005), 1000)
     waits = changed(seen, steps=records, facts=facts(parameters=100_000, parameter_tensors=6))
-    assert level(optimizer.judge(waits)) > optimizer.judge.band.enter
+    assert level(optimizer.judge(waits)) > optimizer.judge.enter
     assert [verdict.id for verdict in shown(waits) if verdict.severity != "info"] == ["gil-contention"]
 
 
@@ -162,7 +162,7 @@ def test_many_threads_that_hold_the_lock_alike_are_counted():
 
 @pytest.mark.parametrize(("held", "ran"), [(0.8, 0.97), (0.03, 0.4), (0.0, 0.2)])
 def test_a_lock_that_nobody_waits_for_is_no_contention(held, ran):
-    assert level(gil.judge(threaded(held, ran))) < gil.judge.band.leave
+    assert level(gil.judge(threaded(held, ran))) < gil.judge.leave
 
 
 def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
@@ -174,14 +174,14 @@ def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
     seen = threaded(held=0.8, ran=0.38)
     seen = changed(seen, steps=steps_view(RANK, steps(seconds=0.1, forward=0.04), 1000))
     waiting = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=tuple(lines)))
-    assert level(gil.judge(waiting)) < gil.judge.band.leave < level(gil.judge(seen))
+    assert level(gil.judge(waiting)) < gil.judge.leave < level(gil.judge(seen))
 
 
 def test_waiting_for_another_lock_is_no_gil_contention():
     seen = threaded(held=0.8, ran=0.3)
     lines = (*computes(0.3, waits="wait-lock"), of_thread("publish", 1.0))
     seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))
-    assert level(gil.judge(seen)) < gil.judge.band.leave
+    assert level(gil.judge(seen)) < gil.judge.leave
 
 
 def test_without_samples_of_the_gil_contention_is_not_judged():
@@ -389,7 +389,7 @@ def arrays(busy):
 @pytest.mark.parametrize(("busy", "severity"), [(0.05, "warning"), (0.0, None), (0.9, None)])
 def test_arrays_of_the_host_are_in_the_way_where_a_device_waits_for_them(busy, severity):
     finding = host_bound.judge(arrays(busy))
-    assert (fired(finding).severity if level(finding) >= host_bound.judge.band.enter else None) == severity
+    assert (fired(finding).severity if level(finding) >= host_bound.judge.enter else None) == severity
 
 
 def test_a_model_by_hand_in_small_operations_is_host_code():
@@ -545,12 +545,12 @@ def test_denormal_numbers_slow_nothing_down_on_a_processor_that_takes_them_well(
 def test_a_quick_update_is_not_slowed_by_the_denormal_numbers_in_its_state():
     quick = steps(seconds=0.0078, optimizer=0.0012)
     facts = adam(431_425, 6, foreach=False, fused=False, denormals=0.3)
-    assert level(optimizer.judge(snapshot(quick, facts=facts))) < optimizer.judge.band.leave
+    assert level(optimizer.judge(snapshot(quick, facts=facts))) < optimizer.judge.leave
 
 
 def test_an_uncounted_optimizer_may_take_a_usual_share():
     usual = Phases(data_wait=0.0, forward=0.3, backward=0.4, optimizer=0.28, outside=0.02)
-    assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.judge.band.leave
+    assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.judge.leave
 
 
 def test_without_a_count_of_parameters_nothing_is_said_of_their_need():
@@ -695,9 +695,9 @@ def test_requests_that_wait_for_a_core_in_threads_of_their_own_are_a_queue(wanti
 
 def test_what_a_crowded_machine_adds_to_an_update_is_not_the_optimizers():
     stock = adam(1_100_000, 6, foreach=False)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.judge.band.enter
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.judge.enter
     own = adam(1_100_000, 6)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.judge.band.enter
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.judge.enter
 
 
 def test_an_evaluation_is_named_by_the_line_that_calls_the_model():

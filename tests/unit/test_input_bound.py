@@ -207,7 +207,7 @@ def test_taking_ready_batches_from_idle_workers_is_no_wait_that_workers_could_en
     assert verdict.fixes[0].setting == Setting(name="num_workers", to=0, current=1)
     assert 1.05 < verdict.fixes[0].speedup < 1 / 0.7, "making a batch takes time without workers, too"
     # Workers that rest for 60 % of the time make in the rest more than the step waits for.
-    assert not measured or level(input_bound.judge(seen(0.4))) < input_bound.judge.band.leave
+    assert not measured or level(input_bound.judge(seen(0.4))) < input_bound.judge.leave
 
 
 def test_how_often_resting_workers_had_nothing_ready_is_only_a_guess_where_the_queue_was_not_measured():

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from snapshot_builder import constant, host, line, snapshot, step
 
 from aitop.diagnosis.judge import DWELL_SECONDS, Judge
-from aitop.diagnosis.rule import Band, Finding, Rule, claim
+from aitop.diagnosis.rule import Finding, Rule, claim
 from aitop.diagnosis.rules import CAUSES
 from aitop.model.snapshot import Phases, Snapshot, Target
-from aitop.model.verdict import Abstention, Verdict
+from aitop.model.verdict import Verdict
 
 
 def picture(time):
@@ -31,7 +31,7 @@ class Level:
 
     def __init__(self, id_="input-bound", severity="warning"):
         self.level: float | None = None
-        self.rule = Rule(id_, self._judge, Band(enter=0.2, leave=0.1))
+        self.rule = Rule(id_, self._judge, 0.2, 0.1)
         self._severity = severity
 
     def _judge(self, snapshot):
@@ -119,9 +119,7 @@ def test_order_is_severity_then_share():
 def test_memory_that_fills_weighs_as_much_as_it_takes_of_the_next_hour(full_in, first):
     leak = msgspec.structs.replace(verdict("memory-leak", share=None), full_in=full_in)
     found = {"eval-stall": verdict("eval-stall", share=0.1), "memory-leak": leak}
-    rules = [
-        Rule(name, lambda _, one=one: Finding(one, 0.5), Band(enter=0.2, leave=0.1)) for name, one in found.items()
-    ]
+    rules = [Rule(name, lambda _, one=one: Finding(one, 0.5), 0.2, 0.1) for name, one in found.items()]
     judge = Judge(rules)
     assert [shown(judge, time) for time in range(2)][-1][0] == first
 
@@ -133,14 +131,14 @@ def test_what_may_well_gain_nothing_is_information(severity, gain, shown):
         found = msgspec.structs.replace(verdict("optimizer-bound", severity), speedup=1.3, speedup_range=gain)
         return Finding(found, 0.5)
 
-    judge_ = Judge([Rule("optimizer-bound", judge, Band(enter=0.2, leave=0.1))])
+    judge_ = Judge([Rule("optimizer-bound", judge, 0.2, 0.1)])
     told = [judge_.judge(picture(time)) for time in range(2)][-1]
     assert [one.severity for one in told.verdicts] == [shown or severity]
 
 
 def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
     computing, waiting, crowd = Level("compute-bound", "info"), Level(), Level("cpu-oversubscription", "info")
-    alone = Rule("compute-bound", computing.rule, computing.rule.band, only_alone=True)
+    alone = Rule("compute-bound", computing.rule, computing.rule.enter, computing.rule.leave, only_alone=True)
     judge = Judge([crowd.rule, alone, waiting.rule])
     computing.level, crowd.level = 0.7, 0.9
     shown(judge, 0)
@@ -152,15 +150,22 @@ def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
 
 def test_a_consequence_comes_behind_the_causes_of_its_severity_and_before_what_has_no_share():
     queue, batch, grave = Level("queue-bound"), Level("underbatched"), Level("gc-stall", "critical")
-    leak = Rule("memory-leak", lambda _: Finding(verdict("memory-leak", "warning", None), 1.0), Band(0.5, 0.5))
-    judge = Judge([leak, Rule("queue-bound", queue.rule, queue.rule.band, follows=True), batch.rule, grave.rule])
+    leak = Rule("memory-leak", lambda _: Finding(verdict("memory-leak", "warning", None), 1.0), 0.5, 0.5)
+    judge = Judge(
+        [
+            leak,
+            Rule("queue-bound", queue.rule, queue.rule.enter, queue.rule.leave, follows=True),
+            batch.rule,
+            grave.rule,
+        ]
+    )
     queue.level, batch.level, grave.level = 0.9, 0.4, 0.3
     shown(judge, 0)
     assert shown(judge, 1) == ["gc-stall", "underbatched", "queue-bound", "memory-leak"]
 
 
 def test_abstentions_are_told():
-    rule = Rule("input-bound", lambda _: Abstention(id="input-bound", reason="2 steps so far"), Band(0.2, 0.1))
+    rule = Rule("input-bound", lambda _: "2 steps so far", 0.2, 0.1)
     told = Judge([rule]).judge(picture(0))
     assert told.verdicts == () and told.abstained[0].reason == "2 steps so far"
 
@@ -171,7 +176,7 @@ def test_a_rule_that_fails_does_not_silence_the_others():
 
     good = Level()
     good.level = 0.5
-    judge = Judge([Rule("memory-leak", broken, Band(0.2, 0.1)), good.rule])
+    judge = Judge([Rule("memory-leak", broken, 0.2, 0.1), good.rule])
     judge.judge(picture(0))
     told = judge.judge(picture(1))
     assert [one.id for one in told.verdicts] == ["input-bound"]
@@ -193,7 +198,7 @@ class Claiming:
     def __init__(self, id_, *numbers):
         self.level = 0.5
         self.saw: list[int] = []
-        self.rule = Rule(id_, self._judge, Band(enter=0.2, leave=0.1))
+        self.rule = Rule(id_, self._judge, 0.2, 0.1)
         self._numbers = numbers
 
     def _judge(self, snapshot):
@@ -264,11 +269,11 @@ def test_no_entry_is_blamed_twice(data):
     def watched(rule):
         def judge(seen):
             judgement = rule(seen)
-            if isinstance(judgement, Finding) and judgement.level >= rule.band.enter:
+            if isinstance(judgement, Finding) and judgement.level >= rule.enter:
                 claimed.extend(map(claim, judgement.claims))
             return judgement
 
-        return Rule(rule.id, judge, rule.band, only_alone=rule.only_alone, follows=rule.follows)
+        return Rule(rule.id, judge, rule.enter, rule.leave, only_alone=rule.only_alone, follows=rule.follows)
 
     kind = data.draw(st.sampled_from(("training", "inference", "unknown")))
     seen = snapshot(phases=Phases(forward=0.5, outside=0.5), lines=lines, kind=kind)

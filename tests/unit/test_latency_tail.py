@@ -21,7 +21,7 @@ HALF = at_random(25.0)
 @pytest.mark.parametrize("rate", [5.0, 15.0, 25.0])
 def test_a_healthy_server_at_up_to_half_load_is_quiet(rate):
     quiet = server(Server().answer(at_random(rate)), series={"run_delay": constant(0.01, 30)})
-    assert level(tail.judge(quiet)) < tail.judge.band.leave
+    assert level(tail.judge(quiet)) < tail.judge.leave
 
 
 @pytest.mark.parametrize(("kind", "subtype"), [("collect", "collector"), ("compile", "compile")])
@@ -57,12 +57,12 @@ def test_with_the_least_mean_so_many_events_come_in_one_of_twenty_times(events):
 
 
 def test_the_same_slow_requests_without_a_known_hold_up_are_not_explained_by_guessing():
-    assert level(tail.judge(server(Server(stops=STOPS).answer(HALF)))) < tail.judge.band.leave
+    assert level(tail.judge(server(Server(stops=STOPS).answer(HALF)))) < tail.judge.leave
 
 
 def test_pauses_that_hit_no_request_explain_nothing():
     beside = pauses([(begin + 2.0, 0.001) for begin, _ in STOPS])
-    assert level(tail.judge(server(Server(stops=STOPS).answer(HALF), held=beside))) < tail.judge.band.leave
+    assert level(tail.judge(server(Server(stops=STOPS).answer(HALF), held=beside))) < tail.judge.leave
 
 
 def test_too_few_requests_are_not_judged():
@@ -77,7 +77,7 @@ def test_long_answers_are_long_by_themselves():
         for tokens in [400 if n % 60 == 0 else 10 + n % 20]
     ]
     busy = server(requests, held=pauses([(START + 0.1 * n, 0.04) for n in range(300)]))
-    assert level(tail.judge(busy)) < tail.judge.band.leave
+    assert level(tail.judge(busy)) < tail.judge.leave
 
 
 def engine(long_every=100, long_tokens=8000):
@@ -108,7 +108,7 @@ def test_a_long_prompt_beside_decodes():
     verdict = fired(tail.judge(server([*early, *requests[6:]], iterations)))
     assert verdict.subtype == "prefill" and verdict.share > 0.7, "what these waited for before nobody saw"
     own = [replace(one, prompt_tokens=8000 if one.seconds > 0.5 else 16) for one in requests]
-    assert level(tail.judge(server(own, iterations))) < tail.judge.band.leave, "the long prompt is their own"
+    assert level(tail.judge(server(own, iterations))) < tail.judge.leave, "the long prompt is their own"
     assert level(tail.judge(server(*engine(long_every=0)))) == 0.0
 
 
@@ -189,20 +189,20 @@ def test_what_takes_long_now_and_then_is_named_by_what_it_blocks(blocks, subtype
     "windows", [(2, 3, 2, 3, 2, 3, 2, 2, 3, 2), (0, 3, 0, 0, 3, 0, 0)], ids=["evenly", "few samples, by chance"]
 )
 def test_a_line_that_does_not_come_now_and_then_makes_no_tail(windows):
-    assert level(tail.judge(blocked(handler="event-loop", by_window=windows))) < tail.judge.band.leave
+    assert level(tail.judge(blocked(handler="event-loop", by_window=windows))) < tail.judge.leave
 
 
 @pytest.mark.parametrize("activity", ["wait-lock", "wait-queue"])
 def test_a_request_that_waits_for_another_thread_stands_in_line(activity):
     waits = blocked(activity=activity, handler="thread")
-    assert level(tail.judge(waits)) < tail.judge.band.leave
+    assert level(tail.judge(waits)) < tail.judge.leave
     assert fired(tail.judge(blocked(activity=activity, handler="event-loop"))).subtype == "event-loop"
 
 
 def test_a_line_that_mostly_waits_for_another_thread_is_no_work_of_the_handlers():
     """`with lock:` takes no time by itself: what samples say of it besides is the error of few samples."""
     waits = blocked(activity="native", handler="thread", parts=(("native", 0.3), ("wait-lock", 0.7)))
-    assert level(tail.judge(waits)) < tail.judge.band.leave
+    assert level(tail.judge(waits)) < tail.judge.leave
     works = blocked(activity="native", handler="thread", parts=(("native", 0.7), ("wait-lock", 0.3)))
     assert fired(tail.judge(works)).subtype == "handler"
 
@@ -223,7 +223,7 @@ def test_the_pauses_of_a_worker_hold_up_its_own_requests():
     for pid, subtype in ((RANK, "collector"), (RANK + 1, None), (RANK + 7, "collector")):
         held = [replace(one, pid=pid) for one in pauses(STOPS)]
         finding = tail.judge(server(both, held=held))
-        assert level(finding) < tail.judge.band.leave if subtype is None else fired(finding).subtype == subtype
+        assert level(finding) < tail.judge.leave if subtype is None else fired(finding).subtype == subtype
 
 
 def handled(long=0.3, every=50):

@@ -48,7 +48,7 @@ def test_the_wait_of_the_host_for_a_busy_gpu_is_not_the_optimizers():
 
 def test_a_host_that_waits_for_data_does_not_starve_a_busy_gpu():
     ahead = {"seconds": 0.1, "data_wait": 0.07, "forward": 0.01, "backward": 0.01}
-    assert level(input_bound.judge(on_gpu(steps(**ahead), busy=0.96, facts=ON_CUDA))) < input_bound.judge.band.leave
+    assert level(input_bound.judge(on_gpu(steps(**ahead), busy=0.96, facts=ON_CUDA))) < input_bound.judge.leave
     assert fired(input_bound.judge(on_gpu(steps(**ahead), busy=0.3, facts=ON_CUDA))).share == pytest.approx(0.7)
     unproven = fired(input_bound.judge(snapshot(steps(**ahead), facts=ON_CUDA)))
     assert (unproven.severity, unproven.confidence <= 0.5) == ("warning", True)

@@ -61,7 +61,7 @@ def test_results_that_somebody_waits_for_are_not_read_more_rarely():
 
 def test_only_the_idle_time_of_the_device_is_lost():
     assert fired(sync_stall.judge(reading(0.8))).share == pytest.approx(0.2)
-    assert level(sync_stall.judge(reading(0.97))) < sync_stall.judge.band.leave
+    assert level(sync_stall.judge(reading(0.97))) < sync_stall.judge.leave
 
 
 def test_gaps_on_the_device_clock_show_the_loss_too():
@@ -142,9 +142,7 @@ def test_the_fix_of_copies_that_are_pinned_or_many():
 
 
 def test_copies_under_a_busy_device_cost_nothing():
-    assert (
-        level(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.97, lines=[COPY]))) < transfer_bound.judge.band.leave
-    )
+    assert level(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.97, lines=[COPY]))) < transfer_bound.judge.leave
 
 
 def test_a_full_link_is_the_limit_however_copies_are_made():
@@ -234,7 +232,7 @@ def test_a_verdict_says_what_the_call_at_its_line_comes_to():
 )
 def test_a_device_that_launches_do_not_starve(durations, busy, ops):
     seen = on_gpu(steps(**durations), busy=busy, facts=cuda(ops=ops))
-    assert level(launch_bound.judge(seen)) < launch_bound.judge.band.leave
+    assert level(launch_bound.judge(seen)) < launch_bound.judge.leave
 
 
 def test_launches_without_the_hook():
@@ -269,7 +267,7 @@ def test_half_precision_is_not_advised_twice():
     ids=["quiet memory", "busy tensor cores", "idle device"],
 )
 def test_memory_that_is_not_the_limit(figures):
-    assert level(bandwidth.judge(on_gpu(steps(**COMPUTES), **{"busy": 0.98, **figures}))) < bandwidth.judge.band.leave
+    assert level(bandwidth.judge(on_gpu(steps(**COMPUTES), **{"busy": 0.98, **figures}))) < bandwidth.judge.leave
 
 
 @pytest.mark.parametrize(

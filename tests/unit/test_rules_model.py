@@ -27,7 +27,7 @@ def test_float64_by_accident_on_the_cpu():
     mixed = facts(parameter_dtypes=("float32", "float64"))
     assert fired(precision.judge(snapshot(steps(**COMPUTES), facts=mixed))).confidence <= 0.5, "only a few"
     waiting = steps(seconds=0.1, data_wait=0.09, forward=0.005, backward=0.004)
-    assert level(precision.judge(snapshot(waiting, facts=facts(**DOUBLE)))) < precision.judge.band.leave
+    assert level(precision.judge(snapshot(waiting, facts=facts(**DOUBLE)))) < precision.judge.leave
 
 
 def test_calling_operations_takes_as_long_in_float32():
@@ -95,7 +95,7 @@ def test_without_the_hook_the_units_at_work_tell_it():
 
 def test_float32_of_what_only_moves_memory_is_no_fault():
     # As normalisations and activations on an H100 had it.
-    assert level(precision.judge(by_counters(fp32=0.094, tensor=0.005))) < precision.judge.band.leave
+    assert level(precision.judge(by_counters(fp32=0.094, tensor=0.005))) < precision.judge.leave
     assert "only from inside" in unjudged(precision.judge(by_counters(fp32=0.74, tensor=0.3)))
 
 
@@ -173,9 +173,7 @@ def test_a_server_that_waits_for_requests_is_not_underbatched():
 def test_a_model_that_computes_much_with_few_weights_gains_little():
     convolutional = facts(parameters=2_000_000, parameter_tensors=60, parameter_dtypes=("float32",), threads=1)
     slow = served(forward=0.048, seconds=0.05)
-    assert (
-        level(underbatched.judge(snapshot(slow, kind="inference", facts=convolutional))) < underbatched.judge.band.leave
-    )
+    assert level(underbatched.judge(snapshot(slow, kind="inference", facts=convolutional))) < underbatched.judge.leave
 
 
 def test_the_table_of_an_embedding_is_not_read_for_each_request():

@@ -163,7 +163,7 @@ def test_host_time_of_an_engine_is_named_by_its_phases():
     verdict = fired(host.judge(server((), full)))
     assert (verdict.severity, verdict.share) == ("critical", pytest.approx(0.4, abs=0.01)) and verdict.speedup
     mostly = {"schedule": 0.002, "prepare": 0.002, "model": 0.07, "sample": 0.002, "output": 0.002}
-    assert level(host.judge(server((), engine_turns(**mostly)))) < host.judge.band.leave
+    assert level(host.judge(server((), engine_turns(**mostly)))) < host.judge.leave
 
 
 # handlers -------------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_code_of_libraries_without_a_line_works_for_storage_only_while_it_waits(
     process = ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.9), lineless=lineless)
     works = line("run", 0.9, phase="forward", activity="native", number=12)
     seen = server(seen={"stacks": Stacks(seconds=5.0, samples=100, processes=(process,), lines=(works,))})
-    assert level(between_steps.host_io(seen)) < between_steps.host_io.band.enter
+    assert level(between_steps.host_io(seen)) < between_steps.host_io.enter
 
 
 def test_a_thread_for_each_request_is_no_front():

@@ -94,7 +94,7 @@ def slower_machine(forward=1.0):
     ],
 )
 def test_other_changes_are_no_growth(records):
-    assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave
+    assert level(step_growth.judge(snapshot(records))) < step_growth.judge.leave
 
 
 @pytest.mark.parametrize("since", [150, 200, 240, 300])
@@ -104,10 +104,10 @@ def test_a_change_from_one_level_to_another_is_no_growth(since):
         random_ = random.Random(since)
         times = [(0.02 if n < since else 0.04) * (1 + noise * random_.random()) for n in range(count)]
         records = [step(n, seconds, forward=seconds, cpu=seconds) for n, seconds in enumerate(times)]
-        assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave
+        assert level(step_growth.judge(snapshot(records))) < step_growth.judge.leave
         waits = [step(n, 0.02 + own, forward=0.02, data_wait=own, cpu=0.02) for n, own in enumerate(times)]
         waits = [msgspec.structs.replace(one, end=900.0 + 0.1 * one.index) for one in waits]
-        assert level(step_growth.judge(snapshot(waits))) < step_growth.judge.band.leave
+        assert level(step_growth.judge(snapshot(waits))) < step_growth.judge.leave
 
 
 def test_a_wait_is_measured_by_the_clock_and_not_by_the_time_on_a_core():
@@ -149,13 +149,13 @@ def test_lines_drift_apart_where_others_take_the_cores():
     crowded = {"run_delay": constant(0.3)}
     for counts, grows in (((2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9), False), ((2, 6, 11, 16, 21, 26), True)):
         calm = sampled(*counts)
-        assert level(step_growth.judge(calm)) >= step_growth.judge.band.enter
-        assert (level(step_growth.judge(changed(calm, series=crowded))) >= step_growth.judge.band.enter) is grows
+        assert level(step_growth.judge(calm)) >= step_growth.judge.enter
+        assert (level(step_growth.judge(changed(calm, series=crowded))) >= step_growth.judge.enter) is grows
 
 
 def test_samples_that_move_from_line_to_line_of_a_function_are_no_growth():
     grows = (2, 6, 10, 14, 18, 22)
-    assert level(step_growth.judge(sampled(*grows, beside=(24, 20, 16, 12, 8, 4)))) < step_growth.judge.band.leave
+    assert level(step_growth.judge(sampled(*grows, beside=(24, 20, 16, 12, 8, 4)))) < step_growth.judge.leave
     assert fired(step_growth.judge(sampled(*grows, beside=(12, 11, 10, 9, 8, 7)))).where[0].line == 41
 
 
@@ -165,7 +165,7 @@ def test_samples_that_move_from_line_to_line_of_a_function_are_no_growth():
     ids=["steady", "falling", "up and down", "hardly"],
 )
 def test_other_shares_are_no_growth(counts):
-    assert level(step_growth.judge(sampled(*counts))) < step_growth.judge.band.leave
+    assert level(step_growth.judge(sampled(*counts))) < step_growth.judge.leave
 
 
 def test_few_samples_show_no_trend():
