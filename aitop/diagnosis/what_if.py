@@ -344,8 +344,8 @@ def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope], most_
     if remaining <= 0.02 or rest < 0.005:
         return verdicts
     both = without(share + rest).speedup
-    then = f"next limit: {second.id}, {percent(min(0.99, rest / remaining))} of the step that is left"
-    evidence = (*first.evidence, f"{then} (both gone: {both:.1f}×)")
+    then = f"next limit: {second.id}, with {percent(min(0.99, rest / remaining))} of the time that then remains"
+    evidence = (*first.evidence, f"{then} (without both: {both:.1f}×)")
     return [msgspec.structs.replace(first, evidence=evidence), *verdicts[1:]]
 
 

@@ -105,11 +105,11 @@ def test_a_share_that_no_sample_divides_has_a_range_as_well():
 
 def test_the_next_limit_is_told():
     first, second = together([said("checkpoint-stall", 0.5), said("eval-stall", 0.25)], SCOPES, snapshot(steps()))
-    assert first.evidence[-1] == "next limit: eval-stall, 50 % of the step that is left (both gone: 4.0×)"
+    assert first.evidence[-1] == "next limit: eval-stall, with 50 % of the time that then remains (without both: 4.0×)"
     assert second.evidence == ()
     slows_more = said("gil-contention", 0.3, speedup=2.3)
     (first, _) = together([slows_more, said("eval-stall", 0.1)], SCOPES, snapshot(steps()))
-    assert first.evidence == ("next limit: eval-stall, 23 % of the step that is left (both gone: 3.0×)",)
+    assert first.evidence == ("next limit: eval-stall, with 23 % of the time that then remains (without both: 3.0×)",)
 
 
 def test_what_costs_the_same_idle_time_of_a_device_is_not_saved_twice():
@@ -117,9 +117,9 @@ def test_what_costs_the_same_idle_time_of_a_device_is_not_saved_twice():
     (first, _) = together([said("sync-stall", 0.45), said("python-overhead", 0.45)], SCOPES, seen)
     assert first.evidence == ()
     (first, _) = together([said("sync-stall", 0.3), said("host-bound", 0.3)], SCOPES, seen)
-    assert first.evidence == ("next limit: host-bound, 21 % of the step that is left (both gone: 1.8×)",)
+    assert first.evidence == ("next limit: host-bound, with 21 % of the time that then remains (without both: 1.8×)",)
     (first, _) = together([said("sync-stall", 0.45), said("precision", 0.45)], SCOPES, seen)
-    assert "both gone: 3.3×" in first.evidence[0], "that the device computes for less long is another matter"
+    assert "without both: 3.3×" in first.evidence[0], "that the device computes for less long is another matter"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_costs_the_same_idle_time_of_a_device_is_not_saved_twice():
     [
         # What slows every phase alike leaves their proportions.
         (("precision", 0.5), ("eval-stall", 0.3),
-         ("next limit: eval-stall, 30 % of the step that is left (both gone: 2.9×)",)),
+         ("next limit: eval-stall, with 30 % of the time that then remains (without both: 2.9×)",)),
         # How busy a part of the device is leaves no rest of a step.
         (("memory-bandwidth-bound", 0.8), ("sync-stall", 0.2), ()),
         (("underbatched", 0.8), ("sync-stall", 0.2), ()),

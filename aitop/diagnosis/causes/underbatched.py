@@ -320,8 +320,8 @@ def _evidence(  # noqa: PLR0917
             evidence.append(f"{percent(beside)} of a core works for requests beside the model, in batches as without")
     if not cost.measured:
         alone = training or calls > 1
-        what = "what else is done for each one alone" if alone else "waking up for each request alone"
-        evidence.append(f"at least {speedup:.1f}×: {what} is not counted")
+        what = "what else is done for each one alone" if alone else "what it costs to wake up for every single request"
+        evidence.append(f"the gain is at least {speedup:.1f}×: {what} is not in that estimate")
     return evidence
 
 

@@ -203,7 +203,8 @@ def _errors(snapshot: Snapshot, device: GpuDevice) -> Explanation | None:
     evidence = _xid_words(device)
     total = device.ecc_uncorrected
     if total:
-        evidence = (*evidence, f"{total} uncorrected memory errors since the driver was loaded, {new:.0f} of them now")
+        lately = f"{new:.0f} of them in the last five minutes"
+        evidence = (*evidence, f"{total} uncorrected memory errors since the driver was loaded, {lately}")
     grave = [xid for xid in broken if xid in HARDWARE_XIDS and xid not in MILD_XIDS]
     if new > 0 or grave:
         title = f"GPU {device.index} fails: " + (f"Xid {grave[-1]}" if grave else "memory errors")
