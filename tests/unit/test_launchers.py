@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
 
 from aitop.sources import procfs
-from aitop.sources.host.job import meeting_of, ray_class, whole_jobs
+from aitop.sources.host.job import look_at, meeting_of, ray_class, whole_jobs
 from aitop.sources.host.tree import ProcessTree, places_of
 
 SPAWNED = "python -c from_multiprocessing.spawn_import_spawn_main;spawn_main() --multiprocessing-fork"
@@ -173,11 +177,30 @@ def test_ranks_on_other_machines_are_counted(proc):
     assert (numbers.world_size, numbers.local_world) == (4, 2)
 
 
-def test_what_meets_at_one_address_is_one_job():
-    one = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert meeting_of(one) == meeting_of({**one, "RANK": "1"})
-    assert meeting_of(one) != meeting_of({**one, "MASTER_PORT": "2"})
-    assert meeting_of({**one, "WORLD_SIZE": "1"}) is meeting_of({"MASTER_PORT": "1"}) is None
+def test_what_meets_at_one_address_is_one_job(proc):
+    one = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "a", "MASTER_PORT": 1}
+    two, other = {**one, "RANK": 1}, {**one, "MASTER_PORT": 2}
+    environments = {20: one, 21: two, 22: other, 23: {**one, "WORLD_SIZE": 1}, 24: {"MASTER_PORT": 1}}
+    proc([Made(pid, 1, "python train.py", environment=each) for pid, each in environments.items()])
+    meetings = {pid: meeting_of(look_at(pid)) for pid in environments}
+    assert meetings[20] == meetings[21] != meetings[22]
+    assert meetings[23] is meetings[24] is None
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1"])
+def test_ranks_that_meet_at_the_loopback_of_two_networks_are_two_jobs(start, address):
+    apart = ["unshare", "--net", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False).returncode != 0:
+        pytest.skip("no network of its own can be made here")
+    script = "import time; print('up', flush=True); time.sleep(60)"
+
+    def rank(number, *before):
+        environment = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "23456"}
+        return start([*before, sys.executable, "-c", script], env={**os.environ, **environment}).pid
+
+    ours, other, theirs = rank(0), rank(1), rank(0, *apart)
+    assert set(whole_jobs([ours])) == {ours, other}
+    assert whole_jobs([theirs]) == (theirs,)
 
 
 def test_workers_of_ray_are_known_by_their_class():

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from aitop.sources import procfs
-from aitop.sources.host.command_lines import RankNumbers, invocation, kind_of, rank_numbers, spawned
+from aitop.sources.host.command_lines import LOOPBACK, RankNumbers, invocation, kind_of, rank_numbers, spawned
 from aitop.sources.procfs import Stat
 
 MOST_ABOVE = 32
@@ -124,25 +124,31 @@ def _beside(known: JobFacts, top: JobFacts) -> set[int]:
     """The tops of other trees that belong to the same job as `top`."""
     if known.argv and known.argv[0].startswith(RAY_WORKER):
         return _ray_peers(known)
-    meeting = meeting_of(known.environment or {})
+    meeting = meeting_of(known)
     if meeting is None:
         return set()
     tops = set()
     for pid in procfs.pids():
         peer = look_at(pid) if pid not in (known.stat.pid, os.getpid()) else None
-        if peer is None or peer.stat.ended or meeting_of(peer.environment or {}) != meeting:
+        if peer is None or peer.stat.ended or meeting_of(peer) != meeting:
             continue
         if (chain := lineage(pid)) and (above := top_of(chain).stat.pid) != top.stat.pid:
             tops.add(above)
     return tops
 
 
-def meeting_of(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The address where the ranks of its job meet; None for a process that is not one of several ranks."""
-    numbers = rank_numbers(environment)
+def meeting_of(known: JobFacts) -> tuple[str | None, ...] | None:
+    """Where the ranks of its job meet: an address and, for a loopback address, the network that it is in.
+
+    None for a process that is not one of several ranks.
+    """
+    environment, numbers = known.environment or {}, known.numbers
     if numbers.rank is None or (numbers.world_size or 1) < 2 or not environment.get("MASTER_PORT"):
         return None
-    return tuple(environment.get(name, "") for name in MEETING)
+    # Whoever may read the environment may read this link, so None means a kernel with one network, or an end.
+    local = environment.get("MASTER_ADDR") in LOOPBACK
+    network = procfs.link(f"{procfs.PROC}/{known.stat.pid}/ns/net") if local else None
+    return (*(environment.get(name, "") for name in MEETING), network)
 
 
 def _ray_peers(known: JobFacts) -> set[int]:
