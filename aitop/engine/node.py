@@ -136,7 +136,7 @@ class Node:
             ending.start()
         for ending in endings:
             ending.join()
-        self._shared.devices.close()
+        self._shared.devices.end()
 
     def _running(self) -> list[int]:
         """The topmost processes of jobs that are not watched yet."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-import msgspec
+from msgspec.structs import replace
 
 from aitop.model.event import Sample
 from aitop.model.gpu import DeviceUsers, GpuDevice, GpuSample
@@ -24,11 +24,17 @@ CLOSE_SECONDS = 2.0
 
 def device_source(tree: Callable[[], frozenset[int]]) -> Source:
     """The source of device samples. `tree` gives the pids of the watched process tree at this moment."""
+    own: set[int] = set()
+    return _JobDevices(all_devices(own), tree, own)
+
+
+def all_devices(own: Collection[int] = ()) -> Source:
+    """The source of device samples without `mine`. `own` has the indices of the devices that matter most."""
     if not nvml.is_installed():
         return nvml.NoDriver()
     from aitop.sources.nvml.source import NvmlSource  # noqa: PLC0415 - pynvml: 8 ms and 3 MB
 
-    return NvmlSource(tree)
+    return NvmlSource(own)
 
 
 def device_users() -> DeviceUsers:
@@ -40,40 +46,45 @@ def device_users() -> DeviceUsers:
     return gpu_users()
 
 
-class SharedDevices:
-    """The devices of the machine, read once an `interval` however many jobs are watched. Any thread may ask."""
+class SharedDevices(Source):
+    """The devices of the machine, read once an `interval` however many jobs are watched. Any thread may ask.
+
+    `read` opens the driver where needed; it stays open until `end`.
+    """
+
+    name: SourceName = "gpu"
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
-        self._source = device_source(frozenset)
+        self._source = all_devices()
         self._lock = threading.Lock()
         self._open = False
-        self._sample: GpuSample | None = None
+        self._samples: list[Sample] = []
+        self._read_at = float("-inf")
 
     def of(self, tree: Callable[[], frozenset[int]]) -> Source:
         """The source of one job, whose devices are those that processes of its `tree` compute on."""
-        return _JobDevices(self, tree)
+        return _JobDevices(self, tree, set())
 
-    def sample(self) -> GpuSample | None:
+    def read(self) -> list[Sample]:
         """The newest sample. Raises SourceError."""
         with self._lock:
-            now = time.monotonic()
             # Every job asks once in an interval, so a sample of half that age is new enough.
-            if self._sample is None or now - self._sample.time > self.interval / 2:
+            if time.monotonic() - self._read_at > self.interval / 2:
                 try:
                     if not self._open:
                         self._source.open()
                         self._open = True
-                    samples = self._source.read()
+                    self._samples = self._source.read()
                 except SourceError:
                     # A driver that answers no more, or a lost device, is only found again by opening it anew.
                     self._source.close()
                     self._open = False
                     raise
-                self._sample = next((sample for sample in samples if isinstance(sample, GpuSample)), None)
-            return self._sample
+                self._read_at = time.monotonic()
+            return self._samples
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Give the driver back. One that hangs in a read is left to the end of the program."""
         if not self._lock.acquire(timeout=CLOSE_SECONDS):
             return
@@ -86,28 +97,49 @@ class SharedDevices:
 
 
 class _JobDevices(Source):
-    """What one job sees of SharedDevices."""
+    """What one job sees of the samples of `devices`: which of them are its own.
+
+    `tree` gives the pids of its processes. The indices of its devices are in `own` after each read. A lost device has
+    no processes: it is the job's if it was before.
+    """
 
     name: SourceName = "gpu"
 
-    def __init__(self, shared: SharedDevices, tree: Callable[[], frozenset[int]]) -> None:
-        self.interval = shared.interval
-        self._shared = shared
+    def __init__(self, devices: Source, tree: Callable[[], frozenset[int]], own: set[int]) -> None:
+        self.interval, self.patience = devices.interval, devices.patience
+        self._devices = devices
         self._tree = tree
+        self._own = own
+
+    def open(self) -> None:
+        self._devices.open()
 
     def read(self) -> list[Sample]:
-        sample, tree = self._shared.sample(), self._tree()
-        if sample is None:
-            return []
-        return [msgspec.structs.replace(sample, devices=tuple(_seen_by(tree, each) for each in sample.devices))]
+        samples, tree = self._devices.read(), self._tree()
+        return [self._seen(sample, tree) for sample in samples if isinstance(sample, GpuSample)]
+
+    def close(self) -> None:
+        self._devices.close()
+
+    def _seen(self, sample: GpuSample, tree: frozenset[int]) -> GpuSample:
+        devices = [
+            replace(device, mine=device.index in self._own) if device.lost else _seen_by(tree, device)
+            for device in sample.devices
+        ]
+        self._own.clear()
+        self._own.update(device.index for device in devices if device.mine)
+        return replace(sample, devices=tuple(devices))
 
 
 def _seen_by(tree: frozenset[int], device: GpuDevice) -> GpuDevice:
     """The device, with `mine` set where processes of `tree` use it."""
     listed = device.processes
-    processes = tuple(msgspec.structs.replace(each, mine=each.pid in tree) for each in listed or ())
-    mine = any(each.mine for each in processes)
-    if not mine and (listed is None or any(procfs.gone(each.pid) for each in listed)):
-        # To a container NVML lists pids of the host, or none.
-        mine = nvml.holds(tree, device.minor)
-    return msgspec.structs.replace(device, processes=None if listed is None else processes, mine=mine)
+    mine = tree.intersection(each.pid for each in listed or ())
+    # Pids that do not exist here: to a container NVML may list those of the host, or none. If the tree has the device
+    # open, a single such process is taken to be the tree's.
+    strangers = [] if mine else [each.pid for each in listed or () if procfs.gone(each.pid)]
+    held = (listed is None or bool(strangers)) and nvml.holds(tree, device.minor)
+    if held and len(strangers) == 1:
+        mine = frozenset(strangers)
+    processes = None if listed is None else tuple(replace(each, mine=each.pid in mine) for each in listed)
+    return replace(device, processes=processes, mine=bool(mine) or held)

@@ -12,7 +12,7 @@ import sys, time
 from aitop.engine.runner import SourceRunner
 from aitop.model.source import SourceStatus
 from aitop.sources.nvml.source import NvmlSource
-source = NvmlSource(frozenset)
+source = NvmlSource()
 source.interval, source.patience = 0.05, 1.0
 def told(event):
     print(f"{event.state}: {event.reason}" if isinstance(event, SourceStatus) else "sample", flush=True)
@@ -37,7 +37,7 @@ if sys.argv[2:]:
     from aitop.sources.nvml import source
     source.WAIT_FOR_TURN_SECONDS = 0.1
     try:
-        NvmlSource(frozenset).open()
+        NvmlSource().open()
     except SourceError as error:
         print(error.state, error.reason)
 """
@@ -94,7 +94,7 @@ def test_nvml_is_called_from_one_thread_at_a_time(fake_nvml, tmp_path, printed):
 import threading
 from aitop.sources.nvml.processes import gpu_users
 from aitop.sources.nvml.source import NvmlSource
-source = NvmlSource(frozenset)
+source = NvmlSource()
 source.open()
 looker = threading.Thread(target=lambda: [gpu_users(5.0) for _ in range(20)])
 looker.start()

@@ -22,18 +22,20 @@ MY_PID = os.getpid()
 # Reads so often, so far apart, and prints a JSON line a read; the tree of the target is this test's process.
 READER = """
 import os, sys, time, msgspec
-from aitop.sources.nvml.source import NvmlSource
+from aitop.sources.devices import device_source
 from aitop.sources.source import SourceError
 reads, pause, target = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-source = NvmlSource(lambda: frozenset({target}))
+source, opened = device_source(lambda: frozenset({target})), False
 for _ in range(reads):
     try:
-        if source._gate is None:
+        if not opened:
             source.open()
+            opened = True
         line = msgspec.json.encode(source.read()[0]).decode()
     except SourceError as error:
         line = f"! {error.state} | {error.reason} | {error.remedy}"
         source.close()
+        opened = False
     print(line, flush=True)
     time.sleep(pause)
 source.close()

@@ -191,7 +191,7 @@ class Driver(devices.Source):
 
 def test_devices_are_read_once_for_all_jobs_and_each_sees_its_own(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(devices, "device_source", lambda tree: driver)
+    monkeypatch.setattr(devices, "all_devices", lambda: driver)
     shared = devices.SharedDevices(15.0)
     one, other = shared.of(lambda: frozenset({1})), shared.of(lambda: frozenset({3}))
     (mine,), (theirs,) = one.read(), other.read()
@@ -206,12 +206,32 @@ def test_devices_are_read_once_for_all_jobs_and_each_sees_its_own(monkeypatch):
 def test_in_a_container_a_device_is_the_jobs_that_has_it_open(monkeypatch, listed):
     driver = Driver()
     driver.read = lambda: [GpuSample(time=1e9, devices=(GpuDevice(index=0, minor=3, processes=listed),))]
-    monkeypatch.setattr(devices, "device_source", lambda tree: driver)
+    monkeypatch.setattr(devices, "all_devices", lambda: driver)
     monkeypatch.setattr("aitop.sources.procfs.open_devices", lambda pid: {f"/dev/nvidia{pid}"})
     shared = devices.SharedDevices(15.0)
     for pid, mine in ((3, True), (4, False)):
         (sample,) = shared.of(lambda pid=pid: frozenset({pid})).read()
-        assert sample.devices[0].mine is mine and sample.devices[0].processes == listed
+        (device,) = sample.devices
+        assert device.mine is mine and [each.mine for each in device.processes or ()] == [mine] * len(listed or ())
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one job", "all jobs"])
+def test_a_lost_device_is_the_jobs_that_used_it(monkeypatch, many):
+    samples = [
+        GpuSample(time=1.0, devices=tuple(GpuDevice(index=i, processes=(GpuProcess(pid=1),)) for i in (0, 1))),
+        GpuSample(time=2.0, devices=(GpuDevice(index=0, processes=()), GpuDevice(index=1, lost=True))),
+        GpuSample(time=3.0, devices=(GpuDevice(index=0, processes=()), GpuDevice(index=1, lost=True))),
+    ]
+    driver = Driver()
+    driver.read = lambda: [samples.pop(0)]
+    monkeypatch.setattr(devices, "all_devices", lambda *own: driver)
+    shared = devices.SharedDevices(-1.0)
+    source_of = shared.of if many else devices.device_source
+    job = source_of(lambda: frozenset({1}))
+    seen = [[device.mine for device in job.read()[0].devices] for _ in range(3)]
+    assert seen == [[True, True], [False, True], [False, True]]
+    samples.append(GpuSample(time=4.0, devices=(GpuDevice(index=1, lost=True),)))
+    assert not source_of(lambda: frozenset({2})).read()[0].devices[0].mine
 
 
 def test_a_driver_that_was_opened_in_part_is_closed(monkeypatch):
@@ -222,11 +242,11 @@ def test_a_driver_that_was_opened_in_part_is_closed(monkeypatch):
         raise SourceError("absent", "the NVIDIA driver is here, but no GPU")
 
     driver.open, driver.close = refuse, lambda: calls.append("close")
-    monkeypatch.setattr(devices, "device_source", lambda tree: driver)
+    monkeypatch.setattr(devices, "all_devices", lambda: driver)
     shared = devices.SharedDevices(15.0)
     for _ in range(2):
         with pytest.raises(SourceError, match="no GPU"):
-            shared.sample()
+            shared.read()
     assert calls == ["open", "close"] * 2
 
 

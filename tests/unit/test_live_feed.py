@@ -70,7 +70,7 @@ def test_a_job_that_stands_still_is_shown_before_its_next_rare_tick(monkeypatch)
         assert twice.wait(20)
     finally:
         feed.stop()
-        devices.close()
+        devices.end()
 
 
 class Host:

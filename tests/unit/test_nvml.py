@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aitop.sources import nvml, plausible, procfs
+from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.sources import devices, nvml, plausible, procfs
 from aitop.sources.nvml import library, processes
 from aitop.sources.nvml.device import NvlinkMeter
 from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
@@ -105,8 +106,12 @@ def test_whose_a_process_on_the_device_is(monkeypatch, who, held, ours):
     pid = {"us": os.getpid(), "init": 1}.get(who) or dead_pid()
     monkeypatch.setattr(procfs, "open_devices", lambda pid: {"/dev/nvidia3"} if held else set())
     meter = processes.ProcessMeter(Gate(listing((pid, 100))), Handle("gpu0", "pointer"))
-    [found], device_is_ours = meter.read(frozenset({os.getpid()}), None)
-    assert (found.mine, device_is_ours) == (ours, ours)
+    sample = GpuSample(time=1.0, devices=(GpuDevice(index=0, minor=meter.minor, processes=meter.read(None)),))
+    monkeypatch.setattr(
+        devices, "all_devices", lambda own: SimpleNamespace(interval=1, patience=1, read=lambda: [sample])
+    )
+    ((device,),) = [each.devices for each in devices.device_source(lambda: frozenset({os.getpid()})).read()]
+    assert ([process.mine for process in device.processes], device.mine) == ([ours], ours)
 
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, IS_LOST, UNKNOWN, INVALID = 3, 4, 6, 10, 15, 999, 2

@@ -40,7 +40,6 @@ class Device:
     def __init__(self, gate: Gate, index: int, handle: Handle) -> None:
         self.index = index
         self.lost = False
-        self.mine = False
         self._gate = gate
         self.handle = handle
         self._ticks = index  # devices take their slow turn at different ticks
@@ -60,27 +59,26 @@ class Device:
         except DeviceLostError:
             self.lost = True
 
-    def read(self, now: float, tree: frozenset[int], xid: tuple[int, ...] | None) -> GpuDevice:
+    def read(self, now: float, xid: tuple[int, ...] | None) -> GpuDevice:
         """The device now. Once the driver has lost it, only its identity, `lost` and its Xid errors."""
         if not self.lost:
             try:
-                return self._read(now, tree, xid)
+                return self._read(now, xid)
             except DeviceLostError:
                 self.lost = True
         name, uuid = self._lasting["name"], self._lasting["uuid"]
-        return GpuDevice(index=self.index, name=name, uuid=uuid, xid=xid, lost=True, mine=self.mine)
+        return GpuDevice(index=self.index, name=name, uuid=uuid, xid=xid, lost=True)
 
     def close(self) -> None:
         """Give back what was allocated in NVML."""
         self._gpm.close()
 
-    def _read(self, now: float, tree: frozenset[int], xid: tuple[int, ...] | None) -> GpuDevice:
+    def _read(self, now: float, xid: tuple[int, ...] | None) -> GpuDevice:
         if not self._slow or self._ticks % SLOW_TICKS == 0:
             self._slow = self._read_slow()
         self._ticks += 1
         rates = self._ask("nvmlDeviceGetUtilizationRates")
         busy = None if rates is None else plausible.share(rates.gpu)
-        processes, self.mine = self._processes.read(tree, busy)
         gpm = self._gpm.read(now)
         measured = gpm.links if gpm is not None else {}
         pcie, nvlink = self._pcie, (measured.get("nvlink_received"), measured.get("nvlink_sent"))
@@ -105,9 +103,8 @@ class Device:
             nvlink_received=nvlink[0],
             nvlink_sent=nvlink[1],
             xid=xid,
-            processes=processes,
+            processes=self._processes.read(busy),
             gpm=None if gpm is None else gpm.sample,
-            mine=self.mine,
             **read_memory(self._gate, self.handle),
             **self._lasting,
             **self._slow,

@@ -11,7 +11,7 @@ import pynvml
 
 from aitop.model.gpu import DeviceUsers, GpuProcess
 from aitop.sources import plausible, procfs
-from aitop.sources.nvml import holds, library
+from aitop.sources.nvml import library
 from aitop.sources.nvml.library import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.source import SourceError
 
@@ -45,25 +45,17 @@ class ProcessMeter:
         self._seen_until = int((time.time() - FIRST_LOOK_BACK_SECONDS) * 1e6)
         self.minor = gate.ask(handle, "nvmlDeviceGetMinorNumber")
 
-    def read(self, tree: frozenset[int], busy: float | None) -> tuple[tuple[GpuProcess, ...] | None, bool]:
-        """The processes, None where NVML does not list them, and whether the tree is on this device."""
+    def read(self, busy: float | None) -> tuple[GpuProcess, ...] | None:
+        """The processes, None where NVML does not list them."""
         listed = running(self._gate, self._handle)
         if listed is None:
-            return None, holds(tree, self.minor)
+            return None
         self._names = {pid: self._names[pid] if pid in self._names else self._name(pid) for pid in listed}
         share_of = self._shares(busy, bool(listed))
-        mine = tree.intersection(listed)
-        # Pids that do not exist here: to a container NVML may list those of the host. If the tree has the device open,
-        # a single such process is taken to be the tree's.
-        strangers = {pid for pid in listed if pid not in mine and procfs.gone(pid)} if not mine else set()
-        held = bool(strangers) and holds(tree, self.minor)
-        if held and len(strangers) == 1:
-            mine = frozenset(strangers)
-        processes = tuple(
-            GpuProcess(pid=pid, name=self._names[pid], memory=memory, sm=share_of(pid), mine=pid in mine)
+        return tuple(
+            GpuProcess(pid=pid, name=self._names[pid], memory=memory, sm=share_of(pid))
             for pid, memory in sorted(listed.items())
         )
-        return processes, bool(mine) or held
 
     def _shares(self, busy: float | None, anybody: bool) -> Callable[[int], float | None]:
         """A function from pid to its share of the SMs.

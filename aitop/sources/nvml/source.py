@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pynvml
@@ -21,12 +21,12 @@ WAIT_FOR_TURN_SECONDS = 2.0
 
 
 class NvmlSource(Source):
-    """All devices of the driver. `tree` gives the pids of the watched process tree at this moment."""
+    """All devices of the driver, none of them marked as `mine`. `own` has the indices of those that matter most."""
 
     name: SourceName = "gpu"
 
-    def __init__(self, tree: Callable[[], frozenset[int]]) -> None:
-        self._tree = tree
+    def __init__(self, own: Collection[int] = ()) -> None:
+        self._own = own
         self._started = False
         self._gate: Gate | None = None
         self._devices: list[Device] = []
@@ -56,13 +56,12 @@ class NvmlSource(Source):
         gate, xids = self._gate, self._xids
         if gate is None or xids is None:
             raise SourceError("failed", "the GPU source is not open")
-        tree = self._tree()
         with library.turn(WAIT_FOR_TURN_SECONDS):
             gate.answered, gate.last_error = 0, None
             self._measure_one_pcie()
             now = time.monotonic()
             xids.poll()
-            devices = [device.read(now, tree, xids.of(device.index)) for device in self._devices]
+            devices = [device.read(now, xids.of(device.index)) for device in self._devices]
         if gate.answered == 0 and any(not device.lost for device in self._devices):
             raise SourceError("failed", f"NVML no longer answers: {gate.last_error or 'nothing is supported'}")
         devices += [GpuDevice(index=index, lost=True) for index in self._lost_at_start]
@@ -82,12 +81,12 @@ class NvmlSource(Source):
         self._devices, self._xids, self._gate, self._started = [], None, None, False
 
     def _measure_one_pcie(self) -> None:
-        """Ask one device for its PCIe traffic, those of the watched tree first; the others keep their last figure.
+        """Ask one device for its PCIe traffic, one of `own` first; the others keep their last figure.
 
         Each direction takes the 20 ms over which the driver counts: eight devices would cost a third of a second.
         """
         waiting = [device for device in self._devices if device.needs_pcie and not device.lost]
-        ours = [device for device in waiting if device.mine] or waiting
+        ours = [device for device in waiting if device.index in self._own] or waiting
         if ours:
             ours[self._turn % len(ours)].measure_pcie()
             self._turn += 1
