@@ -69,6 +69,18 @@ def test_all_ranks_wait_for_one_on_another_machine():
     assert job.finding.name == "comm-bound/elsewhere", "they wait alike: for the exchange"
 
 
+@pytest.mark.parametrize("verdict", ["device-fault", "host-memory", "hang"])
+def test_a_critical_verdict_is_shown_though_the_job_also_waits_for_one_rank(verdict):
+    critical = (verdict, "", "critical", "", 0, None, None)
+    waits = {0: 0.5, 1: 0.5, 2: 0.2, 3: 0.5}
+    ranks = [Rank("j", "n", at, 10 + at, wait=wait, verdicts=(COMPUTE,)) for at, wait in waits.items()]
+    with served(*ranks) as fake:
+        assert reader(fake).jobs().jobs[0].finding.name == "straggler/compute-bound"
+    with served(*ranks[:3], replace(ranks[3], verdicts=(critical,))) as fake:
+        (job,) = reader(fake).jobs().jobs
+    assert (job.finding.name, job.finding.severity) == (verdict, "critical")
+
+
 def test_a_job_names_its_users():
     with served(Rank("j", "n", 0, 7, user="eve"), Rank("j", "m", 1, 8, user="ada"), Rank("k", "n", 0, 9)) as fake:
         assert [job.user for job in reader(fake).jobs().jobs] == ["ada, eve", None]

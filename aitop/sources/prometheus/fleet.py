@@ -176,7 +176,9 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
     figures = {name: _values(answers[name], "job") for name in ("stalled", "lost", "wasted")}
     findings = _findings(answers, {(job,): sum(on.values()) for job, on in nodes.items()}, "job")
     for key, straggler in _stragglers(answers).items():
-        if key in findings and findings[key].verdict not in ("straggler", "hang"):
+        found = findings.get(key)
+        # "comm-bound" is how the other ranks see it.
+        if found and (found.verdict == "comm-bound" or (found.severity != "critical" and found.verdict != "straggler")):
             findings[key] = straggler
     users: dict[str, set[str]] = {}
     for job, user in _values(answers["user"], "job", "user"):
