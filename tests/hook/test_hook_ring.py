@@ -357,6 +357,24 @@ sys.stdin.read()
         source.close()
         assert not should_stay(one.pid)
 
+    def test_a_queued_request_is_withdrawn_although_the_source_was_opened_anew(self):
+        wanted, entered, withdrawn = [os.getpid()], [], []
+
+        def way_in(pid):
+            entered.append(pid)
+            raise SourceError("denied", "it is in a long call", transient=True)
+
+        source = HookSource(lambda: wanted, way_in, withdrawn.append)
+        for _ in range(2):
+            with pytest.raises(SourceError, match="long call"):
+                source.open()
+            source.close()
+        assert (entered, withdrawn) == ([os.getpid()] * 2, []), "it is tried again at once"
+        wanted.clear()
+        with pytest.raises(SourceError, match="no process to hook"):
+            source.open()
+        assert withdrawn == [os.getpid()]
+
     def test_without_any_ring_it_says_why(self):
         def way_in(pid):
             raise SourceError("denied", "not allowed", "be root")

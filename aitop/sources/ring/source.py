@@ -75,8 +75,11 @@ class HookSource(Source):
     def open(self) -> None:
         """Open the ring of every process. Raises SourceError if there is none at all."""
         remove_leftovers()
-        self._failures.clear()
-        self._join(time.monotonic())
+        now = time.monotonic()
+        # Not forgotten: a process that is no longer wanted may still have a request queued.
+        for failure in self._failures.values():
+            failure.again_at = now
+        self._join(now)
         self._complain_without_rings()
 
     def read(self) -> list[Sample]:
