@@ -16,6 +16,7 @@ import pytest
 from aitop.model.event import Sample
 from aitop.model.stacks import StackWindow
 from aitop.sources.source import SourceError
+from aitop.sources.stacks import source as stack_source
 from aitop.sources.stacks.source import StackSource
 from aitop.sources.stacks.spy import PySpy
 from aitop.stacks.view import StackView
@@ -157,6 +158,21 @@ def test_a_target_that_dies_in_a_window_ends_it(busy: subprocess.Popen[str]) -> 
     with pytest.raises(SourceError, match="has ended") as ended:
         source.read()
     assert ended.value.state == "absent"
+
+
+def test_a_py_spy_that_takes_too_long_is_said_to_have_had_no_answer(
+    busy: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = tmp_path / "py-spy"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(stack_source, "find_py_spy", lambda: str(slow))
+    monkeypatch.setattr(stack_source, "GRACE_SECONDS", 1.0)
+    source = StackSource([busy.pid], script=None)
+    source.open()
+    with pytest.raises(SourceError) as failed:
+        source.read()
+    assert (failed.value.state, failed.value.reason) == ("failed", "py-spy had no answer in 2 s")
 
 
 def test_an_interrupted_read_ends_and_leaves_no_child(busy: subprocess.Popen[str]) -> None:

@@ -22,7 +22,7 @@ from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
 from aitop.sources.stacks.source import lives, main_threads
 from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_DEPTH, MOST_LINES, RawFrame
-from aitop.sources.stacks.spy import PySpy, explain, find_py_spy
+from aitop.sources.stacks.spy import PySpy, explain, find_py_spy, no_answer
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 MOST_PROCESSES = 256
@@ -162,10 +162,10 @@ def _native_dump(program: str, pid: int) -> PySpy:
 
 def _ended(spy: PySpy, patience: float) -> PySpy:
     """Wait `patience` seconds for py-spy to end. Raises SourceError where it has not, and ends it."""
-    in_time = spy.wait(patience)
+    spy.wait(patience)
     spy.stop()
-    if not in_time:
-        raise SourceError("failed", f"py-spy had no answer in {patience:.0f} s")
+    if spy.late:
+        raise no_answer(patience)
     return spy
 
 

@@ -16,7 +16,7 @@ from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
 from aitop.sources.stacks.pace import RATE, Budget, GilWatch, IdleCores, rate_of
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
-from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy
+from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy, no_answer
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 # The first windows are short: the user waits for them.
@@ -130,7 +130,7 @@ class StackSource(Source):
         window = self._window(seconds, rate, spies, seconds / planned)
         if window is None:
             if not self._ending.is_set():
-                self._account_for_nothing(spies)
+                self._account_for_nothing(spies, planned + GRACE_SECONDS)
             return []
         self._taken += 1
         self._sampled += seconds
@@ -221,12 +221,13 @@ class StackSource(Source):
             flows=builder.flows(),
         )
 
-    def _account_for_nothing(self, spies: Sequence[Spy]) -> None:
-        """Raise SourceError if an empty window is no accident: py-spy was refused, or several were empty in a row."""
+    def _account_for_nothing(self, spies: Sequence[Spy], patience: float) -> None:
+        """Raise SourceError if an empty window is no accident: py-spy was refused or late, or several were empty."""
         alive = [spy for spy in spies if spy.threads == "all" and lives(spy.pid)]
         refused = [spy for spy in alive if spy.code != 0]
         if refused:
-            raise explain(refused[0].pid, refused[0].complaint)
+            spy = refused[0]
+            raise no_answer(patience) if spy.late else explain(spy.pid, spy.complaint)
         self._empty += 1
         if alive and self._empty >= EMPTY_WINDOWS:
             raise SourceError("failed", f"py-spy saw no Python frame of process {alive[0].pid}: it may be starting up")

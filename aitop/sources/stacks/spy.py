@@ -55,8 +55,9 @@ class PySpy:
     def __init__(self, program: str, arguments: Sequence[str], *, named: bool = False, native: bool = False) -> None:
         self.cpu = 0.0
         self.code: int | None = None
-        # What it wrote, and the first line of its complaint (empty when it had none); after `stop`.
-        self.output, self.complaint = b"", ""
+        # What it wrote, the first line of its complaint (empty when it had none), and whether it had not ended; after
+        # `stop`.
+        self.output, self.complaint, self.late = b"", "", False
         self._output = os.memfd_create("aitop-stacks", os.MFD_CLOEXEC)
         try:
             self._errors = os.memfd_create("aitop-stacks-errors", os.MFD_CLOEXEC)
@@ -97,6 +98,7 @@ class PySpy:
 
     def stop(self) -> None:
         """End py-spy now if it still runs (SIGTERM, then SIGKILL), collect it, and read what it wrote. Call it once."""
+        self.late = not self.finished()
         for number, patience in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 2 * TERM_SECONDS)):
             if self.finished():
                 break
@@ -163,6 +165,11 @@ def first_line(complaint: str) -> str:
     """The first line of what py-spy complained of, empty where it had nothing to say."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     return lines[0].removeprefix("Error: ") if lines else ""
+
+
+def no_answer(seconds: float) -> SourceError:
+    """The error for a py-spy that had not ended after so many seconds."""
+    return SourceError("failed", f"py-spy had no answer in {seconds:.0f} s")
 
 
 def explain(pid: int, complaint: str) -> SourceError:
