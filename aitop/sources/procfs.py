@@ -184,6 +184,14 @@ def argv(pid: int) -> tuple[str, ...]:
     return tuple(part.decode("utf-8", "replace") for part in data.rstrip(b"\0").split(b"\0"))
 
 
+def network(pid: int) -> str | None:
+    """The network that a process is in, each with a loopback of its own.
+
+    None without permission, for a process that has ended, and on a kernel that knows only one network.
+    """
+    return link(f"{PROC}/{pid}/ns/net")
+
+
 def environ(pid: int) -> dict[str, str] | None:
     """The environment the process was started with; None without permission. Later changes are not in it.
 

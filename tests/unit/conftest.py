@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,3 +22,12 @@ def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
         path().write_bytes(text if isinstance(text, bytes) else text.encode())
 
     return write
+
+
+@pytest.fixture
+def in_another_network() -> list[str]:
+    """The words of a command that runs the words after them in a network of its own."""
+    command = ["unshare", "--net", "--map-root-user"]
+    if shutil.which(command[0]) is None or subprocess.run([*command, "true"], check=False).returncode != 0:
+        pytest.skip("no network of its own can be made here")
+    return command

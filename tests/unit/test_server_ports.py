@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 
+from aitop.sources import procfs
 from aitop.sources.exchange.tcp_table import Connection, ip_address
 from aitop.sources.servers import loopback, ports
 from aitop.sources.servers.engines import ENGINES, RAY_SERVE, VLLM
@@ -202,10 +204,10 @@ def test_the_only_port_of_the_process_is_its_http_port(start):
 def test_of_several_ports_only_the_named_one_is_asked(start):
     with listening() as port, listening() as other:
         assert [one.port for one in endpoints(server(("vllm", "--port", str(other))), VLLM)] == [other]
-        with pytest.raises(SourceError, match="listens on no TCP port"):
+        with pytest.raises(SourceError, match="could be recognised as its HTTP port"):
             endpoints(server(("vllm", "--port", "9")), VLLM)
         process = start("import sys, time; print('up', flush=True); time.sleep(60)")
-        with pytest.raises(SourceError, match="listens on no TCP port"):
+        with pytest.raises(SourceError, match="could be recognised as its HTTP port"):
             endpoints(server(("vllm", "--port", str(port)), pid=process.pid), VLLM)
 
 
@@ -218,10 +220,36 @@ def test_what_listens_elsewhere_only_is_not_asked(monkeypatch):
     assert raised.value.state == "absent"
 
 
-def test_another_network_is_not_asked(monkeypatch):
-    monkeypatch.setattr(ports, "in_our_network", lambda pid: False)
-    with listening(), pytest.raises(SourceError, match="whose loopback is not ours"):
-        endpoints(server(), VLLM)
+def test_another_network_is_not_asked(start, in_another_network):
+    other = start([*in_another_network, sys.executable, "-c", LISTENS])
+    with pytest.raises(SourceError, match="whose loopback is not ours"):
+        endpoints(server(pid=other.pid), VLLM)
+
+
+def test_a_process_that_may_not_be_looked_into_is_not_said_to_be_in_another_network(monkeypatch):
+    links = procfs.link
+    # As for a process of another user, or one that is not dumpable.
+    monkeypatch.setattr(procfs, "link", lambda path: None if path.startswith("/proc/1/") else links(path))
+    monkeypatch.setattr(ports, "why_denied", lambda pid: SourceError("denied", f"process {pid} is closed"))
+    with pytest.raises(SourceError, match="process 1 is closed") as raised:
+        endpoints(server(pid=1), VLLM)
+    assert raised.value.state == "denied"
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    with pytest.raises(SourceError, match="has ended") as raised:
+        endpoints(server(pid=child.pid), VLLM)
+    assert raised.value.transient, "it is looked for again soon"
+
+
+def test_the_other_servers_are_asked_where_one_may_not_be(start):
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    other = start(LISTENS)
+    port = int(other.stdout.readline())
+    row = BY_NAME["vllm"]
+    part = next(part for part in row.parts if part.answers)
+    one = Server(row, None, {child.pid: part, other.pid: part}, ())
+    assert endpoints(one, VLLM) == [(other.pid, "127.0.0.1", port)]
 
 
 FIGURES = b'vllm:num_requests_running{engine="0"} 3.0\nvllm:request_success_total{engine="0"} 7\n'

@@ -50,12 +50,6 @@ def own_sockets(pid: int) -> frozenset[int]:
     return frozenset(int(match[1]) for match in held if match)
 
 
-def in_our_network(pid: int) -> bool:
-    """Whether our loopback is the process's: in a container's network it is another one."""
-    own, other = (procfs.link(f"{procfs.PROC}/{process}/ns/net") for process in ("self", pid))
-    return own is not None and own == other
-
-
 def is_loopback(address: str) -> bool:
     """Whether this address, in the kernel's hexadecimal, is a loopback one: nobody on another machine has it."""
     known = ip_address(address)

@@ -145,9 +145,8 @@ def meeting_of(known: JobFacts) -> tuple[str | None, ...] | None:
     environment, numbers = known.environment or {}, known.numbers
     if numbers.rank is None or (numbers.world_size or 1) < 2 or not environment.get("MASTER_PORT"):
         return None
-    # Whoever may read the environment may read this link, so None means a kernel with one network, or an end.
-    local = environment.get("MASTER_ADDR") in LOOPBACK
-    network = procfs.link(f"{procfs.PROC}/{known.stat.pid}/ns/net") if local else None
+    # Whoever may read the environment may also read the network.
+    network = procfs.network(known.stat.pid) if environment.get("MASTER_ADDR") in LOOPBACK else None
     return (*(environment.get(name, "") for name in MEETING), network)
 
 

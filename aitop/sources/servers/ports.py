@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aitop.sources import procfs
 from aitop.sources.access import why_denied
-from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, in_our_network, ip_address, own_sockets
+from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, ip_address, own_sockets
 from aitop.sources.servers.engines import Metrics
 from aitop.sources.servers.recognition import Server
 from aitop.sources.source import SourceError
@@ -35,14 +35,21 @@ def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
         raise SourceError("absent", f"no process of {server.name} that is watched answers HTTP", transient=True)
     named = named_ports(server.commands, metrics)
     by_port: dict[int, Endpoint] = {}
+    refused: SourceError | None = None
     for pid in answering:
-        endpoint = _of_process(pid, named)
+        try:
+            endpoint = _of_process(pid, named)
+        except SourceError as error:
+            refused = error
+            continue
         if endpoint is not None:
             by_port.setdefault(endpoint.port, endpoint)
     if not by_port:
+        if refused is not None:
+            raise refused
         pids = ", ".join(map(str, answering[:4]))
-        reason = f"{server.name} (pid {pids}) listens on no TCP port that would be its HTTP port on the loopback"
-        raise SourceError("absent", reason, transient=True)
+        which = f"no port on which {server.name} (pid {pids}) listens on the loopback"
+        raise SourceError("absent", f"{which} could be recognised as its HTTP port", transient=True)
     return list(by_port.values())[:MOST_SERVERS]
 
 
@@ -60,11 +67,17 @@ def named_ports(commands: Sequence[Sequence[str]], metrics: Metrics) -> frozense
 
 
 def _of_process(pid: int, named: frozenset[int]) -> Endpoint | None:
-    if not in_our_network(pid):
-        raise SourceError("absent", f"process {pid} is in another network (a container?), whose loopback is not ours")
-    own = own_sockets(pid)
-    if not own and procfs.user_id(pid) not in (None, os.geteuid()):
+    network = procfs.network(pid)
+    if network != procfs.network(os.getpid()):
+        if network is not None:
+            reason = f"process {pid} is in another network (a container?), whose loopback is not ours"
+            raise SourceError("absent", reason)
+        stat = procfs.stat(pid)
+        if stat is None or stat.ended:
+            raise SourceError("absent", f"process {pid} has ended", transient=True)
         raise why_denied(pid)
+    # Whoever may read which network it is in may read its descriptors.
+    own = own_sockets(pid)
     listening = [socket for socket in connections(pid) if socket.state == LISTENS and socket.inode in own]
     ports = {socket.local_port for socket in listening}
     chosen = ports & named or (ports if len(ports) == 1 else set())
