@@ -6,6 +6,7 @@ import functools
 import os
 import pwd
 import re
+import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ class Stat(NamedTuple):
     """Fields of /proc/PID/stat. Times in clock ticks, `start` since boot, `rss` in pages.
 
     `stack` is the address of the main stack: a forked child has its parent's, an exec draws a new one;
-    0 where the kernel hides it.
+    0 where the kernel hides it. `read_at` is the monotonic time of the read, in seconds.
     """
 
     pid: int
@@ -58,6 +59,7 @@ class Stat(NamedTuple):
     vsize: int
     rss: int
     stack: int
+    read_at: float = 0.0
 
     @property
     def ended(self) -> bool:
@@ -136,8 +138,8 @@ def parse_schedstat(data: bytes | None) -> Scheduled | None:
 
 def stat(pid: int) -> Stat | None:
     """The kernel's line on a process, None when there is none."""
-    data = read(f"{PROC}/{pid}/stat")
-    return None if data is None else parse_stat(data)
+    line = parse_stat(read(f"{PROC}/{pid}/stat") or b"")
+    return None if line is None else line._replace(read_at=time.monotonic())
 
 
 def main_stack(pid: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -53,3 +54,15 @@ def test_memory_that_is_asked_for_and_memory_that_is_used_for_the_first_time(doe
         child.kill()
     assert after.rss - before.rss > 0.8 * LARGE
     assert (after.mapped - before.mapped > 0.8 * LARGE) is newly
+
+
+def test_the_first_rates_do_not_count_the_time_in_which_the_tree_was_recognised(start):
+    busy = start("print('up', flush=True)\nwhile True: pass")
+    pauses = [0.5, 0.0]
+    # The first look takes long, as for the maps and environments of many processes.
+    source = HostSource([busy.pid], recognise=lambda members: time.sleep(pauses.pop(0)))
+    source.open()
+    source.read()
+    time.sleep(0.3)
+    [process] = source.read()[0].processes
+    assert 0.1 < process.cpu < 1.2

@@ -21,12 +21,14 @@ SOME = 0.02
 class Counters(NamedTuple):
     """What a process has used since its start. `used` has numbers by name, None where one cannot be read.
 
+    All were read at `time`, but `cpu` with the process's line of /proc/PID/stat, at `stat_time`.
     These are `cpu` (seconds); bytes read and written; and of the main thread `main` (seconds on a core), `delay`
     (seconds runnable without a core) and `switches`. `threads` has the times of every thread. `mapped` is as in
     ProcessSample.
     """
 
     time: float
+    stat_time: float
     used: dict[str, float | None]
     threads: dict[int, procfs.Scheduled] | None
     mapped: int | None
@@ -59,10 +61,7 @@ class ProcessRates:
 
 
 def read_counters(member: Member, *, computes: bool = False) -> Counters:
-    """The counters of a process now, those of its threads if it `computes`.
-
-    Its line of /proc/PID/stat was read a moment before.
-    """
+    """The counters of a process now, those of its threads if it `computes`."""
     folder = f"{procfs.PROC}/{member.stat.pid}"
     status, io = procfs.numbers(f"{folder}/status"), procfs.numbers(f"{folder}/io")
     main = procfs.parse_schedstat(procfs.read(f"{folder}/schedstat"))
@@ -77,7 +76,7 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
     # The sum, as each misses something: VmData what is shared, and VmSize the growth of a thread's heap, which is
     # reserved 64 MB at a time.
     mapped = status["VmSize"] + status["VmData"] if "VmSize" in status and "VmData" in status else None
-    return Counters(time.monotonic(), used, _threads(member, main) if computes else None, mapped)
+    return Counters(time.monotonic(), member.stat.read_at, used, _threads(member, main) if computes else None, mapped)
 
 
 def _threads(member: Member, main: procfs.Scheduled | None) -> dict[int, procfs.Scheduled] | None:
@@ -95,12 +94,12 @@ def _threads(member: Member, main: procfs.Scheduled | None) -> dict[int, procfs.
 
 def _sample(member: Member, place: Place, before: Counters | None, now: Counters, *, part: str | None) -> ProcessSample:
     seconds = now.time - before.time if before else 0.0
+    stat_seconds = now.stat_time - before.stat_time if before else 0.0
     old = before.used if before else {}
     rates = {
-        name: None
-        if value is None or (then := old.get(name)) is None or seconds <= 0
-        else max(0.0, value - then) / seconds
+        name: None if value is None or (then := old.get(name)) is None or span <= 0 else max(0.0, value - then) / span
         for name, value in now.used.items()
+        for span in [stat_seconds if name == "cpu" else seconds]
     }
     delay, main = rates["delay"], rates["main"]
     wanting, wanted, waited = _wanting(before.threads if before else None, now.threads, seconds)
