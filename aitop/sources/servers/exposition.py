@@ -88,9 +88,10 @@ def server_sample(text: str, metrics: Metrics, *, time: float, pid: int) -> Serv
 
 
 def _engines_at_work(values: Values, metrics: Metrics) -> int | None:
-    """In how many engines requests run; None where that is not said.
+    """How many engines have running requests; None if the text does not say.
 
-    Requests may have further labels, such as their priority, so there are at most as many engines as KV caches.
+    An engine may report `running` several times, once for each priority, say; as each has one KV cache, the count is at
+    most the number of caches.
     """
     running, caches = (_scaled(values, metrics.gauges.get(name, Names(()))) for name in ("running", "kv_used"))
     at_work = sum(number > 0 for number in running)

@@ -91,8 +91,8 @@ class Budget:
 class SharedBudget:
     """CPU time that the stack sources of one process may take together: `cores` of a core.
 
-    A window reserves the time in which the budget makes up for its cost, and the next one of any source begins after
-    that. So sources take turns, and the more there are, the less often each has one.
+    Each window is followed by a pause that is long enough to pay for it at `cores`. No source begins a window in that
+    pause. So sources take turns, and the more there are, the less often each has one.
     """
 
     def __init__(self, cores: float) -> None:

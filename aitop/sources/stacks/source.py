@@ -79,7 +79,7 @@ class StackSource(Source):
 
     @property
     def note(self) -> str | None:
-        return "no core is idle, so they are looked at less often" if self._budget.seldom else None
+        return "stacks are sampled less often, because no core is idle" if self._budget.seldom else None
 
     def open(self) -> None:
         self._program = find_py_spy()

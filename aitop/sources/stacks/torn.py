@@ -37,8 +37,8 @@ class Seams:
     """Tells where stacks are torn, by what it learnt from all windows. `read` returns the calls of a file."""
 
     def __init__(self) -> None:
-        # The names by which functions, and decorators' closures around them, were seen to be called; and by statement
-        # (its file and first line) the names of the functions that were entered from it.
+        # `_named`: for each function (or closure of a decorator around it), the names that calls of it used. `_known`:
+        # for each statement (file, first line), the names of the functions seen directly below it.
         self._named: dict[_Function, set[str]] = {}
         self._known: dict[tuple[str, int], set[str]] = {}
 
