@@ -35,15 +35,12 @@ class Member:
         pid = self.stat.pid
         self.argv = procfs.argv(pid) or self.argv
         # The kernel hides the stack's address (0) of other users' processes: that tells nothing.
-        alike = parent is not None and self.stat.stack != 0 and parent.stat.stack == self.stat.stack
-        self.forked = alike and bool(self.argv) and parent is not None and parent.argv == self.argv
-        if self.forked and parent is not None:
-            self.exe, self.python, self.numbers, self.command = (
-                parent.exe,
-                parent.python,
-                parent.numbers,
-                parent.command,
-            )
+        alike = parent is not None and parent.stat.stack == self.stat.stack != 0 and parent.argv == self.argv != ()
+        source = parent if alike else None
+        self.forked = source is not None
+        if source is not None:
+            self.exe, self.python = source.exe, source.python
+            self.numbers, self.command = source.numbers, source.command
             return
         self.exe = procfs.link(f"{procfs.PROC}/{pid}/exe")
         self.python = procfs.named_python(self.exe or (self.argv[0] if self.argv else None)) or self._embeds_python()
