@@ -144,7 +144,7 @@ class Node:
         if self._pids is not None:
             pids: Iterable[int] = (pid for pid, start in self._pids.items() if may_still_run(pid, start))
         else:
-            users = device_users() if self._options.gpu else None
+            users = device_users() if self._options.gpu else {}
             pids = (candidate.pid for candidate in candidates(gpu_users=users))
         self._member = {min(whole_jobs([pid])): pid for pid in pids if pid not in known}
         return sorted(self._member.keys() - known)

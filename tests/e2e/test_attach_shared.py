@@ -30,7 +30,7 @@ from aitop.engine.hook_requests import HookRequests, take_out
 from aitop.sources.ring.source import HookSource
 from aitop.sources.source import SourceError
 pid, on_the_way = int(sys.argv[1]), HookRequests()
-source = HookSource(lambda: [pid], on_the_way.bring_in)
+source = HookSource(lambda: [pid], on_the_way.bring_in, on_the_way.withdraw)
 until, steps = time.monotonic() + PATIENCE, 0
 while not steps and time.monotonic() < until:
     try: steps = sum(len(sample.steps) for sample in source.read())

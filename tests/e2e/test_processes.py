@@ -410,7 +410,7 @@ def test_whatever_started_the_ranks_is_their_row(start, script, tmp_path, name):
         name,
     )
     process = start([sys.executable, launcher])
-    rows = [row for row in candidates() if str(tmp_path) in row.command]
+    rows = [row for row in candidates({}) if str(tmp_path) in row.command]
     assert [(row.pid, row.framework, row.ranks) for row in rows] == [(process.pid, "torch", 2)]
 
 
@@ -422,4 +422,4 @@ def test_a_process_that_ends_while_being_looked_at(start, tmp_path, monkeypatch)
         process.wait()
 
     monkeypatch.setattr(discovery.time, "sleep", end_it)
-    assert process.pid not in {row.pid for row in candidates()}
+    assert process.pid not in {row.pid for row in candidates({})}

@@ -175,8 +175,11 @@ def test_a_py_spy_that_takes_too_long_is_said_to_have_had_no_answer(
     assert (failed.value.state, failed.value.reason) == ("failed", "py-spy had no answer in 2 s")
 
 
-def test_an_interrupted_read_ends_and_leaves_no_child(busy: subprocess.Popen[str]) -> None:
-    source = StackSource([busy.pid], script=None, seconds=30.0)
+def test_an_interrupted_read_ends_and_leaves_no_child(
+    busy: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_source, "WINDOW_SECONDS", 30)
+    source = StackSource([busy.pid], script=None)
     source.open()
     source.read()
     found: list[object] = []
@@ -193,8 +196,11 @@ def test_an_interrupted_read_ends_and_leaves_no_child(busy: subprocess.Popen[str
     assert busy.poll() is None
 
 
-def test_a_read_that_is_to_finish_gives_what_was_seen_and_leaves_no_child(busy: subprocess.Popen[str]) -> None:
-    source = StackSource([busy.pid], script=None, seconds=30.0)
+def test_a_read_that_is_to_finish_gives_what_was_seen_and_leaves_no_child(
+    busy: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_source, "WINDOW_SECONDS", 30)
+    source = StackSource([busy.pid], script=None)
     source.open()
     source.read()
     found: list[Sample] = []

@@ -285,9 +285,9 @@ def test_the_memory_cannot_be_cut_from_under_the_process(ring):
 def test_leases_are_counted_apart(ring, reader, monkeypatch):
     other = HookRing(os.getpid())
     monkeypatch.setattr(os, "getpid", lambda: 4_000_000)
-    other.renew(5)
+    other.renew()
     monkeypatch.undo()
-    reader.renew(5)
+    reader.renew()
     slots = reader_module.decode_slots(reader._pread(layout.HEADER_SIZE, 0))
     assert sorted(pid for pid, _ in slots if pid) == sorted([os.getpid(), 4_000_000])
     now = time.monotonic_ns()
@@ -379,16 +379,16 @@ sys.stdin.read()
         def way_in(pid):
             raise SourceError("denied", "not allowed", "be root")
 
-        source = HookSource(lambda: [os.getpid()], way_in)
+        source = HookSource(lambda: [os.getpid()], way_in, way_in)
         with pytest.raises(SourceError, match="not allowed") as error:
             source.open()
         assert (error.value.state, error.value.remedy) == ("denied", "be root")
         with pytest.raises(SourceError, match="no process"):
-            HookSource(list, way_in).open()
+            HookSource(list, way_in, way_in).open()
 
     def test_a_collective_that_never_ends_is_told_once(self):
         made = []
-        source = HookSource(lambda: [os.getpid()], lambda pid: made.append(Ring("attach")))
+        source = HookSource(lambda: [os.getpid()], lambda pid: made.append(Ring("attach")), made.append)
         source.open()
         assert source.read() == []
         made[0].write_sequence(501)
@@ -399,7 +399,7 @@ sys.stdin.read()
 
     def test_the_way_in_is_gone_when_there_is_no_hook(self):
         made = []
-        source = HookSource(lambda: [os.getpid()], lambda pid: made.append(Ring("attach")))
+        source = HookSource(lambda: [os.getpid()], lambda pid: made.append(Ring("attach")), made.append)
         source.open()
         assert source.read() == []
         assert len(made) == 1

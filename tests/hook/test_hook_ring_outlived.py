@@ -36,7 +36,7 @@ def holder():
 
 def test_another_program_under_the_same_pid_gets_a_way_in_of_its_own(holder):
     asked = []
-    source = HookSource(lambda: [holder.pid], asked.append)
+    source = HookSource(lambda: [holder.pid], asked.append, asked.append)
     source.open()
     source.read()
     assert asked == []

@@ -18,6 +18,7 @@ import aitop.hook
 from aitop.engine.hook_requests import take_out
 from aitop.hook import session as session_module
 from aitop.hook.measures import MEASURES
+from aitop.sources.ring import reader as reader_module
 from aitop.sources.ring.reader import HookRing, find_ring
 
 
@@ -144,10 +145,11 @@ class TestRemoval:
         monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         aitop.hook.install("attach")
         reader = HookRing(os.getpid())
-        reader.renew(seconds=60.0)
+        reader.renew()
         run_a_little()
         assert reader.state == "installed"
-        reader.renew(seconds=0.001)
+        monkeypatch.setattr(reader_module, "LEASE_SECONDS", 0.001)
+        reader.renew()
         time.sleep(0.01)
         run_a_little()
         assert reader.state == "removed"

@@ -258,9 +258,9 @@ FIGURES = b'vllm:num_requests_running{engine="0"} 3.0\nvllm:request_success_tota
 def test_a_server_is_asked_seldom_where_it_is_measured_or_slow(monkeypatch):
     with answering(OK, FIGURES) as (port, _):
         asked = server(("vllm", "--port", str(port)))
-        measured = ServerSource(lambda: asked, lambda: None, lambda: True)
+        measured = ServerSource(lambda: asked, lambda: None, lambda: True, 0.0)
         measured.read()
-        slow = ServerSource(lambda: asked, lambda: None)
+        slow = ServerSource(lambda: asked, lambda: None, lambda: False, 0.0)
         clock = iter((0.0, 0.1))
         monkeypatch.setattr(time, "monotonic", lambda: next(clock, 0.1))
         slow.read()
@@ -273,7 +273,7 @@ def test_software_without_metrics_is_never_asked(engine):
         row = BY_NAME[engine]
         one = Server(row, None, {os.getpid(): row.parts[0]}, ())
         with pytest.raises(SourceError, match="no /metrics of its own") as raised:
-            ServerSource(lambda: one, lambda: None).read()
+            ServerSource(lambda: one, lambda: None, lambda: False, 0.0).read()
     assert raised.value.state == "absent" and asked == []
 
 
@@ -287,18 +287,20 @@ def test_software_without_metrics_is_never_asked(engine):
 )
 def test_a_server_without_figures_is_said_with_what_would_help(answer, state, remedy):
     with answering(answer) as (port, _), pytest.raises(SourceError) as raised:
-        ServerSource(lambda: server(("sglang", "--port", str(port)), engine="sglang"), lambda: None).read()
+        ServerSource(
+            lambda: server(("sglang", "--port", str(port)), engine="sglang"), lambda: None, lambda: False, 0.0
+        ).read()
     assert (raised.value.state, raised.value.remedy) == (state, remedy)
 
 
 def test_the_source_gives_a_sample_of_each_server():
     with answering(OK, FIGURES) as (port, _):
-        source = ServerSource(lambda: server(("vllm", "--port", str(port))), lambda: None)
+        source = ServerSource(lambda: server(("vllm", "--port", str(port))), lambda: None, lambda: False, 0.0)
         source.open()
         (sample,) = source.read()
     assert sample.pid == os.getpid()
     assert (sample.gauges, sample.counters) == ({"running": 3.0}, {"requests": 7.0})
     assert source.interval >= 2.0
     with pytest.raises(SourceError) as raised:
-        ServerSource(lambda: None, lambda: None).read()
+        ServerSource(lambda: None, lambda: None, lambda: False, 0.0).read()
     assert raised.value.state == "absent" and raised.value.transient, "it is looked for again soon"

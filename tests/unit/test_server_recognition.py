@@ -225,7 +225,7 @@ def test_the_version_is_read_from_the_metadata_beside_the_package(tmp_path: Path
 def test_a_version_is_found_by_the_libraries_that_a_process_has_mapped():
     import msgspec
 
-    assert version_of(OWN, ["msgspec"]) == msgspec.__version__
+    assert version_of(OWN, ["msgspec"], []) == msgspec.__version__
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root of a process")

@@ -21,13 +21,12 @@ BIG_MAP = 1 << 29
 _PYTHON_NAMES = ("python", "pypy", "pt_", "ray::", "torchrun", "accelerate", "deepspeed", "jupyter", "ipython")
 
 
-def candidates(gpu_users: DeviceUsers | None = None) -> list[Candidate]:
+def candidates(gpu_users: DeviceUsers) -> list[Candidate]:
     """The AI jobs running now, heaviest first. Takes about CPU_WINDOW seconds.
 
     `gpu_users` gives, for each process that has a context on a GPU, its devices and its memory there in bytes.
     Processes of other users are seen only if they use a GPU, since their memory maps are closed to us.
     """
-    gpu_users = gpu_users or {}
     before = time.monotonic()
     stats = {pid: stat for pid in procfs.pids() if (stat := procfs.stat(pid)) and not stat.ended}
     stats.pop(os.getpid(), None)

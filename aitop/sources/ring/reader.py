@@ -202,8 +202,8 @@ class HookRing:
             return sample
         return msgspec.structs.replace(sample, facts=facts[0], allocators=facts[1])
 
-    def renew(self, seconds: float = LEASE_SECONDS) -> None:
-        """Ask the hook to stay for `seconds` from now."""
+    def renew(self) -> None:
+        """Ask the hook to stay for LEASE_SECONDS from now."""
         now = time.monotonic_ns()
         slots = self._slots()
         mine = os.getpid()
@@ -212,7 +212,7 @@ class HookRing:
             if not free:
                 return
             self._slot = free[0]
-        self._write_slot(mine, now + int(seconds * 1e9))
+        self._write_slot(mine, now + int(LEASE_SECONDS * 1e9))
 
     def release(self) -> None:
         """Give up our lease. When nobody has one any more, a hook that came by attach leaves."""

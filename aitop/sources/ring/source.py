@@ -47,7 +47,7 @@ class HookSource(Source):
         self,
         pids: Callable[[], Sequence[int]],
         way_in: Callable[[int], None],
-        withdraw: Callable[[int], None] = lambda _: None,
+        withdraw: Callable[[int], None],
         *,
         seldom: bool = False,
     ) -> None:

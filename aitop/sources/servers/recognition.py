@@ -205,7 +205,7 @@ def _shows(texts: Iterable[str], pattern: str | None) -> bool:
     return pattern is not None and any(re.search(pattern, text) for text in texts)
 
 
-def version_of(process: ProcessId, distributions: Iterable[str], files: Iterable[str] = ()) -> str | None:
+def version_of(process: ProcessId, distributions: Iterable[str], files: Iterable[str]) -> str | None:
     """The version of the first of these distributions that lies in a folder from which the process has loaded code.
 
     The folders are those of its mapped libraries and of `files` on its stacks. None where none of them has it. It is

@@ -35,8 +35,8 @@ class ServerSource(Source):
         self,
         server: Callable[[], Server | None],
         wait: Callable[[], None],
-        measured: Callable[[], bool] = lambda: False,
-        least: float = 0.0,
+        measured: Callable[[], bool],
+        least: float,
     ) -> None:
         self._server = server
         self._wait = wait

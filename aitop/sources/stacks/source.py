@@ -19,8 +19,9 @@ from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy, no_answer
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
+WINDOW_SECONDS = 2
 # The first windows are short: the user waits for them.
-FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
+FIRST_WINDOWS, FIRST_SECONDS = 3, 1
 # A child that looks only at threads in one state costs 15 to 20 ms of CPU in a window: most of it to start, 0.07 ms for
 # a look at the lock, 0.3 ms for one at the cores. It takes many looks to see which lines hold the lock for long.
 LOOK_RATE, GIL_RATE = 20, 100
@@ -50,14 +51,12 @@ class StackSource(Source):
         pid_roots: Sequence[int],
         *,
         script: str | None,
-        seconds: float = 2.0,
         working: Working = tuple,
         stepping: Stepping = tuple,
         budget: Budget | None = None,
     ) -> None:
         self.interval = 0.0
-        self.patience = seconds + GRACE_SECONDS + 4.0
-        self._seconds = seconds
+        self.patience = WINDOW_SECONDS + GRACE_SECONDS + 4.0
         self._script = script
         self._chooser = Chooser(pid_roots, working, stepping)
         self._stepping = stepping
@@ -105,7 +104,7 @@ class StackSource(Source):
         if started - self._began > IDLE_SECONDS:
             budget.found_idle(self._idle.last())
         first = budget.quick and self._taken < FIRST_WINDOWS
-        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if first and not budget.seldom else self._seconds))
+        planned = FIRST_SECONDS if first and not budget.seldom else WINDOW_SECONDS
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:

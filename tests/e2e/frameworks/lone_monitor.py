@@ -6,6 +6,7 @@ import sys
 import time
 
 from aitop.attach.entrance import install
+from aitop.sources.ring import reader
 from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import SourceError
 
@@ -22,8 +23,9 @@ def hooked(pid: int) -> HookRing:
 
 if __name__ == "__main__":
     pid, lease = int(sys.argv[1]), float(sys.argv[2])
+    reader.LEASE_SECONDS = lease
     ring = hooked(pid)
     while True:
-        ring.renew(lease)
+        ring.renew()
         print(len(ring.read(time.monotonic()).steps), flush=True)
         time.sleep(lease / 10)
