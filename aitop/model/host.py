@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 Role = Literal["launcher", "rank", "loader-worker", "helper", "other"]
+# A recording with other values is damaged.
+RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=10**6)]
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -39,9 +41,9 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     name: str
     command: str
-    rank: int | None = None
-    local_rank: int | None = None
-    world_size: int | None = None
+    rank: RankNumber | None = None
+    local_rank: RankNumber | None = None
+    world_size: RankNumber | None = None
     cpu: float | None = None
     rss: int | None = None
     mapped: int | None = None
@@ -55,7 +57,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     wanting: int | None = None
     wanted: float | None = None
     waited: float | None = None
-    local_world_size: int | None = None
+    local_world_size: RankNumber | None = None
     channel: str | None = None
     part: str | None = None
 
@@ -72,7 +74,7 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     whether that takes clearly longer to compute with denormal numbers (below 2.2e-308 in float64).
     """
 
-    cores: int
+    cores: Annotated[int, msgspec.Meta(gt=0)]
     core_busy: tuple[float, ...] | None = None
     iowait: float | None = None
     memory_total: int | None = None

@@ -5,7 +5,7 @@ Only counts and times, never the content of a request.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,6 +13,10 @@ IterationKind = Literal["prefill", "decode", "mixed"]
 PauseKind = Literal["collect", "compile"]
 ServingBasis = Literal["hook", "metrics", "stacks"]
 FirstTokenBasis = Literal["answer", "model", "metrics"]
+# A recording with other values is damaged. The last moment is beyond the uptime of any machine, in seconds.
+Moment = Annotated[float, msgspec.Meta(ge=0, lt=1e10)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,19 +31,19 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     None is not measured.
     """
 
-    end: float
-    seconds: float
-    queue: float | None = None
-    preprocess: float | None = None
-    model: float | None = None
-    postprocess: float | None = None
-    first_token: float | None = None
-    first_sent: float | None = None
-    prompt_tokens: int | None = None
-    tokens: int | None = None
-    preempted: int | None = None
-    cpu: float | None = None
-    pid: int | None = None
+    end: Moment
+    seconds: Amount
+    queue: Amount | None = None
+    preprocess: Amount | None = None
+    model: Amount | None = None
+    postprocess: Amount | None = None
+    first_token: Amount | None = None
+    first_sent: Amount | None = None
+    prompt_tokens: Count | None = None
+    tokens: Count | None = None
+    preempted: Count | None = None
+    cpu: Amount | None = None
+    pid: Count | None = None
 
 
 class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,22 +57,22 @@ class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
     measured.
     """
 
-    end: float
-    seconds: float
+    end: Moment
+    seconds: Amount
     kind: IterationKind | None = None
-    idle: float | None = None
-    schedule: float | None = None
-    prepare: float | None = None
-    model: float | None = None
-    sample: float | None = None
-    output: float | None = None
-    requests: int | None = None
-    prefill_tokens: int | None = None
-    decode_tokens: int | None = None
-    running: int | None = None
-    waiting: int | None = None
-    kv_used: float | None = None
-    preempted: int | None = None
+    idle: Amount | None = None
+    schedule: Amount | None = None
+    prepare: Amount | None = None
+    model: Amount | None = None
+    sample: Amount | None = None
+    output: Amount | None = None
+    requests: Count | None = None
+    prefill_tokens: Count | None = None
+    decode_tokens: Count | None = None
+    running: Count | None = None
+    waiting: Count | None = None
+    kv_used: Amount | None = None
+    preempted: Count | None = None
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,19 +81,19 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     `end` is monotonic.
     """
 
-    end: float
-    seconds: float
+    end: Moment
+    seconds: Amount
     kind: PauseKind
-    pid: int | None = None
+    pid: Count | None = None
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     """A Prometheus histogram as it stood at one moment: `counts` of values up to each of `bounds` (cumulative)."""
 
-    bounds: tuple[float, ...]
-    counts: tuple[float, ...]
-    sum: float
-    count: float
+    bounds: tuple[Amount, ...]
+    counts: tuple[Amount, ...]
+    sum: Amount
+    count: Amount
 
 
 class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
@@ -102,8 +106,8 @@ class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
 
     time: float
     pid: int
-    counters: dict[str, float] = {}
-    gauges: dict[str, float] = {}
+    counters: dict[str, Amount] = {}
+    gauges: dict[str, Amount] = {}
     histograms: dict[str, Histogram] = {}
     engines: int | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -35,7 +35,7 @@ class StackCount(msgspec.Struct, frozen=True):
     thread: str
     main: bool
     frames: tuple[int, ...]
-    count: int
+    count: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +117,8 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """
 
     time: float
-    seconds: float
-    rate: float
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
+    rate: Annotated[float, msgspec.Meta(gt=0)]
     frames: tuple[Frame, ...]
     stacks: tuple[StackCount, ...]
     looks: tuple[Look, ...] = ()

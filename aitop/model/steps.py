@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from aitop.model.serving import IterationRecord, Pause, RequestRecord
+from aitop.model.serving import Count, IterationRecord, Pause, RequestRecord
 
 Kind = Literal["training", "inference", "unknown"]
 StepKind = Literal["train", "infer", "generate"]
@@ -263,4 +263,4 @@ class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
     requests: tuple[RequestRecord, ...] = ()
     iterations: tuple[IterationRecord, ...] = ()
     pauses: tuple[Pause, ...] = ()
-    alive: int | None = None
+    alive: Count | None = None

@@ -16,18 +16,15 @@ import msgspec
 
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import RECORDING_VERSION, Event, Header
-from aitop.model.host import HostSample
-from aitop.model.serving import IterationRecord, Pause, RequestRecord, ServerSample
+from aitop.model.serving import Histogram, ServerSample
 from aitop.model.snapshot import GrowthSites, Tick
 from aitop.model.stacks import Frame, StackDump, StackWindow
-from aitop.model.steps import HookSample
 from aitop.model.text import printable
 
 LONGEST_LINE = 16 * 1024 * 1024
 # Seconds of uptime, beyond that of any machine.
 LATEST = 1e10
 LARGEST = 1e22
-MOST_RANKS = 10**6
 # aitop writes no longer source lines and names. Rules search them in time that grows with the square of their length.
 LONGEST_TEXT = 4096
 # A quick test for numbers above LARGEST: with every digit replaced by 0, a line with such a number contains one of
@@ -186,7 +183,7 @@ def _next_line(stream: BinaryIO) -> bytes | None:
 
 
 def _is_sound(event: Event, line: bytes) -> bool:
-    """Return whether all values of `event`, which was read from the text `line`, are possible."""
+    """Return whether the values of `event`, read from the text `line`, are possible where their types do not tell."""
     if not 0 <= event.time < LATEST:
         return False
     if isinstance(event, StackWindow) and not _sampled(event):
@@ -195,11 +192,7 @@ def _is_sound(event: Event, line: bytes) -> bool:
         return False
     if isinstance(event, (StackWindow, StackDump)) and len(line) > LONGEST_TEXT and not _short(event.frames):
         return False
-    if isinstance(event, HookSample) and not _served(event):
-        return False
-    if isinstance(event, HostSample) and not _counted(event):
-        return False
-    if isinstance(event, ServerSample) and not _scraped(event):
+    if isinstance(event, ServerSample) and not all(map(_is_ascending, event.histograms.values())):
         return False
     if isinstance(event, GrowthSites) and any(len(site.text) > LONGEST_TEXT for site in event.sites):
         return False
@@ -209,34 +202,13 @@ def _is_sound(event: Event, line: bytes) -> bool:
 
 def _sampled(window: StackWindow) -> bool:
     stacks = [*window.stacks, *(stack for look in window.looks for stack in look.stacks)]
-    counted = all(stack.count > 0 for stack in stacks) and window.seconds > 0 and window.rate > 0
-    return counted and _in_range([stack.frames for stack in stacks], len(window.frames))
+    return _in_range([stack.frames for stack in stacks], len(window.frames))
 
 
-def _counted(host: HostSample) -> bool:
-    """Whether the machine has a core, and no job more ranks than there can be."""
-    numbers = ((one.rank, one.local_rank, one.world_size, one.local_world_size) for one in host.processes)
-    known = (number for each in numbers for number in each if number is not None)
-    return host.machine.cores > 0 and all(0 <= number < MOST_RANKS for number in known)
-
-
-def _served(sample: HookSample) -> bool:
-    """Whether requests, iterations and pauses have possible times and numbers."""
-    records: list[RequestRecord | IterationRecord | Pause] = [*sample.requests, *sample.iterations, *sample.pauses]
-    if (sample.alive is not None and sample.alive < 0) or any(record.end >= LATEST for record in records):
-        return False
-    values = (value for record in records for value in msgspec.structs.astuple(record))
-    return all(value >= 0 for value in values if isinstance(value, (int, float)))
-
-
-def _scraped(sample: ServerSample) -> bool:
-    """Whether no figure is negative, and each bucket of a histogram has a bound and a count."""
-    values = [*sample.counters.values(), *sample.gauges.values()]
-    for histogram in sample.histograms.values():
-        if len(histogram.bounds) != len(histogram.counts) or list(histogram.bounds) != sorted(set(histogram.bounds)):
-            return False
-        values += [*histogram.bounds, *histogram.counts, histogram.sum, histogram.count]
-    return all(value >= 0 for value in values)
+def _is_ascending(histogram: Histogram) -> bool:
+    """Whether each bucket has a bound above the one before, and a count."""
+    bounds = histogram.bounds
+    return len(bounds) == len(histogram.counts) and list(bounds) == sorted(set(bounds))
 
 
 def _short(frames: Sequence[Frame]) -> bool:
