@@ -20,6 +20,7 @@ from aitop.model.verdict import SEVERITY_ORDER, Severity
 
 if TYPE_CHECKING:
     from aitop.diagnosis.fix_edit import SourceAround
+    from aitop.model.run import Run, RunComparison
 
 FORMATS = ("text", "json", "html")
 
@@ -65,10 +66,7 @@ def run(args: argparse.Namespace) -> int:
         say(watcher.recording_failed)
     if watcher.failed is not None:
         raise AitopError(watcher.failed)
-    snapshot = watcher.snapshot
-    if snapshot is not None and baseline is not None:
-        snapshot = replace(snapshot, before=baseline)
-    return conclude(snapshot, args.pid, args.format, args.output, args.fail_on)
+    return conclude(watcher.snapshot, args.pid, args.format, args.output, args.fail_on, baseline=baseline)
 
 
 def hangs(snapshot: Snapshot) -> bool:
@@ -83,6 +81,8 @@ def conclude(
     form: str,
     output: Path | None,
     fail_on: Severity | Literal["stalled", "regression"] | None = None,
+    *,
+    baseline: Run | None = None,
 ) -> int:
     """Write the report of the last snapshot and return the exit code. Raises an AitopError where nothing could be said.
 
@@ -95,6 +95,8 @@ def conclude(
         raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:
         raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given: look longer with --for")
+    if baseline is not None:
+        snapshot = replace(snapshot, before=baseline)
     write_report(render(snapshot, form, source_around), output)
     if not answered:
         raise NotEnoughEvidenceError(
@@ -102,24 +104,25 @@ def conclude(
             f"and see what is missing with `aitop doctor --pid {pid}`"
         )
     if fail_on == "regression":
-        return _regressed(snapshot)
+        from aitop.diagnosis.run_comparison import compared
+
+        # Without a baseline, the report may compare with the script's last run, which nobody chose to be measured by.
+        return _regressed(snapshot, compared(snapshot) if baseline is not None else None)
     if fail_on == "stalled":
         return int(any(verdict.id == "hang" for verdict in snapshot.diagnosis.verdicts))
     limit = SEVERITY_ORDER[fail_on] if fail_on else -1
     return int(any(SEVERITY_ORDER[verdict.severity] <= limit for verdict in snapshot.diagnosis.verdicts))
 
 
-def _regressed(snapshot: Snapshot) -> int:
-    """Return 1 if the run became slower while it was watched, or is slower than its baseline, else 0.
+def _regressed(snapshot: Snapshot, comparison: RunComparison | None) -> int:
+    """Return 1 if the run became slower while it was watched, or is slower than the baseline of `comparison`, else 0.
 
     Raises NotEnoughEvidenceError where that could not be judged.
     """
     from aitop.diagnosis.conditions.regression import long_enough
-    from aitop.diagnosis.run_comparison import compared
 
     if any(verdict.id == "regression" and verdict.severity != "info" for verdict in snapshot.diagnosis.verdicts):
         return 1
-    comparison = compared(snapshot)
     if comparison is None and not long_enough(snapshot.past):
         raise NotEnoughEvidenceError(
             "whether it has become slower cannot be told so soon: look longer with --for, or name a --baseline"

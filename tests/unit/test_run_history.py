@@ -230,3 +230,16 @@ def test_without_a_baseline_it_takes_time_to_tell(tmp_path, monkeypatch, capsys,
     assert diagnosed(monkeypatch, short) == 5
     assert "look longer with --for, or name a --baseline" in capsys.readouterr().err
     assert diagnosed(monkeypatch, end_of(recorded(tmp_path / "long.jsonl", 1, count=480))) == 0
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.13])
+def test_without_a_baseline_the_last_run_of_the_script_fails_nothing(tmp_path, monkeypatch, capsys, seconds):
+    folder = tmp_path / "history"
+    RunHistory(target(), folder).keep(end_of(recorded(tmp_path / "small.jsonl", 1, seconds=0.1, count=480)))
+    big = end_of(recorded(tmp_path / "big.jsonl", 2, seconds=seconds, count=480))
+    big = msgspec.structs.replace(big, before=RunHistory(target(pid=2, arguments="--big"), folder).last())
+    assert (compared(big).change.verdict == "slower") == (seconds > 0.1)
+    assert diagnosed(monkeypatch, big) == 0
+    untimed = msgspec.structs.replace(big.before, units=None)
+    assert diagnosed(monkeypatch, msgspec.structs.replace(big, before=untimed)) == 0
+    assert "baseline" not in capsys.readouterr().err
