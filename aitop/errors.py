@@ -20,6 +20,10 @@ class AitopError(Exception):
         self.remedy = remedy
 
 
+class OwnFailureError(AitopError):
+    """aitop itself could not go on watching."""
+
+
 class WrongUsageError(AitopError):
     """The command line does not make sense."""
 

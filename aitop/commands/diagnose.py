@@ -14,7 +14,7 @@ from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.monitor import source_around
 from aitop.commands.options import add_record_option, add_watch_options, duration, process_id
-from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
+from aitop.errors import NoTargetError, NotEnoughEvidenceError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
@@ -64,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
     if watcher.recording_failed is not None:
         say(watcher.recording_failed)
-    if watcher.failed is not None:
-        raise AitopError(watcher.failed)
     return conclude(watcher.snapshot, args.pid, args.format, args.output, args.fail_on, baseline=baseline)
 
 
@@ -89,8 +87,6 @@ def conclude(
     A ledger is an answer even without a verdict: it says where the time goes.
     """
     answered = snapshot is not None and has_answer(snapshot)
-    if snapshot is not None and snapshot.tick == 0 and snapshot.target.ended is not None:
-        raise AitopError(snapshot.target.ended)  # it is aitop that ended
     if not answered and snapshot is not None and snapshot.target.ended is not None:
         raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:

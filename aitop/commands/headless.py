@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aitop.engine.feed import of_own_failure
+from aitop.errors import OwnFailureError
 from aitop.model.snapshot import Snapshot, Target
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def watching(
     """Watch these processes while the block runs, and stop (and take the hook out) however the block ends.
 
     The Watcher's last Snapshot is made when the block has ended. A command of the `alert` does not outlive the
-    watching.
+    watching. Raises OwnFailureError at the end where aitop itself failed.
     """
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
@@ -106,3 +107,6 @@ def watching(
     finally:
         feed.stop()
     watcher.finish()
+    if watcher.failed is not None:
+        kept = watcher.recording_failed or f"what was seen until then is in {record}"
+        raise OwnFailureError(watcher.failed if record is None else f"{watcher.failed}; {kept}")

@@ -48,10 +48,14 @@ def run(args: argparse.Namespace) -> int:
         try:
             pid = stepping_pid(watcher.snapshot, args.pid)
             taken = take_profile(pid, args.steps, wanted=lambda: not watcher.ended)
-        except AitopError as error:
-            if watcher.ended and watcher.snapshot is not None:
-                raise NoTargetError(f"{watcher.snapshot.target.ended}, before its steps could be profiled") from error
-            raise
+        except AitopError:
+            # How the watching ended is the reason then.
+            if not watcher.ended:
+                raise
+            taken = None
+    if taken is None:
+        ended = watcher.snapshot and watcher.snapshot.target.ended
+        raise NoTargetError(f"{ended}, before its steps could be profiled")
     if args.output is not None:
         write_file(args.output, taken.trace)
     sys.stdout.write(profile_text(taken.profile))

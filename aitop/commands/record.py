@@ -43,7 +43,5 @@ def run(args: argparse.Namespace) -> int:
             raise
     if watcher.recording_failed is not None:
         raise AitopError(watcher.recording_failed)
-    if watcher.failed is not None:
-        raise AitopError(f"{watcher.failed}; what was seen until then is in {args.output}")
     print(f"Recorded {args.output}; look at it with: aitop replay {args.output}", file=sys.stderr)
     return 0

@@ -9,6 +9,7 @@ command's own, once it has ended.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -23,7 +24,7 @@ from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.diagnose import check_writable
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
-from aitop.errors import WrongUsageError
+from aitop.errors import OwnFailureError, WrongUsageError
 
 if TYPE_CHECKING:
     from aitop.commands.alert import Alert
@@ -92,7 +93,8 @@ def _headless(args: argparse.Namespace, environment: dict[str, str], alert: Aler
     child = _start(args.command, environment, None)
     watcher: Watcher | None = None
     try:
-        with watching([_target(child.pid, args.command)], args.settings, args.record, alert) as watcher:
+        look = watching([_target(child.pid, args.command)], args.settings, args.record, alert)
+        with contextlib.suppress(OwnFailureError), look as watcher:
             watcher.wait(None)
         child.wait()
     except KeyboardInterrupt:

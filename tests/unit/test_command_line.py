@@ -1,6 +1,7 @@
 """How the command line is read, and what every kind of failure becomes."""
 
 import argparse
+import contextlib
 import functools
 import os
 import signal
@@ -175,6 +176,42 @@ def test_where_aitop_itself_fails_the_last_snapshot_stays():
     failure = msgspec.structs.replace(good.target, ended="aitop failed: can't start new thread")
     seen.publish(msgspec.structs.replace(good, tick=0, target=failure))
     assert seen.ended and seen.failed == failure.ended and seen.snapshot.tick == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "diagnose --pid 7",
+        "record --pid 7 -o {folder}/seen.jsonl",
+        "profile --pid 7",
+        "demo",
+    ],
+)
+def test_where_aitop_itself_fails_every_verb_says_so_and_leaves_with_1(line, tmp_path, monkeypatch, capsys):
+    good = snapshot_builder.snapshot(snapshot_builder.steps())
+
+    class Engine:
+        def __init__(self, *_):
+            pass
+
+        def start(self, publish):
+            publish(msgspec.structs.replace(good, tick=3))
+            publish(own_failure(good.target, ZeroDivisionError("of nothing"), time=1.0, wall=1.0))
+
+        def conclude(self):
+            pass
+
+        stop = conclude
+
+    monkeypatch.setattr("aitop.engine.live.LiveFeed", Engine)
+    monkeypatch.setattr("aitop.sources.host.target.look", lambda pid, **_: good.target)
+    monkeypatch.setattr(demo, "running", lambda *_: contextlib.nullcontext(7))
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.run(line.format(folder=tmp_path).split()) == 1
+    said = capsys.readouterr()
+    assert "aitop: aitop itself failed and stopped watching (ZeroDivisionError: of nothing)" in said.err
+    assert said.out == "" and "--for" not in said.err
+    assert ("what was seen until then is in" in said.err) == ("record" in line)
 
 
 def failing(monkeypatch, error):
