@@ -118,15 +118,17 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 def run(arguments: Sequence[str]) -> int:
     """Do what the command line asks; every failure becomes one sentence on stderr and an exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        args = parse(arguments)
-        code = int(args.run(args))
-        if sys.stdout is not None:
+        try:
+            args = parse(arguments)
+            return int(args.run(args))
+        finally:
+            # However it ended: what cannot be written is told in place of that.
             sys.stdout.flush()
-        return code
     except AitopError as error:
         say(str(error))
         return error.exit_code
@@ -147,6 +149,14 @@ def catch_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _terminate)
+
+
+def _open_closed_streams() -> None:
+    """Send stdout and stderr nowhere if whoever started us has closed them: no file that we open gets their number."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - for as long as we run
 
 
 def _unexpected(error: Exception) -> int:

@@ -9,5 +9,4 @@ from aitop.model.text import printable
 
 def say(sentence: str) -> None:
     """Print one line on stderr; control characters in it are replaced."""
-    if sys.stderr is not None:
-        print(f"aitop: {printable(sentence)}", file=sys.stderr, flush=True)
+    print(f"aitop: {printable(sentence)}", file=sys.stderr, flush=True)

@@ -15,7 +15,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -164,7 +163,7 @@ class Alert:
                     ["/bin/sh", "-c", self._command],
                     stdin=report,
                     # stderr: our own stdout is for the report.
-                    stdout=2 if sys.stderr is not None else subprocess.DEVNULL,
+                    stdout=2,
                     env={**os.environ, **variables},
                     start_new_session=True,
                 )

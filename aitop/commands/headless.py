@@ -56,7 +56,7 @@ class Watcher:
 
         Meanwhile `words` are shown with the seconds that have passed, if stderr is a terminal.
         """
-        shown = words and sys.stderr is not None and sys.stderr.isatty()
+        shown = words and sys.stderr.isatty()
         started = time.monotonic()
         try:
             while not self.ended and not (self.snapshot is not None and until(self.snapshot)):

@@ -160,6 +160,47 @@ def test_a_full_disk_behind_stdout_is_one_sentence():
     assert done.stderr == b"aitop: cannot write what was asked for: No space left on device\n"
 
 
+NO_EVIDENCE = """
+import sys
+from types import SimpleNamespace
+from aitop import cli
+from aitop.errors import NotEnoughEvidenceError
+
+def verb(args):
+    sys.stdout.write("a report")
+    raise NotEnoughEvidenceError("it was too short")
+
+cli.parse = lambda words: SimpleNamespace(run=verb)
+sys.exit(cli.run([]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("stdout", "code", "said"),
+    [
+        ("> /dev/null", 5, "aitop: it was too short\n"),
+        ("> /dev/full", 1, "aitop: cannot write what was asked for: No space left on device\n"),
+        ("| true", 141, ""),
+        (">&-", 5, "aitop: it was too short\n"),
+    ],
+)
+def test_the_exit_code_of_a_verb_that_writes_and_then_fails(tmp_path, stdout, code, said):
+    (tmp_path / "verb.py").write_text("import time\ntime.sleep(0.5)\n" + NO_EVIDENCE)
+    command = f"{sys.executable} {tmp_path}/verb.py {stdout}; exit ${{PIPESTATUS[0]}}"
+    # What is unbuffered fails when it is written, not at the end.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_where_stdout_or_stderr_is_closed_what_is_written_there_is_dropped(closed):
+    words = f"{sys.executable} -m aitop explain input-bound {closed}; {sys.executable} -m aitop explain none {closed}"
+    done = subprocess.run(["bash", "-c", f"{words}; echo $?"], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("2\n") and ("input-bound" in done.stdout.lower()) == (">&-" not in closed.split())
+    assert ("aitop: " in done.stderr) == ("2>&-" not in closed) and "fault in aitop" not in done.stderr
+
+
 def test_a_signal_that_nohup_ignores_stays_ignored():
     code = "from aitop.cli import catch_signals; catch_signals(); import os; os.kill(os.getpid(), 1); print('lives')"
     for ignored, words in ((True, b"lives\n"), (False, b"")):

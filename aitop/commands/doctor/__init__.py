@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from aitop.commands.doctor import report
 
     checks = examine(args.pid)
-    columns = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     text = report.as_json(checks, args.pid) if args.format == "json" else report.as_text(checks, columns)
     sys.stdout.write(text)
     return int(any(check.state == "does-not" for check in checks))
