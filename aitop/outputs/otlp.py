@@ -95,11 +95,12 @@ class OtlpSender:
         for family in families:
             for sample in family.samples if family.name == "aitop_verdict_order" else ():
                 labels = sample.labels
-                key = tuple(labels[name] for name in (*OF_JOB, "verdict", "subtype", "severity"))
+                key = tuple(labels[name] for name in (*OF_JOB, "verdict", "subtype"))
                 # Several ranks may have the same verdict: one log record is enough.
                 verdicts.setdefault(key, {name: value for name, value in labels.items() if value})
         for key, labels in verdicts.items():
-            if key not in self._verdicts:
+            # A verdict that is told with another severity goes on: its old one does not end it.
+            if labels["severity"] != self._verdicts.get(key, {}).get("severity"):
                 self._tell("aitop.verdict.begin", labels, now)
         for key, labels in self._verdicts.items():
             if key not in verdicts:

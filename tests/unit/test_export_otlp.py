@@ -11,11 +11,14 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otlp is not installed")
 
+from msgspec.structs import replace
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from test_export_metrics import JOB, recorded
 
 from aitop import cli
+from aitop.model.verdict import Diagnosis
+from aitop.outputs import otlp
 from aitop.outputs.otlp import OtlpSender
 from aitop.outputs.prometheus.families import JobsCollector
 
@@ -101,9 +104,28 @@ def test_metrics_and_changes_of_verdicts_arrive(receiver):
     assert records[0].severity_text == "ERROR"
 
 
-def test_a_collector_that_is_away_is_told_once(capfd):
+def test_a_verdict_that_is_told_with_another_severity_does_not_end(receiver):
+    collector = JobsCollector("n1")
+    sender = OtlpSender(receiver.url, collector, [].append)
+    last = recorded("slow-loader")[-1]
+    for severity in ("warning", "info", "info", "critical"):
+        verdict = replace(last.diagnosis.primary, severity=severity)
+        collector.take(JOB, replace(last, diagnosis=Diagnosis(verdicts=(verdict,))))
+        sender.send()
+    collector.drop(JOB.pid)
+    sender.send()
+    sender.close()
+    records = records_in(receiver.bodies["/v1/logs"])
+    begin, end = "aitop.verdict.begin", "aitop.verdict.end"
+    assert [(record.event_name, attributes(record)["severity"]) for record in records] == [
+        (begin, "warning"), (begin, "info"), (begin, "critical"), (end, "critical"),
+    ]  # fmt: skip
+
+
+def test_a_collector_that_is_away_is_told_once(capfd, monkeypatch):
+    monkeypatch.setattr(otlp, "TIMEOUT_SECONDS", 0.3)
     said = []
-    sender = OtlpSender("http://127.0.0.1:9", JobsCollector("n1"), said.append, timeout=0.3)
+    sender = OtlpSender("http://127.0.0.1:9", JobsCollector("n1"), said.append)
     sender.send()
     sender.send()
     sender.close()
