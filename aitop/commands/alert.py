@@ -94,8 +94,8 @@ def alert_of(args: argparse.Namespace) -> Alert | None:
 class Alert:
     """Runs the command for verdicts of Snapshots. Only `finish` waits for it."""
 
-    def __init__(self, triggers: list[Trigger], command: str, dwell: float = DWELL_SECONDS) -> None:
-        self._triggers, self._command, self._dwell = triggers, command, dwell
+    def __init__(self, triggers: list[Trigger], command: str) -> None:
+        self._triggers, self._command = triggers, command
         self._ran: dict[str, float] = {}
         # What the command is still to run for, by the verdict's id.
         self._waiting: dict[str, tuple[Snapshot, Verdict]] = {}
@@ -109,7 +109,7 @@ class Alert:
         now = time.monotonic()
         for verdict in snapshot.diagnosis.verdicts:
             ran = self._ran.get(verdict.id)
-            lately = ran is not None and now - ran < self._dwell
+            lately = ran is not None and now - ran < DWELL_SECONDS
             if not lately and any(trigger.matches(verdict) for trigger in self._triggers):
                 self._waiting[verdict.id] = snapshot, verdict
         self._next()

@@ -45,13 +45,7 @@ Labels = dict[str, str]
 class OtlpSender:
     """Sends to the collector at `url`. `say` gets a sentence when sending begins to fail, and when it works again."""
 
-    def __init__(
-        self,
-        url: str,
-        collector: JobsCollector,
-        say: Callable[[str], None],
-        timeout: float = TIMEOUT_SECONDS,
-    ) -> None:
+    def __init__(self, url: str, collector: JobsCollector, say: Callable[[str], None]) -> None:
         # The SDK would log every failed attempt to stderr.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         logging.getLogger("opentelemetry").propagate = False
@@ -65,10 +59,10 @@ class OtlpSender:
         self._resource = Resource.create(
             {"service.name": "aitop", "service.version": __version__, "host.name": collector.node}
         )
-        self._metrics = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=timeout)
+        self._metrics = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=TIMEOUT_SECONDS)
         self._provider = LoggerProvider(resource=self._resource)
         self._provider.add_log_record_processor(
-            BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs", timeout=timeout))
+            BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs", timeout=TIMEOUT_SECONDS))
         )
         self._log = self._provider.get_logger("aitop", __version__)
 

@@ -79,14 +79,14 @@ def test_a_verdict_that_comes_and_goes_while_it_runs_waits_for_its_turn(tmp_path
 def test_it_runs_once_per_dwell_for_each_verdict(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr(alerts, "time", SimpleNamespace(monotonic=lambda: now))
-    alert = Alert(triggers("any"), f"echo $AITOP_VERDICT >> {tmp_path}/ran", dwell=0.5)
+    alert = Alert(triggers("any"), f"echo $AITOP_VERDICT >> {tmp_path}/ran")
     both = seen(("regression", "warning"), ("memory-leak", "warning"))
     for _ in range(3):
         alert.consider(both)
         alert.finish()
-        now += 0.1
+        now += 0.2 * alerts.DWELL_SECONDS
     assert lines_of(tmp_path / "ran") == ["regression", "memory-leak"]
-    now += 0.5
+    now += 0.5 * alerts.DWELL_SECONDS
     alert.consider(both)
     alert.finish()
     assert lines_of(tmp_path / "ran")[2:] == ["regression", "memory-leak"]
