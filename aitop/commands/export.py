@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     check_usage(args)
     use_one_arena()
+    from aitop.engine.history import WINDOW_SECONDS
     from aitop.engine.live import CpuMeter
     from aitop.engine.node import Node
     from aitop.sources.host.identity import node_name
@@ -86,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     for pid in args.pid or ():
         look(pid)
     collector = new_collector(node_name())
-    options = replace(args.settings, interval=args.every, history=False)
+    # A look sees the requests of one window: so that none is missed, looks overlap where the hook tells of requests.
+    interval = min(args.every, WINDOW_SECONDS / 2) if args.settings.hook else args.every
+    options = replace(args.settings, interval=interval, history=False)
     node, cpu = Node(args.pid, options, collector, say), CpuMeter()
     ended, due = 0, 0.0
     with contextlib.ExitStack() as ending:

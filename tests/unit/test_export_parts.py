@@ -155,6 +155,24 @@ def test_wrong_options_of_export_are_refused_with_a_sentence(arguments, words, c
     assert words in line
 
 
+@pytest.mark.parametrize(("words", "seconds"), [("--hook --every 60s", 15.0), ("--every 60s", 60.0), ("--hook", 15.0)])
+def test_looks_overlap_where_the_hook_tells_of_requests_however_seldom_they_are_exported(
+    words, seconds, tmp_path, monkeypatch
+):
+    intervals = []
+
+    class Ended(node.Node):
+        over = True
+
+        def __init__(self, pids, options, *more):
+            intervals.append(options.interval)
+            super().__init__([], options, *more)
+
+    monkeypatch.setattr("aitop.engine.node.Node", Ended)
+    assert cli.run(["export", "--all", *words.split(), "--textfile", f"{tmp_path}/aitop.prom"]) == 0
+    assert intervals == [seconds]
+
+
 def test_a_library_that_is_missing_is_named_with_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
     for name in [name for name in sys.modules if name.startswith("aitop.outputs.prometheus.")]:
