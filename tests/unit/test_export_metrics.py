@@ -13,12 +13,13 @@ from aitop.engine.core import Engine
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.job import Job
+from aitop.model.ranks import Ranks, RankView
 from aitop.model.serving import RequestRecord, Serving
 from aitop.model.snapshot import Phases, Snapshot, Steps, Target
 from aitop.model.source import SourceStatus
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Diagnosis, Verdict, Where
-from aitop.outputs.prometheus.families import JobsCollector
+from aitop.outputs.prometheus.families import JobsCollector, WatchedJob
 from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -263,6 +264,30 @@ def test_a_request_of_one_of_several_workers_is_counted_once():
     seen = exported(answered(1, 41, 7), answered(11, 51, 8), answered(21, 61, 7))
     counts = {labels["rank"]: value for labels, value in seen["aitop_request_seconds_count"]}
     assert counts == {"pid7": 30.0, "pid8": 30.0}
+
+
+def test_a_process_keeps_its_counters_when_its_label_changes():
+    def answered(first: int, last: int, *working: int) -> Snapshot:
+        requests = tuple(RequestRecord(end=0.1 * number, seconds=0.05) for number in range(first, last))
+        return bare(engine="vllm", serving=Serving(basis="hook", pid=7, requests=requests), working=working)
+
+    alone, beside, again = answered(1, 41, 7), answered(11, 51, 7, 8), answered(21, 61, 7)
+    for snapshots, label, count in (((alone, beside), "pid7", 50.0), ((alone, beside, again), None, 60.0)):
+        counts = {labels.get("rank"): value for labels, value in exported(*snapshots)["aitop_request_seconds_count"]}
+        assert counts == {label: count}
+
+
+def test_the_counters_of_a_process_do_not_go_to_the_one_that_takes_its_label():
+    def ranks(*pids: int) -> Snapshot:
+        views = tuple(RankView(pid=pid, rank=rank) for rank, pid in enumerate(pids) if pid)
+        return bare(engine="vllm", ranks=Ranks(ranks=views), working=tuple(pid for pid in pids if pid))
+
+    watched = WatchedJob(JOB)
+    watched.take(ranks(7, 8))
+    seven, eight = watched.counters["0"], watched.counters["1"]
+    watched.take(ranks(9, 7))
+    assert watched.counters["1"] is seven
+    assert watched.counters["0"] not in (seven, eight)
 
 
 def test_the_series_of_a_job_that_has_ended_are_gone(slow_loader):

@@ -40,15 +40,15 @@ class RankCounters:
         self.request_seconds = Tally()
         self.first_token_seconds = Tally()
         self.hook_seconds: float | None = None
-        self._pid = 0
+        self.pid = 0
         # Of the present process: its number of steps, and by kind when the newest record ended.
         self._steps: int | None = None
         self._ended: dict[str, float] = {}
 
     def take(self, pid: int, snapshot: Snapshot) -> None:
         """Add what is new in a Snapshot; successive Snapshots overlap."""
-        if pid != self._pid:
-            self._pid, self._steps, self._ended = pid, None, {}
+        if pid != self.pid:
+            self.pid, self._steps, self._ended = pid, None, {}
         self._take_steps(pid, snapshot)
         serving = snapshot.serving
         if serving is None:

@@ -57,7 +57,10 @@ class WatchedJob:
     def take(self, snapshot: Snapshot) -> None:
         """Take the next Snapshot."""
         self.snapshot, self.ranks = snapshot, ranks_here(snapshot)
-        self.counters = {rank.label: self.counters.get(rank.label) or RankCounters() for rank in self.ranks}
+        # A process keeps its counters when its label changes. One that replaces an ended process goes on with its.
+        own = {one.pid: one for one in self.counters.values()}
+        left = {label: one for label, one in self.counters.items() if all(one.pid != rank.pid for rank in self.ranks)}
+        self.counters = {rank.label: own.get(rank.pid) or left.get(rank.label) or RankCounters() for rank in self.ranks}
         for rank in self.ranks:
             self.counters[rank.label].take(rank.pid, snapshot)
 
