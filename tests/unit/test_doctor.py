@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import resource
+import subprocess
 import threading
 from pathlib import Path
 
@@ -288,6 +289,18 @@ def test_a_limit_on_files_is_told_only_where_it_is_too_low(monkeypatch):
     )
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
     assert "hard limit" in machine_checks.file_size().remedy
+
+
+@pytest.mark.parametrize("most", [20 << 20, (1 << 30) + 100])
+def test_the_remedy_for_a_limit_on_files_raises_it_in_the_shell(monkeypatch, most):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, most))
+    command = f"{machine_checks.file_size().remedy} && ulimit -S -f"
+    done = subprocess.run(["bash", "-c", command], preexec_fn=limited, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) * 1024 >= machine_checks.LARGEST_WRITTEN
 
 
 def test_too_few_threads_are_told(monkeypatch):

@@ -180,8 +180,9 @@ def file_size() -> Check | None:
     if soft == resource.RLIM_INFINITY or soft >= LARGEST_WRITTEN:
         return None
     words = f"a file may not be larger than {size(soft)}, and what py-spy and the hook's way in need counts as one"
-    higher = hard == resource.RLIM_INFINITY or hard >= LARGEST_WRITTEN
-    return fault("file-size", words, "ulimit -S -f unlimited" if higher else "raise the hard limit (limits.conf)")
+    if 0 <= hard < LARGEST_WRITTEN:
+        return fault("file-size", words, "raise the hard limit (limits.conf)")
+    return fault("file-size", words, f"ulimit -S -f {'unlimited' if hard < 0 else 'hard'}")
 
 
 def threads() -> Check | None:
