@@ -30,14 +30,13 @@ class Tally:
 
 
 class RankCounters:
-    """The counters of one rank, across all processes that were this rank. `units` and `unit_seconds` are by kind: step,
-    request or iteration.
+    """The counters of one rank, across all processes that were this rank. `unit_seconds` is by kind: step, request or
+    iteration. `steps` are all steps: very short ones do not all have a length.
     """
 
     def __init__(self) -> None:
-        self.units: dict[str, float] = {}
+        self.steps: int | None = None
         self.unit_seconds: dict[str, Tally] = {}
-        self.request_seconds = Tally()
         self.first_token_seconds = Tally()
         self.hook_seconds: float | None = None
         self.pid = 0
@@ -53,16 +52,11 @@ class RankCounters:
         serving = snapshot.serving
         if serving is None:
             return
-        requests = self._new("request", serving.requests_of(pid))
-        iterations = self._new("iteration", serving.iterations if serving.pid == pid else ())
-        for request in requests:
-            self.request_seconds.add(request.seconds)
+        self._new("iteration", serving.iterations if serving.pid == pid else ())
+        for request in self._new("request", serving.requests_of(pid)):
             first = request.first_token if request.first_sent is None else request.first_sent
             if first is not None:
                 self.first_token_seconds.add(first)
-        for kind, records in (("request", requests), ("iteration", iterations)):
-            if records:
-                self.units[kind] = self.units.get(kind, 0.0) + len(records)
 
     def _take_steps(self, pid: int, snapshot: Snapshot) -> None:
         steps, facts = snapshot.steps, snapshot.facts
@@ -72,7 +66,7 @@ class RankCounters:
             return
         made = max(0, count - self._steps) if self._steps is not None else 0
         self._steps = count
-        self.units["step"] = self.units.get("step", 0.0) + made
+        self.steps = (self.steps or 0) + made
         if steps is None or not leads:
             return
         self._new("step", steps.recent)

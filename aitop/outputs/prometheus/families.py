@@ -216,16 +216,15 @@ class _Families:
                     told.add(name)
 
     def _add_counters(self, labels: Sequence[str], counters: RankCounters) -> None:
-        for kind, count in counters.units.items():
-            self.units.add_metric((*labels, kind), count)
+        counts = {kind: sum(tally.counts) for kind, tally in counters.unit_seconds.items()}
+        for kind, count in (counts if counters.steps is None else counts | {"step": counters.steps}).items():
+            self.units.add_metric((*labels, kind), float(count))
         for kind, tally in counters.unit_seconds.items():
             _add_histogram(self.unit_seconds, (*labels, kind), tally)
-        for family, tally in (
-            (self.requests, counters.request_seconds),
-            (self.first_tokens, counters.first_token_seconds),
-        ):
-            if any(tally.counts):
-                _add_histogram(family, labels, tally)
+        if "request" in counters.unit_seconds:
+            _add_histogram(self.requests, labels, counters.unit_seconds["request"])
+        if any(counters.first_token_seconds.counts):
+            _add_histogram(self.first_tokens, labels, counters.first_token_seconds)
         if counters.hook_seconds is not None:
             self.hook.add_metric(labels, counters.hook_seconds)
 
