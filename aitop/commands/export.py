@@ -195,7 +195,7 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
     """
     from prometheus_client import start_http_server
 
-    from aitop.outputs.prometheus.server import parse_address
+    from aitop.outputs.prometheus.destinations import parse_address
 
     try:
         address = parse_address(args.prometheus)
@@ -219,7 +219,7 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
 def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.ExitStack) -> Callable[[], None]:
     """The function that writes the file. The end removes the file: node_exporter would go on exporting what it says."""
     from aitop.output_file import remove_output
-    from aitop.outputs.prometheus.server import write_textfile
+    from aitop.outputs.prometheus.destinations import write_textfile
 
     failed: OSError | None = None
     begun = False

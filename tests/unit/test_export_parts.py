@@ -22,8 +22,8 @@ from aitop.engine.live import Options
 from aitop.errors import AitopError, NotPermittedError
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.job import Candidate
+from aitop.outputs.prometheus.destinations import Address, parse_address, write_textfile
 from aitop.outputs.prometheus.families import JobsCollector
-from aitop.outputs.prometheus.server import Address, parse_address, write_textfile
 from aitop.sources import devices
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.pace import NEW_EVERY_SECONDS, NEW_SECONDS, PartOfBudget, SharedBudget

@@ -1,4 +1,4 @@
-"""Serves the metrics over HTTP at an address that the user gave (nothing else in aitop listens), or writes a file."""
+"""Where metrics go: the address that the user gave to listen at (nothing else in aitop listens), or a text file."""
 
 from __future__ import annotations
 
