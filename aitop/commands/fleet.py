@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the screen, or print the jobs once."""
-    from aitop.sources.prometheus.address import parse
-
-    address = args.prometheus or (parse(args.settings.prometheus) if args.settings.prometheus is not None else None)
+    address = args.prometheus or (prometheus(args.settings.prometheus) if args.settings.prometheus else None)
     if address is None:
         raise WrongUsageError(
             "no Prometheus server is named",

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from aitop.commands import say
-from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, process_id
+from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, process_id, prometheus
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 
 if TYPE_CHECKING:
@@ -77,10 +77,9 @@ def cluster(settings: Settings) -> FleetReader | None:
     """The reader that knows the job's ranks on other machines; None where no Prometheus server is set."""
     if settings.prometheus is None:
         return None
-    from aitop.sources.prometheus.address import parse
     from aitop.sources.prometheus.fleet import FleetReader
 
-    return FleetReader(parse(settings.prometheus))
+    return FleetReader(prometheus(settings.prometheus))
 
 
 def _all_kept(recorder: Recorder) -> bool:

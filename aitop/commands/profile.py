@@ -73,7 +73,7 @@ def stepping_pid(snapshot: Snapshot | None, pid: int) -> int:
         return snapshot.steps.pid or pid
     hook = snapshot.sources.get("hook") if snapshot is not None else None
     if hook is not None and hook.state == "denied":
-        raise NotPermittedError(f"{hook.reason}" + (f": {hook.remedy}" if hook.remedy else ""))
+        raise NotPermittedError(f"{hook.reason}", hook.remedy)
     if hook is not None and hook.state != "ok" and hook.reason:
-        raise AitopError(f"no profile without the hook: {hook.reason}" + (f" ({hook.remedy})" if hook.remedy else ""))
+        raise AitopError(f"no profile without the hook: {hook.reason}", hook.remedy)
     raise NotEnoughEvidenceError(f"process {pid} made no step in {HOOK_PATIENCE_SECONDS:.0f} s: nothing to profile")
