@@ -3,7 +3,7 @@
     python tests/bench/all.py --quick              rougher figures in twelve minutes
     python tests/bench/all.py                      all that take minutes
     python tests/bench/all.py faults verdicts      only these, the ones that take hours among them
-    python tests/bench/all.py --resume faults      not again what has a result of this commit, and not a quick one
+    python tests/bench/all.py --resume faults      skip what already has a full (not --quick) result of this commit
     python tests/bench/all.py --whole --outdated --resume     all whose code has changed since their result, in hours
 
 Each writes its own section of tests/bench/README.md (results.py). Exit code 1 where one failed or missed a bar.

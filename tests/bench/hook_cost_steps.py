@@ -1,9 +1,9 @@
 """CPU time that the hook adds to one step: one step of a run with the hook and one without it, again and again.
 
-Both steps of a pair are of the same model, in random order, so whatever else the machine does affects both alike. From
-process to process the same code differs, also by where in memory things happen to lie: all of it is measured in one
-fresh process after the other. A figure is their median, with the range of all of them and of the middle half, and a bar
-is for the median. Times are CPU times of the thread, which is never idle here.
+Both steps of a pair are of the same model, in random order, so whatever else the machine does affects both alike. The
+same code is faster or slower from process to process, partly because of memory layout. So everything is measured again
+in several fresh processes. A figure is their median, with the range of all of them and of the middle half, and a bar is
+for the median. Times are CPU times of the thread, which is never idle here.
 
   nothing   neither step is watched: what the way of measuring makes, and is taken off the others of that process
   run       the hook as it is once it has begun to count: most short steps are only counted, the others are timed; what

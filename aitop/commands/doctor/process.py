@@ -44,7 +44,7 @@ def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = Non
     if lines[1].state != "works":
         closed = "it may not be looked into: see access"
     elif short_of is not None:
-        closed = f"not within the limits of aitop itself: see {short_of}"
+        closed = f"aitop's own limits are too low for this: see {short_of}"
     sees, dump = stacks(pid, target.python) if closed is None else (fault("stacks", closed), None)
     server = server_of(members, dump)
     fronts = server.fronts if server is not None else ()
