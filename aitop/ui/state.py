@@ -184,12 +184,12 @@ CodeView = Literal["lines", "tree", "flame"]
 class View(msgspec.Struct, frozen=True, eq=False):
     """The state of the screen that panes draw from.
 
-    `snapshot` is None until the first arrives. `rank` narrows processes and code to one rank, None for all. `code` is
-    how the code is shown, `who` whose code. `live` is False for a replay. `notice` is a short line about what was
-    just done. `filter` is the text that rows of lists and trees must match (see `matches`), empty to show all.
-    `chosen` is the pid that the screen is narrowed to (with its descendants), None for all. `mark` is the Snapshot
-    that figures are compared with, None without a mark. `recording` is the state of the recording in a word or two,
-    None if there is none. `compared` compares this run with an earlier one of the same script, None without one.
+    `snapshot` is None until the first arrives. `code` is how the code is shown, `who` whose code. `live` is False for a
+    replay. `notice` is a short line about what was just done. `filter` is the text that rows of lists and trees must
+    match (see `matches`), empty to show all. `chosen` is the pid that the screen is narrowed to (with its descendants),
+    such as that of a rank, None for all. `mark` is the Snapshot that figures are compared with, None without a mark.
+    `recording` is the state of the recording in a word or two, None if there is none. `compared` compares this run with
+    an earlier one of the same script, None without one.
     """
 
     snapshot: Snapshot | None = None
@@ -199,7 +199,6 @@ class View(msgspec.Struct, frozen=True, eq=False):
     paused: bool = False
     code: CodeView = "lines"
     who: Who = EVERYBODY
-    rank: int | None = None
     has_detached: bool = False
     notice: str | None = None
     filter: str = ""
@@ -237,8 +236,15 @@ class View(msgspec.Struct, frozen=True, eq=False):
         pids = self.pids()
         return [process for process in snapshot.processes if pids is None or process.pid in pids]
 
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({p.rank for p in self.processes if p.role == "rank" and p.rank is not None}))
+    def ranks(self) -> dict[int, int]:
+        """The pid of each rank, by number; of several with one number, that of one that has not ended."""
+        ranks = [(p.rank, p.state != "Z", p.pid) for p in self.processes if p.role == "rank" and p.rank is not None]
+        return {rank: pid for rank, _, pid in sorted(ranks)}
+
+    @property
+    def rank(self) -> int | None:
+        """The number of the rank that the screen is narrowed to; None if it is not narrowed to a rank."""
+        return next((rank for rank, pid in self.ranks().items() if pid == self.chosen), None)
 
     def process(self, pid: int) -> ProcessId | None:
         """The process that has this pid in the Snapshot, identified so that a reused pid is not mistaken for it; None
@@ -248,18 +254,11 @@ class View(msgspec.Struct, frozen=True, eq=False):
         return host.id_of(pid) if host else None
 
     def pids(self) -> frozenset[int] | None:
-        """The pids that the screen is narrowed to: those of a rank, or a chosen process with its descendants.
-
-        None if it is not narrowed.
-        """
-        if self.snapshot is None or self.snapshot.host is None or (self.rank is None and self.chosen is None):
+        """The pids of the process that the screen is narrowed to and of its descendants; None if it is not narrowed."""
+        if self.snapshot is None or self.snapshot.host is None or self.chosen is None:
             return None
-        if self.chosen is not None:
-            return family(self.processes, self.chosen)
-        return frozenset(process.pid for process in self.processes if process.rank == self.rank)
+        return family(self.processes, self.chosen)
 
     def narrowed(self) -> str | None:
         """What the screen is narrowed to, in words; None if it shows everything."""
-        if self.chosen is not None:
-            return process_words(self.snapshot, self.chosen)
-        return None if self.rank is None else f"rank {self.rank}"
+        return None if self.chosen is None else process_words(self.snapshot, self.chosen)

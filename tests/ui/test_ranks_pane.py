@@ -36,6 +36,18 @@ async def test_the_latest_rank_is_on_top_and_is_entered(look_at):
         assert eyes.app.screen.view.rank == int(rows(eyes)[2][1] if rows(eyes)[2][0] in "●▸" else rows(eyes)[2][0])
 
 
+async def test_a_rank_without_a_number_is_entered(look_at):
+    whole = job(2)
+    ranks = tuple(msgspec.structs.replace(rank, rank=None, lateness=None) for rank in whole.ranks.ranks)
+    nameless = msgspec.structs.replace(whole, ranks=msgspec.structs.replace(whole.ranks, ranks=ranks))
+    async with look_at(nameless, size=(120, 36)) as eyes:
+        eyes.app.screen.set_focus(eyes.app.screen.query_one("#ranks"))
+        await eyes.press("down", "enter")
+        assert eyes.app.screen.view.pids() == {3721}
+        await eyes.press("escape")
+        assert eyes.app.screen.view.pids() is None
+
+
 async def test_one_process_has_no_matrix(look_at):
     async with look_at(samples.input_bound(), size=(120, 36)) as eyes:
         assert not eyes.app.screen.query_one("#ranks").display

@@ -156,6 +156,33 @@ def test_the_share_of_their_time_in_which_ranks_work_is_told():
     assert any("scaling efficiency 69 %" in told for told in straggler(found).verdict.evidence)
 
 
+def spawned(*pids):
+    """Ranks that nobody numbers but the order of their start, each with a worker."""
+    ranks = [process(pid, rank=rank) for rank, pid in enumerate(pids)]
+    workers = [process(pid + 50, "loader-worker", rank=rank) for rank, pid in enumerate(pids)]
+    return HostSample(time=1000.0, processes=(*ranks, *workers), machine=MachineSample(cores=2))
+
+
+def test_ranks_and_their_workers_have_the_number_that_the_rank_gives_itself():
+    found = History(Target(pid=100, command="x"))
+    found.add(spawned(*PIDS))
+    for pid in PIDS:
+        facts = HookFacts(way="attach", python="3", torch="2", world_size=16, rank=pid - 92)
+        found.add(HookSample(time=1000.0, pid=pid, steps=(), facts=facts))
+    seen = aggregate(found, Tick(time=1000.0, wall=0.0))
+    assert {one.pid: one.rank for one in seen.processes} == {100: 8, 101: 9, 150: 8, 151: 9}
+    assert {one.pid: one.rank for one in seen.ranks.ranks} == {100: 8, 101: 9}
+
+
+def test_ranks_and_their_workers_keep_their_number_when_another_rank_ends():
+    found = History(Target(pid=1, command="x"))
+    found.add(spawned(11, 12, 13, 14))
+    found.add(spawned(11, 13, 14))
+    seen = aggregate(found, Tick(time=1000.0, wall=0.0))
+    assert {one.pid: one.rank for one in seen.processes} == {11: 0, 13: 2, 14: 3, 61: 0, 63: 2, 64: 3}
+    assert {one.pid: one.rank for one in seen.ranks.ranks} == {11: 0, 13: 2, 14: 3}
+
+
 def test_too_few_steps_or_one_rank():
     assert isinstance(straggler(seen(history())), Abstention)
     assert isinstance(comm_bound(seen(history())), Abstention)

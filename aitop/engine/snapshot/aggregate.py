@@ -12,7 +12,7 @@ from aitop.engine.history import LONG_WINDOW_SECONDS, WINDOW_SECONDS, History, H
 from aitop.engine.snapshot.ranks import ranks_view
 from aitop.engine.snapshot.series import series, worker_lanes
 from aitop.engine.snapshot.serving import request_series, serving
-from aitop.engine.snapshot.standstill import standstill
+from aitop.engine.snapshot.standstill import numbered, standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
 from aitop.engine.totals import mean_cores
 from aitop.model.gpu import GpuSample, bare
@@ -42,7 +42,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     gpu, facts = history.gpus.last, hook.facts if hook else None
     if steps is not None:
         steps, facts = with_throughput(steps, facts, gpu)
-    host = history.hosts.last
+    host = numbered(history)
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
     windows = _stepping_windows(history)

@@ -60,7 +60,7 @@ def standing_for(history: History, now: float) -> float:
 
 def standstill(history: History, now: float) -> Standstill | None:
     """Where all ranks stand; None while one of them moves, and as long as such a pause is normal for this run."""
-    seconds, host, dump = standing_for(history, now), history.hosts.last, history.dump
+    seconds, host, dump = standing_for(history, now), numbered(history), history.dump
     if seconds < LOOK_SECONDS or host is None:
         return None
     timed = [hook.steps for hook in history.hooks.values() if len(hook.steps) > 1]
@@ -68,7 +68,6 @@ def standstill(history: History, now: float) -> Standstill | None:
     ranks, workers = _standing(
         host,
         dump if dump is not None and dump.time >= now - seconds else None,
-        {process.pid: rank_number(history, process) for process in host.processes},
         {pid: hook.steps[-1].index for pid, hook in history.hooks.items() if hook.steps},
         {pid: hook.sequence for pid, hook in history.hooks.items()},
     )
@@ -198,11 +197,9 @@ def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
     """Where ranks and workers stand in this dump, whether or not they stand still."""
     views = snapshot.ranks.ranks if snapshot.ranks else ()
     host = snapshot.host
-    processes = host.processes if host else ()
-    numbers = {process.pid: process.rank for process in processes} | {view.pid: view.rank for view in views}
     steps = {view.pid: view.step for view in views if view.step is not None}
     sequences = {rank.pid: rank.sequence for rank in snapshot.standstill.ranks} if snapshot.standstill else {}
-    ranks, workers = _standing(host, dump, numbers, steps, sequences) if host else ((), ())
+    ranks, workers = _standing(host, dump, steps, sequences) if host else ((), ())
     if snapshot.standstill is not None:
         return replace(snapshot.standstill, ranks=ranks, workers=workers)
     world = (snapshot.ranks.world_size if snapshot.ranks else None) or 0
@@ -212,13 +209,12 @@ def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
 def _standing(
     host: HostSample,
     dump: StackDump | None,
-    numbers: Mapping[int, int | None],
     steps: Mapping[int, int],
     sequences: Mapping[int, int | None],
 ) -> tuple[tuple[Standing, ...], tuple[Standing, ...]]:
     """Where ranks and workers stand, by the last dump of all stacks.
 
-    `numbers` (of ranks), `steps` and `sequences` are by pid; see Standing.
+    `steps` and `sequences` are by pid; see Standing.
     """
     mains = [thread for thread in dump.threads if thread.main and thread.frames] if dump else []
     stacks = {main.pid: own_frames([dump.frames[index] for index in main.frames]) for main in mains} if dump else {}
@@ -231,7 +227,7 @@ def _standing(
         standing.append(
             Standing(
                 pid=process.pid,
-                rank=numbers.get(process.pid),
+                rank=process.rank,
                 role=process.role,
                 doing=doing,
                 call=call,
@@ -257,6 +253,21 @@ def rank_number(history: History, process: ProcessSample) -> int | None:
     if process.role == "rank" and hook is not None and hook.facts is not None and hook.facts.rank is not None:
         return hook.facts.rank
     return history.rank_numbers.get(process.pid, process.rank)
+
+
+def numbered(history: History) -> HostSample | None:
+    """The newest sample of the host, in which ranks and their workers have the numbers that `rank_number` gives."""
+    host = history.hosts.last
+    if host is None:
+        return None
+    ranks = [process for process in host.processes if process.role == "rank"]
+    numbers = {process.pid: rank_number(history, process) for process in ranks}
+    if all(process.rank == numbers[process.pid] for process in ranks):
+        return host
+    fed: dict[int | None, int | None] = {process.rank: numbers[process.pid] for process in ranks} | {None: None}
+    wanted = [numbers.get(process.pid, fed.get(process.rank, process.rank)) for process in host.processes]
+    processes = [replace(process, rank=rank) for process, rank in zip(host.processes, wanted, strict=True)]
+    return replace(host, processes=tuple(processes))
 
 
 def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tuple[int, ...]:

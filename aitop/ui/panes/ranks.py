@@ -135,8 +135,7 @@ class RankPane(RowPane[RankRow]):
         shape = fit([column for column in COLUMNS if gpu or not column.heading.startswith("gpu")], width, GAP)
         lines = [heading(shape, self.order, GAP)]
         for row, at in shown:
-            chosen = view.rank is not None and row.rank.rank == view.rank
-            lines.append(row_line(row, shape, width, cursor=at, chosen=chosen, gap=GAP))
+            lines.append(row_line(row, shape, width, cursor=at, chosen=row.rank.pid == view.chosen, gap=GAP))
         elsewhere = (ranks.world_size or 0) - len(ranks.ranks)
         title = f"Ranks · {len(ranks.ranks)}" + (f" here, {elsewhere} elsewhere" if elsewhere > 0 else "")
         title += f" · {duration(ranks.step)} a step" if ranks.step else ""
@@ -156,7 +155,7 @@ class RankPane(RowPane[RankRow]):
         return row.rank.pid
 
     async def action_leave(self) -> None:
-        if self.view.rank is not None:
+        if self.view.chosen is not None:
             await self.run_action("screen.rank(0)")
 
 

@@ -337,14 +337,15 @@ class MonitorScreen(Screen[int]):
         self._change(paused=paused, snapshot=self.view.snapshot if paused else self._newest)
 
     def action_rank(self, number: int) -> None:
-        ranks = self.view.ranks()
+        pids = list(self.view.ranks().values())
         if number == 0:
-            self._change(rank=None, chosen=None)
-        elif len(ranks) > 1 and number <= len(ranks):
-            self._choose_rank(ranks[number - 1])
+            self._change(chosen=None)
+        elif len(pids) > 1 and number <= len(pids):
+            self._narrow(pids[number - 1])
 
-    def _choose_rank(self, rank: int) -> None:
-        self._change(rank=None if self.view.rank == rank else rank, chosen=None)
+    def _narrow(self, pid: int) -> None:
+        """Narrow the screen to a process with its descendants, such as a rank; choosing it again shows everything."""
+        self._change(chosen=None if self.view.chosen == pid else pid)
 
     def action_processes(self) -> None:
         """Show the process tree on the whole screen, or go back to the panes."""
@@ -355,16 +356,10 @@ class MonitorScreen(Screen[int]):
             self._zoom("processes")
 
     def on_row_chosen(self, message: RowChosen) -> None:
-        """Narrow the screen to the chosen rank or process; choosing it again shows everything."""
         row = message.row
-        if isinstance(row, RankRow):
-            if row.rank.rank is not None:
-                self._choose_rank(row.rank.rank)
-            return
-        chosen = None if self.view.chosen == row.process.pid else row.process.pid
         if not message.stay and self._zoomed == "processes":
             self._leave_zoom()
-        self._change(chosen=chosen, rank=None)
+        self._narrow(row.rank.pid if isinstance(row, RankRow) else row.process.pid)
 
     def action_filter(self) -> None:
         self._focused_before = self.focused.id if isinstance(self.focused, Pane) else self._focused_before
@@ -403,15 +398,13 @@ class MonitorScreen(Screen[int]):
             self._change(who=following(stacks, self.view.pids(), self.view.who))
 
     def action_back(self) -> None:
-        """Undo one restriction of the view: filter, zoom, process, rank, pause, in this order."""
+        """Undo one restriction of the view: filter, zoom, process or rank, pause, in this order."""
         if self.view.filter:
             self._change(filter="")
         elif self._zoomed is not None:
             self._leave_zoom()
         elif self.view.chosen is not None:
             self._change(chosen=None)
-        elif self.view.rank is not None:
-            self._change(rank=None)
         elif self.view.paused:
             self.action_pause()
 
