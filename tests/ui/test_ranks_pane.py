@@ -5,9 +5,10 @@ import sample_ranks
 import sample_snapshots as samples
 
 from aitop.diagnosis.conditions.hang import Odd
-from aitop.model.ranks import RankView
+from aitop.model.ranks import RankView, Standing
 from aitop.ui.layout import plan
-from aitop.ui.screens.hang import places
+from aitop.ui.screens.hang import StandingPane, places
+from aitop.ui.state import View
 
 
 def job(count, **fields):
@@ -91,6 +92,20 @@ def test_who_shows_what_was_left_out_stands_with_its_like():
     still = hanging(4).standstill
     odd = Odd("skipped-collective", "rank 3 left out", 0.9, (still.ranks[3], still.ranks[0]), (3,))
     assert [(len(place.members), place.odd) for place in places(still, odd)] == [(1, True), (3, False)]
+
+
+def test_workers_stand_with_those_of_the_same_rank_whose_number_is_readable():
+    whole = hanging(2)
+    of = {4100: 0, 4101: 0, 4102: 1, 4103: 1, 4104: None}
+    fetching = whole.standstill.ranks[1].frames
+    workers = tuple(
+        Standing(pid=pid, rank=rank, role="loader-worker", doing="fetching", frames=fetching, where=fetching[0])
+        for pid, rank in of.items()
+    )
+    pane = StandingPane(id="standing")
+    pane.set_standstill(msgspec.structs.replace(whole.standstill, workers=workers))
+    rows = [pane.row(place, View(), 118).text[2:].split("  ")[0] for place in pane.entries]
+    assert rows[-3:] == ["rank 0: 2 workers", "rank 1: 2 workers", "1 worker"]
 
 
 async def test_a_job_that_stands_still_has_no_rate(look_at):

@@ -40,7 +40,7 @@ DOINGS = {
 
 
 class StandingPlace(msgspec.Struct, frozen=True):
-    """Ranks, or workers, that are on the same line in the same call. `odd`: the others wait for them."""
+    """Ranks, or workers of one rank, that are on the same line in the same call. `odd`: the others wait for them."""
 
     members: tuple[Standing, ...]
     odd: bool
@@ -61,7 +61,8 @@ def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
     odd_pids = {standing.pid for standing in odd.standing if not odd.ranks or standing.rank in odd.ranks}
     for rank in (*still.ranks, *busy):
         line = rank.where and (rank.where.file, rank.where.line)
-        key = (rank.pid in odd_pids, rank.role, rank.doing, rank.call, line)
+        fed = rank.rank if rank.role != "rank" else None
+        key = (rank.pid in odd_pids, rank.role, fed, rank.doing, rank.call, line)
         groups.setdefault(key, []).append(rank)
     standing = [StandingPlace(tuple(members), bool(key[0])) for key, members in groups.items()]
     return tuple(sorted(standing, key=lambda place: (not place.odd, place.first.role != "rank", -len(place.members))))
@@ -108,7 +109,8 @@ class StandingPane(StackList[StandingPlace]):
         first, ink, number = entry.first, LOSS if entry.odd else BRIGHT, len(entry.members)
         who = named(entry.members) if number <= MOST_NAMED else f"{number} ranks"
         if first.role != "rank":
-            who = f"{plural(number, 'worker')} of rank {first.rank}"
+            # The rank comes first, so that it can still be read where the text is cut.
+            who = f"{'' if first.rank is None else f'rank {first.rank}: '}{plural(number, 'worker')}"
         line = Line("▌ " if entry.odd else "  ", LOSS)
         steps = [member.step for member in entry.members if member.step is not None]
         step = "" if not steps else f"step {min(steps):,}" + (f"–{max(steps):,}" if max(steps) > min(steps) else "")
