@@ -187,6 +187,23 @@ async def test_what_was_seen_stays_when_prometheus_is_gone_and_it_says_how_old_i
             assert " old · " not in eyes.text()
 
 
+@pytest.mark.parametrize("keys", [(), ("slash", *"zzz", "enter")], ids=["no jobs", "none matches"])
+async def test_an_empty_table_says_that_prometheus_is_gone(keys):
+    with served(*([] if not keys else four_jobs())) as fake:
+        fake.answer = None if keys else lambda handler: handler.reply(200, watching(fake), "application/json")
+        async with looking(fake, (160, 24), until=" on ") as eyes:
+            await eyes.press(*keys)
+            assert ("no row matches" if keys else "no AI job runs on 3 nodes") in eyes.text()
+            fake.answer = lambda handler: handler.reply(503, b"<html>busy</html>")
+            await eyes.press("r")
+            await eyes.until(" old · http://127.0.0.1")
+
+
+def watching(fake):
+    """Answers that three nodes are watched, and that there is no job."""
+    return vector([({}, 3.0)] if "aitop_jobs" in fake.asked[-1] else [])
+
+
 async def test_nothing_but_a_sentence_where_there_never_was_an_answer():
     with served() as fake:
         fake.answer = lambda handler: handler.reply(401, b"")

@@ -76,9 +76,10 @@ class TablePane(RowPane[Row]):
         title = f"{self.name_of_rows} · {len(self.entries)}"
         if view.filter:
             title += f" · /{view.filter} {len(rows)} match"
+        stale = f"{duration(self.age)} old · {self.problem}" if self.problem else None
         if not rows:
             self.rows = ()
-            return Drawing([Line(self.none if not view.filter else "no row matches", DIM)], title)
+            return Drawing([Line(self.none if not view.filter else "no row matches", DIM)], title, stale=stale)
         rows = in_order(rows, self.table, self.order)
         self.take(rows, height - 1)
         chosen = self.row()
@@ -88,7 +89,6 @@ class TablePane(RowPane[Row]):
         lines += [row_line(row, shape, width, cursor=at) for row, at in self.take(rows, height - 1 - len(foot))]
         sorted_by = f"by {self.order.by}" if self.order.by else self.default_order
         note = " · ".join(filter(None, (sorted_by, self.in_sight())))
-        stale = f"{duration(self.age)} old · {self.problem}" if self.problem else None
         return Drawing(lines, title, Line(note, DIM), stale, foot)
 
 
