@@ -11,9 +11,10 @@ from pictures import StillFeed
 from sample_parts import records, steps
 
 from aitop.engine.recorder import Recorder
+from aitop.engine.run_history import RunHistory
 from aitop.model.serving import RequestRecord
 from aitop.model.settings import Settings
-from aitop.model.snapshot import Tick
+from aitop.model.snapshot import Series, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookFacts, HookSample
 from aitop.outputs.recording import RecordingWriter
@@ -81,6 +82,27 @@ async def test_every_figure_of_every_pane_has_its_change(look_at):
         least = {"step": 12, "gpu": 6, "data": 5, "memory": 4, "code": 4, "processes": 10}
         changed = {name: eyes.pane(name).count(" = ") for name in least}
         assert [name for name, count in least.items() if changed[name] < count] == []
+
+
+async def test_the_mark_of_an_earlier_session_shows_the_changes_of_the_series_of_the_gpu(look_at, feeds, tmp_path):
+    def at(busy, power):
+        first = samples.compared()
+        names = {"gpu0.busy": busy, "gpu0.power": power}
+        known = {
+            name: Series(times=tuple(first.time - age for age in range(9, -1, -1)), values=(value,) * 10)
+            for name, value in names.items()
+        }
+        return msgspec.structs.replace(first, series={**first.series, **known})
+
+    target = samples.compared().target
+    RunHistory(target, tmp_path).keep(at(0.9, 700.0), at(0.9, 700.0))
+
+    class Marked(feeds["run"]):
+        def marked(self):
+            return RunHistory(target, tmp_path).mark()
+
+    async with look_at(feed=Marked(at(0.3, 350.0)), size=(200, 60)) as eyes:
+        assert "▼60" in eyes.pane("gpu") and "▼50" in eyes.pane("gpu")
 
 
 async def test_no_change_is_not_called_one(look_at):

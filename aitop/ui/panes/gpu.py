@@ -190,8 +190,10 @@ def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = ""
     def value_of(snapshot: Snapshot) -> float | None:
         devices = snapshot.gpu.devices if snapshot.gpu else ()
         now = next((figure_of(same) for same in devices if same.index == device.index), None)
-        mean = recent(snapshot, f"gpu{device.index}.{series}") if series and now is not None else None
-        return now if mean is None else mean / device.power_limit if series == "power" and device.power_limit else mean
+        # The mark of an earlier session has the series, but no devices.
+        whole = device.power_limit if series == "power" else 1.0
+        mean = recent(snapshot, f"gpu{device.index}.{series}") if series and whole else None
+        return now if mean is None or not whole else mean / whole
 
     return change(view, value_of, points=points)
 
