@@ -155,6 +155,24 @@ async def test_s_groups_all_stacks(look_at, feeds, size):
         assert "Verdict" in eyes.text()
 
 
+async def test_stacks_name_ranks_and_their_workers_as_the_process_tree_does(look_at, feeds):
+    class Dumping(feeds["run"]):
+        def dump(self):
+            pids = [process.pid for process in seen.processes if process.role in ("rank", "loader-worker")]
+            threads = (ThreadStack(pid=pid, thread="MainThread", main=True, frames=(2,)) for pid in pids)
+            return StackDump(time=samples.START, frames=FRAMES, threads=tuple(threads))
+
+    seen = samples.two_ranks()
+    async with look_at(feed=Dumping(seen), size=(120, 40)) as eyes:
+        await eyes.press("S")
+        await eyes.until("threads")
+        told = {line.split()[1]: " ".join(line.split()[2:]) for line in eyes.pane("group").split("\n")[1:7]}
+        for process in seen.processes:
+            if process.role in ("rank", "loader-worker"):
+                name = f"{'worker of ' if process.role != 'rank' else ''}rank {process.rank} MainThread"
+                assert told[str(process.pid)].startswith(name)
+
+
 async def test_a_held_key_asks_for_one_look_at_a_time(look_at, feeds):
     class Slow(feeds["run"]):
         def dump(self):

@@ -21,7 +21,7 @@ from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spr
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, place
 
-COUNT, PLACE, STATE = 11, 26, 9
+COUNT, PLACE, STATE, ROLE = 11, 26, 9, 17
 SMALL_ROWS = 14
 Entry = TypeVar("Entry")
 
@@ -104,8 +104,8 @@ class GroupPane(Pane, can_focus=False):
         roles = _roles(view)
         lines = []
         for member in group.members:
-            line = Line(str(member.pid).rjust(8), TEXT).add("  ").join(Line(roles.get(member.pid, "process")).fit(14))
-            name = Line(one_line(member.thread), BRIGHT if member.main else TEXT).fit(max(12, width - 44))
+            line = Line(str(member.pid).rjust(8), TEXT).add("  ").join(Line(roles.get(member.pid, "process")).fit(ROLE))
+            name = Line(one_line(member.thread), BRIGHT if member.main else TEXT).fit(max(12, width - 30 - ROLE))
             lines.append(line.add("  ").join(name).add("  ").join(_state((member,))))
         lines.append(Line())
         lines += [_frame_line(frame, frame is group.where, width) for frame in reversed(group.frames)]
@@ -113,13 +113,14 @@ class GroupPane(Pane, can_focus=False):
 
 
 def _roles(view: View) -> dict[int, str]:
-    """By pid, the role of a process in a word or two, with the number of its rank if there are several."""
+    """By pid, the role of a process in a few words, with the number of its rank if there are several."""
     several = len(view.ranks()) > 1
-    return {
-        process.pid: ROLE_NAMES.get(process.role, process.role)
-        + (f" {process.rank}" if several and process.rank is not None else "")
-        for process in view.processes
-    }
+    roles: dict[int, str] = {}
+    for process in view.processes:
+        role = roles[process.pid] = ROLE_NAMES.get(process.role, process.role)
+        if several and process.rank is not None:
+            roles[process.pid] = f"{'' if process.role == 'rank' else f'{role} of '}rank {process.rank}"
+    return roles
 
 
 def _who(members: tuple[ThreadStack, ...], roles: dict[int, str]) -> str:
