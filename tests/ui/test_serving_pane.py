@@ -214,6 +214,12 @@ def test_it_fits_every_field(width, height):
             assert all(cell_len(line.text) <= width for line in drawing.lines), make.__name__
 
 
+@pytest.mark.parametrize("height", range(12, 32))
+def test_charts_and_histogram_fill_a_narrow_pane(height):
+    drawing = ServingPane(id="serving").draw(View(servers.engine()), 60, height)
+    assert len(drawing.lines) == height
+
+
 def test_what_is_not_measured_gives_way_to_what_is():
     view = View(servers.plain())
     lines = [line.text for line in figure_lines(view, view.snapshot.serving, 70, 3)]

@@ -94,7 +94,8 @@ class ServingPane(ChartPane):
             lines = over_time(self.field(snapshot, SERIES, left, SCALE), height, mark)
             right = by_length(room - left, height)
             return [line.fit(left).to(left + BETWEEN).join(other) for line, other in zip(lines, right, strict=True)]
-        below = height * 2 // 5 if latencies and height >= 2 * LEAST_ROWS + 1 else 0
+        below = height * 2 // 5
+        below = below if latencies and below >= LEAST_ROWS else 0
         lines = over_time(self.field(snapshot, SERIES, width, SCALE), height - below, mark)
         return lines + by_length(width, below)
 
