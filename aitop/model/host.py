@@ -35,7 +35,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     for, but not when memory that was asked for before is used for the first time (an array of zeros that is filled).
     """
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(gt=0)]
     ppid: int
     started: float
     role: Role

@@ -16,6 +16,7 @@ import msgspec
 
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import RECORDING_VERSION, Event, Header
+from aitop.model.host import HostSample
 from aitop.model.serving import Histogram, ServerSample
 from aitop.model.snapshot import GrowthSites, Tick
 from aitop.model.stacks import Frame, StackDump, StackWindow
@@ -191,6 +192,8 @@ def _is_sound(event: Event, line: bytes) -> bool:
     if isinstance(event, StackDump) and not _in_range([stack.frames for stack in event.threads], len(event.frames)):
         return False
     if isinstance(event, (StackWindow, StackDump)) and len(line) > LONGEST_TEXT and not _short(event.frames):
+        return False
+    if isinstance(event, HostSample) and len({one.pid for one in event.processes}) < len(event.processes):
         return False
     if isinstance(event, ServerSample) and not all(map(_is_ascending, event.histograms.values())):
         return False

@@ -50,6 +50,11 @@ def shown(rows: list[ProcessRow]) -> list[str]:
     return [row.guide + row.label for row in rows]
 
 
+def test_a_long_line_of_descendants_is_drawn_to_its_end() -> None:
+    deep = tuple(process(10 + depth, 9 + depth, "helper") for depth in range(3000))
+    assert shown(process_rows(of(deep)))[-1] == "  " * 2998 + "└ python"
+
+
 def test_ranks_come_in_their_order_with_their_workers_below_and_others_last() -> None:
     assert shown(process_rows(of(JOB))) == [
         "launcher",

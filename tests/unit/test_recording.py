@@ -191,6 +191,8 @@ THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
         json.dumps({**STACKS, "frames": [], "stacks": [{**THREAD, "frames": [0]}]}),
         json.dumps({"type": "host", "time": 1.0, "processes": [], "machine": {"cores": 0}}),
         json.dumps({"type": "host", "time": 1.0, "processes": [{**RANK, "world_size": 4e9}], "machine": {"cores": 8}}),
+        json.dumps({"type": "host", "time": 1.0, "processes": [{**RANK, "pid": 0}], "machine": {"cores": 8}}),
+        json.dumps({"type": "host", "time": 1.0, "processes": [RANK, RANK], "machine": {"cores": 8}}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [-1]}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0], "count": 0}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0]}], "seconds": 0.0}),

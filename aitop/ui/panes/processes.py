@@ -64,20 +64,22 @@ def process_rows(
     wanted_pids = _wanted(processes, below, labels, wanted)
     rows: list[ProcessRow] = []
 
-    def walk(siblings: Iterable[ProcessSample], guide: str, top: bool) -> None:
-        shown = [alone[process.pid] for process in siblings if process.pid in wanted_pids]
-        for number, row in enumerate(_sorted(shown, order), 1):
-            last, pid = number == len(shown), row.process.pid
-            mine = below.get(pid, [])
-            closed = not wanted and pid in folded and bool(mine)
-            hidden = [alone[each] for each in descendants(pid, below)] if closed else []
-            branch = "" if top else "└ " if last else "├ "
-            summed = replace(_summed(row, hidden), guide=guide + branch, folded=len(hidden), parent=bool(mine))
-            rows.append(replace(summed, matches=not wanted or wanted_pids[pid]))
-            if not closed:
-                walk(mine, guide if top else guide + ("  " if last else "│ "), False)
+    def placed(siblings: Iterable[ProcessSample], guide: str, top: bool) -> list[tuple[ProcessRow, str, str]]:
+        """From the last to the first, each row with the guide before its name and that before its children's."""
+        shown = _sorted([alone[process.pid] for process in siblings if process.pid in wanted_pids], order)
+        guides = [("", "") if top else ("├ ", "│ ") for _ in shown[:-1]] + [("", "") if top else ("└ ", "  ")]
+        return [(row, guide + own, guide + inner) for row, (own, inner) in zip(shown, guides, strict=False)][::-1]
 
-    walk(below.get(0, []), "", True)
+    waiting = placed(below.get(0, []), "", True)
+    while waiting:
+        row, guide, inner = waiting.pop()
+        pid, mine = row.process.pid, below.get(row.process.pid, [])
+        closed = not wanted and pid in folded and bool(mine)
+        hidden = [alone[each] for each in descendants(pid, below)] if closed else []
+        summed = replace(_summed(row, hidden), guide=guide, folded=len(hidden), parent=bool(mine))
+        rows.append(replace(summed, matches=not wanted or wanted_pids[pid]))
+        if not closed:
+            waiting += placed(mine, inner, False)
     return rows
 
 
