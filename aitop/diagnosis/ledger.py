@@ -94,6 +94,9 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *
     unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
     if serves is not None:
         unit, length = serves.unit, serves.length
+    elif unit == "request" and snapshot.serving is not None and snapshot.serving.requests:
+        # A pass of the model is not one of this server's requests.
+        unit, length = "second", None
     if length is not None:
         main = [msgspec.structs.replace(entry, seconds=entry.share * length) for entry in main]
     others = _others(snapshot, process) if first else []

@@ -6,6 +6,7 @@ closest to the model, and a moment without any request is idle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
@@ -49,7 +50,8 @@ def served(snapshot: Snapshot, pid: int) -> Served | None:
     requests = serving.requests_of(pid)
     if len(requests) < LEAST_UNITS:
         return None
-    return of_requests(requests[-MOST_REQUESTS:], _at_rest(serving, requests[-1].end))
+    rest = _at_rest(serving, requests[-1].end)
+    return of_requests(requests[-MOST_REQUESTS:], rest, serving.under_way_since(pid))
 
 
 def _at_rest(serving: Serving, last: float) -> float:
@@ -96,7 +98,8 @@ def idle_share(serving: Serving) -> float | None:
     if not requests:
         return None
     # From the newest to the oldest: if a request ended before all later ones came, nothing was under way in between.
-    rest, first = _at_rest(serving, requests[-1].end), requests[-1].end
+    rest = _at_rest(serving, requests[-1].end)
+    first = min(requests[-1].end, serving.under_way_since(serving.pid))
     resting = rest
     for one in reversed(requests):
         if one.end < first:
@@ -106,14 +109,21 @@ def idle_share(serving: Serving) -> float | None:
     return rest / total if total > 0.0 else None
 
 
-def of_requests(requests: Sequence[RequestRecord], rest: float = 0.0) -> Served | None:
-    """The account of a process that answers requests, from the first arrival to `rest` seconds after the last."""
+def of_requests(requests: Sequence[RequestRecord], rest: float = 0.0, under_way: float = math.inf) -> Served | None:
+    """The account of a process that answers requests, from the first arrival to `rest` seconds after the last.
+
+    From `under_way` on there have been further requests, of which nothing is known until they end. None where these
+    take more of the time than those that have ended, as one long request beside probes of the server's health.
+    """
     begin, until = min(one.end - one.seconds for one in requests), max(one.end for one in requests)
     total = until - begin + rest
     if total <= 0.0:
         return None
     spans = [parts_of(one) for one in requests]
-    alive = merged((one.end - one.seconds, one.end) for one in requests)
+    ended = merged((one.end - one.seconds, one.end) for one in requests)
+    alive = merged([*ended, (max(begin, under_way), until)]) if under_way < until else ended
+    if length(alive) > 2.0 * length(ended):
+        return None
     shares: dict[Phase, float] = {"idle": max(0.0, 1.0 - length(alive) / total)}
     taken: list[Span] = []
     keys: tuple[Phase, ...] = ("forward", "preprocess", "postprocess")

@@ -5,6 +5,7 @@ Only counts and times, never the content of a request.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -138,6 +139,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     remembered, also before the window; None with fewer than two. `alive` is the number of requests under way now.
     `still` is for how many seconds there has been no progress with them (in the engine `still_pid`, if in one); without
     any, the seconds since the last request or iteration ended. Together they tell a stalled server from an idle one.
+    `under_way` is since when (monotonic seconds) each process, by pid, has had requests under way at every look.
     """
 
     basis: ServingBasis
@@ -162,10 +164,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     still_pid: int | None = None
     engines: int | None = None
     longest: float | None = None
+    under_way: dict[int, float] = {}
 
     def requests_of(self, pid: int | None) -> tuple[RequestRecord, ...]:
         """The requests of one process. Those that do not tell theirs are of `self.pid`."""
         return tuple(one for one in self.requests if (self.pid if one.pid is None else one.pid) == pid)
+
+    def under_way_since(self, pid: int | None) -> float:
+        """Since when a process (None: `self.pid`) has had requests under way at every look; infinite if it has none."""
+        return self.under_way.get(pid or self.pid or 0, math.inf)
 
     @property
     def side_by_side(self) -> frozenset[int]:

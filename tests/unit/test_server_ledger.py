@@ -68,6 +68,15 @@ def test_requests_that_overlap_share_each_moment_once():
     assert merged([(3, 4), (0, 1), (0.5, 2), (4, 5)]) == [(0, 2), (3, 5)]
 
 
+def test_a_long_request_beside_probes_leaves_a_server_neither_idle_nor_accounted():
+    probes = [RequestRecord(end=START + n, seconds=0.002, queue=0.0) for n in range(1, 30)]
+    rests = server(probes)
+    assert served(rests, RANK).shares["idle"] > 0.99 and idle_share(rests.serving) > 0.99
+    busy = server(probes, alive=1, under_way={RANK: START + 2})
+    assert served(busy, RANK) is None
+    assert idle_share(busy.serving) == pytest.approx(1 / 28, abs=0.01)
+
+
 def test_processes_that_answer_side_by_side_have_an_account_each():
     """Together they are busy for twice the time that each of them is."""
     requests = [

@@ -10,7 +10,7 @@ from aitop.engine.outline import lasting
 from aitop.engine.snapshot.metrics import COARSEST, of_metrics, series_of_metrics
 from aitop.engine.snapshot.serving import request_series, serving
 from aitop.model.host import HostSample
-from aitop.model.serving import Histogram, IterationRecord, Pause, Percentiles, RequestRecord, ServerSample
+from aitop.model.serving import Histogram, IterationRecord, Pause, Percentiles, RequestRecord, ServerSample, Serving
 from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookSample, StepRecord
@@ -65,6 +65,14 @@ def test_percentiles_are_exact():
     assert found.latency == Percentiles(p50=0.501, p95=0.951, p99=0.991)
     assert found.first_token is None and found.inter_token is None
     assert without_pids(found.requests) == requests
+
+
+def test_a_request_that_lasts_is_under_way_whatever_ends_beside_it():
+    looks = [hook(API, NOW - ago, alive=1, requests=(request(NOW - ago, 0.002),)) for ago in range(20, -1, -1)]
+    found = figures(hook(API, NOW - 21, alive=0), *looks)
+    assert found.under_way == {API: NOW - 20}
+    assert found.concurrency == pytest.approx(20 / 21, abs=0.01)
+    assert figures(*looks, hook(API, alive=0)).under_way == {}
 
 
 def test_rates_are_of_the_time_that_was_watched():
@@ -333,7 +341,7 @@ def test_a_hook_that_is_read_late_or_has_left_lowers_no_rate():
 def test_a_server_of_which_nothing_is_measured_is_one_all_the_same():
     found = figures(tree((API, "API server")))
     assert found.basis == "stacks"
-    assert {value for name, value in msgspec.structs.asdict(found).items() if name != "basis"} == {None, ()}
+    assert found == Serving(basis="stacks")
     assert figures(tree((API, "API server")), kind="training") is None
     assert figures() is None and figures(hook(API, steps=(StepRecord(index=0, end=99.0, seconds=0.1),))) is None
 

@@ -157,7 +157,8 @@ def _of_hook(history: History, now: float) -> Serving | None:
     if engines:
         answered = _that_reached_an_engine(answered, served, min(engines) if engine is None else engine)
     busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
-    still, still_pid = _standing_still(served, end)
+    under_way = {pid: own.busy for pid, own in served.items() if own.busy is not None and _heard(own, end)}
+    still, still_pid = _standing_still(served, under_way, end)
     sent = [request.first_sent for request in answered if request.first_sent is not None]
     first = [request.first_token for request in answered if request.first_token is not None]
     pauses = [pause for hook in history.hooks.values() for pause in hook.served.pauses if pause.end >= since]
@@ -171,7 +172,12 @@ def _of_hook(history: History, now: float) -> Serving | None:
         pid=busiest if engine is None else engine,
         requests_per_second=_rate_of_requests(answered, served, seen),
         tokens_per_second=_tokens(answered, iterations, seen, seconds),
-        concurrency=_concurrency(answered, _in_engines(turns, served, since, end, _present), seen),
+        concurrency=_concurrency(
+            answered,
+            sum(end - max(since, began) for began in under_way.values()),
+            _in_engines(turns, served, since, end, _present),
+            seen,
+        ),
         queue=_queue(answered, _in_engines(turns, served, since, end, attrgetter("waiting")), seen),
         latency=_percentiles([record.seconds for record in answered]),
         first_token=_percentiles(sent or first),
@@ -183,6 +189,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
         alive=_alive(history, served, end),
         still=still,
         still_pid=still_pid,
+        under_way=under_way,
         requests=tuple(answered),
         iterations=() if engine is None else tuple(turns[engine]),
         pauses=tuple(sorted(pauses, key=lambda pause: pause.end)),
@@ -277,7 +284,9 @@ def _part_seen(history: History, front: Sequence[int], since: float, end: float)
     return min(1.0, watched / lived) if watched else 1.0
 
 
-def _standing_still(served: Mapping[int, ServedHistory], end: float) -> tuple[float, int | None]:
+def _standing_still(
+    served: Mapping[int, ServedHistory], under_way: Mapping[int, float], end: float
+) -> tuple[float, int | None]:
     """For how many seconds there has been no progress with the requests under way, and in which engine, if in one. If
     no process has any, the seconds since one of them ended anything.
 
@@ -285,15 +294,14 @@ def _standing_still(served: Mapping[int, ServedHistory], end: float) -> tuple[fl
     the server is does not get it on. Without an engine all processes count together, since a single request may take
     long for reasons of its own.
     """
-    busy = {pid: own.busy for pid, own in served.items() if own.busy is not None and _heard(own, end)}
     turned = {pid: own.iterations[-1].end for pid, own in served.items() if own.iterations}
-    engines = {pid: max(turned[pid], since) for pid, since in busy.items() if pid in turned}
+    engines = {pid: max(turned[pid], since) for pid, since in under_way.items() if pid in turned}
     if engines:
         pid = min(engines, key=lambda pid: (engines[pid], pid))
         return max(0.0, end - engines[pid]), pid
     ends = [*turned.values(), *(own.requests[-1].end for own in served.values() if own.requests)]
-    if busy:
-        return max(0.0, end - max([min(busy.values()), *ends])), None
+    if under_way:
+        return max(0.0, end - max([min(under_way.values()), *ends])), None
     watched = min(own.since for own in served.values() if own.since is not None)
     return max(0.0, end - max(ends, default=watched)), None
 
@@ -400,17 +408,20 @@ def _tokens(
     return _per_second([record.decode_tokens for record in turns], seconds)
 
 
-def _concurrency(answered: Sequence[RequestRecord], in_engines: float | None, seconds: float) -> float | None:
+def _concurrency(
+    answered: Sequence[RequestRecord], present: float, in_engines: float | None, seconds: float
+) -> float | None:
     """The mean number of requests in progress: rate times latency (Little's law), or the engines' own count.
 
-    The engines' count is used where requests last so long that few of them ended.
+    The engines' count is used where requests last so long that few of them ended. `present`: for so many seconds, of
+    all processes together, at least one request that has not ended was under way.
     """
     total = sum(record.seconds for record in answered)
     if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
-        return total / seconds
+        return max(total, present) / seconds
     if in_engines is not None:
         return in_engines
-    return total / seconds if answered and seconds > 0 else None
+    return max(total, present) / seconds if (answered or present) and seconds > 0 else None
 
 
 def _queue(answered: Sequence[RequestRecord], in_engines: float | None, seconds: float) -> float | None:
