@@ -153,10 +153,10 @@ def catch_signals() -> None:
 
 def _open_closed_streams() -> None:
     """Send stdout and stderr nowhere if whoever started us has closed them: no file that we open gets their number."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - for as long as we run
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115 - for as long as we run
 
 
 def _unexpected(error: Exception) -> int:
