@@ -1,5 +1,7 @@
 """The main screen: every state, every size, every key, seen as rendered text."""
 
+import threading
+
 import msgspec
 import pytest
 import sample_snapshots as samples
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from sample_parts import gpus, h200
 
+from aitop.errors import AitopError
 from aitop.model.gpu import MigDevice
 from aitop.model.source import SourceStatus
 from aitop.model.verdict import Diagnosis
@@ -211,6 +214,27 @@ async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
         assert "d detach" not in eyes.pane("footer")
         await eyes.press("d")
         await eyes.until("there is no hook to take out")
+        assert feed.asked == ["detach"]
+
+
+async def test_d_pressed_again_meanwhile_takes_nothing_out(look_at, feeds):
+    class Slow(feeds["run"]):
+        def detach(self):
+            if "detach" in self.asked:
+                raise AitopError("there is no hook to take out")
+            super().detach()
+            return out.wait(60)
+
+    out, feed = threading.Event(), Slow(samples.input_bound())
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("d")
+        await eyes.until("taking the hook out…")
+        await eyes.press("d", "d")
+        for _ in range(20):
+            await eyes.pilot.pause(0.01)
+        assert "taking the hook out…" in eyes.pane("footer")
+        out.set()
+        await eyes.until("the hook is out of the target")
         assert feed.asked == ["detach"]
 
 

@@ -80,6 +80,28 @@ async def test_p_profiles_and_shows_the_dearest_operators(look_at, profiling):
         assert "verdict" in eyes.shown()
 
 
+@pytest.mark.parametrize("away", [False, True], ids=["before it is done", "after it is done"])
+async def test_p_comes_back_to_a_profile_under_way_and_starts_another_once_it_was_seen(look_at, profiling, away):
+    profiling.go_on.clear()
+    async with look_at(feed=profiling) as eyes:
+        await eyes.press("p")
+        await eyes.until("waiting for the next step to begin")
+        screen = eyes.app.screen
+        await eyes.press("escape")
+        assert "verdict" in eyes.shown()
+        if away:
+            profiling.go_on.set()
+            while screen.pane.profile is None:
+                await eyes.pilot.pause(0.01)
+        await eyes.press("p")
+        profiling.go_on.set()
+        await eyes.until("aten::addmm")
+        assert profiling.asked == [("profile", 5)]
+        await eyes.press("escape", "p")
+        await eyes.until("aten::addmm")
+        assert profiling.asked == [("profile", 5)] * 2
+
+
 async def test_a_device_shows_its_gaps_and_kernels(look_at, profiling):
     profiling.result = TakenProfile(profile(device=True), TRACE)
     async with look_at(feed=profiling) as eyes:

@@ -133,6 +133,7 @@ class MonitorScreen(Screen[int]):
         self._zoomed: str | None = None
         self._zoomed_for_room = False
         self._typing = False
+        self._is_detaching = False
         self._focused_before: str | None = None
         self._most_processes = 0
         self._shown_notice: str | None = None
@@ -268,10 +269,12 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(LineScreen(self.view, message.place, self._source_around))
 
     def action_profile(self) -> None:
-        if self._run is not None:
-            self.app.push_screen(ProfileScreen(self._run, self.view))
-        else:
+        if self._run is None:
             self._change(notice="only a live run can be profiled")
+            return
+        if not self.app.is_screen_installed("profile"):
+            self.app.install_screen(ProfileScreen(self._run, self.view), "profile")
+        self.app.push_screen("profile")
 
     def action_edit(self) -> None:
         """Open a line in the editor: the selected one if the code pane has the focus, else the one that the first
@@ -320,9 +323,12 @@ class MonitorScreen(Screen[int]):
             self._change(notice="there is no hook to take out")
             return
         self._change(notice="taking the hook out…")
-        in_background(self, "detach", lambda: run.made().detach(), self._detached)
+        if not self._is_detaching:
+            self._is_detaching = True
+            in_background(self, "detach", lambda: run.made().detach(), self._detached)
 
     def _detached(self, answer: bool | Exception) -> None:
+        self._is_detaching = False
         if isinstance(answer, Exception):
             self._change(notice=f"could not detach: {printable(str(answer))}")
             return

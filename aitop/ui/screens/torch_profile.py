@@ -120,11 +120,15 @@ STEPS = 5
 
 
 class ProfileScreen(HeadedScreen):
-    """Profiles STEPS steps when it opens, and shows the result."""
+    """Profiles STEPS steps when it opens first, and shows the result.
+
+    The run cannot be kept from a profile that it was asked for, so the screen stays installed until it is left with the
+    result on it: opened again, it shows the same profile.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("w", "write", "write the Chrome trace to a file here"),
-        Binding("escape,q,p", "dismiss", "back"),
+        Binding("escape,q,p", "back", "back; a profile under way goes on, and p comes back to it"),
     ]
 
     def __init__(self, feed: LazyFeed, view: View) -> None:
@@ -154,6 +158,11 @@ class ProfileScreen(HeadedScreen):
         else:
             self._taken, self.pane.profile = answer, answer.profile
         self.show()
+
+    def action_back(self) -> None:
+        self.dismiss()
+        if self._taken is not None or self.pane.problem is not None:
+            self.app.uninstall_screen(self)
 
     def action_write(self) -> None:
         if self._taken is not None:
