@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from aitop.commands import say
-from aitop.commands.options import SWITCHES, at_least, process_id
+from aitop.commands.options import SWITCHES, add_switches, at_least, process_id
 from aitop.errors import AitopError, WrongUsageError
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ DEPLOYMENTS = {
     "grafana": "grafana.json",
     "alerts": "alerts.yaml",
 }
-# Without "history": an exporter keeps no summaries of runs.
-HOW = {name: words for name, words in SWITCHES.items() if name != "history"}
 # From glibc's malloc.h.
 M_ARENA_MAX = -8
 SUFFIX = ".prom"
@@ -59,15 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--every", type=at_least(1.0), default=15.0, metavar="T", help="time between two looks (default: 15s)"
     )
-    for name, words in HOW.items():
-        usual = {"passive": "no", "hook": "no"}.get(name, "yes")
-        how.add_argument(
-            f"--{name}",
-            action=argparse.BooleanOptionalAction,
-            # No hook by default, whatever the settings say: those are for the screen, not for many jobs over days.
-            default=False if name == "hook" else None,
-            help=f"{words} (default: {usual})",
-        )
+    # No history: an exporter keeps no summaries of runs. No hook by default, whatever the settings say: those are for
+    # the screen, not for many jobs over days.
+    add_switches(how, (name for name in SWITCHES if name != "history"), hook=False)
     parser.add_argument("--print", choices=DEPLOYMENTS, help="print a file to deploy the exporter with, and end")
 
 

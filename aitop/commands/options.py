@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +77,14 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
     """How closely to watch: --passive, --interval and the sources to use. An option not given is None: see `settle`."""
     group = parser.add_argument_group("how to watch")
     group.add_argument("--interval", type=interval, metavar="S", help="time between two looks (default: 1s)")
-    for name, words in SWITCHES.items():
-        switched = f"{words} (default: {'no' if name == 'passive' else 'yes'})"
-        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=switched)
+    add_switches(group, SWITCHES)
+
+
+def add_switches(group: argparse._ArgumentGroup, names: Iterable[str], **defaults: bool) -> None:
+    """A pair of options for each name. One that is not given is None (see `settle`), or what `defaults` say."""
+    for name in names:
+        words = f"{SWITCHES[name]} (default: {'yes' if defaults.get(name, name != 'passive') else 'no'})"
+        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=defaults.get(name), help=words)
 
 
 def add_screen_options(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from hook_cost_models import MODELS
 from results import Figure, options, publish
 from terminal import OnTerminal
-from timed_run import TimedRun
+from timed_run import TimedRun, interval
 
 # One turn of the watcher, which has a great deal to do once a second; it begins when what stopping stirs up is over.
 BLOCK_SECONDS, SETTLE_SECONDS = 1.0, 0.1
@@ -63,16 +63,10 @@ def send(watcher: OnTerminal, number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """Where nineteen of twenty medians lie of samples drawn from the ratios."""
-    medians = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], medians[1949]
-
-
 def ratio(blocks: list[tuple[float, float]]) -> tuple[float, str]:
     """The median of the pairs, and its interval in words."""
     ratios = [watched / alone for alone, watched in blocks]
-    low, high = interval(ratios)
+    low, high = interval(ratios, statistics.median)
     return statistics.median(ratios), f"{low:.3f}–{high:.3f} of {len(ratios)} pairs"
 
 

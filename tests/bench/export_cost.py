@@ -42,14 +42,15 @@ class Images(Dataset):
         time.sleep(0.01)
         return torch.randn(64)
 
-torch.set_num_threads(1)
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for batch in DataLoader(Images(), batch_size=8, num_workers=2):
-    optimizer.zero_grad()
-    model(batch).mean().backward()
-    optimizer.step()
-    time.sleep(0.2)
+if __name__ == "__main__":  # the workers import this file where they are not forked
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Images(), batch_size=8, num_workers=2):
+        optimizer.zero_grad()
+        model(batch).mean().backward()
+        optimizer.step()
+        time.sleep(0.2)
 """
 
 
@@ -115,11 +116,13 @@ def with_verdict(text: str) -> set[int]:
 
 def in_own_namespace() -> None:
     """Start this program anew in a pid namespace of its own, where that is allowed."""
-    unshare = [shutil.which("unshare") or "", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    inside = "AITOP_BENCH_ALONE"
-    if inside in os.environ or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+    program, inside = shutil.which("unshare"), "AITOP_BENCH_ALONE"
+    if program is None or inside in os.environ:
         return
-    os.execve(unshare[0], [*unshare, sys.executable, *sys.argv], os.environ | {inside: "1"})
+    unshare = [program, "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        return
+    os.execve(program, [*unshare, sys.executable, *sys.argv], os.environ | {inside: "1"})
 
 
 class Cost(NamedTuple):
@@ -159,8 +162,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=240, help="seconds that are measured")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted run of this commit ended")
     args = parser.parse_args()
-    if shutil.which("unshare"):
-        in_own_namespace()
+    in_own_namespace()
     pieces = Pieces(resume=args.resume)
     for words in ((), ("--hook",))[len(pieces.read()) :]:
         pieces.add(measure(args.jobs, args.start, args.seconds, *words))

@@ -12,8 +12,6 @@ another process of the run keeps each other core busy.
 
 from __future__ import annotations
 
-import random
-import shutil
 import sys
 import threading
 import time
@@ -26,7 +24,7 @@ from statistics import fmean
 import msgspec
 from export_cost import Watched, in_own_namespace
 from results import Figure, Pieces, options, publish
-from timed_run import TimedRun
+from timed_run import TimedRun, interval
 
 MOST_PERCENT = 1.0
 # Of the exporter beside a new run, which it looks at more closely.
@@ -104,11 +102,11 @@ def measure(seconds: float, *, full: bool) -> Slowdown:
 
 def figure(found: Slowdown) -> Figure:
     """How much longer a step is, with where nineteen of twenty lie that are drawn from the stretches."""
-    drawn = sorted(found.percent(random.choices(found.excess, k=len(found.excess))) for _ in range(2000))
+    low, high = interval(found.excess, found.percent)
     where = "no core free" if found.full else "a core free"
     words = f"{len(found.excess)} stretches, {found.active / found.seconds:.0%} of {found.seconds:.0f} s"
     what = f"how much longer a step is beside `export --all` (mlp, {found.step:.2f} ms a step, {where})"
-    spread = f"{drawn[50]:.2f} to {drawn[1949]:.2f}; {words}"
+    spread = f"{low:.2f} to {high:.2f}; {words}"
     return Figure(what, found.percent(found.excess), "%", most=MOST_PERCENT, spread=spread)
 
 
@@ -117,8 +115,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=160.0, help="with a core free, and as many without")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted run of this commit ended")
     args = parser.parse_args()
-    if shutil.which("unshare"):
-        in_own_namespace()
+    in_own_namespace()
     pieces = Pieces(resume=args.resume)
     for full in (False, True):
         if not any(piece["full"] == full for piece in pieces.read()):

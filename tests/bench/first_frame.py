@@ -44,7 +44,7 @@ def seconds_until(command: list[str], environment: dict[str, str], words: tuple[
 
 def figures(rounds: int) -> Iterator[Figure]:
     starts_of: dict[str, list[list[float | None]]] = {}
-    with peers.training() as pid:
+    with peers.job(peers.FOUR_WORKERS) as pid:
         for name, command in peers.commands(pid).items():
             starts_of[name] = [seconds_until(command, peers.environment(pid), FIRST[name]) for _ in range(rounds)]
     for number, what in enumerate(WHAT):

@@ -23,13 +23,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=20, help="seconds that are measured")
     args = parser.parse_args()
     figures = []
-    for kind, job, many in (
-        ("simulated", peers.simulated_ranks, args.ranks),
-        ("working", peers.working_ranks, args.working),
+    for kind, script, many in (
+        ("simulated", peers.SIMULATED_RANKS, args.ranks),
+        ("working", peers.WORKING_RANKS, args.working),
     ):
         cpu = {}
         for ranks in (1, many):
-            with job(ranks) as pid:
+            with peers.job(script, ranks) as pid:
                 cpu[ranks] = peers.use_of(peers.commands(pid)["aitop"], pid, args.start, args.seconds).mean_cpu()
         spread = f"{cpu[many]:.1%} of a core against {cpu[1]:.1%}"
         what = f"CPU with {many} {kind} ranks, of that with one"

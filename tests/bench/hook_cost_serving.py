@@ -14,7 +14,8 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 
 import torch
@@ -31,6 +32,9 @@ MOST_US = 30
 COLD = b"\1" * (5 << 18)
 TURNS_IN_A_TICK = 25
 NEVER_NS = 10**18
+Wraps = Mapping[str, Callable[[Callable[..., object]], Callable[..., object]]]
+PLAIN: Wraps = defaultdict(lambda: lambda call: call)
+"""For plain calls: it returns each function as it is."""
 
 
 def of_vllm(measure: vllm.Vllm) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -63,14 +67,11 @@ def of_vllm(measure: vllm.Vllm) -> tuple[Callable[[], object], Callable[[], obje
     def nothing(self: object, *args: object) -> None:
         pass
 
-    def turn(
-        receive: Callable[..., object],
-        add: Callable[..., object],
-        plan: Callable[..., object],
-        sample: Callable[..., object],
-        free: Callable[..., object],
-        update: Callable[..., object],
-    ) -> Callable[[], object]:
+    def turn(wraps: Wraps) -> Callable[[], object]:
+        receive, add = wraps["preprocess_add_request"](nothing), wraps["add_request"](nothing)
+        plan, sample = wraps["schedule"](schedule), wraps["sample_tokens"](nothing)
+        free, update = wraps["_free_request"](nothing), wraps["update_from_output"](nothing)
+
         def once() -> None:
             receive(None, request)
             add(scheduler, request)
@@ -81,16 +82,7 @@ def of_vllm(measure: vllm.Vllm) -> tuple[Callable[[], object], Callable[[], obje
 
         return once
 
-    wraps = measure.wraps()
-    wrapped = turn(
-        wraps["preprocess_add_request"](nothing),
-        wraps["add_request"](nothing),
-        wraps["schedule"](schedule),
-        wraps["sample_tokens"](nothing),
-        wraps["_free_request"](nothing),
-        wraps["update_from_output"](nothing),
-    )
-    return turn(nothing, nothing, schedule, nothing, nothing, nothing), wrapped
+    return turn(PLAIN), turn(measure.wraps())
 
 
 def of_batching(measure: batching.Batching) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -109,31 +101,20 @@ def of_batching(measure: batching.Batching) -> tuple[Callable[[], object], Calla
     def nothing(self: object, *args: object) -> bool:
         return True
 
-    def turn(
-        body: Callable[[Callable[..., object]], Callable[..., object]],
-        prepare: Callable[..., object],
-        tensors: Callable[..., object],
-        step: Callable[..., object],
-        update: Callable[..., object],
-    ) -> Callable[[], object]:
+    def turn(wraps: Wraps) -> Callable[[], object]:
+        prepare, tensors = wraps["prepare_next_batch"](nothing), wraps["prepare_batch_tensors"](nothing)
+        step, update = wraps["_generation_step"](nothing), wraps["update_batch"](nothing)
+
         def inner(self: object, processor: object) -> None:
             prepare(processor)
             tensors(processor)
             step(processor)
             update(processor)
 
-        outer = body(inner)
+        outer = wraps["_generation_loop_body"](inner)
         return lambda: outer(None, processor)
 
-    wraps = measure.wraps()
-    wrapped = turn(
-        wraps["_generation_loop_body"],
-        wraps["prepare_next_batch"](nothing),
-        wraps["prepare_batch_tensors"](nothing),
-        wraps["_generation_step"](nothing),
-        wraps["update_batch"](nothing),
-    )
-    return turn(lambda call: call, nothing, nothing, nothing, nothing), wrapped
+    return turn(PLAIN), turn(measure.wraps())
 
 
 def of_litserve(measure: litserve.LitServe) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -146,9 +127,10 @@ def of_litserve(measure: litserve.LitServe) -> tuple[Callable[[], object], Calla
     def nothing(self: object, *args: object, **kwargs: object) -> None:
         pass
 
-    def request(
-        take: Callable[..., object], event: Callable[..., object], respond: Callable[..., object]
-    ) -> Callable[[], object]:
+    def request(wraps: Wraps) -> Callable[[], object]:
+        take, event = wraps["_callmethod"](get), wraps["trigger_event"](nothing)
+        respond = wraps["put_response"](nothing)
+
         def once() -> None:
             take(None, "get")
             for name in (litserve.DECODES, "on_after_decode_request", litserve.PREDICTS, litserve.PREDICTED):
@@ -157,9 +139,7 @@ def of_litserve(measure: litserve.LitServe) -> tuple[Callable[[], object], Calla
 
         return once
 
-    wraps = measure.wraps()
-    wrapped = request(wraps["_callmethod"](get), wraps["trigger_event"](nothing), wraps["put_response"](nothing))
-    return request(get, nothing, nothing), wrapped
+    return request(PLAIN), request(measure.wraps())
 
 
 def of_uvicorn(measure: http.Http) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -171,14 +151,14 @@ def of_uvicorn(measure: http.Http) -> tuple[Callable[[], object], Callable[[], o
     async def nothing(self: object, message: object) -> None:
         pass
 
-    def request(
-        run: Callable[[Callable[..., object]], Callable[..., object]], send: Callable[..., object]
-    ) -> Callable[[], object]:
+    def request(wraps: Wraps) -> Callable[[], object]:
+        send = wraps["send"](nothing)
+
         async def answer(self: object, app: object) -> None:
             await send(self, head)  # type: ignore[misc]
             await send(self, body)  # type: ignore[misc]
 
-        entry = run(answer)
+        entry = wraps["run_asgi"](answer)
 
         def once() -> None:
             coroutine = entry(cycle, None)
@@ -189,9 +169,7 @@ def of_uvicorn(measure: http.Http) -> tuple[Callable[[], object], Callable[[], o
 
         return once
 
-    wraps = measure.wraps()
-    wrapped = request(wraps["run_asgi"], wraps["send"](nothing))
-    return request(lambda call: call, nothing), wrapped
+    return request(PLAIN), request(measure.wraps())
 
 
 def of_http_server(measure: http.Http) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -205,18 +183,16 @@ def of_http_server(measure: http.Http) -> tuple[Callable[[], object], Callable[[
     def nothing(self: object) -> None:
         pass
 
-    def request(
-        handle: Callable[[Callable[..., object]], Callable[..., object]], parse: Callable[..., object]
-    ) -> Callable[[], object]:
+    def request(wraps: Wraps) -> Callable[[], object]:
+        parse = wraps["parse_request"](nothing)
+
         def inner(self: object) -> None:
             parse(self)
 
-        entry = handle(inner)
+        entry = wraps["handle_one_request"](inner)
         return lambda: entry(handler)
 
-    wraps = measure.wraps()
-    wrapped = request(wraps["handle_one_request"], wraps["parse_request"](nothing))
-    return request(lambda call: call, nothing), wrapped
+    return request(PLAIN), request(measure.wraps())
 
 
 SERVERS = (

@@ -17,7 +17,7 @@ from results import Figure, options, publish
 
 
 def figures(start: int, seconds: int) -> Iterator[Figure]:
-    with peers.training() as pid:
+    with peers.job(peers.FOUR_WORKERS) as pid:
         commands = peers.commands(pid)
         uses = {name: peers.use_of(command, pid, 0, start + seconds) for name, command in commands.items()}
     whole = uses.pop("aitop")

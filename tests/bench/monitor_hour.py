@@ -12,7 +12,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,18 +31,23 @@ RECORDING = Path(__file__).resolve().parents[1] / "recordings" / "simulated-gpu.
 QUARTER = 15.0
 
 
-def samples(minutes: int) -> Iterator[Event]:
-    """The recording over and over, each time after the one before; decoded anew, as what comes from a live run is."""
-    shift, ends = 0.0, None
-    while ends is None or shift < minutes * 60:
+def samples(
+    seconds: float, pace: float = 1.0, renamed: Callable[[Event, int], Event] = lambda event, loop: event
+) -> Iterator[Event]:
+    """The recording over and over, each time after the one before; decoded anew, as what comes from a live run is.
+
+    `pace` stretches the time between events; `renamed` gives those of each loop other names.
+    """
+    shift, loop = 0.0, 0
+    while shift < seconds:
         first = last = None
         for event in Recording(RECORDING).events():
             first = event.time if first is None else first
             last = max(event.time, last or event.time)
-            yield moved(event, shift)
+            yield moved(renamed(event, loop), shift + (event.time - first) * (pace - 1.0))
         assert first is not None and last is not None, "the recording is empty"
-        ends = last
-        shift += last - first + 1.0
+        shift += (last - first) * pace + 1.0
+        loop += 1
 
 
 def moved(event: Event, seconds: float) -> Event:
@@ -61,7 +66,7 @@ async def feed(minutes: int) -> list[Figure]:
             await pilot.pause(0.01)
         engine = Engine(Recording(RECORDING).header.target)
         began, due, ticks, cpu = None, 0.0, 0, time.process_time()
-        for event in samples(minutes):
+        for event in samples(minutes * 60):
             began = event.time if began is None else began
             snapshot = engine.handle(event)
             if not isinstance(event, Tick) or snapshot is None:

@@ -22,28 +22,10 @@ from launch import Training
 from terminal import OnTerminal
 
 FOLDER = Path(__file__).resolve().parent
+FOUR_WORKERS = FOLDER / "four_workers.py"
+# Launchers of so many ranks as their argument says: those that only write the events of steps, and those that train.
+SIMULATED_RANKS, WORKING_RANKS = FOLDER.parent / "e2e" / "ranks" / "simulated.py", FOLDER / "working_ranks.py"
 SCENARIO = "h200-starved"
-
-
-@contextlib.contextmanager
-def training() -> Iterator[int]:
-    """The pid of a training job with four loader workers, from its first step on."""
-    with job(FOLDER / "four_workers.py") as pid:
-        yield pid
-
-
-@contextlib.contextmanager
-def simulated_ranks(count: int) -> Iterator[int]:
-    """The pid of the launcher of so many ranks that only write the events of steps."""
-    with job(FOLDER.parent / "e2e" / "ranks" / "simulated.py", count) as pid:
-        yield pid
-
-
-@contextlib.contextmanager
-def working_ranks(count: int) -> Iterator[int]:
-    """The pid of the launcher of so many ranks that train with torch."""
-    with job(FOLDER / "working_ranks.py", count) as pid:
-        yield pid
 
 
 @contextlib.contextmanager

@@ -216,11 +216,7 @@ class OnTerminal:
 
     def tree(self) -> list[psutil.Process]:
         """The program and its living descendants."""
-        try:
-            top = psutil.Process(self.pid)
-            return [top, *top.children(recursive=True)]
-        except psutil.Error:
-            return []
+        return tree_of(self.pid)
 
     def cpu(self) -> float:
         """CPU seconds of the program, of its living descendants, and of those that have ended and were waited for."""
@@ -253,6 +249,15 @@ class OnTerminal:
             if len(self._unparsed) > MOST_UNPARSED:
                 _ = self.screen
             del self.raw[:-KEPT]
+
+
+def tree_of(pid: int) -> list[psutil.Process]:
+    """The process and its living descendants; empty where it is gone."""
+    try:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def _cpu_of(pid: int) -> float:

@@ -148,8 +148,8 @@ def attached(kind: str, cycles: int, python: str, killed: bool) -> tuple[Tally, 
         victim.kill()
 
 
-def stress(kind: str, cycles: int, python: str) -> tuple[bool, int]:
-    """Print the line of a kind; whether it was harmed, and the files that were left."""
+def stress(kind: str, cycles: int, python: str) -> tuple[bool, int, int]:
+    """Print the line of a kind; whether it was harmed, how many files were left, how many requests were answered."""
     since = time.monotonic()
     target = "busy" if kind == "killed" else kind
     without = plain(target, python)
@@ -165,7 +165,7 @@ def stress(kind: str, cycles: int, python: str) -> tuple[bool, int]:
         f"{len(outcome.harm):8}{len(left):6}{time.monotonic() - since:9.1f}  {note}{'; '.join(outcome.harm)}",
         flush=True,
     )
-    return bool(outcome.harm), len(left)
+    return bool(outcome.harm), len(left), len(tally.acks)
 
 
 def default_pythons() -> list[str]:
@@ -185,8 +185,8 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join([*KINDS, 'killed'])}")
     args = parser.parse_args()
     pieces = Pieces(resume=args.resume)
-    # By interpreter, kind and cycles: whether it was harmed, and how many files were left.
-    found = {tuple(done): (harmed, left) for *done, harmed, left in pieces.read()}
+    # By interpreter, kind and cycles: whether it was harmed, how many files were left, and how many requests answered.
+    found = {tuple(done): (harmed, left, acks) for *done, harmed, left, acks in pieces.read()}
     wanted = []
     for python in args.python or default_pythons():
         print(f"\n{python}\n{HEAD}", flush=True)
@@ -205,8 +205,9 @@ def main() -> int:
     return publish(
         args,
         [
-            Figure("targets harmed", sum(harmed for harmed, _ in outcomes), most=0, spread=spread),
-            Figure("files left behind", sum(left for _, left in outcomes), most=0),
+            Figure("targets harmed", sum(harmed for harmed, _, _ in outcomes), most=0, spread=spread),
+            Figure("files left behind", sum(left for _, left, _ in outcomes), most=0),
+            Figure("kinds that answered no request", sum(not acks for _, _, acks in outcomes), most=0),
         ],
         whole=not args.kinds,
     )

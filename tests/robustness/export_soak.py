@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -105,8 +104,7 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     args = parser.parse_args()
-    if shutil.which("unshare"):
-        in_own_namespace()
+    in_own_namespace()
     with tempfile.TemporaryDirectory() as folder:
         watched, jobs = Watched(), Jobs(Path(folder))
         try:

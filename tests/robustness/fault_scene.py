@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from terminal import OnTerminal
+from terminal import OnTerminal, tree_of
 
 from aitop.errors import AitopError
 from aitop.sources.replay import Recording
@@ -83,8 +83,7 @@ class Target:
 
     def ask(self, word: str) -> dict[str, dict[str, object]]:
         """Ask it for something, and its answer."""
-        (self.folder / "asking").write_text(word)
-        (self.folder / "asking").rename(self.folder / "ask")
+        self.ask_to(word)
         self.answered += 1
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -106,11 +105,7 @@ class Target:
         return (self.folder / "log").read_text()[-1000:]
 
     def tree(self) -> list[psutil.Process]:
-        try:
-            top = psutil.Process(self.pid)
-            return [top, *top.children(recursive=True)]
-        except psutil.Error:
-            return []
+        return tree_of(self.pid)
 
     def harm(self) -> list[str]:
         """What is not as it was before any monitor came, once the last one has had time to be gone."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import fuzz_subjects_text as text
 import msgspec
+from fuzz_subjects_text import Finding, check_recordable
 
 from aitop.commands.compare import read_run, render
 from aitop.diagnosis.run_comparison import compare_runs
@@ -53,10 +54,6 @@ MOST_EVENTS = 100
 OWN_SCRIPTS = 2
 """Of the HTML report: its data and what draws them."""
 FACTS = {"facts": {"way": "attach", "python": "3.11", "torch": "2.7", "watches": ["transfer", "blocking"]}}
-
-
-class Finding(Exception):
-    """The bytes got something through."""
 
 
 class Subject(NamedTuple):
@@ -133,7 +130,7 @@ def feed_ring(data: bytes) -> None:
         os.pwrite(_ring_fd, head, 0)
         for _ in range(2):
             reader.renew()
-            _recordable(reader.read(time.monotonic()))
+            check_recordable(reader.read(time.monotonic()))
             written = struct.unpack_from("=Q", head, 8 * 6)[0]
             os.pwrite(_ring_fd, struct.pack("=Q", (written + 64) % 2**64), 8 * 6)
         reader.release()
@@ -148,13 +145,6 @@ def forget_ring() -> None:
     if _ring_fd >= 0:
         os.close(_ring_fd)
         _ring_fd = -1
-
-
-def _recordable(sample: Event) -> None:
-    """What a recording cannot give back is not to be handed on."""
-    back = msgspec.json.decode(msgspec.json.encode(sample), type=Event)
-    if back != sample:
-        raise Finding(f"a recording gives something else back: {sample}"[:500])
 
 
 # A recording, to the end of the report.
@@ -284,7 +274,7 @@ def feed_spy(data: bytes) -> None:
     builder = WindowBuilder("/home/ada/proj/train.py", CodeOfProcesses())
     builder.add(os.getpid(), frames, threads)
     table, stacks = builder.result()
-    _recordable(StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=table, stacks=stacks))
+    check_recordable(StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=table, stacks=stacks))
 
 
 def dump_seeds() -> list[bytes]:
@@ -303,7 +293,7 @@ def feed_dump(data: bytes) -> None:
         return
     builder = WindowBuilder(None, CodeOfProcesses())
     threads = dump.threads_of(os.getpid(), answer, builder)
-    _recordable(StackDump(time=1.0, frames=builder.result()[0], threads=tuple(threads)))
+    check_recordable(StackDump(time=1.0, frames=builder.result()[0], threads=tuple(threads)))
 
 
 def _lines(data: bytes) -> list[tuple[int, int]]:

@@ -16,9 +16,9 @@ from aitop.attach.inspection.elf import ElfImage, NotElfError
 from aitop.attach.inspection.process_memory import LARGEST_READ
 from aitop.attach.inspection.python_image import WANTED
 from aitop.engine.torch_profile import TraceError, analyse
+from aitop.model.event import Event
 from aitop.model.profile import Holds
 from aitop.model.ranks import ExchangeNotes
-from aitop.model.serving import ServerSample
 from aitop.outputs.profile import profile_text
 from aitop.sources import procfs
 from aitop.sources.code.growth import growth_sites
@@ -34,8 +34,15 @@ PROC = ("stat", "status", "cgroup", "mountinfo", "maps", "cmdline", "environ", "
 MOST_SOURCE = 20_000
 
 
-class Obeyed(Exception):
-    """A text with something in it that a terminal obeys."""
+class Finding(Exception):
+    """The bytes got something through."""
+
+
+def check_recordable(sample: Event) -> None:
+    """What a recording cannot give back is not to be handed on."""
+    back = msgspec.json.decode(msgspec.json.encode(sample), type=Event)
+    if back != sample:
+        raise Finding(f"a recording gives something else back: {sample}"[:500])
 
 
 def source_seeds() -> list[bytes]:
@@ -59,12 +66,12 @@ def feed_source(data: bytes) -> None:
             if found is None:
                 break
             if not all(one is None or one.isprintable() for one in found):
-                raise Obeyed(repr(found)[:300])
+                raise Finding(repr(found)[:300])
     finally:
         place.unlink()
     for site in growth_sites({"/home/ada/train.py": text}):
         if not site.text.isprintable():
-            raise Obeyed(repr(site)[:300])
+            raise Finding(repr(site)[:300])
 
 
 def trace_seeds() -> list[bytes]:
@@ -95,7 +102,7 @@ def feed_trace(data: bytes) -> None:
     except TraceError:
         return
     if not profile_text(profile).replace("\n", "").isprintable():
-        raise Obeyed("a control character in the profile")
+        raise Finding("a control character in the profile")
 
 
 def notes_seeds() -> list[bytes]:
@@ -114,11 +121,10 @@ def feed_notes(data: bytes) -> None:
     except ValueError:
         record = None
     notes = ExchangeNotes(time=1.0, flights=(record,) if record is not None else ())
-    if msgspec.json.decode(msgspec.json.encode(notes), type=ExchangeNotes) != notes:
-        raise Obeyed(f"a recording gives something else back: {notes}"[:500])
+    check_recordable(notes)
     texts = (record.call, record.state, record.group, record.where or "") if record is not None else ()
     if not all(text.isprintable() for text in texts):
-        raise Obeyed(repr(texts)[:300])
+        raise Finding(repr(texts)[:300])
 
 
 def metrics_seeds() -> list[bytes]:
@@ -138,8 +144,8 @@ def feed_metrics(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     for metrics in (row.metrics for row in ENGINES if row.metrics):
         sample = server_sample(text, metrics, time=1.0, pid=7)
-        if sample is not None and msgspec.json.decode(msgspec.json.encode(sample), type=ServerSample) != sample:
-            raise Obeyed(f"a recording gives something else back: {sample}"[:500])
+        if sample is not None:
+            check_recordable(sample)
 
 
 def elf_seeds() -> list[bytes]:
@@ -175,7 +181,7 @@ def feed_elf(data: bytes) -> None:
             raise OSError
         asked += 1
         if asked > 2_000_000:
-            raise Obeyed("too many reads")
+            raise Finding("too many reads")
         found = data[max(0, address - base) : max(0, address - base + size)]
         if address < base or len(found) != size:
             raise OSError
@@ -202,7 +208,7 @@ def feed_kernel(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     words = tuple(text.split("\0"))
     if not procfs.shown(words).isprintable():
-        raise Obeyed("a control character in a command line")
+        raise Finding("a control character in a command line")
     kind_of(words, True)
     kind_of(words, False)
     rank_numbers({key: value for key, _, value in (word.partition("=") for word in words)})

@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from results import Figure, options, publish  # isort: split
 
 from fault_scene import AITOP, Target
-from monitor_hour import RECORDING, moved
+from monitor_hour import RECORDING, samples
 from terminal import OnTerminal
 
 from aitop.engine.core import Engine
@@ -105,24 +104,12 @@ def renamed(event: Event, loop: int) -> Event:
     return event
 
 
-def samples(days: float, pace: float) -> Iterator[Event]:
-    """So many days of them; `pace` stretches the time between them."""
-    events = list(Recording(RECORDING).events())
-    begin = min(event.time for event in events)
-    length = (max(event.time for event in events) - begin) * pace + 1.0
-    loop = 0
-    while loop * length < days * 86_400:
-        for event in events:
-            yield moved(renamed(event, loop), loop * length + (event.time - begin) * (pace - 1.0))
-        loop += 1
-
-
 def simulated(days: float, pace: float = 1.0, looks: int = 30) -> Figures:
     """Feed them to the engine and the recorder of a live run."""
     found, me = Figures("day"), psutil.Process()
     engine, recorder = Engine(Recording(RECORDING).header.target), Recorder(lambda path, new: None)  # type: ignore[arg-type, return-value]
     began, due = None, 0.0
-    for event in samples(days, pace):
+    for event in samples(days * 86_400, pace, renamed):
         recorder.write(event)
         engine.handle(event)
         began = event.time if began is None else began
@@ -134,8 +121,8 @@ def simulated(days: float, pace: float = 1.0, looks: int = 30) -> Figures:
     return found
 
 
-def live(minutes: float, interval: float) -> Figures:
-    """The screen on a run whose workers come and go."""
+def live(minutes: float, interval: float) -> tuple[Figures, list[str]]:
+    """The screen on a run whose workers come and go, and what is not as it should be once the screen is closed."""
     found = Figures("hour")
     with tempfile.TemporaryDirectory() as folder:
         target = Target("churn").ready()
@@ -166,13 +153,14 @@ def live(minutes: float, interval: float) -> Figures:
                 f"{made} steps in {made // 6} epochs, as many times 2 new workers; {monitor.written / 1e6:.1f} MB drawn"
             )
             monitor.press(b"q")
-            print(f"ended with {monitor.wait(15)}; the target is as before: {not target.harm()}")
+            code = monitor.wait(15)
+            harm = [*([f"the monitor ended with {code}"] if code != 0 else []), *target.harm()]
         finally:
             if not monitor.ended():
                 monitor.tree()[0].send_signal(signal.SIGKILL)
             target.kill()
             target.clear()
-    return found
+    return found, harm
 
 
 def main() -> int:
@@ -185,9 +173,11 @@ def main() -> int:
     args = parser.parse_args()
     figures = []
     if "live" in (args.what or "live"):
-        growing = live(args.minutes, args.interval).growing()
+        found, harm = live(args.minutes, args.interval)
+        growing = found.growing()
         what = f"figures that grow in {args.minutes:g} min with a look every {args.interval:g} s"
         figures.append(Figure(what, len(growing), most=0, spread=", ".join(growing)))
+        figures.append(Figure("harm to the run, or of the monitor's end", len(harm), most=0, spread="; ".join(harm)))
     if "simulated" in (args.what or "simulated"):
         growing = simulated(args.days, args.pace).growing()
         what = f"figures that grow in {args.days:g} simulated days with a tick every {args.pace:g} s"

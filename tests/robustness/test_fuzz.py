@@ -12,7 +12,7 @@ from fuzz_subjects import SUBJECTS, Subject, forget_ring
 
 INPUTS = {
     "ring": 250, "recording": 40, "comparison": 40, "spy": 250, "dump": 250, "trace": 250, "metrics": 250, "notes": 250,
-    "elf": 250,
+    "elf": 250, "source": 40, "kernel": 250,
 }  # fmt: skip
 
 
@@ -22,10 +22,17 @@ def _no_ring_is_left():
     forget_ring()
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "screen"])
 def test_a_few_inputs(name, capsys):
     assert fuzz(SUBJECTS[name], 600.0, 4, CORPUS, most=INPUTS[name]) == 0, capsys.readouterr().out
     assert f"{name}: {INPUTS[name]} inputs" in capsys.readouterr().out
+
+
+def test_a_few_inputs_on_the_screen(tmp_path):
+    """In a process of its own: the screen has the terminal until that ends."""
+    limits = ("--minutes", "0.1", "--seed", "4", "--results", tmp_path / "results.json")
+    done = subprocess.run([sys.executable, fuzzer.__file__, "screen", *limits], capture_output=True, text=True)
+    assert done.returncode == 0 and ", 0 findings" in done.stdout, done.stdout + done.stderr
 
 
 def test_past_findings_stay_mended():

@@ -39,7 +39,7 @@ def test_what_was_said_of_processes_that_are_gone_is_forgotten(monkeypatch):
 
     recorder = Recorder(lambda path, new: Kept())
     last = {}
-    for event in soak.samples(days=0.02, pace=20.0):
+    for event in soak.samples(0.02 * 86_400, 20.0, soak.renamed):
         recorder.write(event)
         last[type(event)] = event
     recorder.begin(Path("kept"))
