@@ -261,4 +261,6 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
     def narrowed(self) -> str | None:
         """What the screen is narrowed to, in words; None if it shows everything."""
-        return None if self.chosen is None else process_words(self.snapshot, self.chosen)
+        if self.chosen is None:
+            return None
+        return process_words(self.snapshot, self.chosen) if self.rank is None else f"rank {self.rank}"
