@@ -81,6 +81,14 @@ def test_a_critical_verdict_is_shown_though_the_job_also_waits_for_one_rank(verd
     assert (job.finding.name, job.finding.severity) == (verdict, "critical")
 
 
+def test_the_critical_verdict_of_the_late_rank_itself_is_what_the_others_wait_for():
+    loader = ("input-bound", "workers", "critical", "/x/decode.py", 41, 0.7, 3.0)
+    late = Rank("j", "n", 0, 10, wait=0.02, verdicts=(loader,))
+    with served(late, *(Rank("j", "m", at, 10 + at, wait=0.7, verdicts=(COMPUTE,)) for at in (1, 2, 3))) as fake:
+        (job,) = reader(fake).jobs().jobs
+    assert (job.finding.name, job.finding.severity) == ("straggler/input-bound", "critical")
+
+
 def test_a_job_names_its_users():
     with served(Rank("j", "n", 0, 7, user="eve"), Rank("j", "m", 1, 8, user="ada"), Rank("k", "n", 0, 9)) as fake:
         assert [job.user for job in reader(fake).jobs().jobs] == ["ada, eve", None]

@@ -177,8 +177,9 @@ def jobs_of(answers: Answers) -> tuple[FleetJob, ...]:
     findings = _findings(answers, {(job,): sum(on.values()) for job, on in nodes.items()}, "job")
     for key, straggler in _stragglers(answers).items():
         found = findings.get(key)
-        # "comm-bound" is how the other ranks see it.
-        if found and (found.verdict == "comm-bound" or (found.severity != "critical" and found.verdict != "straggler")):
+        # "comm-bound" is how the other ranks see it, the subtype how the late one does.
+        same = found is not None and found.verdict in ("comm-bound", straggler.subtype)
+        if found and found.verdict not in ("straggler", "hang") and (same or found.severity != "critical"):
             findings[key] = straggler
     users: dict[str, set[str]] = {}
     for job, user in _values(answers["user"], "job", "user"):
@@ -246,15 +247,21 @@ def _findings(answers: Answers, ranks: Mapping[Key, float], *labels: str) -> dic
 
 
 def _stragglers(answers: Answers) -> dict[Key, Finding]:
-    """A finding "straggler" for each job that waits for one rank, with the verdict on this rank as the subtype."""
+    """A finding "straggler" for each job that waits for one rank, with the verdict on this rank as the subtype.
+
+    It is as severe as that verdict, but at least a warning.
+    """
     found = {}
     for row in answers["late"]:
         if row.value <= 0.0:
             continue
-        verdict, file, line = _key(row, ("verdict", "file", "line"))
-        where = CodeLine(file, _whole(line) or 0) if file else None
+        verdict, severity, file, line = _key(row, ("verdict", "severity", "file", "line"))
         found[_key(row, ("job",))] = Finding(
-            verdict="straggler", subtype=verdict or None, severity="warning", share=_ratio(row.value), where=where
+            verdict="straggler",
+            subtype=verdict or None,
+            severity="critical" if severity == "critical" else "warning",
+            share=_ratio(row.value),
+            where=CodeLine(file, _whole(line) or 0) if file else None,
         )
     return found
 
