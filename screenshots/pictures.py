@@ -1,9 +1,13 @@
-"""Pictures of the screen as SVG, without a terminal: for screenshots and tests."""
+"""Pictures of the screen as SVG, without a terminal: for screenshots and tests. Times of day in them are of UTC."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from textual.pilot import Pilot
@@ -70,22 +74,42 @@ def svg(
     `zoom` names a pane that fills it.
     """
     app = MonitorApp(StillFeed(snapshot, live=live), source_around=source_around, settings=settings)
-    return asyncio.run(_draw(app, size, (*KEYS[screen], *keys), zoom))
+    return _draw(app, size, (*KEYS[screen], *keys), zoom)
 
 
 def picker_svg(candidates: list[Candidate], size: tuple[int, int], settings: Settings | None = None) -> str:
     """The screen that lets choose one of these jobs, as SVG."""
-    return asyncio.run(_draw(PickerApp(lambda: candidates, settings), size))
+    return _draw(PickerApp(lambda: candidates, settings), size)
 
 
 def fleet_svg(
     cluster: FleetReader, size: tuple[int, int], settings: Settings | None = None, keys: tuple[str, ...] = ()
 ) -> str:
     """The screen of a cluster's jobs, as SVG, after these keys."""
-    return asyncio.run(_draw(FleetApp(cluster, NEVER_SECONDS, settings), size, keys))
+    return _draw(FleetApp(cluster, NEVER_SECONDS, settings), size, keys)
 
 
-async def _draw(app: AitopApp[Any], size: tuple[int, int], keys: tuple[str, ...] = (), zoom: str | None = None) -> str:
+def _draw(app: AitopApp[Any], size: tuple[int, int], keys: tuple[str, ...] = (), zoom: str | None = None) -> str:
+    with _utc():
+        return asyncio.run(_drawn(app, size, keys, zoom))
+
+
+@contextmanager
+def _utc() -> Iterator[None]:
+    """A picture is the same wherever it is drawn."""
+    zone = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    try:
+        yield
+    finally:
+        del os.environ["TZ"]
+        if zone is not None:
+            os.environ["TZ"] = zone
+        time.tzset()
+
+
+async def _drawn(app: AitopApp[Any], size: tuple[int, int], keys: tuple[str, ...], zoom: str | None) -> str:
     async with app.run_test(size=size) as pilot:
         await _settled(app, pilot)
         if zoom is not None and isinstance(app.screen, MonitorScreen):

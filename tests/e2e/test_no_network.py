@@ -158,7 +158,7 @@ def test_the_screen_and_its_children(watch, slow_loader):
         assert screen.until("host●.* stacks●.* hook●", 1.0), screen.screen.text()
         back = r"(?s)\A(?!.*esc back).*hook●"
         for keys, shown in (
-            (b"S", "Stacks"), (b"\x1b", back), (b"h", "of this moment"), (b"n", "below Python, "),
+            (b"S", "Stacks"), (b"\x1b", back), (b"h", "read at "), (b"n", "below Python, "),
             (b"\x1b", back), (b"\r", "Evidence"), (b"\x1b", back), (b"p", "Profile of"), (b"\x1b", back),
         ):  # fmt: skip
             screen.press(keys)

@@ -230,7 +230,7 @@ def native_killed(scene: Scene) -> None:
     monitor = scene.watch()
     scene.expect(monitor.until(READY, 20.0), "no screen")
     monitor.press(b"h")
-    scene.expect(monitor.until("Where the ranks stand.*of this moment", 20.0), "no ranks to look at")
+    scene.expect(monitor.until("Where the ranks stand.*read at ", 20.0), "no ranks to look at")
     pipe = scene.target.folder / "awake"
     asleep = scene.dice.random() < 0.6
     if asleep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from typing import ClassVar, Generic, TypeVar
 
 from textual.binding import Binding, BindingType
@@ -29,7 +30,7 @@ Entry = TypeVar("Entry")
 class StackList(Pane, Generic[Entry], can_focus=False):
     """The base of lists of threads or ranks, grouped by where they stand: one line per group, below lines of text.
 
-    `doing` is what to say while stacks are being read, `problem` why there are none, `when` how old they are.
+    `doing` is what to say while stacks are being read, `problem` why there are none, `when` when they were read.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -202,17 +203,23 @@ class StackScreen(HeadedScreen, Generic[Entry]):
         listing, snapshot, dump = self.listing, self.view.snapshot, None
         listing.doing = listing.when = listing.problem = ""
         if isinstance(answer, StackDump):
-            dump, listing.when = answer, "of this moment"
+            dump, listing.when = answer, self._read_at(answer)
         elif answer is not None or self.view.live:
             listing.problem = str(answer or "this run cannot be looked at")
         if dump is None and snapshot is not None and snapshot.dump is not None:
-            dump, ago = snapshot.dump, f"{max(0.0, snapshot.time - snapshot.dump.time):.0f} s ago"
-            listing.when = ago if self.view.live else f"recorded {ago}"
+            dump, listing.when = snapshot.dump, self._read_at(snapshot.dump)
         elif dump is None and snapshot is not None and snapshot.stacks is not None:
             dump = most_seen(snapshot.stacks, snapshot.time)
             listing.when = f"most seen in {snapshot.stacks.seconds:.0f} s"
         self.show_dump(dump)
         self.action_select(0)
+
+    def _read_at(self, dump: StackDump) -> str:
+        """The time of day when these stacks were read. It stays true however long the screen is open."""
+        snapshot = self.view.snapshot
+        if snapshot is None:
+            return ""
+        return f"read at {datetime.fromtimestamp(snapshot.wall + dump.time - snapshot.time):%H:%M:%S}"
 
     def action_select(self, by: int) -> None:
         entries = self.listing.entries
