@@ -145,8 +145,8 @@ def main() -> int:
     for figure in figures(rows, {}):
         print(figure.row())
     for name in transforms:
-        changed = [result.row.name + f" t{result.row.tier}" for result in judgements if name in result.changed()]
-        print(f"{name}: changed {len(changed)}/{len(judgements)}: {', '.join(changed) or 'none'}")
+        rows_changed = [f"{one.row.name} t{one.row.tier}" for one in judgements if name in one.changed()]
+        print(f"{name}: changed {len(rows_changed)}/{len(judgements)}: {', '.join(rows_changed) or 'none'}")
     if args.diff:
         show_diff(load(args.diff), rows)
     if args.json:

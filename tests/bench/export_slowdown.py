@@ -71,8 +71,8 @@ def slowdown(ends: Sequence[float], stretches: Sequence[tuple[float, float]], *,
 
     alone: list[float | None] = list(lengths)
     for begin, end in stretches:
-        within = steps(begin, end)
-        alone[within] = [None] * len(lengths[within])
+        part = steps(begin, end)
+        alone[part] = [None] * len(lengths[part])
     excess = []
     for begin, end in stretches:
         within, around = lengths[steps(begin, end)], alone[steps(begin - BESIDE_SECONDS, end + BESIDE_SECONDS)]

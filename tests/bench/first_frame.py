@@ -48,12 +48,12 @@ def figures(rounds: int) -> Iterator[Figure]:
         for name, command in peers.commands(pid).items():
             starts_of[name] = [seconds_until(command, peers.environment(pid), FIRST[name]) for _ in range(rounds)]
     for number, what in enumerate(WHAT):
-        times = [PATIENCE if start[number] is None else start[number] for start in starts_of["aitop"]]
+        times = [PATIENCE if (took := start[number]) is None else took for start in starts_of["aitop"]]
         ours, worst = statistics.median(times), f"worst of {rounds} starts {max(times):.2f}"
         yield Figure(what, ours, "s", most=BARS[number], spread=worst)
         for name, starts in starts_of.items():
             if name != "aitop" and number < len(FIRST[name]):
-                seen = [start[number] for start in starts if start[number] is not None]
+                seen = [took for start in starts if (took := start[number]) is not None]
                 yield Figure(what, ours, "s", peer=name, theirs=statistics.median(seen) if seen else None)
 
 

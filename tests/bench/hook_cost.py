@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -60,7 +61,8 @@ def profiler() -> contextlib.AbstractContextManager[object]:
 
 # What the hook may add to a step in the mean.
 MOST_RATIO = 1.01
-VARIANTS = {"hook": hook, "removed": contextlib.nullcontext, "torch.profiler": profiler}
+Variant = Callable[[], AbstractContextManager[object]]
+VARIANTS: dict[str, Variant] = {"hook": hook, "removed": contextlib.nullcontext, "torch.profiler": profiler}
 
 
 def measure(run, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -84,16 +86,17 @@ def measure_traceml(model: str, rounds: int, seconds: float) -> list[float]:
     if importlib.util.find_spec("traceml_ai") is None:
         return []
     with tempfile.TemporaryDirectory() as folder:
-        asked = {"model": model, "rounds": rounds, "seconds": seconds, "file": f"{folder}/figures.json"}
+        file = Path(folder, "figures.json")
+        asked = {"model": model, "rounds": rounds, "seconds": seconds, "file": str(file)}
         launch = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
         script = Path(__file__).with_name("hook_cost_traceml.py")
         command = [sys.executable, "-c", launch, "run", "--logs-dir", f"{folder}/logs", str(script)]
         paths = os.pathsep.join([str(script.parent), *filter(None, sys.path)])
         environment = {**os.environ, "HOOK_COST": json.dumps(asked), "PYTHONPATH": paths}
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-        if not Path(asked["file"]).exists():
+        if not file.exists():
             raise RuntimeError(f"TraceML did not run: {(done.stdout + done.stderr)[-500:]}")
-        measured = json.loads(Path(asked["file"]).read_text())
+        measured = json.loads(file.read_text())
         return [traced / plain for traced, plain in zip(measured["traceml"], measured["plain"], strict=True)]
 
 

@@ -118,14 +118,14 @@ def figures_of(name: str, watcher: str, clients: int, count: int, seconds: float
             time.sleep(5.0)
             taken = list(rounds(server, load, watcher, count, seconds))
             failed = sum(answer.status != 200 for answer in load.answers())
-    measures: tuple[tuple[str, Callable[[Block], float], dict[str, float]], ...] = (
-        ("requests a second", lambda block: block.rate, {"least": LEAST_RATIO}),
-        ("p99", lambda block: block.p99, {"most": MOST_RATIO}),
+    measures: tuple[tuple[str, Callable[[Block], float], float | None, float | None], ...] = (
+        ("requests a second", lambda block: block.rate, LEAST_RATIO, None),
+        ("p99", lambda block: block.p99, None, MOST_RATIO),
     )
     cpu = statistics.median(each.watched.cpu for each in taken)
-    for what, of, bars in measures:
+    for what, of, least, most in measures:
         ratios = [of(each.watched) / of(each.plain) for each in taken]
-        low, high = interval(ratios)
+        low, high = interval(ratios, statistics.median)
         yield Figure(
             f"{what} of {name} with {watcher}",
             statistics.median(ratios),
@@ -133,7 +133,8 @@ def figures_of(name: str, watcher: str, clients: int, count: int, seconds: float
             spread=f"{low:.3f}–{high:.3f} of {count} pairs",
             peer=f"{cpu:.1f} s of CPU time at once",
             theirs=statistics.median(of(each.beside) / of(each.plain) for each in taken),
-            **bars,
+            least=least,
+            most=most,
         )
     yield Figure(f"failed requests of {name} with {watcher}", failed, most=0)
 

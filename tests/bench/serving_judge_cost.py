@@ -124,6 +124,7 @@ def costs(server: Iterator[Second], ticks: int) -> dict[str, tuple[list[float], 
         if number < full:
             continue
         times["the whole Snapshot"].append(added + spent)
+        assert snapshot is not None and snapshot.serving is not None
         most = max(most, len(snapshot.serving.requests))
         for name, rule in (("latency-tail", tail.judge), ("queue-bound", queue.judge)):
             times[name].append(timed(partial(rule, snapshot))[0])

@@ -104,7 +104,7 @@ class Mutator:
                 data = self._chance.choice(ways)(data, other)
         return data[:LONGEST]
 
-    def _bytes(self, data: bytes, _: bytes) -> bytes:
+    def _bytes(self, data: bytes, _other: bytes) -> bytes:
         changed = bytearray(data)
         for _ in range(self._chance.choice((1, 1, 2, 8))):
             at = self._chance.randrange(len(changed) + 1)
@@ -117,7 +117,7 @@ class Mutator:
                 del changed[at : at + self._chance.choice((1, 2, 8, 64))]
         return bytes(changed)
 
-    def _word(self, data: bytes, _: bytes) -> bytes:
+    def _word(self, data: bytes, _other: bytes) -> bytes:
         if len(data) < 8:
             return data
         at = self._chance.randrange(len(data) // 8) * 8

@@ -59,7 +59,9 @@ def feed_source(data: bytes) -> None:
     place = Path(f"/dev/shm/aitop-fuzz-{os.getpid()}.py")
     place.write_bytes(data)
     try:
-        code = SourceCode(procfs.process_id(os.getpid()))
+        own = procfs.process_id(os.getpid())
+        assert own is not None
+        code = SourceCode(own)
         text = code.text(str(place)) or ""
         for line in range(1, 60, 7):
             found = code.place(str(place), line)

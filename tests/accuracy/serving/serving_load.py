@@ -50,6 +50,11 @@ class Reply(NamedTuple):
     body: bytes
 
 
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
 class Connection:
     """A connection to the server that is used for one request after another."""
 
@@ -115,7 +120,7 @@ class Connection:
                 break
             except BlockingIOError:
                 ready: asyncio.Future[None] = loop.create_future()
-                loop.add_reader(self._socket, lambda ready=ready: ready.done() or ready.set_result(None))
+                loop.add_reader(self._socket, _wake, ready)
                 try:
                     await ready
                 finally:
