@@ -9,6 +9,7 @@ from eyes import Eyes
 from settled_app import settled
 
 from aitop.engine.feed import LazyFeed
+from aitop.errors import AitopError
 from aitop.ui.app import MonitorApp, ReplayApp
 
 
@@ -38,15 +39,18 @@ class RunFeed(ScriptedFeed, LazyFeed):
     """A live run that can be asked for more; `problem` is why it refuses."""
 
     problem = None
-    is_out = True
+    has_hook = is_out = True
 
     def made(self):
         return self
 
     def detach(self):
+        if not self.has_hook:
+            raise AitopError("there is no hook to take out")
         self.asked.append("detach")
         if self.problem:
             raise RuntimeError(self.problem)
+        self.has_hook = False
         return self.is_out
 
     def profile(self, steps, progress):

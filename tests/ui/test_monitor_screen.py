@@ -220,8 +220,6 @@ async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
 async def test_d_pressed_again_meanwhile_takes_nothing_out(look_at, feeds):
     class Slow(feeds["run"]):
         def detach(self):
-            if "detach" in self.asked:
-                raise AitopError("there is no hook to take out")
             super().detach()
             return out.wait(60)
 
@@ -242,11 +240,22 @@ async def test_without_a_hook_there_is_no_key_to_take_it_out(look_at, feeds):
     seen = samples.input_bound()
     off = msgspec.structs.replace(seen.sources["hook"], state="absent", reason="switched off by --no-hook")
     feed = feeds["run"](msgspec.structs.replace(seen, sources={**seen.sources, "hook": off}))
+    feed.has_hook = False
     async with look_at(feed=feed) as eyes:
         assert "d detach" not in eyes.pane("footer")
         await eyes.press("d")
         await eyes.until("there is no hook to take out")
         assert feed.asked == []
+
+
+async def test_a_hook_that_nothing_is_known_of_yet_does_not_come_in_after_d(look_at, feeds):
+    seen = samples.input_bound()
+    sources = {name: status for name, status in seen.sources.items() if name != "hook"}
+    feed = feeds["run"](msgspec.structs.replace(seen, sources=sources))
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("d")
+        await eyes.until("the hook is out of the target")
+        assert feed.asked == ["detach"]
 
 
 async def test_a_hook_that_stays_is_not_said_to_be_out(look_at, feeds):

@@ -318,8 +318,11 @@ class MonitorScreen(Screen[int]):
         return self.view.snapshot.target.pid if self.view.snapshot else os.getpid()
 
     def action_detach(self) -> None:
+        """Take the hook out. The run itself knows whether there is one: it may be on its way in, with nothing of it on
+        the screen.
+        """
         run = self._run
-        if not self.view.can_detach or run is None:
+        if run is None:
             self._change(notice="there is no hook to take out")
             return
         self._change(notice="taking the hook out…")
