@@ -127,6 +127,8 @@ class OnTerminal:
             self.pid, self._end = pty.fork()
             if self.pid == 0:
                 try:
+                    # A terminal that closes ends what runs on it, also where this was started by nohup.
+                    signal.signal(signal.SIGHUP, signal.SIG_DFL)
                     before()
                     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
                     terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8"}
