@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from sample_parts import gpus, h200
 
-from aitop.errors import AitopError
 from aitop.model.gpu import MigDevice
 from aitop.model.source import SourceStatus
 from aitop.model.verdict import Diagnosis
