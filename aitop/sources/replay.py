@@ -89,7 +89,7 @@ class RecordedEvents(Iterator[Event]):
     def _event(self, line: bytes) -> Event | None:
         """The event of a line; None for a damaged one, which is counted unless its end is missing."""
         try:
-            event = cast("Event", self._decoder.decode(line))
+            event: Event = self._decoder.decode(line)
         except _NOT_READABLE:
             self.skipped += line.endswith(b"\n")
             return None
