@@ -9,18 +9,18 @@ from collections import Counter
 import pytest
 
 from aitop.sources import procfs
-from aitop.sources.stacks.choice import FEW, MANY, Chooser
+from aitop.sources.stacks.choice import Chooser
 from aitop.sources.stacks.pace import (
     CORES,
     CREDIT_SECONDS,
     FULL_LOOK_EVERY,
+    LEAST_CHILDREN,
     LEAST_PART,
     LONGEST_INTERVAL,
-    QUICK_SECONDS,
+    MOST_CHILDREN,
     Budget,
     GilWatch,
     IdleCores,
-    rate_of,
 )
 from aitop.sources.stacks.source import StackSource
 from aitop.sources.stacks.speedscope import ThreadSamples
@@ -58,10 +58,26 @@ def test_a_rest_does_not_save_up_more_than_the_first_credit():
     assert budget.tight
 
 
-def test_at_first_a_few_processes_are_sampled_more_often():
-    assert rate_of(QUICK_SECONDS - 1.0, 3) == 50
-    assert rate_of(QUICK_SECONDS, 1) == rate_of(QUICK_SECONDS, 64) == 20
-    assert [rate_of(0.0, processes) for processes in (1, 3, 5, 8, 64)] == [50, 50, 30, 20, 20]
+def test_a_few_processes_are_sampled_more_often_while_there_is_credit():
+    budget = Budget(0.0)
+    assert budget.rate(3) == 20, "not yet known whether a core is idle"
+    budget.found_idle(2.0)
+    assert [budget.rate(processes) for processes in (1, 3, 5, 8, 64)] == [50, 50, 30, 20, 20]
+    budget.spend(CREDIT_SECONDS + 0.1, 0.0, 1.0, children=8)
+    assert budget.rate(1) == 20
+
+
+def test_a_window_has_as_many_children_as_the_budget_pays_for():
+    budget = Budget(0.0)
+    assert budget.children < MOST_CHILDREN, "not yet known whether a core is idle"
+    budget.found_idle(2.0)
+    assert budget.children == MOST_CHILDREN
+    for number in range(20):
+        budget.spend(0.04 * budget.children, 8.0 * number, 8.0 * number + 2.0, children=budget.children)
+    assert budget.children * 0.04 == pytest.approx(CORES * LONGEST_INTERVAL)
+    for number in range(20, 40):
+        budget.spend(0.2 * budget.children, 8.0 * number, 8.0 * number + 2.0, children=budget.children)
+    assert budget.children == LEAST_CHILDREN, "one in turn besides the first, whatever they take"
 
 
 def asked(watch: GilWatch, windows: int, first: int = 0) -> str:
@@ -90,34 +106,47 @@ def chooser(monkeypatch, working, roles=None):
 
 
 def test_the_rank_comes_first_until_it_is_known_who_works(monkeypatch):
-    chosen = chooser(monkeypatch, ()).next(few=False)
-    assert chosen[0] == 10 and len(chosen) == 1 + MANY and set(chosen[1:]) <= set(ROLES["loader-worker"])
-    assert chooser(monkeypatch, (99,)).next(few=False)[0] == 10, "who worked has ended"
-    assert chooser(monkeypatch, (99, 12)).next(few=False)[0] == 12
+    chosen = chooser(monkeypatch, ()).next(5)
+    assert chosen[0] == 10 and len(chosen) == 5 and set(chosen[1:]) <= set(ROLES["loader-worker"])
+    assert chooser(monkeypatch, (99,)).next(2)[0] == 10, "who worked has ended"
+    assert chooser(monkeypatch, (99, 12)).next(2)[0] == 12
 
 
-def test_the_first_that_works_is_in_every_window_and_the_others_take_turns(monkeypatch):
-    some = chooser(monkeypatch, (13, 11))
-    windows = [some.next(few=True) for _ in range(8)]
-    assert all(window[:2] == [13, 11] and len(window) == 2 + FEW for window in windows)
-    assert {pid for window in windows for pid in window} == {10, *ROLES["loader-worker"]}, "also the rank that waits"
+@pytest.mark.parametrize("most", [2, 3, 4, 7])
+def test_the_first_that_works_is_in_every_window_and_the_others_take_turns(monkeypatch, most):
+    some = chooser(monkeypatch, (13, 11, 14, 15))
+    windows = [some.next(most) for _ in range(12)]
+    assert all(window[0] == 13 and len(window) == len({*window}) == most for window in windows)
+    others = Counter(pid for window in windows for pid in window[1:])
+    assert set(others) == {10, *ROLES["loader-worker"]} - {13}, "also the rank that waits"
+    for alike in ((11, 14, 15), (10, 12, 16)):
+        counts = [others[pid] for pid in alike]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_places_that_one_kind_of_process_does_not_need_are_the_others(monkeypatch):
+    assert len(chooser(monkeypatch, (13, 11)).next(6)) == 6
+    assert chooser(monkeypatch, tuple(ROLES["loader-worker"]), {"rank": ROLES["loader-worker"]}).next(4) == [
+        11, 12, 13, 14
+    ]  # fmt: skip
+    assert chooser(monkeypatch, (13,), {"rank": [13]}).next(8) == [13]
 
 
 def test_a_launcher_is_looked_at_while_it_uses_a_core(monkeypatch):
     some = chooser(monkeypatch, (11,), {"launcher": [9], "rank": [11]})
-    assert some.next(few=False) == [11]
+    assert some.next(8) == [11]
     some._cores = {9: 0.5}
-    assert some.next(few=False) == [11, 9]
+    assert some.next(8) == [11, 9]
 
 
 def test_cores_used_are_measured_from_turn_to_turn():
     some = Chooser([os.getpid()])
-    some.next(few=False)
+    some.next(8)
     assert some._cores == {}
     began, used = time.monotonic(), time.process_time()
     while time.process_time() < used + 0.3:
         pass
-    some.next(few=False)
+    some.next(8)
     cores = (time.process_time() - used) / (time.monotonic() - began)
     assert some._cores[os.getpid()] == pytest.approx(cores, rel=0.3)
 
@@ -152,10 +181,10 @@ def test_where_no_core_is_idle_sampling_takes_a_quarter():
     assert full.spend(0.0, 20.0, 30.0) == 0.0, "what it lacked is made up for as soon as there is idle time"
 
 
-def test_as_long_as_nothing_is_known_of_the_cores_few_processes_are_sampled(monkeypatch):
+def test_where_no_core_is_idle_few_processes_are_sampled(monkeypatch):
     source = StackSource([os.getpid()], script=None)
     wanted = []
-    monkeypatch.setattr(source._chooser, "next", lambda few: wanted.append(few) or [])
+    monkeypatch.setattr(source._chooser, "next", lambda most: wanted.append(most) or [])
     monkeypatch.setattr(source, "_looks", lambda pids, first: [])
     source.read()
     source._began -= 10.0
@@ -164,7 +193,8 @@ def test_as_long_as_nothing_is_known_of_the_cores_few_processes_are_sampled(monk
     assert source.note is None
     monkeypatch.setattr(source._idle, "last", lambda: 0.0)
     source.read()
-    assert wanted == [True, False, True]
+    unknown, idle, busy = wanted
+    assert LEAST_CHILDREN <= busy <= unknown < idle
     assert "no core is idle" in source.note
 
 

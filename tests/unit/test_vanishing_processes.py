@@ -146,7 +146,7 @@ LOOKS = {
     "host": host,
     "host of two": host_of_two,
     "kernel": kernel,
-    "chooser": lambda parent, child: [Chooser([parent]).next(few=few) for few in (True, False)],
+    "chooser": lambda parent, child: [Chooser([parent]).next(most) for most in (1, 8)],
     "everyone": lambda parent, child: Chooser([parent]).everyone(),
     "code": code,
     "status": lambda parent, child: read_status(child),

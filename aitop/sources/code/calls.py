@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from aitop.sources.code.syntax import FUNCTIONS, Scope, lines_of, parsed
+from aitop.sources.code.syntax import FUNCTIONS, Scope, lines_of, parsed, statements
 from aitop.stacks.dataflow import innermost
 
 # Statements that call what they do not name.
@@ -111,7 +111,7 @@ class Calls:
 def _scopes(scope: Scope) -> Iterator[Scope]:
     """A scope and those in it, each before its own."""
     yield scope
-    for statement in _statements(scope):
+    for statement in statements(scope, inner=False):
         if isinstance(statement, FUNCTIONS):
             yield from _scopes(statement)
 
@@ -127,13 +127,13 @@ def _generates(scope: Scope, lines: Sequence[str]) -> bool:
     first, last = _lines_of(scope)
     if not any("yield" in line for line in lines[first - 1 : last]):
         return False
-    parts = (part for statement in _statements(scope) for part in _own_expressions(statement))
+    parts = (part for statement in statements(scope, inner=False) for part in _own_expressions(statement))
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for part in parts for node in ast.walk(part))
 
 
 def _read(scope: Scope) -> _Function:
     """What the statements of a scope mention."""
-    return _Function(*_lines_of(scope), [_mentions(statement) for statement in _statements(scope)])
+    return _Function(*_lines_of(scope), [_mentions(statement) for statement in statements(scope, inner=False)])
 
 
 def _mentions(statement: ast.stmt) -> Mentions:
@@ -154,15 +154,6 @@ def _mentions(statement: ast.stmt) -> Mentions:
             if id(node) in called:
                 mentions.called.add(name)
     return mentions
-
-
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements of a scope, without those in functions of its own."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            yield child
-        if not isinstance(child, (ast.expr, *FUNCTIONS)):
-            yield from _statements(child)
 
 
 def _own_expressions(node: ast.AST) -> Iterator[ast.expr]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from aitop.model.stacks import Flow, Statement
-from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed
+from aitop.sources.code.syntax import FUNCTIONS, Scope, parsed, statements
 from aitop.stacks.dataflow import innermost, reached
 from aitop.stacks.libraries import COLLECTORS
 
@@ -64,11 +64,12 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
     if tree is None:
         return Functions()
     try:
-        modules = dict(imported(tree))
-        scopes = [tree, *(node for node in _statements(tree) if isinstance(node, FUNCTIONS))]
+        every = list(statements(tree))
+        modules = dict(imported(every))
+        scopes = [tree, *(statement for statement in every if isinstance(statement, FUNCTIONS))]
         spans = tuple(Span(*_span(scope)) for scope in scopes)
         wanted = {id(innermost(spans, line)) for line in lines}
-        instances = dict(_instances(tree))
+        instances = dict(_instances(every))
         read = (scope for scope, span in zip(scopes, spans, strict=True) if id(span) in wanted)
         each = (Reading(file, scope, modules, instances.get(id(scope))).flow() for scope in read)
         flows = tuple(flow for flow in each if flow is not None)
@@ -77,9 +78,9 @@ def functions(file: str, text: str, lines: Collection[int]) -> Functions:
     return Functions(spans, flows)
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def imported(every: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
     """Yield names bound by imports, with what they stand for. They are no variables: calls by them change no object."""
-    for node in _statements(tree):
+    for node in every:
         if isinstance(node, ast.Import):
             for name in node.names:
                 yield (name.asname, name.name) if name.asname else (name.name.partition(".")[0],) * 2
@@ -87,21 +88,13 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((name.asname or name.name, f"{node.module}.{name.name}") for name in node.names)
 
 
-def _instances(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _instances(every: Iterable[ast.stmt]) -> Iterator[tuple[int, str]]:
     """Yield the methods of classes, by id, with the parameter that is the object itself."""
-    for of_class in (node for node in _statements(tree) if isinstance(node, ast.ClassDef)):
+    for of_class in (statement for statement in every if isinstance(statement, ast.ClassDef)):
         for method in (node for node in of_class.body if isinstance(node, FUNCTIONS)):
             parameters = [*method.args.posonlyargs, *method.args.args]
             if parameters and not any(isinstance(each, ast.Name) for each in method.decorator_list):
                 yield id(method), parameters[0].arg
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below a node, except expressions and what is in them."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr):
-            yield child
-            yield from _statements(child)
 
 
 @dataclass

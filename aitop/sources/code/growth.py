@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
 from aitop.sources.code.dataflow import Reading, State, called_name, imported, makers
-from aitop.sources.code.syntax import FUNCTIONS, Scope, lines_of, parsed
+from aitop.sources.code.syntax import FUNCTIONS, Scope, lines_of, parsed, statements
 from aitop.stacks.dataflow import reached
 
 LONGEST_TEXT = 200
@@ -62,7 +62,7 @@ def growth_sites(
     try:
         files: dict[str, list[_Function]] = {}
         for file, tree in trees.items():
-            modules = dict(imported(tree))
+            modules = dict(imported(statements(tree)))
             own = [{line for other, line in lines if other == file} for lines in (models if steps else (), steps)]
             files[file] = [
                 _Function(file, scope, modules, name=name, models=own[0], steps=own[1]) for scope, name in _named(tree)

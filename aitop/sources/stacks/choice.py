@@ -10,8 +10,6 @@ from aitop.sources.host.tree import Member, ProcessProbe, ProcessTree, Stepping,
 from aitop.sources.source import SourceError
 
 Working = Callable[[], Sequence[int]]
-MANY = 4
-FEW = 2
 BUSY = 0.1
 
 
@@ -28,11 +26,12 @@ class Chooser:
         self._working = working
         self._probe = ProcessProbe(stepping=stepping)
         self._turn = 0
+        self._others, self._feeding = _Turns(), _Turns()
         self._used: dict[tuple[int, int], tuple[float, float]] = {}
         self._cores: dict[int, float] = {}
 
-    def next(self, few: bool) -> list[int]:
-        """Pids for the next window: up to FEW or MANY processes that do the work, and as many others.
+    def next(self, most: int) -> list[int]:
+        """At most so many pids for the next window: half of them do the work, half feed those.
 
         The first one that does the work is always picked, the others take turns. Until it is known who does the work,
         the ranks stand for it. Raises SourceError if the target is gone or nothing in its tree is Python.
@@ -47,8 +46,11 @@ class Chooser:
         feeding += [pid for pid in roles.get("launcher", []) if self._cores.get(pid, 0.0) > BUSY]
         feeding = [pid for pid in feeding if pid not in first]
         self._turn += 1
-        most = FEW if few else MANY
-        return first[:1] + _some(first[1:], most - 1, self._turn) + _some(feeding, most, self._turn)
+        # An odd place goes to either in turn, and one that has too few leaves its places to the other.
+        places = most - 1
+        of_others = max((places + self._turn % 2) // 2, places - len(feeding))
+        others = self._others.take(first[1:], of_others)
+        return [*first[:1], *others, *self._feeding.take(feeding, places - len(others))]
 
     def everyone(self) -> list[int]:
         """All Python processes, those that train first, then their loader workers. Raises as `next` does."""
@@ -85,9 +87,14 @@ class Chooser:
         }
 
 
-def _some(pids: Sequence[int], most: int, turn: int) -> list[int]:
-    """At most `most` of the pids, different ones at every turn."""
-    if len(pids) <= most:
-        return list(pids)
-    start = turn * most % len(pids)
-    return [pids[(start + offset) % len(pids)] for offset in range(most)]
+class _Turns:
+    """Takes some of a list at a time, so that all have their turn."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def take(self, pids: Sequence[int], most: int) -> list[int]:
+        """At most `most` of the pids, those after the ones taken last."""
+        taken = [pids[(self._at + offset) % len(pids)] for offset in range(min(most, len(pids)))]
+        self._at += len(taken)
+        return taken

@@ -19,8 +19,14 @@ NEW_SECONDS, NEW_EVERY_SECONDS, SETUP_SECONDS = 50.0, 10.0, 300.0
 SELDOM = 0.5
 LEAST_PART = 0.25
 LONGEST_INTERVAL = 8.0
-# At first sampling is quicker, as few samples say little; at most QUICK_IN_ALL samples a second over all processes.
-QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
+# Children of py-spy in one window, each of which samples a process; and what one takes before any has been measured.
+LEAST_CHILDREN, MOST_CHILDREN = 2, 8
+CHILD_SECONDS = 0.05
+# A job that is one of many has a small budget, however much is left of it.
+CHILDREN_OF_PART = 3
+# While there is credit, sampling is quicker, as few samples say little; at most QUICK_IN_ALL samples a second over all
+# processes.
+QUICK_RATE, RATE = 50, 20
 QUICK_IN_ALL = 150
 
 # One of this many windows looks at both GIL and cores, even where only the main thread was seen to hold the GIL.
@@ -52,7 +58,7 @@ class Budget:
 
     Times are monotonic seconds. `quick`: a picture is wanted soon, so the first windows are short and look often.
     If no core is idle, sampling takes CPU time away from the run, so it gets only LEAST_PART of the budget: then
-    `seldom` is True. It is None until idle cores were measured.
+    `seldom` is True. Until idle cores were measured it is None, and a window takes as little as if there were none.
     """
 
     quick = True
@@ -62,11 +68,25 @@ class Budget:
         self._left = CREDIT_SECONDS
         self._part = 1.0
         self._then = now
+        self._child = CHILD_SECONDS
 
     @property
     def tight(self) -> bool:
         """Whether the credit is used up."""
         return self._left < 0
+
+    @property
+    def children(self) -> int:
+        """How many children of py-spy the budget pays for in the next window, by what those before took."""
+        part = self._part if self.seldom is False else LEAST_PART
+        affordable = max(0.0, min(self._left, part * CREDIT_SECONDS)) + part * CORES * LONGEST_INTERVAL
+        return max(LEAST_CHILDREN, min(MOST_CHILDREN, int(affordable / self._child)))
+
+    def rate(self, processes: int) -> int:
+        """Samples per second of each of these `processes` in the next window."""
+        if self.tight or self.seldom is not False:
+            return RATE
+        return max(RATE, min(QUICK_RATE, QUICK_IN_ALL // max(1, processes)))
 
     def found_idle(self, cores: float) -> None:
         """Take note of how many cores are idle."""
@@ -74,12 +94,14 @@ class Budget:
         self._part = LEAST_PART if self.seldom else 1.0
         self._left = min(self._left, CREDIT_SECONDS * self._part)
 
-    def spend(self, cpu: float, started: float, now: float, *, works: bool = True) -> float:
-        """Account for a window that began at `started` and took `cpu` seconds of CPU time.
+    def spend(self, cpu: float, started: float, now: float, *, children: int = 1, works: bool = True) -> float:
+        """Account for a window that began at `started`, and took `cpu` seconds of CPU time with so many children.
 
         Returns the seconds from its start to the start of the next one; 0 for at once.
         `works`: earlier windows have shown more of the job than imports.
         """
+        if children:
+            self._child = (self._child + cpu / children) / 2
         cores, credit = CORES * self._part, CREDIT_SECONDS * self._part
         self._left = min(credit, self._left + cores * (now - self._then)) - cpu
         self._then = now
@@ -127,23 +149,20 @@ class PartOfBudget(Budget):
     def tight(self) -> bool:
         return True
 
+    @property
+    def children(self) -> int:
+        return CHILDREN_OF_PART
+
     def found_idle(self, cores: float) -> None:
         """Do nothing: the part is small whether cores are idle or not."""
 
-    def spend(self, cpu: float, started: float, now: float, *, works: bool = True) -> float:
+    def spend(self, cpu: float, started: float, now: float, *, children: int = 1, works: bool = True) -> float:
         self._began = started if self._began is None else self._began
         if self._old_from is None or (not works and started < self._began + SETUP_SECONDS):
             self._old_from = started + NEW_SECONDS
         if started + NEW_EVERY_SECONDS < self._old_from:
             return NEW_EVERY_SECONDS
         return self._shared.reserve(cpu, now) - started
-
-
-def rate_of(sampled: float, processes: int) -> int:
-    """Samples per second of each of these `processes`, after `sampled` seconds of sampling in all."""
-    if sampled >= QUICK_SECONDS:
-        return RATE
-    return max(RATE, min(QUICK_RATE, QUICK_IN_ALL // max(1, processes)))
 
 
 class GilWatch:

@@ -14,7 +14,7 @@ from aitop.sources.host.tree import Stepping
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
-from aitop.sources.stacks.pace import RATE, Budget, GilWatch, IdleCores, rate_of
+from aitop.sources.stacks.pace import Budget, GilWatch, IdleCores
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy, no_answer
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
@@ -38,9 +38,10 @@ POLL_SECONDS = 0.5
 class StackSource(Source):
     """Samples with py-spy, which reads the memory of the processes and never stops them.
 
-    Windows follow each other back to back at first, with more samples, so that a good picture comes early; then pauses
-    grow until sampling costs no more than its budget, and each window takes fewer processes in turn. The first step
-    ends a pause: a run that was watched from its start has used the budget up for its imports.
+    Windows follow each other back to back at first, with more samples, so that a good picture comes early. Once the
+    credit is used up, pauses grow until sampling costs no more than its budget, and each window takes as few processes,
+    in turn, as that pays for. The first step ends a pause: a run that was watched from its start has used the budget up
+    for its imports.
     On `interrupt` a read ends its py-spy children and returns nothing; on `finish` it returns what they have seen.
     """
 
@@ -73,7 +74,6 @@ class StackSource(Source):
         self._program = ""
         self._taken = 0
         self._turn = 0
-        self._sampled = 0.0
         self._empty = 0
 
     @property
@@ -82,7 +82,7 @@ class StackSource(Source):
 
     def open(self) -> None:
         self._program = find_py_spy()
-        self._chooser.next(few=True)
+        self._chooser.next(1)
 
     def read(self) -> list[Sample]:
         return self._read() if self._is_due() else []
@@ -103,13 +103,13 @@ class StackSource(Source):
         started = time.monotonic()
         if started - self._began > IDLE_SECONDS:
             budget.found_idle(self._idle.last())
-        first = budget.quick and self._taken < FIRST_WINDOWS
+        first = budget.quick and self._taken < FIRST_WINDOWS and not budget.tight
         planned = FIRST_SECONDS if first and not budget.seldom else WINDOW_SECONDS
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:
-            pids = self._chooser.next(few=budget.tight or budget.seldom is not False)
-            rate = rate_of(self._sampled, len(pids)) if budget.quick and budget.seldom is False else RATE
+            pids = self._chooser.next(budget.children)
+            rate = budget.rate(len(pids))
             for pid in pids:
                 spies.append(Spy(self._program, pid, planned, rate))
             for pid, threads, look_rate in self._looks(pids, first):
@@ -119,7 +119,8 @@ class StackSource(Source):
             for spy in spies:
                 spy.stop()
         cpu = sum(spy.cpu for spy in spies) + kernel_cpu
-        pause = self._budget.spend(cpu, started, time.monotonic(), works=bool(self._working()))
+        working = bool(self._working())
+        pause = budget.spend(cpu, started, time.monotonic(), children=len(spies), works=working)
         self._due, self.interval = started + pause, pause if self._steps_seen else min(pause, POLL_SECONDS)
         if self._given_up.is_set():
             return []
@@ -132,7 +133,6 @@ class StackSource(Source):
                 self._account_for_nothing(spies, planned + GRACE_SECONDS)
             return []
         self._taken += 1
-        self._sampled += seconds
         self._empty = 0
         return [window]
 
