@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -165,7 +166,8 @@ def activity_of_devices(snapshot: Snapshot, name: str, without: Collection[int] 
 
 def timed_on_device(snapshot: Snapshot) -> bool:
     """Whether phases were timed by the device clock, in at least MIN_STEPS steps."""
-    return sum(step.device_forward is not None for step in records(snapshot)) >= MIN_STEPS
+    timed = list(map(attrgetter("device_forward"), records(snapshot)))
+    return len(timed) - timed.count(None) >= MIN_STEPS
 
 
 def idle_share(snapshot: Snapshot) -> float | None:
@@ -241,7 +243,7 @@ def call_places(snapshot: Snapshot, calls: Sequence[CallSite], lines: Sequence[E
 
 
 def _gaps(snapshot: Snapshot) -> float | None:
-    return share_of_steps(records(snapshot), lambda step: step.device_idle, MIN_STEPS)
+    return share_of_steps(records(snapshot), attrgetter("device_idle"), MIN_STEPS)
 
 
 def _on_cuda(snapshot: Snapshot) -> bool:

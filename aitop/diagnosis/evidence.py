@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -295,6 +297,9 @@ def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
     return snapshot.steps.recent if snapshot.steps else ()
 
 
+_SECONDS: Callable[[StepRecord], float] = attrgetter("seconds")
+
+
 def share_of_steps(
     steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None], least: int = 1
 ) -> float | None:
@@ -302,9 +307,11 @@ def share_of_steps(
 
     Only steps with a value count; None with fewer than `least` of them.
     """
-    known = [(step.seconds, seconds) for step in steps if (seconds := value(step)) is not None]
-    total = sum(seconds for seconds, _ in known)
-    return min(1.0, sum(seconds for _, seconds in known) / total) if len(known) >= least and total > 0 else None
+    values = list(map(value, steps))
+    known = [seconds for seconds in values if seconds is not None]
+    timed = steps if len(known) == len(steps) else list(compress(steps, (seconds is not None for seconds in values)))
+    total = sum(map(_SECONDS, timed))
+    return min(1.0, sum(known) / total) if len(known) >= least and total > 0 else None
 
 
 def operations_of_step(snapshot: Snapshot) -> float | None:
@@ -338,7 +345,7 @@ def running(snapshot: Snapshot) -> float:
         whole = sum(active for _, active in parts)
         return max(0.05, sum(ran * active for ran, active in parts) / whole) if whole > 0.0 else 1.0
     delayed = run_delay(snapshot, judged_pid(snapshot))
-    ran = share_of_steps(records(snapshot), lambda step: step.cpu)
+    ran = share_of_steps(records(snapshot), attrgetter("cpu"))
     if ran is None:
         ran = mean_of(snapshot, "main_thread")
     return max(0.05, ran / (ran + delayed)) if delayed is not None and ran else 1.0

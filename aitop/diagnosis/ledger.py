@@ -89,7 +89,7 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *
     requests = serves is not None and serves.unit == "request"
     main = _fitted(sampled, measured, process, requests=requests) if measured else _filled(sampled, process)
     main = _without_core(main, _run_delay(snapshot, process))
-    main = _collecting(main, share_of_steps(records, lambda step: step.gc) or 0.0, process)
+    main = _collecting(main, share_of_steps(records, attrgetter("gc")) or 0.0, process)
     length = sum(step.seconds for step in records) / len(records) if records else None
     unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
     if serves is not None:

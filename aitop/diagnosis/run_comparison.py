@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -209,19 +210,20 @@ class _Timed:
     def _each(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(self.scale * value / held for value, held in zip(seconds, self.holds, strict=True))
 
-    def _spread(self, seconds: tuple[float, ...]) -> Spread:
-        return self.scale * sum(seconds) / sum(self.holds), half_width(self._each(seconds))
+    def _mean(self, seconds: tuple[float, ...]) -> float:
+        return self.scale * sum(seconds) / sum(self.holds)
 
-    @property
+    # Kept once computed: the interval of the noise looks at every stretch again for each length of a block.
+
+    @cached_property
     def mean(self) -> float:
         """Mean seconds of a unit; there must be units."""
-        return self._spread(self.units.seconds)[0]
+        return self._mean(self.units.seconds)
 
-    @property
+    @cached_property
     def noise(self) -> float:
         """Half of the 95 % interval of `mean`, relative to `mean`."""
-        mean, half = self._spread(self.units.seconds)
-        return half / mean
+        return half_width(self._each(self.units.seconds)) / self.mean
 
     @property
     def per_second(self) -> float | None:
@@ -249,16 +251,18 @@ class _Timed:
 
     def phases(self) -> dict[str, Spread]:
         """Seconds of each phase, which add up to `mean`. Unmeasured time is divided in proportion to stack samples."""
-        parts = self.measured()
+        parts = dict(self.measured)
         rest, off = parts.pop(OUTSIDE)
         parts |= {phase: (rest * share, off * share) for phase, share in self.run.rest.items()}
         return {phase: self._disturbed(*spread) for phase, spread in parts.items()}
 
+    @cached_property
     def measured(self) -> dict[str, Spread]:
         """Seconds of each measured phase, and of the time OUTSIDE of all; intervals have only noise within the run."""
         columns = zip(self.units.seconds, *self.units.phases.values(), strict=True)
         outside = tuple(seconds - sum(inside) for seconds, *inside in columns)
-        return {name: self._spread(part) for name, part in {**self.units.phases, OUTSIDE: outside}.items()}
+        parts = {**self.units.phases, OUTSIDE: outside}
+        return {name: (self._mean(part), half_width(self._each(part))) for name, part in parts.items()}
 
     def _disturbed(self, seconds: float, off: float) -> Spread:
         return seconds, math.hypot(off, seconds * self.by_kind)
@@ -398,7 +402,7 @@ def _standing_out(old: _Timed, new: _Timed, by_others: float) -> tuple[str | Non
     Each change is divided by the noise of its phase; Student's t-test then tells whether one is too large beside the
     others. All phases are tried, so the p-value is multiplied by their number (Bonferroni).
     """
-    was, now = old.measured(), new.measured()
+    was, now = old.measured, new.measured
     changes: dict[str, tuple[float, float]] = {}
     for name in {**was, **now}:
         (before, off), (after, off_after) = was.get(name, NONE), now.get(name, NONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from statistics import median_high
 
 from aitop.diagnosis.device import host_limit, host_unproven
@@ -28,7 +29,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Time in the collector, measured in the process, or on a line that asks for a collection."""
     collecting = main_lines(snapshot, lambda entry: entry.activity == "collect")
     asked = lines_of(collecting.lines)
-    measured = share_of_steps(records(snapshot), lambda step: step.gc)
+    measured = share_of_steps(records(snapshot), attrgetter("gc"))
     share = min(collecting.share, host_limit(snapshot))
     if share < LEAVE:
         # Collections that start by themselves show on no stack.

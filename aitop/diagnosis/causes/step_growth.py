@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median_high
@@ -226,7 +227,7 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool) -> Growt
     """
     if _longer_batches(every):
         return None
-    steps = every[:: max(1, len(every) // MOST_STEPS)]
+    steps = every[:: math.ceil(len(every) / MOST_STEPS) or 1]
     rises = _of_phases(steps)
     phase: Phase = max(rises, key=lambda name: rises[name], default="host")
     # CPU time, if there is enough of it: other programs make steps longer, but not their CPU time. Of fast steps, only
@@ -268,9 +269,11 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[Phase, float]:
     rises: dict[Phase, float] = {}
     for name, value in _PHASES.items():
         values = list(map(value, steps))
-        others = working if name in _WAITS else [all_ - own for all_, own in zip(working, values, strict=True)]
-        own, rest = _medians(values), _medians(others)
-        if sum(own) < LEAST_PART * whole or sum(rest) < LEAST_PART * whole or min(rest) <= 0:
+        own = _medians(values)
+        if sum(own) < LEAST_PART * whole:
+            continue
+        rest = _medians(working if name in _WAITS else list(map(operator.sub, working, values)))
+        if sum(rest) < LEAST_PART * whole or min(rest) <= 0:
             continue
         ratios = [part / other for part, other in zip(own, rest, strict=True)]
         steady = _is_steady(ratios) and _rises(own, fit=0.3)

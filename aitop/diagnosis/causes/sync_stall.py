@@ -6,6 +6,8 @@ device idles, because after the wait the host has nothing queued for it.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from aitop.diagnosis.device import call_places, calls_of, idle_share, idle_words, on_gpu, per_step
 from aitop.diagnosis.evidence import MIN_STEPS, each_unit, main_lines, records, share_of_steps, short_place
 from aitop.diagnosis.rule import Explanation, rule
@@ -50,7 +52,7 @@ _OF_CALL = {
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the device idles because the host keeps waiting for it."""
     lines = main_lines(snapshot, _waits)
-    measured = share_of_steps(records(snapshot), lambda step: step.blocking, MIN_STEPS)
+    measured = share_of_steps(records(snapshot), attrgetter("blocking"), MIN_STEPS)
     waiting = measured if measured is not None else lines.share
     if waiting < LEAVE:
         return None

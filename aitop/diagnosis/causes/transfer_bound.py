@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 
 from aitop.diagnosis.device import (
@@ -84,7 +86,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 def _copies(snapshot: Snapshot) -> Copies:
     """The copies to the device, as the hook measured them, else as sampled."""
     lines = main_lines(snapshot, _copying)
-    measured = share_of_steps(records(snapshot), lambda step: step.transfer, MIN_STEPS)
+    measured = share_of_steps(records(snapshot), attrgetter("transfer"), MIN_STEPS)
     calls = calls_of(snapshot, "transfer")
     received = activity_of_devices(snapshot, "pcie_received")
     most = [link for device in own_devices(snapshot) if (link := link_rate(device)) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from statistics import median_high
 
 import msgspec
@@ -163,7 +164,7 @@ def _beside_the_model(snapshot: Snapshot) -> float:
 
 def _of_the_model(snapshot: Snapshot) -> float:
     """Share of all time that is spent once per batch: in the model, and in the host code around its call."""
-    forward = share_of_steps(records(snapshot), lambda step: step.forward) or 0.0
+    forward = share_of_steps(records(snapshot), attrgetter("forward")) or 0.0
     return min(0.99, forward + min(_around_call(snapshot).share, max(0.0, 1.0 - forward)))
 
 

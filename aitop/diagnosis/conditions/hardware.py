@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from aitop.diagnosis.device import LANE_BYTES, link_rate, lost_devices, own_devices, without_figures
 from aitop.diagnosis.evidence import MIN_STEPS, records, share_of_steps
 from aitop.diagnosis.rule import Explanation, condition
@@ -169,7 +171,7 @@ def _link_used(device: GpuDevice) -> float | None:
 
 def _transfer(snapshot: Snapshot) -> float | None:
     """Share of step time in which the host copies, from the steps: phases timed by the device clock do not have it."""
-    measured = share_of_steps(records(snapshot), lambda step: step.transfer, MIN_STEPS)
+    measured = share_of_steps(records(snapshot), attrgetter("transfer"), MIN_STEPS)
     return snapshot.phases.transfer if measured is None else measured
 
 
