@@ -6,12 +6,14 @@ A figure is shown only if it was measured. Order and widths are fixed, so that n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from rich.cells import cell_len
 
+from aitop.diagnosis.evidence import records, share_of_steps
 from aitop.model.snapshot import Snapshot
-from aitop.model.steps import CallKind, HookFacts, StepRecord
+from aitop.model.steps import CallKind, HookFacts, total
 from aitop.model.units import count, duration, operations, percent
 from aitop.ui.panes.since_mark import change, field_of
 from aitop.ui.state import View
@@ -97,12 +99,12 @@ def speed(view: View, snapshot: Snapshot) -> Figure | None:
 
 def waits(view: View, snapshot: Snapshot) -> Figure | None:
     """Device synchronisations: calls that block the host until the device is done."""
-    return _calls(view, snapshot, "syncs", "blocking", lambda step: (step.blockings, step.blocking))
+    return _calls(view, snapshot, "syncs", "blocking", calls="blockings", seconds="blocking")
 
 
 def collectives(view: View, snapshot: Snapshot) -> Figure | None:
     """Collectives and waits for them, in all phases, and the communication that DDP reports as overlapped."""
-    figure = _calls(view, snapshot, "comms", "collective", lambda step: (step.collectives, step.communication))
+    figure = _calls(view, snapshot, "comms", "collective", calls="collectives", seconds="communication")
     ddp = snapshot.facts.ddp if snapshot.facts else None
     if figure is not None and ddp is not None and ddp.communication and ddp.overlap is not None:
         overlap = Line(percent(ddp.overlap / ddp.communication).rjust(5), TEXT).add(" overlapped", DIM)
@@ -133,32 +135,27 @@ def scaler(_view: View, snapshot: Snapshot) -> Figure | None:
 
 
 FIGURES: tuple[Callable[[View, Snapshot], Figure | None], ...] = (speed, waits, collectives, compiler, scaler)
-PerStep = Callable[[StepRecord], "tuple[int | None, float | None]"]
-"""Reads from a step how many calls of one kind it made and how many seconds they took; None if not measured."""
 
 
-def _calls(view: View, snapshot: Snapshot, name: str, kind: CallKind, calls_of: PerStep) -> Figure | None:
+def _calls(view: View, snapshot: Snapshot, name: str, kind: CallKind, *, calls: str, seconds: str) -> Figure | None:
     """Calls of one kind: the number per step, their share of a step, their seconds per step, and the costliest call
     site. None if no step has measured them.
+
+    `calls` and `seconds` are the fields of a step that have their number and their time.
     """
 
-    def timed(snapshot: Snapshot) -> list[StepRecord]:
-        recent = snapshot.steps.recent if snapshot.steps else ()
-        return [record for record in recent if calls_of(record)[1] is not None]
-
     def share_of(snapshot: Snapshot) -> float | None:
-        total = sum(record.seconds for record in timed(snapshot))
-        return sum(calls_of(record)[1] or 0.0 for record in timed(snapshot)) / total if total > 0 else None
+        return share_of_steps(records(snapshot), attrgetter(seconds))
 
-    records, share = timed(snapshot), share_of(snapshot)
+    share = share_of(snapshot)
     if share is None:
         return None
-    calls = sum(calls_of(record)[0] or 0 for record in records) / len(records)
-    seconds = sum(calls_of(record)[1] or 0.0 for record in records) / len(records)
+    timed = [step for step in records(snapshot) if getattr(step, seconds) is not None]
+    number, length = ((total(timed, field) or 0.0) / len(timed) for field in (calls, seconds))
     parts = [
-        Line(significant(calls), TEXT).add(" calls/step", DIM),
+        Line(significant(number), TEXT).add(" calls/step", DIM),
         Line(share_text(share), BRIGHT).join(change(view, share_of, points=True)),
-        Line(duration(seconds).rjust(7), TEXT),
+        Line(duration(length).rjust(7), TEXT),
     ]
     return Figure(name, [*parts, *costliest_call(snapshot.facts, kind)], 2)
 
