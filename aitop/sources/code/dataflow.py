@@ -13,6 +13,7 @@ import builtins
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from aitop.model.stacks import Flow, Statement
@@ -52,7 +53,12 @@ def may_collect(text: str, line: str) -> bool:
 
     The dataflow marks no other line as `collects`.
     """
-    return _COLLECTORS.search(line) is not None or _RENAMED.search(text) is not None
+    return _COLLECTORS.search(line) is not None or _renames_collectors(text)
+
+
+@lru_cache(maxsize=64)
+def _renames_collectors(text: str) -> bool:
+    return _RENAMED.search(text) is not None
 
 
 def functions(file: str, text: str, lines: Collection[int]) -> Functions:

@@ -155,7 +155,11 @@ def _shown(line: str) -> str:
 def _guard(lines: tuple[str, ...], line: int) -> str | None:
     """The head of the `if` that a line stands in within its function, told from indentation."""
     depth, otherwise = _indentation(_shown(lines[line - 1])), False
-    for above in map(_shown, reversed(lines[max(0, line - 1 - LINES_ABOVE) : line - 1])):
+    for raw in reversed(lines[max(0, line - 1 - LINES_ABOVE) : line - 1]):
+        # Most lines are deeper, which this tells in a tenth of the time.
+        if raw.startswith(" " * (depth + 1)):
+            continue
+        above = _shown(raw)
         indentation, head = _indentation(above), above.strip()
         if not head or indentation > depth:
             continue
