@@ -250,7 +250,14 @@ class LiveFeed:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
             budget = PartOfBudget(shared.budget) if shared else None
             sources.append(
-                StackSource(self._pids, script=self.target.script, working=working, stepping=stepping, budget=budget)
+                StackSource(
+                    self._pids,
+                    script=self.target.script,
+                    working=working,
+                    stepping=stepping,
+                    measured=self._hook_measures,
+                    budget=budget,
+                )
             )
         if "hook" not in off:
             sources.append(
@@ -275,6 +282,11 @@ class LiveFeed:
         server = self._recogniser.look(processes)
         trains = self._snapshot is not None and self._snapshot.kind == "training"
         return None if server is not None and server.software.web and trains else server
+
+    def _hook_measures(self) -> bool:
+        """Whether the last Snapshot has steps or requests that the hook measured."""
+        steps = self._snapshot.steps if self._snapshot else None
+        return (steps is not None and steps.basis == "hook") or self._hook_measures_requests()
 
     def _hook_measures_requests(self) -> bool:
         """Whether the last Snapshot has requests of a server that the hook measured."""

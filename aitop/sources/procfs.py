@@ -148,6 +148,12 @@ def main_stack(pid: int) -> int | None:
     return (line.stack or None) if line is not None else None
 
 
+def lives(pid: int) -> bool:
+    """Whether the process exists and has not ended: a zombie has."""
+    line = stat(pid)
+    return line is not None and not line.ended
+
+
 def gone(pid: int) -> bool:
     """Whether there is no such process. Opens no file, so that a lack of descriptors is not taken for an end."""
     try:

@@ -18,6 +18,8 @@ from aitop.sources.stacks.pace import (
     LEAST_PART,
     LONGEST_INTERVAL,
     MOST_CHILDREN,
+    QUICK_CHILDREN,
+    QUICK_SECONDS,
     Budget,
     GilWatch,
     IdleCores,
@@ -64,11 +66,17 @@ def test_a_few_processes_are_sampled_more_often_while_there_is_credit():
     budget.found_idle(2.0)
     assert [budget.rate(processes) for processes in (1, 3, 5, 8, 64)] == [50, 50, 30, 20, 20]
     budget.spend(CREDIT_SECONDS + 0.1, 0.0, 1.0, children=8)
+    assert budget.rate(1) == 50 and budget.children == QUICK_CHILDREN, "nothing else tells where time goes"
+    budget.alone = False
+    assert budget.rate(1) == 20 and budget.children == LEAST_CHILDREN
+    budget.alone = True
+    budget.spend(CREDIT_SECONDS, 1.0, 1.0 + QUICK_SECONDS, children=8)
     assert budget.rate(1) == 20
 
 
 def test_a_window_has_as_many_children_as_the_budget_pays_for():
     budget = Budget(0.0)
+    budget.alone = False
     assert budget.children < MOST_CHILDREN, "not yet known whether a core is idle"
     budget.found_idle(2.0)
     assert budget.children == MOST_CHILDREN

@@ -20,7 +20,7 @@ from aitop.model.text import printable
 from aitop.sources import procfs
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
-from aitop.sources.stacks.source import lives, main_threads
+from aitop.sources.stacks.source import main_threads
 from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_DEPTH, MOST_LINES, RawFrame
 from aitop.sources.stacks.spy import PySpy, explain, find_py_spy, no_answer
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
@@ -137,7 +137,7 @@ def _look(program: str, pid: int, *, native: bool = False) -> list[Thread]:
                 return parse(spy.output)
             except ValueError as error:
                 complaint = f"something unreadable: {error}"
-    if lives(pid):
+    if procfs.lives(pid):
         raise explain(pid, complaint)
     return []
 

@@ -25,9 +25,10 @@ CHILD_SECONDS = 0.05
 # A job that is one of many has a small budget, however much is left of it.
 CHILDREN_OF_PART = 3
 # While there is credit, sampling is quicker, as few samples say little; at most QUICK_IN_ALL samples a second over all
-# processes.
+# processes. Where stacks alone tell where time goes, it stays so until QUICK_SECONDS have been sampled.
 QUICK_RATE, RATE = 50, 20
 QUICK_IN_ALL = 150
+QUICK_SECONDS, QUICK_CHILDREN = 15.0, 4
 
 # One of this many windows looks at both GIL and cores, even where only the main thread was seen to hold the GIL.
 FULL_LOOK_EVERY = 6
@@ -59,9 +60,11 @@ class Budget:
     Times are monotonic seconds. `quick`: a picture is wanted soon, so the first windows are short and look often.
     If no core is idle, sampling takes CPU time away from the run, so it gets only LEAST_PART of the budget: then
     `seldom` is True. Until idle cores were measured it is None, and a window takes as little as if there were none.
+    `alone`: nothing but stacks tells where time goes.
     """
 
     quick = True
+    alone = True
     seldom: bool | None = None
 
     def __init__(self, now: float) -> None:
@@ -69,6 +72,7 @@ class Budget:
         self._part = 1.0
         self._then = now
         self._child = CHILD_SECONDS
+        self._sampled = 0.0
 
     @property
     def tight(self) -> bool:
@@ -76,15 +80,21 @@ class Budget:
         return self._left < 0
 
     @property
+    def eager(self) -> bool:
+        """Whether the next window should show as much as it can."""
+        return self.quick and (not self.tight or (self.alone and self._sampled < QUICK_SECONDS))
+
+    @property
     def children(self) -> int:
         """How many children of py-spy the budget pays for in the next window, by what those before took."""
         part = self._part if self.seldom is False else LEAST_PART
         affordable = max(0.0, min(self._left, part * CREDIT_SECONDS)) + part * CORES * LONGEST_INTERVAL
-        return max(LEAST_CHILDREN, min(MOST_CHILDREN, int(affordable / self._child)))
+        least = QUICK_CHILDREN if self.alone and self.eager else LEAST_CHILDREN
+        return max(least, min(MOST_CHILDREN, int(affordable / self._child)))
 
     def rate(self, processes: int) -> int:
         """Samples per second of each of these `processes` in the next window."""
-        if self.tight or self.seldom is not False:
+        if not self.eager or self.seldom is not False:
             return RATE
         return max(RATE, min(QUICK_RATE, QUICK_IN_ALL // max(1, processes)))
 
@@ -100,6 +110,7 @@ class Budget:
         Returns the seconds from its start to the start of the next one; 0 for at once.
         `works`: earlier windows have shown more of the job than imports.
         """
+        self._sampled += now - started
         if children:
             self._child = (self._child + cpu / children) / 2
         cores, credit = CORES * self._part, CREDIT_SECONDS * self._part

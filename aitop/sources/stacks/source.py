@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
@@ -41,7 +41,8 @@ class StackSource(Source):
     Windows follow each other back to back at first, with more samples, so that a good picture comes early. Once the
     credit is used up, pauses grow until sampling costs no more than its budget, and each window takes as few processes,
     in turn, as that pays for. The first step ends a pause: a run that was watched from its start has used the budget up
-    for its imports.
+    for its imports. `measured` returns whether something else measures steps or requests: then stacks are only needed
+    for the lines of code.
     On `interrupt` a read ends its py-spy children and returns nothing; on `finish` it returns what they have seen.
     """
 
@@ -54,6 +55,7 @@ class StackSource(Source):
         script: str | None,
         working: Working = tuple,
         stepping: Stepping = tuple,
+        measured: Callable[[], bool] = bool,
         budget: Budget | None = None,
     ) -> None:
         self.interval = 0.0
@@ -61,6 +63,7 @@ class StackSource(Source):
         self._script = script
         self._chooser = Chooser(pid_roots, working, stepping)
         self._stepping = stepping
+        self._measured = measured
         self._working = working
         self._steps_seen = False
         self._due = 0.0
@@ -103,7 +106,8 @@ class StackSource(Source):
         started = time.monotonic()
         if started - self._began > IDLE_SECONDS:
             budget.found_idle(self._idle.last())
-        first = budget.quick and self._taken < FIRST_WINDOWS and not budget.tight
+        budget.alone = not self._measured()
+        first = budget.eager and self._taken < FIRST_WINDOWS
         planned = FIRST_SECONDS if first and not budget.seldom else WINDOW_SECONDS
         spies: list[Spy] = []
         kernel_cpu = 0.0
@@ -222,7 +226,7 @@ class StackSource(Source):
 
     def _account_for_nothing(self, spies: Sequence[Spy], patience: float) -> None:
         """Raise SourceError if an empty window is no accident: py-spy was refused or late, or several were empty."""
-        alive = [spy for spy in spies if spy.threads == "all" and lives(spy.pid)]
+        alive = [spy for spy in spies if spy.threads == "all" and procfs.lives(spy.pid)]
         refused = [spy for spy in alive if spy.code != 0]
         if refused:
             spy = refused[0]
@@ -242,9 +246,3 @@ def _parsed(spy: Spy, mains: frozenset[str]) -> tuple[list[RawFrame], list[Threa
 def main_threads(pid: int) -> frozenset[str]:
     """Ids of the main thread: the pid here, and in the process's own pid namespace."""
     return frozenset((str(pid), *procfs.status(pid).get("NSpid", "").split()[-1:]))
-
-
-def lives(pid: int) -> bool:
-    """Whether the process exists and has not ended: a zombie has."""
-    stat = procfs.stat(pid)
-    return stat is not None and not stat.ended
