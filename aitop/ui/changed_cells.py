@@ -19,9 +19,6 @@ _STYLE_CODE = re.compile(r"[34]8;(?:2;\d+;\d+;\d+|5;\d+)|\d+")
 _SEEN_ON_BLANKS = frozenset({"4", "7", "9", "21", "53"})
 """SGR codes that are visible even on a space: underline, reverse, strike-through, double underline, overline."""
 
-_NARROW: set[str] = set()
-"""Characters that are known to take one cell: to look up the width of each took a tenth of the screen's CPU time."""
-
 
 class Pen(NamedTuple):
     """How a terminal draws text: both colours as SGR codes, and the SGR codes of attributes such as bold."""
@@ -79,7 +76,7 @@ class ChangedCells:
                 pen = _after(pen, codes)
             elif text:
                 runs += [Run(pen, row, at, changed) for at, changed in self._changed(row, column, text, pen)]
-                column += _width(text)
+                column += cell_len(text)
         if end != len(update):
             # It contains output that this class does not understand.
             self.forget()
@@ -90,7 +87,7 @@ class ChangedCells:
     def _changed(self, row: int, column: int, text: str, pen: Pen) -> Iterator[tuple[int, str]]:
         """The parts of a text that the terminal does not show yet, with their columns. Records them as shown."""
         cells = self._rows.setdefault(row, {})
-        if not _is_narrow(text):
+        if not text.isascii() and any(cell_len(character) != 1 for character in text):
             for at in range(column, column + cell_len(text)):
                 cells.pop(at, None)
             yield column, text
@@ -110,18 +107,6 @@ class ChangedCells:
                 start = number
 
 
-def _is_narrow(text: str) -> bool:
-    """Whether each character takes one cell."""
-    if not _NARROW.issuperset(text):
-        _NARROW.update(character for character in text if cell_len(character) == 1)
-    return _NARROW.issuperset(text)
-
-
-def _width(text: str) -> int:
-    """How many cells a text takes."""
-    return len(text) if _is_narrow(text) else cell_len(text)
-
-
 def _written(runs: list[Run]) -> str:
     """The output that draws these runs and ends with a plain pen.
 
@@ -135,7 +120,7 @@ def _written(runs: list[Run]) -> str:
         if run.text.isspace() and not (drawn.attributes | has.attributes) & _SEEN_ON_BLANKS:
             drawn = has._replace(ground=drawn.ground)
         out += _move(cursor, (run.row, run.column)), _change(has, drawn), run.text
-        has, cursor = drawn, (run.row, run.column + _width(run.text))
+        has, cursor = drawn, (run.row, run.column + cell_len(run.text))
     if has != PLAIN:
         out.append("\x1b[0m")
     return "".join(out)
