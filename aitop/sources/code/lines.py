@@ -156,7 +156,7 @@ def _guard(lines: tuple[str, ...], line: int) -> str | None:
     """The head of the `if` that a line stands in within its function, told from indentation."""
     depth, otherwise = _indentation(_shown(lines[line - 1])), False
     for raw in reversed(lines[max(0, line - 1 - LINES_ABOVE) : line - 1]):
-        # Most lines are deeper, which this tells in a tenth of the time.
+        # Most lines are deeper. To take none of them apart halves the time of the whole search.
         if raw.startswith(" " * (depth + 1)):
             continue
         above = _shown(raw)
