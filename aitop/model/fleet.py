@@ -16,7 +16,7 @@ import msgspec
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
 LEAST_LEAD = 0.1
-"""A rank is the straggler if the mean wait of all ranks, as a share of a step, is at least this much above its own."""
+"""A rank is the straggler if the mean wait of the others, as a share of a step, is at least this much above its own."""
 SORTED_BY = 0.05
 """Ranks change places only when one waits for about this much more of a step than another."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
@@ -171,11 +171,11 @@ def by_waste(jobs: Iterable[FleetJob]) -> list[FleetJob]:
 
 def straggler_of(ranks: Sequence[FleetRank]) -> FleetRank | None:
     """The rank that the others wait for: it waits clearly less than they do. None where no rank stands out."""
-    known = [(rank.wait, rank) for rank in ranks if rank.wait is not None]
-    if not known:
+    known = sorted(((rank.wait, rank) for rank in ranks if rank.wait is not None), key=itemgetter(0))
+    if len(known) < 2:
         return None
-    least, first = min(known, key=itemgetter(0))
-    return first if fmean(wait for wait, _ in known) - least >= LEAST_LEAD else None
+    (least, first), *others = known
+    return first if fmean(wait for wait, _ in others) - least >= LEAST_LEAD else None
 
 
 def by_lateness(ranks: Sequence[FleetRank]) -> list[FleetRank]:

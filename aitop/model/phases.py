@@ -39,16 +39,16 @@ class MeasuredPhase(NamedTuple):
     `hue` is the key of the kind in `ui.theme.palette` that it is drawn as. Where no stack sample fell into it, it is
     taken to compute if `computes`, and to wait if not. The `fields` of a step's record add up to it.
 
-    A phase without fields has an `event` of its own (see protocol.events) and lasts from the event's start to its end;
-    the reader sums it up in `StepRecord.others` under its key. `frames` are the calls that stand for it in stack
-    samples.
+    A phase without fields has an `event` of its own, named as in protocol.events, and lasts from the event's start to
+    its end; the reader sums it up in `StepRecord.others` under its key. `frames` are the calls that stand for it in
+    stack samples.
     """
 
     key: Phase
     hue: str
     fields: tuple[str, ...] = ()
     computes: bool = False
-    event: int | None = None
+    event: str | None = None
     frames: tuple[Frames, ...] = ()
 
     def total(self, steps: Sequence[StepRecord]) -> float | None:
@@ -77,7 +77,7 @@ MEASURED = (
     MeasuredPhase("transfer", "transfer", ("transfer_apart",)),
     MeasuredPhase("exchange", "communication", ("communication_apart",)),
 )
-TIMED_ALONE = {phase.event: phase for phase in MEASURED if phase.event is not None}
+TIMED_ALONE = tuple(phase for phase in MEASURED if phase.event is not None)
 """The phases with an event of their own, by the kind of that event."""
 APART = tuple(phase for phase in MEASURED if phase.key in ("evaluation", "save") or phase.event is not None)
 """The phases that are contained in `StepRecord.outside` and `Phases.outside`."""

@@ -84,7 +84,7 @@ def phase_shares(phases: Phases) -> dict[str, float | None]:
     """The share (0..1) of every phase that can be measured, None where it was not. The shares add up to 1."""
     shares = phases.shares()
     outside = shares.pop("outside")
-    return {**shares, **{phase.key: shares.get(phase.key) for phase in TIMED_ALONE.values()}, "outside": outside}
+    return {**shares, **{phase.key: shares.get(phase.key) for phase in TIMED_ALONE}, "outside": outside}
 
 
 def _process(process: ProcessSample) -> dict[str, Any]:

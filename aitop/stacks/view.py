@@ -504,7 +504,7 @@ def _phases(of_groups: Mapping[Group, float]) -> Phases:
     return Phases(
         **{phase: counts[phase] / samples for phase in INSIDE if counts[phase] or phase not in rare},
         outside=sum(count for phase, count in counts.items() if phase not in INSIDE) / samples,
-        others={phase.key: counts[phase.key] / samples for phase in TIMED_ALONE.values() if counts[phase.key]},
+        others={phase.key: counts[phase.key] / samples for phase in TIMED_ALONE if counts[phase.key]},
     )
 
 

@@ -81,9 +81,8 @@ def seen(theme, role, sight):
 
 
 def closest_phases(theme, sight):
-    return min(
-        math.dist(seen(theme, a.hue, sight), seen(theme, b.hue, sight)) for a, b in itertools.combinations(PHASES, 2)
-    )
+    hues = dict.fromkeys(phase.hue for phase in PHASES)
+    return min(math.dist(seen(theme, a, sight), seen(theme, b, sight)) for a, b in itertools.combinations(hues, 2))
 
 
 @pytest.mark.parametrize("theme", COLOURED, ids=lambda theme: theme.name)

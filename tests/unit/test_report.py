@@ -12,6 +12,7 @@ from aitop import __version__
 from aitop.diagnosis.catalogue import PARTS
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import ACTIVITIES, Activity, Entry, Ledger
+from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps, Target
 from aitop.model.source import SourceStatus
 from aitop.model.units import factor_range
@@ -146,6 +147,7 @@ DOCUMENTED = {
             "backward": 0.2,
             "optimizer": 0.02,
             "communication": None,
+            **dict.fromkeys((phase.key for phase in TIMED_ALONE), None),
             "outside": 0.04,
         },
         "basis": "hook",

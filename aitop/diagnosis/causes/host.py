@@ -61,7 +61,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lines = main_lines(
         snapshot,
         lambda entry: (
-            entry.phase in (*HOST, "environment", *(phase.key for phase in TIMED_ALONE.values()))
+            entry.phase in (*HOST, "environment", *(phase.key for phase in TIMED_ALONE))
             and entry.where is not None
             # Tensor operations between the model's call and its update are the loss, or clip gradients.
             and not (entry.position in ("within", "gradients") and entry.work == "tensor")

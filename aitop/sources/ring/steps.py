@@ -24,6 +24,8 @@ from aitop.protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_
 from aitop.sources.ring.counted import MOST_AT_ONCE, CountedSteps
 from aitop.sources.ring.parts import Closed, Made, Parts, added
 
+BY_EVENT = {getattr(at, phase.event): phase for phase in TIMED_ALONE if phase.event is not None}
+"""The phases that have an event of their own, by the kind of that event."""
 FORGET_OPTIMIZER_AFTER = 64
 # Above this many backwards without an optimizer step, the script updates its parameters itself.
 BACKWARDS_WITHOUT_OPTIMIZER = 64
@@ -167,7 +169,7 @@ class EventReader:
     def take(self, event: Event) -> None:
         """Take one event; protocol/events.py says what a and b mean."""
         kind, start, end, a, b = event
-        if (kind in at.PHASES or kind in TIMED_ALONE) and (self.recent or self.copies):
+        if (kind in at.PHASES or kind in BY_EVENT) and (self.recent or self.copies):
             self.phase_ended(start)
         match kind:
             case at.NEXT | at.NO_NEXT:
@@ -190,7 +192,7 @@ class EventReader:
                 self.was_unseen(start, end)
             case at.TRANSFER | at.BLOCKING | at.COLLECTIVE | at.COLLECT | at.SAVE | at.LOADER:
                 self.add(kind, start, end, a)
-            case _ if kind in TIMED_ALONE:
+            case _ if kind in BY_EVENT:
                 self.add(kind, start, end, a)
             case _:
                 self.note(kind, start, end, a)
@@ -245,7 +247,7 @@ class EventReader:
             if len(self.recent) < MOST_RECENT:
                 self.recent.append((start, end))
         else:
-            key = TIMED_ALONE[kind].key
+            key = BY_EVENT[kind].key
             sums.others[key] = sums.others.get(key, 0) + length
             self.known += length
 

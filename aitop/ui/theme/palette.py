@@ -128,7 +128,7 @@ def in_hue_of_another(phase: MeasuredPhase) -> Kind:
     return _HUES[phase.hue]._replace(key=phase.key, name=phase.key, letter=phase.key[0].upper(), short=phase.key[:4])
 
 
-_ALONE = tuple(in_hue_of_another(phase) for phase in TIMED_ALONE.values() if phase.key not in _HUES)
+_ALONE = tuple(in_hue_of_another(phase) for phase in TIMED_ALONE if phase.key not in _HUES)
 PHASES = (*(phase for phase in _HUES.values() if phase is not OUTSIDE), *_ALONE, OUTSIDE)
 """The phases of a step, in the order in which they are stacked and listed."""
 # By the keys of the ledger and those of the palette, which differ for some phases.
