@@ -125,13 +125,13 @@ def answers_of(
 
 
 def _late(orders, waits):
-    """The first verdict of the rank of each job that waits least, by how much less it waits than the mean."""
+    """The first verdict of the rank of each job that waits least, by how much less it waits than the others do."""
     least = {}
     for job in {labels["exported_job"] for labels, _ in waits}:
         each = [(wait, _named(labels)[:3]) for labels, wait in waits if labels["exported_job"] == job]
-        wait, rank = min(each)
-        if fmean(wait for wait, _ in each) - wait >= LEAST_LEAD:
-            least[rank] = fmean(wait for wait, _ in each) - wait
+        (wait, rank), *others = sorted(each)
+        if others and fmean(wait for wait, _ in others) - wait >= LEAST_LEAD:
+            least[rank] = fmean(wait for wait, _ in others) - wait
     return [
         (labels, least[_named(labels)[:3]]) for labels, order in orders if order == 1 and _named(labels)[:3] in least
     ]

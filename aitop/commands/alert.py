@@ -102,7 +102,7 @@ class Alert:
         self._process: subprocess.Popen[bytes] | None = None
 
     def consider(self, snapshot: Snapshot) -> None:
-        """Run the command if the Snapshot has a verdict for which it did not run lately.
+        """Run the command if a verdict of the Snapshot matches a trigger and it did not run for that verdict lately.
 
         Only one runs at a time. The others wait for their turn, even if the verdict is gone by then.
         """

@@ -61,8 +61,8 @@ def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:
     return [line for line in lines if line.pid == process.pid and line.thread == process.thread]
 
 
-def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *, first: bool) -> Ledger:
-    """Build the ledger of one process. `serves` is its account as a server, None if it is not one.
+def _ledger(snapshot: Snapshot, process: ProcessStacks, server: Served | None, *, first: bool) -> Ledger:
+    """Build the ledger of one process. `server` is its account as a server, None if it is not one.
 
     `first`: it is the ledger to show first. Only that one has the measured steps, and the lane of producers.
     """
@@ -74,29 +74,23 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *
         sampled += _lineless(process)
     if records and snapshot.facts is not None:
         sampled = _at_calls(sampled, snapshot.facts.calls, records)
-    acts = sum(entry.share for entry in sampled if entry.phase == "environment") >= LEAST_ENVIRONMENT
-    if acts:
+    in_environment = sum(entry.share for entry in sampled if entry.phase == "environment") >= LEAST_ENVIRONMENT
+    if in_environment:
         sampled = [_of_rollout(entry) for entry in sampled]
     measured = _measured(records)
-    if serves is not None:
+    if server is not None:
         if any(entry.handler == "request-loop" for entry in sampled):
-            serves = serves.of_handlers()
-        measured, sampled = dict(serves.shares), [_of_server(entry, serves) for entry in sampled]
-    elif measured and acts:
-        # The hook counts forward passes without gradients as evaluation; here the model acts.
+            server = server.of_handlers()
+        measured, sampled = dict(server.shares), [_of_server(entry, server) for entry in sampled]
+    elif measured and in_environment:
+        # The hook counts forward passes without gradients as evaluation, but these choose the actions.
         measured["forward"] += measured["evaluation"]
         measured["evaluation"] = 0.0
-    requests = serves is not None and serves.unit == "request"
+    requests = server is not None and server.unit == "request"
     main = _fitted(sampled, measured, process, requests=requests) if measured else _filled(sampled, process)
     main = _without_core(main, _run_delay(snapshot, process))
     main = _collecting(main, share_of_steps(records, attrgetter("gc")) or 0.0, process)
-    length = sum(step.seconds for step in records) / len(records) if records else None
-    unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
-    if serves is not None:
-        unit, length = serves.unit, serves.length
-    elif unit == "request" and snapshot.serving is not None and snapshot.serving.requests:
-        # A pass of the model is not one of this server's requests.
-        unit, length = "second", None
+    unit, length = (server.unit, server.length) if server is not None else _unit_of_passes(snapshot, records)
     if length is not None:
         main = [msgspec.structs.replace(entry, seconds=entry.share * length) for entry in main]
     others = _others(snapshot, process) if first else []
@@ -111,6 +105,17 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, serves: Served | None, *
         length=length,
         threads=threads,
     )
+
+
+def _unit_of_passes(snapshot: Snapshot, records: Sequence[StepRecord]) -> tuple[Unit, float | None]:
+    """What a process that is no server makes, with the mean seconds of one where they are known."""
+    if not records:
+        return "second", None
+    trains = records[-1].kind == "train"
+    if not trains and snapshot.serving is not None and snapshot.serving.requests:
+        # A pass of the model is not one of the server's requests.
+        return "second", None
+    return "step" if trains else "request", sum(step.seconds for step in records) / len(records)
 
 
 def _at_calls(sampled: list[Entry], calls: Sequence[CallSite], records: Sequence[StepRecord]) -> list[Entry]:
@@ -146,7 +151,7 @@ def _at_calls(sampled: list[Entry], calls: Sequence[CallSite], records: Sequence
     return sampled
 
 
-def _of_server(entry: Entry, serves: Served) -> Entry:
+def _of_server(entry: Entry, server: Served) -> Entry:
     """Move host code of a server into the phase that was measured for it.
 
     Code before the model's call is preprocessing, code after it postprocessing, and waiting for requests is idle.
@@ -155,7 +160,7 @@ def _of_server(entry: Entry, serves: Served) -> Entry:
         return entry
     phases: dict[Position | None, Phase] = {"before": "preprocess", "after": "postprocess"}
     phase = "idle" if takes_request(entry) else phases.get(entry.position, "host")
-    return msgspec.structs.replace(entry, phase=phase) if phase in serves.shares else entry
+    return msgspec.structs.replace(entry, phase=phase) if phase in server.shares else entry
 
 
 def _of_rollout(entry: Entry) -> Entry:
@@ -166,14 +171,14 @@ def _of_rollout(entry: Entry) -> Entry:
 def _measured_only(snapshot: Snapshot) -> Ledger | None:
     """The ledger of a process whose steps are measured but whose stacks cannot be sampled."""
     steps, serving = snapshot.steps, snapshot.serving
-    serves = served(snapshot, serving.pid) if serving is not None and serving.pid is not None else None
-    if serving is not None and serving.pid is not None and serves is not None:
+    server = served(snapshot, serving.pid) if serving is not None and serving.pid is not None else None
+    if serving is not None and serving.pid is not None and server is not None:
         process = ProcessStacks(pid=serving.pid, role="rank", samples=0, phases=Phases())
     elif steps is not None and steps.pid is not None and steps.recent:
         process = ProcessStacks(pid=steps.pid, role="rank", samples=0, phases=steps.phases)
     else:
         return None
-    return _ledger(snapshot, process, serves, first=True)
+    return _ledger(snapshot, process, server, first=True)
 
 
 def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:

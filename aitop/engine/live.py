@@ -451,7 +451,7 @@ class LiveFeed:
         self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.seen.pids)
 
     def _spare_the_run(self, snapshot: Snapshot) -> None:
-        """Take the hook out where it slows the run by far more than its budget."""
+        """Take the hook out where it takes more than MOST_SLOWDOWN of a step, by its own estimate, for SLOW_TICKS."""
         slowdown = snapshot.cost.target_slowdown
         slow = "hook" in self._runners and slowdown is not None and slowdown > MOST_SLOWDOWN
         self._slow_ticks = self._slow_ticks + 1 if slow else 0

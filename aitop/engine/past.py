@@ -1,8 +1,8 @@
-"""Keeps sums over all time since watching began in bounded memory: by the second at first, over longer stretches later.
+"""Keeps sums over the last three days in bounded memory: of single seconds at first, of longer stretches later.
 
 Of each length (1, 2, 4, … seconds) there are at most KEEP stretches. When one more comes, the two oldest of that length
-become one of double the length. So the length of a stretch grows with its age, to about 4 % of it, and three days take
-some 600 stretches.
+become one of double the length. So the length of a stretch grows with its age, up to 3 % of it, and three days take
+at most some 770 stretches.
 """
 
 from __future__ import annotations
@@ -170,6 +170,7 @@ class PastHistory:
         return self.made
 
     def _append(self, stretch: Stretch, level: int = 0) -> None:
+        """Add a stretch to those of its length. What is too old for the longest ones is forgotten."""
         if level == MOST_LEVELS:
             return
         if level == len(self.levels):

@@ -188,7 +188,7 @@ class Session:
                 self.measures[-1].over()
         except Exception:
             raise_if_of_program()
-            # The hook goes on without this measure. Patches that it put in before it failed only forward calls.
+            # The hook goes on without this measure. Patches that it put in before it failed stay until the hook leaves.
             self._errors += 1
 
     def remove(self) -> None:

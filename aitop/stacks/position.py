@@ -99,12 +99,14 @@ class StepFunctions:
         callers: Iterable[Caller] = (),
     ) -> None:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
-        # Where the model is no module, stacks cannot tell its functions from those of a loss, so they count as no call.
         self._models = any(stack.model for stack, _ in seen)
         self._anchors: dict[Function, _Anchors] = {}
         for stack, count in seen:
+            # Where the model is no module, stacks cannot tell its functions from those of a loss, so they are no call.
             phase = "outside" if stack.phase == "forward" and not stack.model else stack.phase
-            for frame in (frame for index, frame in stack.stages if index < stack.library):
+            for index, frame in stack.stages:
+                if index >= stack.library:
+                    continue
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.samples += count
                 anchors.seen[frame.line] += count

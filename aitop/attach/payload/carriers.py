@@ -243,7 +243,7 @@ def _cleaned_folder(target: ProcStatus, path: str) -> int:
 
 
 def _in_use(name: str, folder: int) -> bool:
-    """Return whether a monitor that lives has this file, however long it has been waiting for its target."""
+    """Return whether a living monitor holds the lock of this file, however long it has been waiting for its target."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

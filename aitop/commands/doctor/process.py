@@ -12,6 +12,7 @@ from aitop.commands.doctor import machine
 from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.errors import AitopError
 from aitop.model.stacks import StackDump
+from aitop.model.units import plural
 from aitop.sources import procfs
 from aitop.sources.access import readable, why_denied
 from aitop.sources.host.roles import ranks_of
@@ -95,8 +96,11 @@ def stacks(pid: int, python: str | None) -> tuple[Check, StackDump | None]:
     except SourceError as error:
         return fault("stacks", error.reason, error.remedy), None
     processes = len({thread.pid for thread in dump.threads})
-    words = f"{name} can be read: {len(dump.threads)} threads of {processes} processes seen"
-    return works("stacks", words + (f"; {len(dump.refused)} processes gave nothing" if dump.refused else "")), dump
+    seen = f"{plural(len(dump.threads), 'thread')} of {plural(processes, 'process', 'processes')}"
+    words = f"{name} can be read: {seen} seen"
+    if dump.refused:
+        words += f"; {plural(len(dump.refused), 'process', 'processes')} gave nothing"
+    return works("stacks", words), dump
 
 
 def closed_to_ptrace(seen: Survey, error: str | None) -> Survey:

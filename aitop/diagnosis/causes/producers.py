@@ -471,8 +471,12 @@ def handing_between(snapshot: Snapshot) -> HandingOver | None:
     return HandingOver(most, min(1.0, at_work)) if most >= max(LEAST_HANDING, at_work) else None
 
 
-def _of_handing(share: float, waits: Lines, handing: HandingOver) -> Why:
-    """Why results come late where processes hand over for longer than they work."""
+def _why_handing_over(share: float, waits: Lines, handing: HandingOver) -> Why:
+    """Why the stepping thread waits where pickling and copying results takes longer than making them.
+
+    With none of that, at least the part of `share` in which the busiest process pickles is gone; at most all but the
+    time in which the processes are at work.
+    """
     least, most = share * handing.running, max(share * handing.running, share - handing.at_work)
     likely = estimated(0.5 * (least + most), least, most)
     return Why(
@@ -495,7 +499,7 @@ def of_threads_or_processes(snapshot: Snapshot, share: float, waits: Lines) -> W
     """Why the threads or processes that make the batches are too slow. `waits`: where the stepping thread waits."""
     made = makers(snapshot)
     if made is None and (handing := handing_between(snapshot)) is not None:
-        return _of_handing(share, waits, handing)
+        return _why_handing_over(share, waits, handing)
     if made is None:
         resting = "no thread or process of the run works on batches for long: handing them over takes the time"
         shared = "hand over less, or through shared memory (torch.multiprocessing) instead of pickled"

@@ -1,1 +1,4 @@
-"""Makes a Snapshot from the history: steps, series, ranks and standstill. Pure: no clock, no input or output."""
+"""Makes a Snapshot from the history: `aggregate` of steps, series, ranks, standstill, requests and a server's metrics.
+
+Pure: no clock, no input or output.
+"""

@@ -19,7 +19,7 @@ ENOUGH_ON_DEVICE = 8
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the ordered, non-empty values lie (nearest rank)."""
+    """The one of the ordered, non-empty values below which about `share` of them lie. Nothing is interpolated."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

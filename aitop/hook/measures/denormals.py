@@ -4,8 +4,8 @@ A weight that no longer gets a gradient produces them: its moving average shrink
 smallest normal number, and rounding keeps it there. Updates become slower and slower, whatever the model does.
 
 A core computes with several neighbouring numbers at once (SIMD), and a single denormal number slows all of them. So the
-measure is the share of groups of neighbours with a denormal number, from a sample of a hundred groups. They are read in
-place, and none of the numbers leaves the process.
+measure is the share of groups of neighbours with a denormal number, from a sample of a hundred groups of each kind of
+state. They are read in place, and none of the numbers leaves the process.
 """
 
 from __future__ import annotations

@@ -158,12 +158,15 @@ def _speedup(by: str, selector: str) -> str:
 def _late(job: str) -> str:
     """The query for the first verdict of the late rank of each job: the one that waits least, as others wait for it.
 
-    Its value is how much less that rank waits than they do on average, as a share of time.
+    Its value is how much less that rank waits than the others do on average, as a share of time. That is n / (n - 1)
+    times what it is below the average of all n ranks; a rank alone gives 0 / 0, which is above nothing.
     An exporter knows only the ranks of its machine, which may all wait for one elsewhere: hence a query over all.
     """
     rank = _labels("job", "node", "rank")
     waits = f'max by ({rank}) (aitop_phase_ratio{{phase="communication"}})'
-    least = f"topk by ({job}) (1, avg by ({job}) ({waits}) - on ({job}) group_right () {waits})"
+    ranks = f"count by ({job}) ({waits})"
+    below = f"topk by ({job}) (1, avg by ({job}) ({waits}) - on ({job}) group_right () {waits})"
+    least = f"{below} * on ({job}) group_left () ({ranks} / ({ranks} - 1))"
     return f"(aitop_verdict_order == 1) * on ({rank}) group_left () ({least} >= {LEAST_LEAD})"
 
 

@@ -206,10 +206,10 @@ def _shows(texts: Iterable[str], pattern: str | None) -> bool:
 
 
 def version_of(process: ProcessId, distributions: Iterable[str], files: Iterable[str]) -> str | None:
-    """The version of the first of these distributions that lies in a folder from which the process has loaded code.
+    """The version of the first of these distributions in the first folder that has any of them.
 
-    The folders are those of its mapped libraries and of `files` on its stacks. None where none of them has it. It is
-    read from the metadata on disk: nothing is imported.
+    The folders are those from which the process has loaded code: those of `files` on its stacks, then those of its
+    mapped libraries. None where none of them has one. It is read from the metadata on disk: nothing is imported.
     """
     names = [_normal(name) for name in distributions]
     if not names:

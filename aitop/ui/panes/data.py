@@ -82,7 +82,7 @@ def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width
 
 
 def _facts(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, rows: int) -> list[Line]:
-    """The set-up of the loader, copies to the device, disk and network: as many lines as there are rows."""
+    """The set-up of the loader, copies to the device, disk and network: at most `rows` lines, but at least one."""
     loader = loader_line(snapshot.facts.main_loader if snapshot.facts else None, len(workers), width)
     lines = [loader, copies(view, snapshot, width), _traffic(view, width)]
     known = [line for line in lines if line is not None]

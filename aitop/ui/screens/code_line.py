@@ -131,7 +131,7 @@ class LinePane(Pane):
         if excerpt.lines is None:
             return [Line("source not readable", FAINT)]
         shares = self._shares(view)
-        lines = [Line("Source", TITLE).add("   share of samples of whoever runs it most", FAINT)]
+        lines = [Line("Source", TITLE).add("   share of the samples of the thread that runs it most", FAINT)]
         for number, code in excerpt.lines:
             share = shares.get(number)
             mark = Line(share_text(share) if share else "    ", BRIGHT)

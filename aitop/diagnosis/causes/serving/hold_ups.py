@@ -204,8 +204,8 @@ def seconds_of_requests(snapshot: Snapshot) -> float:
 def handler_entries(snapshot: Snapshot) -> list[Entry]:
     """The entries of code that is called for requests, in all processes, without the model and the lines that call it.
 
-    Lines on which a thread with a request of its own mostly waits for another thread, in a queue or at a lock of the
-    program's own, are left out: the request only queues there. In an event loop such a wait holds up everybody.
+    Lines on which a thread with a request of its own mostly waits for another thread, a process or the network are left
+    out: the request only queues there. In an event loop such a wait holds up everybody.
     """
     entries = [entry for entry in entries_of(snapshot) if entry.where is not None]
     models = {entry.at for entry in entries if entry.phase == "forward"}
@@ -217,7 +217,7 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
 
 
 def _stands_in_line(entries: Sequence[Entry]) -> bool:
-    """Whether the entries of one line mostly wait for another thread while only their own request queues."""
+    """Whether the entries of one line mostly wait for a thread, a process or the network, each for one request."""
     return sum(entry.share for entry in entries if stands_in_line(entry)) > 0.5 * sum(entry.share for entry in entries)
 
 
@@ -288,7 +288,7 @@ class Lost:
 
 
 class RequestHoldUps:
-    """Hold-ups in order of time. `of` returns those of one request."""
+    """All hold-ups. `of` gives the seconds that each kind of them took of one request."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
         """Sum up by kind what holds up all requests; keep single what depends on the request (prompts, handlers)."""

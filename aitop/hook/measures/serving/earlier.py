@@ -48,7 +48,7 @@ class Earlier:
         self.looked = True
         for task in tasks:
             answers = task.get_coro()
-            if getattr(answers, "cr_code", None) in self.tasks_run and not _has_begun(answers):
+            if getattr(answers, "cr_code", None) in self.tasks_run and not _head_is_sent(answers):
                 self.tasks.add(task)
                 task.add_done_callback(self.ended)
 
@@ -81,6 +81,7 @@ class Earlier:
             frames.clear()
 
     def _is_busy(self, frame: FrameType | None) -> bool:
+        """Return whether a thread is in a request, and does not wait for the next one on its connection."""
         inner: CodeType | None = None
         while frame is not None:
             if frame.f_code in self.threads_run:
@@ -90,7 +91,7 @@ class Earlier:
         return False
 
 
-def _has_begun(answers: Any) -> bool:
+def _head_is_sent(answers: Any) -> bool:
     """Return whether uvicorn has sent the head of an answer, which this coroutine makes.
 
     It may go on for as long as somebody listens, as a page of events does. Whether the model computes for it is not
