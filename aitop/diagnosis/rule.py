@@ -98,7 +98,7 @@ class Rule(msgspec.Struct, frozen=True):
     """
 
     id: str
-    look: Callable[[Snapshot], Answer]
+    judge: Callable[[Snapshot], Answer]
     enter: float
     leave: float
     scope: Scope = PART
@@ -111,7 +111,7 @@ class Rule(msgspec.Struct, frozen=True):
         """Judge a Snapshot."""
         if self.applies is not None and not self.applies(snapshot):
             return None
-        answer = (self.missing(snapshot) if self.missing is not None else None) or self.look(snapshot)
+        answer = (self.missing(snapshot) if self.missing is not None else None) or self.judge(snapshot)
         if isinstance(answer, str):
             return Abstention(id=self.id, reason=answer)
         return _finding(self.id, answer, snapshot) if isinstance(answer, Explanation) else answer
@@ -129,7 +129,7 @@ def rule(
     follows: bool = False,
 ) -> Callable[[Callable[[Snapshot], Answer]], Rule]:
     """Decorator: make a rule of a function. By default it abstains until enough was seen (`too_little_seen`)."""
-    return lambda look: Rule(name, look, enter, leave, scope, missing, applies, only_alone, follows)
+    return lambda judge: Rule(name, judge, enter, leave, scope, missing, applies, only_alone, follows)
 
 
 def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Answer]], Rule]:

@@ -31,7 +31,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, forget_exported_size, signals_as_input, writing_changes_only
-from aitop.ui.theme.themes import THEMES, Look, Theme, look_for, textual_theme
+from aitop.ui.theme.themes import THEMES, Appearance, Theme, appearance_for, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
 
@@ -70,10 +70,10 @@ class AitopApp(App[ResultType]):
         if no_color is not None:
             os.environ["NO_COLOR"] = no_color
         self.settings = settings or Settings()
-        self.look = look_for(self.settings, os.environ, getattr(sys.__stdout__, "encoding", None))
+        self.appearance = appearance_for(self.settings, os.environ, getattr(sys.__stdout__, "encoding", None))
         for theme in THEMES.values():
             self.register_theme(textual_theme(theme))
-        self._apply(self.look)
+        self._apply(self.appearance)
         self.failure: BaseException | None = None
         self._last_resort = LastResort(clean_up)
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
@@ -83,16 +83,16 @@ class AitopApp(App[ResultType]):
 
     def get_default_screen(self) -> Screen[Any]:
         if self.is_headless:
-            # Without a terminal there is no environment to derive the look from: use the settings alone.
-            self.look = look_for(self.settings, {}, "utf-8")
-            self._apply(self.look)
-        return self._main_screen(View(look=self.look))
+            # Without a terminal there is no environment to derive it from: use the settings alone.
+            self.appearance = appearance_for(self.settings, {}, "utf-8")
+            self._apply(self.appearance)
+        return self._main_screen(View(appearance=self.appearance))
 
     def get_driver_class(self) -> type[Driver]:
         return writing_changes_only(super().get_driver_class(), self._cells)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        plain = to_ascii if self.look.ascii else str
+        plain = to_ascii if self.appearance.ascii else str
         for keys, binding in described(our_bindings(screen)):
             if binding.action not in ("app.none", "command_palette"):
                 owner = "app" if any(binding is own for own in self.BINDINGS) else "screen"
@@ -109,21 +109,21 @@ class AitopApp(App[ResultType]):
         """Do nothing: such keys are handled by the focused pane, and a screen binds them only for the help."""
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(our_bindings(self.screen), View(look=self.look)))
+        self.push_screen(HelpScreen(our_bindings(self.screen), View(appearance=self.appearance)))
 
     def action_next_theme(self) -> None:
         names = list(THEMES)
-        self.use_theme(THEMES[names[(names.index(self.look.theme.name) + 1) % len(names)]])
+        self.use_theme(THEMES[names[(names.index(self.appearance.theme.name) + 1) % len(names)]])
 
     def use_theme(self, theme: Theme) -> None:
-        self.look = replace(self.look, theme=theme)
-        self._apply(self.look)
+        self.appearance = replace(self.appearance, theme=theme)
+        self._apply(self.appearance)
         for screen in self.screen_stack:
             view = getattr(screen, "view", None)
             if isinstance(view, View):
-                screen.view = replace(view, look=self.look)  # type: ignore[attr-defined]
+                screen.view = replace(view, appearance=self.appearance)  # type: ignore[attr-defined]
             for pane in screen.query(Pane):
-                pane.show(replace(pane.view, look=self.look, notice=f"theme: {theme.name}"))
+                pane.show(replace(pane.view, appearance=self.appearance, notice=f"theme: {theme.name}"))
 
     async def run_action(self, *args: Any, **kwargs: Any) -> bool:
         """Run an action. An error in it ends the program and restores the terminal; in tests it is raised."""
@@ -140,9 +140,9 @@ class AitopApp(App[ResultType]):
             self.failure = error
             self.exit(return_code=1)
 
-    def _apply(self, look: Look) -> None:
-        self.ansi_color = look.theme.ansi
-        self.theme = f"aitop-{look.theme.name}"
+    def _apply(self, appearance: Appearance) -> None:
+        self.ansi_color = appearance.theme.ansi
+        self.theme = f"aitop-{appearance.theme.name}"
 
     def on_resize(self) -> None:
         # On a resize a terminal moves or drops text, so what we remember of its cells is no longer true.

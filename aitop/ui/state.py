@@ -1,4 +1,4 @@
-"""The View that panes draw from: a Snapshot, the look of the terminal, and what the user has narrowed it to."""
+"""The View that panes draw from: a Snapshot, the appearance, and what the user has narrowed it to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aitop.model.host import ProcessId, ProcessSample, Role
 from aitop.model.run import RunComparison
 from aitop.model.snapshot import ProcessStacks, Snapshot, Stacks, ThreadTree
 from aitop.model.source import SourceName, SourceStatus
-from aitop.ui.theme.themes import Look
+from aitop.ui.theme.themes import Appearance
 
 Part = Literal["main", "worker", "other"]
 PARTS: tuple[Part, ...] = ("main", "worker", "other")
@@ -193,7 +193,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
     """
 
     snapshot: Snapshot | None = None
-    look: Look = msgspec.field(default_factory=Look)
+    appearance: Appearance = msgspec.field(default_factory=Appearance)
     title: str | None = None
     live: bool = True
     paused: bool = False

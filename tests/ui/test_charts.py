@@ -13,7 +13,7 @@ from aitop.ui.panes.code.hot_lines import hot_rows
 from aitop.ui.panes.step import groups_of, phase_shares, scale_top, timeline
 from aitop.ui.state import Who
 from aitop.ui.theme.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
-from aitop.ui.theme.themes import Look
+from aitop.ui.theme.themes import Appearance
 from aitop.ui.widgets.bars import bar, layered_bar, nice_ceiling, phase_bar, stacked
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.plot import area
@@ -39,7 +39,7 @@ def test_lines_are_exactly_as_wide_as_asked(text, width):
 
 def test_ascii_has_the_same_width():
     line = Line("●◐█▌ ⣿⣀⠀ ×µ–… 日本")
-    strip = line.to_strip("#000000", Look(ascii=True))
+    strip = line.to_strip("#000000", Appearance(ascii=True))
     assert strip.text.isascii()
     assert len(strip.text) == cell_len(line.text)
 

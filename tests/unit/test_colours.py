@@ -16,8 +16,8 @@ from aitop.ui.theme.themes import (
     MONO,
     SIXTEEN,
     THEMES,
+    appearance_for,
     colour_of,
-    look_for,
     theme_for,
     themed,
 )
@@ -143,8 +143,8 @@ def test_the_terminal_chooses_the_theme(environment, theme):
 
 
 def test_settings_override_what_the_terminal_says():
-    look = look_for(Settings(theme="light", ascii=False), {"TERM": "vt100", "NO_COLOR": "1"}, "ascii")
-    assert (look.theme, look.ascii) == (LIGHT, False)
+    appearance = appearance_for(Settings(theme="light", ascii=False), {"TERM": "vt100", "NO_COLOR": "1"}, "ascii")
+    assert (appearance.theme, appearance.ascii) == (LIGHT, False)
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_settings_override_what_the_terminal_says():
     [("xterm", "utf-8", False), ("xterm", "ANSI_X3.4-1968", True), ("linux", "utf-8", True), ("xterm", None, False)],
 )
 def test_ascii_where_the_locale_or_the_terminal_has_nothing_else(term, encoding, ascii_only):
-    assert look_for(Settings(), {"TERM": term}, encoding).ascii is ascii_only
+    assert appearance_for(Settings(), {"TERM": term}, encoding).ascii is ascii_only

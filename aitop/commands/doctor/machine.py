@@ -117,11 +117,11 @@ def _colours(environment: Mapping[str, str]) -> Check:
 
 def _characters(environment: Mapping[str, str], encoding: str) -> Check:
     from aitop.model.settings import Settings
-    from aitop.ui.theme.themes import look_for
+    from aitop.ui.theme.themes import appearance_for
 
     if "utf" not in encoding.lower():
         return fault("utf-8", f"the locale is {encoding}: ASCII is drawn", "export LC_ALL=C.UTF-8")
-    if look_for(Settings(), environment, encoding).ascii:
+    if appearance_for(Settings(), environment, encoding).ascii:
         return not_needed("utf-8", f"TERM={environment.get('TERM')} has few characters: ASCII is drawn")
     return works("utf-8", "charts are drawn with braille and block characters")
 

@@ -259,7 +259,7 @@ def _lane(view: View, process: ProcessSample, idle: float | None, width: int) ->
     if use is None:
         line.add("·" * cells, TROUGH)
     else:
-        waits = (use.waiting, WAITING, "▒" if view.look.mono else "█")
+        waits = (use.waiting, WAITING, "▒" if view.appearance.mono else "█")
         line.join(layered_bar(((use.busy, DATA.ink, "█"), waits), cells))
     return line.add(f" {state}", DIM)
 

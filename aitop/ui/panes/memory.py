@@ -198,7 +198,7 @@ def _allocator_bar(view: View, allocator: AllocatorSample, width: int) -> Line:
     line.join(_allocator_change(view, allocator.device, lambda one: one.reserved / capacity, points=True)).add(" ")
     parts = (
         (allocator.allocated / capacity, DEVICE_CHART, "█"),
-        (cached / capacity, DEVICE_SOFT, "▒" if view.look.mono else "█"),
+        (cached / capacity, DEVICE_SOFT, "▒" if view.appearance.mono else "█"),
     )
     return line.join(layered_bar(parts, max(4, width - line.width - len(text)))).add(text, DIM)
 

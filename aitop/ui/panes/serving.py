@@ -85,7 +85,7 @@ class ServingPane(ChartPane):
             return []
         timed = any(snapshot.series.get(name, Series()).times for name in SERIES)
         latencies = [request.seconds for request in serving.requests]
-        by_length = partial(histogram, latencies, tail_causes(snapshot.diagnosis), letters=view.look.mono)
+        by_length = partial(histogram, latencies, tail_causes(snapshot.diagnosis), letters=view.appearance.mono)
         if not timed:
             return by_length(width, height) or _why_no_charts(view, snapshot, serving, width)[:height]
         room, mark = width - BETWEEN, view.mark.time if view.mark else None
@@ -102,7 +102,7 @@ class ServingPane(ChartPane):
 
 def _bars(view: View, snapshot: Snapshot, serving: Serving, width: int, height: int) -> list[Line]:
     """Bars of the parts of turns and requests, with legends: as many as there is room for."""
-    letters = view.look.mono
+    letters = view.appearance.mono
     turn, request = turn_of(serving.iterations), request_of(serving.requests, held_share(snapshot), done_in(snapshot))
     first = turn or request
     lines = [first.bar(width, letters=letters)] if first and height > LEAST_CHART else []

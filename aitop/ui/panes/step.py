@@ -43,7 +43,7 @@ class StepPane(ChartPane):
             word = f"{NOT_YET} no step was seen yet" if snapshot else NOT_YET
             return Drawing([Line(word, DIM), *sources], "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
-        lines = [phase_bar(shares, width, letters=view.look.mono)]
+        lines = [phase_bar(shares, width, letters=view.appearance.mono)]
         figures = measured_figures(view) if steps is snapshot.steps else []
         least = LEAST_CHART + bool(figures)
         room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - least))
@@ -70,7 +70,13 @@ class StepPane(ChartPane):
         self._captioned = height - below >= CAPTIONED
         mark = view.mark.time if view.mark else None
         lines = timeline(
-            groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor, mark=mark
+            groups,
+            width,
+            height - below,
+            letters=view.appearance.mono,
+            now=snapshot.time,
+            cursor=self.cursor,
+            mark=mark,
         )
         return lines + (history(field, below, mark) if field is not None else [])
 
@@ -146,7 +152,9 @@ def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | Non
         return dict(phase_shares(steps)).get(phase) if steps else None
 
     name = phase.name.ljust(9) if full else phase.short.ljust(4)
-    line = Line(f"{phase.letter if view.look.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
+    line = (
+        Line(f"{phase.letter if view.appearance.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
+    )
     if share is not None and mean is not None:
         line.add(duration(share * mean).rjust(8), DIM)
     return line.join(change(view, share_of, points=True))

@@ -386,7 +386,7 @@ class RanksScreen(TableScreen):
     def __init__(
         self, cluster: FleetReader, view: View, job: str, every: float = ASK_SECONDS, finding: str | None = None
     ) -> None:
-        super().__init__(cluster, every, View(look=view.look), RanksPane(id="ranks"))
+        super().__init__(cluster, every, View(appearance=view.appearance), RanksPane(id="ranks"))
         self.job = job
         self._finding = finding
 

@@ -39,7 +39,7 @@ class HelpPane(Pane):
             sources.add(f"{glyph} {meaning}   ", style)
         phases = Line("phases".ljust(INDENT), DIM)
         for phase in PHASES:
-            phases.add(f"{phase.letter if view.look.mono else '■'} {phase.name}   ", phase.ink)
+            phases.add(f"{phase.letter if view.appearance.mono else '■'} {phase.name}   ", phase.ink)
         marks = "– not supported or not measured   … not yet   dimmed: old"
         cost = "CPU of aitop and the programs it starts, mean of 30 s, in % of one core; the hook's time in a step"
         lines += [sources, phases, Line("values".ljust(INDENT), DIM).add(marks, DIM)]

@@ -135,7 +135,7 @@ def themed(style: Style, theme: Theme) -> Style:
     )
 
 
-class Look(msgspec.Struct, frozen=True):
+class Appearance(msgspec.Struct, frozen=True):
     """How to draw for this terminal: the theme, and whether to use only `ascii` characters."""
 
     theme: Theme = DARK
@@ -152,13 +152,13 @@ NO_COLOURS = frozenset({"dumb", "vt100", "vt102", "vt220"})
 LIGHT_GROUNDS = frozenset({"7", "15"})
 
 
-def look_for(settings: Settings, environment: Mapping[str, str], encoding: str | None) -> Look:
-    """The look from the settings; what they leave open follows from the environment and the output's `encoding`."""
+def appearance_for(settings: Settings, environment: Mapping[str, str], encoding: str | None) -> Appearance:
+    """The appearance that the settings want; environment and the output's `encoding` decide what they leave open."""
     theme = THEMES[settings.theme] if settings.theme else theme_for(environment)
     plain = settings.ascii
     if plain is None:
         plain = environment.get("TERM", "") in NO_UNICODE or "utf" not in (encoding or "utf-8").lower()
-    return Look(theme, plain)
+    return Appearance(theme, plain)
 
 
 def theme_for(environment: Mapping[str, str]) -> Theme:

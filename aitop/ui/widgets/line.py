@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from aitop.model.text import printable
 from aitop.ui.theme.palette import DIM, FRAME, KEY, SELECTED, TEXT, on
-from aitop.ui.theme.themes import Look, themed
+from aitop.ui.theme.themes import Appearance, themed
 
 Span = tuple[str, Style]
 ELLIPSIS = "…"
@@ -151,10 +151,12 @@ class Line:
         line.width = self.width
         return line
 
-    def to_strip(self, background: str, look: Look) -> Strip:
+    def to_strip(self, background: str, appearance: Appearance) -> Strip:
         """The Strip that Textual draws. Pieces without a background get `background`, the name of a colour role."""
-        text_of = to_ascii if look.ascii else str
-        segments = [Segment(text_of(text), themed(on(style, background), look.theme)) for text, style in self.spans]
+        text_of = to_ascii if appearance.ascii else str
+        segments = [
+            Segment(text_of(text), themed(on(style, background), appearance.theme)) for text, style in self.spans
+        ]
         return Strip(segments, self.width)
 
 

@@ -15,7 +15,7 @@ from textual.widget import Widget
 from aitop.ui.messages import Failed
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
-from aitop.ui.theme.themes import Look
+from aitop.ui.theme.themes import Appearance
 from aitop.ui.widgets.line import Line, shorten
 
 
@@ -59,7 +59,7 @@ class Pane(Widget, can_focus=True):
         self.top = 0
         self.drawn: list[Line] = []
         self._strips: list[Strip] = []
-        self._drawn_for = Look()
+        self._drawn_for = Appearance()
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         """Return the content for `width` x `height` cells, without the frame. Overridden by subclasses."""
@@ -84,15 +84,15 @@ class Pane(Widget, can_focus=True):
                 raise
             self.post_message(Failed(error))
             return
-        look = self.view.look
-        if len(lines) != len(self.drawn) or len(self._strips) != height or look != self._drawn_for:
-            self.drawn, self._drawn_for = lines, look
-            self._strips = [line.to_strip(self.ground, look) for line in lines]
+        appearance = self.view.appearance
+        if len(lines) != len(self.drawn) or len(self._strips) != height or appearance != self._drawn_for:
+            self.drawn, self._drawn_for = lines, appearance
+            self._strips = [line.to_strip(self.ground, appearance) for line in lines]
             self.refresh()
             return
         changed = [row for row in range(height) if self.drawn[row] != lines[row]]
         for row in changed:
-            self._strips[row] = lines[row].to_strip(self.ground, look)
+            self._strips[row] = lines[row].to_strip(self.ground, appearance)
         self.drawn = lines
         if changed:
             self.refresh(*(Region(0, row, width, 1) for row in changed))
@@ -100,7 +100,7 @@ class Pane(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):
             return self._strips[y]
-        return Line().fit(self.size.width).to_strip(self.ground, self.view.look)
+        return Line().fit(self.size.width).to_strip(self.ground, self.view.appearance)
 
     def on_resize(self, event: events.Resize) -> None:
         self._strips = []

@@ -187,5 +187,7 @@ def _label(cell: Cell, letters: bool) -> str:
 
 def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> list[Line]:
     """The flame in `room` rows below another list, under a rule with the key that gives it the whole pane."""
-    drawn = flame_lines(icicle(nodes, width), None, None, letters=view.look.mono, wanted=view.filter) if room else []
+    drawn = (
+        flame_lines(icicle(nodes, width), None, None, letters=view.appearance.mono, wanted=view.filter) if room else []
+    )
     return filled_below(rule("flame", width, "f"), drawn, room)

@@ -160,7 +160,7 @@ class CodePane(Pane):
         foot = 1 if height > 2 else 0
         self._keep_in_sight(flame.row_of(self._cells, path) + self._above, height - foot)
         selected = path if self.has_focus else None
-        lines = flame_lines(self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter)
+        lines = flame_lines(self._cells, selected, self._pointed, letters=view.appearance.mono, wanted=view.filter)
         shown = (call_tree.way_to(nodes, self._pointed or path) or nodes)[-1]
         by = NO_CHANGE if shown.change else call_tree.node_change(view, shown)
         return [*head, *lines], [flame.node_line(shown, width, by)][:foot]
