@@ -44,6 +44,15 @@ def test_a_wait_that_gets_longer_is_measured_by_the_rest_of_the_step(wait):
     assert any("the time grows in: the wait for data" in told for told in fired(finding).evidence)
 
 
+def test_a_rise_by_the_hooks_clock_is_sure_however_few_samples_its_line_has():
+    records = slowing(2e-5, count=800)
+    lines = [line("main", 0.6, phase="forward", activity="native", number=12)]
+    lines += [line("main", 0.04, activity="native", number=number) for number in (14, 15)]
+    verdict = fired(step_growth.judge(snapshot(records, lines=lines)))
+    assert verdict.share == pytest.approx(0.4, abs=0.02)
+    assert verdict.speedup_range[0] > 1.4
+
+
 def test_growth_of_an_update_with_denormal_numbers_is_left_to_the_optimizers_verdict():
     records = [
         msgspec.structs.replace(one, forward=0.004, backward=0.006, optimizer=one.seconds - 0.01)

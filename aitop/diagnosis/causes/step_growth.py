@@ -15,7 +15,7 @@ from aitop.diagnosis.device import on_gpu
 from aitop.diagnosis.evidence import Lines, function_of, lines_of, main_lines, main_stacks, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
-from aitop.diagnosis.what_if import fix
+from aitop.diagnosis.what_if import fix, without
 from aitop.model.phases import MEASURED, PHASE_WORDS, Phase
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
@@ -109,11 +109,14 @@ def _calm(snapshot: Snapshot) -> bool:
 def _of_steps(snapshot: Snapshot, growth: Growth, calm: bool) -> Explanation:
     lines = _lines(snapshot, growth.phase)
     host = growth.phase == "host"
-    share = min(0.97, max(growth.part, lines.share if host else 0.0))
+    sampled = host and lines.share > growth.part
+    share = min(0.97, lines.share if sampled else growth.part)
     place = f" ({short_place(lines.where[0])})" if lines.where else ""
     each = (growth.last - growth.first) / growth.steps
     return Explanation(
         share=share,
+        # A rise that the hook's clock measured is surer than the samples of its lines.
+        gone=without(share, lines.entries if sampled else ()),
         # What grows explains its line; a small drift of a large phase does not explain the phase.
         claims=None if host or growth.part >= EXPLAINS * lines.share else (),
         level=growth.part / (LEAST_GROWTH * (1.0 if calm else IF_CROWDED)),
