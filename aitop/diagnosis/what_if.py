@@ -85,6 +85,11 @@ def without(share: float, entries: Sequence[Entry] = ()) -> Length:
     return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LIGHTER), min(1.0, most))
 
 
+def between(share: float, low: float, high: float, entries: Sequence[Entry] = ()) -> Length:
+    """The unit without `share` of it, which lies between `low` and `high` if that of `entries` is known exactly."""
+    return Length(1.0 - min(0.99, share), without(high, entries).least, without(low, entries).most)
+
+
 def with_batch(size: int, samples: float, fixed: float, each: float, *, surely: bool) -> Length:
     """The time per sample in batches of `size` instead of `samples`, relative to now.
 

@@ -37,6 +37,7 @@ from aitop.model.host import HostSample, MachineSample
 from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.serving import Serving
 from aitop.model.snapshot import HotLine, Phases, Series, ThreadShare
+from aitop.model.stacks import Frame
 from aitop.model.verdict import Abstention, Setting
 
 # gil-contention ---------------------------------------------------------------------------------------------------
@@ -509,6 +510,37 @@ def test_in_how_many_operations_an_optimizer_of_the_users_own_updates_is_not_cla
     verdict = fired(optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=own)))
     assert "one by one" not in verdict.title
     assert "foreach=True" not in verdict.fixes[0].text and "_foreach_" in verdict.fixes[0].text
+
+
+def update_seen(function, python):
+    """Samples of the optimizer's line that end in this function of torch, a part of them in Python."""
+    below = ((Frame(function=function, file="/x/site-packages/torch/optim/adam.py", line=544), 0.9),)
+    lines = [
+        line("main", 0.5 * part, phase="optimizer", activity=activity, below=below)
+        for activity, part in (("python", python), ("native", 1.0 - python))
+    ]
+    return snapshot(phases=Phases(forward=0.2, backward=0.3, optimizer=0.5), lines=lines)
+
+
+def test_without_the_hook_stacks_tell_how_an_update_is_made_and_what_a_fused_one_saves():
+    small = fired(optimizer.judge(update_seen("_single_tensor_adam", 0.37)))
+    large = fired(optimizer.judge(update_seen("_single_tensor_adam", 0.01)))
+    assert small.share == pytest.approx(0.5 * (1 - 4.5 / 24.5), rel=0.01), "calls of operations are all of its time"
+    assert large.share == pytest.approx(0.5 * (1 - 0.8 / 1.8), rel=0.02), "next to none of it"
+    assert small.speedup_range[0] == pytest.approx(large.speedup_range[0], rel=0.1)
+    fused, foreach = small.fixes
+    assert "fused=True" in fused.text and fused.speedup > foreach.speedup and "foreach=True" in foreach.text
+    batched = fired(optimizer.judge(update_seen("_multi_tensor_sgd", 0.2)))
+    assert "many operations" in batched.title and "foreach=True" not in batched.fixes[1].text
+
+
+def test_without_the_hook_a_fused_update_is_no_loss():
+    assert level(optimizer.judge(update_seen("_fused_adam", 0.1))) == 0
+
+
+def test_without_the_hook_an_update_that_cannot_be_fused_saves_what_foreach_does():
+    verdict = fired(optimizer.judge(update_seen("_single_tensor_rmsprop", 0.37)))
+    assert verdict.share == pytest.approx(0.5 * (1 - 14 / 24.5), rel=0.01)
 
 
 def test_a_closure_counts_once_in_what_computes():

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from aitop.diagnosis.device import host_limit, on_gpu, timed_on_device
-from aitop.diagnosis.evidence import main_lines, running
-from aitop.diagnosis.op_cost import CUDA_TOGETHER, DENORMAL, FOREACH, FUSED, ONE_BY_ONE
+from aitop.diagnosis.evidence import Lines, main_lines, running
+from aitop.diagnosis.op_cost import CUDA_TOGETHER, DENORMAL, FOREACH, FUSED, ONE_BY_ONE, WHOLE_CALL
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import Scope, fix
+from aitop.diagnosis.what_if import Scope, between, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import count, percent
 from aitop.model.verdict import Fix
 
-# What foreach saves of a loop over many small tensors: the estimate if the parameters were not counted.
+# What foreach saves of a loop over many small tensors: the estimate if parameters were not counted, and stacks do not
+# show how they are updated.
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
+# How the functions of torch.optim begin that update, with their costs, and how those end that can be fused on a CPU.
+UPDATES = {"_single_tensor_": ONE_BY_ONE, "_multi_tensor_": FOREACH, "_fused_": FUSED}
+FUSIBLE = ("_adam", "_adamw", "_sgd", "_adagrad")
 # How much slower this machine may be than the one on which the costs in `op_cost` were measured.
 SLOWER = 1.5
 # If at least this share of the optimizer's state is slowed by denormal numbers, they are why an update takes so long.
@@ -22,6 +28,7 @@ FLUSH = (
     "torch.set_flush_denormal(True) once at the start, in the thread that trains: denormal numbers count as zero then,"
     " which changes no weight by more than rounding does"
 )
+FUSE = "fused=True updates all parameters in one operation (on a CPU from torch 2.4 on)"
 OTHER_MAKING = (
     "update all parameters together: with torch._foreach_* functions if it loops over them, else compiled"
     " (torch.compile of the update), or with an optimizer of torch's and fused=True if one does the same"
@@ -47,7 +54,9 @@ def judge(snapshot: Snapshot) -> Explanation | None:
         denormal = _without_denormals(facts, share * seconds) if slowed_by_denormals(snapshot) else None
         needed = denormal or _batched_seconds(facts, share * seconds)
         expected = None if needed is None else min(share, needed / seconds)
-    lost = share - expected if expected is not None else share * UNCOUNTED
+    update = _update_on_cpu(lines) if facts is None and not on_gpu(snapshot) else None
+    saved = update.saved if update is not None else UNCOUNTED
+    lost = share - expected if expected is not None else share * saved
     unproven = on_gpu(snapshot) and not timed_on_device(snapshot)
     if unproven:
         lost = min(lost, host_limit(snapshot))
@@ -55,22 +64,63 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     evidence = [f"the optimizer takes {percent(share)} of each step"]
     if facts is not None and facts.parameters is not None and expected is not None:
         evidence.append(_needs(facts, expected, denormal=denormal is not None))
+    if update is not None:
+        takes = f"{percent(1.0 - update.most)} to {percent(1.0 - update.least)}"
+        evidence.append(f"on a CPU one fused operation takes {takes} of the time of {update.function}")
     return Explanation(
         share=lost,
-        signals=(expected is not None, steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4),
+        gone=None if update is None else between(lost, share * update.least, share * update.most, lines.entries),
+        signals=(
+            expected is not None or update is not None,
+            steps.basis == "hook" and lines.share > 0.5 * share,
+            share > 0.4,
+        ),
         doubtful=unproven,
         subtype=None if denormal is None else "denormal",
-        title=f"{percent(lost)} of each step is {_beyond(facts, expected, denormal=denormal is not None)}",
+        title=f"{percent(lost)} of each step is {_beyond(facts, expected, update, denormal=denormal is not None)}",
         lines=lines,
         evidence=evidence,
-        fixes=_fixes(facts, share, lost) if denormal is None else (fix(FLUSH, lost),),
+        fixes=_fixes(facts, update, share, lost) if denormal is None else (fix(FLUSH, lost),),
     )
 
 
-def _beyond(facts: HookFacts | None, expected: float | None, *, denormal: bool) -> str:
+class Update(NamedTuple):
+    """How torch updates the parameters, by the `function` in which the samples of the optimizer end.
+
+    On a CPU a fused update saves the part `saved` of its time, between `least` and `most`. That depends on how large
+    the tensors are: the time of small ones is mostly calls of operations, of which a part is Python. `single`: it
+    updates one tensor after the other.
+    """
+
+    function: str
+    saved: float
+    least: float
+    most: float
+    single: bool
+
+
+def _update_on_cpu(lines: Lines) -> Update | None:
+    """The Update that most samples show; None where it is not one of torch's that can be fused."""
+    parts: dict[str, float] = {}
+    for entry in lines.entries:
+        for frame, part in entry.below:
+            parts[frame.function] = parts.get(frame.function, 0.0) + part * entry.share
+    for function in sorted(parts, key=lambda name: -parts[name]):
+        for begins, cost in UPDATES.items():
+            if function.startswith(begins) and function.endswith(FUSIBLE):
+                small, large = (1.0 - fused / own for fused, own in zip(FUSED, cost, strict=True))
+                calling = min(1.0, WHOLE_CALL * lines.part(lambda entry: entry.does == "python"))
+                saved = calling * small + (1.0 - calling) * large
+                return Update(function, saved, min(small, large), max(small, large), single=cost is ONE_BY_ONE)
+    return None
+
+
+def _beyond(facts: HookFacts | None, expected: float | None, update: Update | None, *, denormal: bool) -> str:
     """Words for what the time beyond the expected share is lost in."""
     if denormal:
         return "lost in an update that computes with denormal numbers"
+    if update is not None:
+        return "lost in updating parameters one by one" if update.single else "lost in an update of many operations"
     if facts is None or expected is None:
         return "lost in the optimizer if it updates parameters one by one"
     if _of_other_making(facts):
@@ -155,15 +205,16 @@ def _seconds(facts: HookFacts, cost: tuple[float, float]) -> float:
     return max(1e-9, (facts.parameter_tensors or 1) * cost[0] + (facts.parameters or 0) * cost[1])
 
 
-def _fixes(facts: HookFacts | None, share: float, lost: float) -> tuple[Fix, ...]:
+def _fixes(facts: HookFacts | None, update: Update | None, share: float, lost: float) -> tuple[Fix, ...]:
     rarely = fix("accumulate gradients over several batches and update less often")
     foreach = "foreach=True updates all parameters in a few operations"
     if facts is not None and facts.fused:
         return (rarely,)
     if facts is not None and _of_other_making(facts):
         return (fix(OTHER_MAKING, lost), rarely)
+    if update is not None:
+        return (fix(FUSE, lost), fix(foreach, share * UNCOUNTED) if update.single else rarely)
     if facts is None or not (facts.foreach or (not facts.cuda and facts.parameters is not None and _fuses(facts))):
         return (fix(foreach, lost), fix("fused=True, where the optimizer has it, takes a third of that again"))
-    fused = fix("fused=True updates all parameters in one operation (on a CPU from torch 2.4 on)", lost)
     gains = not facts.foreach and _with_foreach(facts) <= SAME
-    return (fused, fix(foreach, share * (1.0 - _with_foreach(facts))) if gains else rarely)
+    return (fix(FUSE, lost), fix(foreach, share * (1.0 - _with_foreach(facts))) if gains else rarely)
