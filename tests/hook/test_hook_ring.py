@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aitop
@@ -22,7 +22,6 @@ from aitop.sources.ring import reader as reader_module
 from aitop.sources.ring import source as source_module
 from aitop.sources.ring.reader import HookRing, find_ring, should_stay
 from aitop.sources.ring.source import HookSource
-from aitop.sources.ring.step_maker import StepMaker
 from aitop.sources.source import SourceError
 
 
@@ -184,56 +183,91 @@ def test_events_that_make_no_sense_are_dropped(ring, reader, nonsense):
     assert (len(sample.steps), sample.lost) == (1, 1)
 
 
-@pytest.fixture(scope="module")
-def scratch():
-    """A reader whose bytes a test can set, without any ring."""
-    opened = HookRing.__new__(HookRing)
-    opened.pid, opened._read_up_to, opened._facts_seq, opened._slot = 1, None, -1, None
-    opened._watches = ()
-    opened._fd = os.memfd_create("scratch")
-    yield opened
-    opened.close()
+@pytest.fixture
+def scratch(monkeypatch):
+    """A function that opens a reader of memory that a test can write to, with no hook behind it."""
+    opened = []
 
+    def open_scratch() -> HookRing:
+        monkeypatch.setattr(reader_module, "_open", lambda pid, access: ("", os.memfd_create("scratch")))
+        opened.append(HookRing(os.getpid()))
+        return opened[-1]
 
-def header_words(values: list[int]) -> bytes:
-    good = [layout.MAGIC, layout.VERSION, 1, layout.STRIDE, layout.CAPACITY, layout.JSON_ROOM]
-    return struct.pack("=13Q", *good, *values[:7]) + bytes(152) + struct.pack("=3Q", *values[7:])
+    yield open_scratch
+    for each in opened:
+        each.close()
 
 
 word = st.integers(0, 2**64 - 1) | st.integers(0, 5000)
+# What a reader looks at after the words that say that this is a ring; each is often such that it goes on reading.
+WORDS = {
+    layout.W_PID: word,
+    layout.W_WRITTEN: st.just(40) | st.integers(0, 60) | word,
+    layout.W_STATE: st.just(layout.STATE_INSTALLED) | st.integers(0, 4),
+    layout.W_WAY: st.integers(0, 2) | st.integers(0, 2) | st.integers(0, 2**64 - 1),
+    layout.W_FACTS_SEQ: word,
+    layout.W_FACTS_LENGTH: st.integers(0, 300) | st.integers(0, layout.JSON_ROOM + 1),
+    layout.W_BURST: word,
+    layout.W_SLOTS: word,
+    layout.W_SLOTS + 1: word,
+    layout.W_WRITING: st.just(40) | st.integers(0, 60) | word,
+    layout.W_STEPS: word,
+    layout.W_TRAINS_UNTIL: word,
+    layout.W_SEQUENCE: word,
+    layout.W_ALIVE: st.integers(0, 3) | word,
+}
+
+
+def header_of(values: dict[int, int]) -> bytes:
+    words = [0] * layout.HEADER_WORDS
+    words[layout.W_MAGIC], words[layout.W_VERSION] = layout.MAGIC, layout.VERSION
+    words[layout.W_STRIDE], words[layout.W_CAPACITY] = layout.STRIDE, layout.CAPACITY
+    words[layout.W_JSON_ROOM] = layout.JSON_ROOM
+    for place, value in values.items():
+        words[place] = value
+    return struct.pack(f"={len(words)}Q", *words)
+
+
+headers = st.fixed_dictionaries(WORDS).map(header_of)
 signed = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5)
-ago = st.integers(0, 2**40) | st.integers(-(2**62), 2**62)
-event = st.tuples(st.integers(0, kinds.KINDS) | signed, ago, ago, signed, signed)
+# Nanoseconds from an event's start to now, and to its end.
+ago, long = (st.integers(0, most) | st.integers(-(2**62), 2**62) for most in (2**40, 2**20))
+kind = st.just(kinds.FORWARD_ALONE) | st.integers(0, kinds.KINDS - 1) | signed
+event = st.tuples(kind, ago, long, signed, signed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    header=st.binary(max_size=600) | st.lists(word, min_size=10, max_size=10).map(header_words),
+    header=headers | st.binary(max_size=600),
     facts=st.binary(max_size=300),
-    events=st.binary(max_size=2000) | st.lists(event, max_size=40),
-    size=st.integers(0, layout.SIZE),
+    events=st.lists(event, max_size=40) | st.binary(max_size=2000),
+    size=st.just(layout.SIZE) | st.integers(0, layout.SIZE),
     read_up_to=st.integers(0, 50) | st.none(),
 )
 def test_no_bytes_hurt_the_reader(scratch, header, facts, events, size, read_up_to):
-    os.ftruncate(scratch._fd, 0)
-    os.ftruncate(scratch._fd, size)
+    reader = scratch()
+    os.ftruncate(reader._fd, size)
     if isinstance(events, list):
         now = time.monotonic_ns()
-        events = b"".join(struct.pack("=5q", kind, now - start, now - end, a, b) for kind, start, end, a, b in events)
-    os.pwrite(scratch._fd, header, 0)
-    os.pwrite(scratch._fd, facts, layout.HEADER_SIZE)
-    os.pwrite(scratch._fd, events, layout.RECORDS_AT)
-    scratch._read_up_to, scratch._maker = read_up_to, StepMaker()
+        events = b"".join(
+            struct.pack("=5q", kind, now - before, min(now - before + lasts, 2**63 - 1), a, b)
+            for kind, before, lasts, a, b in events
+        )
+    os.pwrite(reader._fd, header, 0)
+    os.pwrite(reader._fd, facts, layout.HEADER_SIZE)
+    os.pwrite(reader._fd, events, layout.RECORDS_AT)
+    reader._read_up_to = read_up_to
     for _ in range(2):
-        sample = scratch.read(time.monotonic())
+        sample = reader.read(time.monotonic())
         assert isinstance(sample, HookSample)
         assert 0 <= sample.lost <= 10**9
         for step in sample.steps:
             assert 0 <= step.forward <= step.seconds
             assert step.end <= time.monotonic() + 2
-    assert scratch.state in ("installed", "removed", "unreadable")
-    scratch.renew()
-    scratch.release()
+    assert reader.state in ("installed", "removed", "unreadable")
+    reader.renew()
+    reader.release()
+    reader.close()
 
 
 def test_a_closed_ring_is_not_found():

@@ -45,6 +45,20 @@ def test_a_step_and_its_parts(run):
     assert step.transfer is step.blocking is step.communication is step.transfer_bytes is step.collectives is None
 
 
+@pytest.mark.parametrize("watches", [(), WATCHES])
+def test_passes_of_which_nothing_else_is_known_are_made_quickly_and_alike(run, monkeypatch, watches):
+    for number in range(5):
+        run.phase(at.FORWARD_ALONE, 2 * MS, 8 + number, 50 - number)
+        run.phase(at.ASIDE, MS, 3, -1)
+    run.phase(at.TRANSFER, MS, 4096)
+    run.phase(at.FORWARD_ALONE, 2 * MS, 8, -1)
+    quick = StepMaker().read(run.events, watches)
+    monkeypatch.setattr(maker_module, "_plain_pass", lambda made, before, model: record(made, before, unknown, watches))
+    record, unknown = maker_module._record, maker_module._UNKNOWN
+    assert quick == StepMaker().read(run.events, watches)
+    assert len(quick) == 10 and quick[-1].transfer == (pytest.approx(0.001) if watches else None)
+
+
 def test_events_split_between_reads_make_the_same_steps(run):
     run.train(20)
     events = list(run.events)

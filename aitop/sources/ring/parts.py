@@ -87,6 +87,10 @@ class Parts:
         )
 
 
+NOTHING = Parts()
+"""What no event has added to. It must not be changed."""
+
+
 class Closed(NamedTuple):
     """A training step up to the end of its last optimizer step so far; with several optimizers, more may follow."""
 
@@ -101,7 +105,7 @@ class Made(NamedTuple):
     """A finished step.
 
     `timing` are the numbers under which the device's times come, None where it was not timed. The parts of a step that
-    is `estimated` were not measured.
+    is `estimated` were not measured. `plain`: it is a forward without gradient, and nothing else was noted in it.
     """
 
     number: int
@@ -113,6 +117,7 @@ class Made(NamedTuple):
     timing: tuple[int, ...] | None = None
     skipped: bool = False
     estimated: bool = False
+    plain: bool = False
 
 
 def added(one: int, other: int) -> int:

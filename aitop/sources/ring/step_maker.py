@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
-from aitop.sources.ring.parts import COUNTS, MOST_COUNTED, NS, PHASES, WATCHED, Made, count_of, seconds_of
+from aitop.sources.ring.parts import COUNTS, MOST_COUNTED, NS, PHASES, WATCHED, Made, Parts, count_of, seconds_of
 from aitop.sources.ring.steps import Event, EventReader
 
 LONGEST_STEP_NS = 10**15
@@ -60,6 +60,7 @@ class StepMaker:
         records: list[StepRecord] = []
         # By their parts, the records that counted steps repeat: there may be thousands a second of them.
         models: dict[int, StepRecord] = {}
+        plain = _record(Made(0, "infer", 0, 0, Parts(forwards=1)), 0, _UNKNOWN, watches)
         while self._waiting:
             first = self._waiting[0]
             times = self._times(first)
@@ -73,7 +74,10 @@ class StepMaker:
                 end, seconds = first.end * NS, first.length * NS
                 records.append(replace(model, index=self._before + first.number, end=end, seconds=seconds))
                 continue
-            record = _record(first, self._before, times, watches)
+            if first.plain and plain is not None:
+                record = _plain_pass(first, self._before, plain)
+            else:
+                record = _record(first, self._before, times, watches)
             if record is not None:
                 records.append(record)
                 if first.estimated:
@@ -107,6 +111,22 @@ class StepMaker:
 def _bound(times: dict[int, tuple[int, ...]]) -> None:
     while len(times) > MOST_DEVICE_TIMES:
         del times[next(iter(times))]
+
+
+def _plain_pass(made: Made, before: int, model: StepRecord) -> StepRecord | None:
+    """Return what `_record` returns for a forward of which nothing else is known. `model` is the record of one."""
+    length, parts = made.length, made.parts
+    if not 0 <= length <= LONGEST_STEP_NS:
+        return None
+    return replace(
+        model,
+        index=before + made.number,
+        end=made.end * NS,
+        seconds=length * NS,
+        forward=_within(parts.forward, length),
+        samples=count_of(parts.samples),
+        tokens=count_of(parts.tokens),
+    )
 
 
 def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[str]) -> StepRecord | None:

@@ -22,7 +22,7 @@ from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
 from aitop.protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from aitop.sources.ring.counted import MOST_AT_ONCE, CountedSteps
-from aitop.sources.ring.parts import Closed, Made, Parts, added
+from aitop.sources.ring.parts import NOTHING, Closed, Made, Parts, added
 
 BY_EVENT = {getattr(at, phase.event): phase for phase in TIMED_ALONE if phase.event is not None}
 """The phases that have an event of their own, by the kind of that event."""
@@ -458,23 +458,28 @@ class EventReader:
         """Make a step of a forward, or of a call of `generate`."""
         began, self.infer_end = min(self.infer_end, start), end
         wait, loader = self.held_wait, self.held_start
-        parts = replace(
-            self.sums,
-            data_wait=wait,
-            loader_start=loader,
-            forward=end - start,
-            backward=0,
-            optimizer=0,
-            evaluation=0,
-            forwards=1,
-            backwards=0,
-            samples=samples if kind == "infer" else self.sums.samples,
-            tokens=tokens,
-            queue_ready=self.held_ready,
-        )
+        # There may be thousands of passes a second, so those of which nothing else is known are made quickly.
+        plain = kind == "infer" and not wait and not loader and self.held_ready < 0 and self.sums == NOTHING
+        if plain:
+            parts = Parts(forward=end - start, forwards=1, samples=samples, tokens=tokens)
+        else:
+            parts = replace(
+                self.sums,
+                data_wait=wait,
+                loader_start=loader,
+                forward=end - start,
+                backward=0,
+                optimizer=0,
+                evaluation=0,
+                forwards=1,
+                backwards=0,
+                samples=samples if kind == "infer" else self.sums.samples,
+                tokens=tokens,
+                queue_ready=self.held_ready,
+            )
         if began:
             self.index += 1
-            self.made.append(Made(self.index, kind, end, end - began, parts))
+            self.made.append(Made(self.index, kind, end, end - began, parts, plain=plain))
         self.cpu_then = NOT_MEASURED
         self.drop_held()
         self.clear(end)
@@ -487,7 +492,7 @@ class EventReader:
         if began:
             self.index += 1
             parts = Parts(forward=end - start, forwards=1, samples=samples, tokens=tokens)
-            self.made.append(Made(self.index, "infer", end, end - began, parts))
+            self.made.append(Made(self.index, "infer", end, end - began, parts, plain=True))
 
     # Ends of steps.
 
