@@ -5,7 +5,7 @@ from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from snapshot_builder import RANK, facts, host, line, on_gpu, snapshot, step, steps
 
-from aitop.diagnosis.causes import precision, preprocessing, recompile, underbatched
+from aitop.diagnosis.causes import input_bound, precision, preprocessing, recompile, underbatched
 from aitop.diagnosis.causes.computing import compute_bound
 from aitop.model.gpu import GpuDevice
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
@@ -338,6 +338,17 @@ def test_a_server_that_asks_a_service_is_busy_and_one_that_waits_for_requests_is
     tells = line("tell", 0.4, number=70, activity="wait-network", work=work, position="after")
     made = line("encode", 0.5, number=22, position="before")
     assert fired(preprocessing.judge(requests([tells, made, RUNS]))).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("activity", "rule"), [("native", preprocessing.judge), ("wait-disk", input_bound.judge)], ids=["cached", "disk"]
+)
+def test_a_file_read_for_each_request_is_waited_for_or_worked_through(activity, rule):
+    loads = line("load", 0.7, activity=activity, position="before", work="file", number=41)
+    seen = requests([loads, RUNS])
+    assert fired(rule(seen)).where[0].line == 41
+    other = input_bound.judge if rule is preprocessing.judge else preprocessing.judge
+    assert level(other(seen)) == 0.0
 
 
 def test_preprocessing_is_judged_only_in_inference():

@@ -160,8 +160,8 @@ def _empty_handed(snapshot: Snapshot) -> float | None:
 def _own_code(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread makes the next batch itself: host code before the model's call.
 
-    In inference only reading data counts here: computing the model's input is preprocessing-bound, and blocking an
-    event loop is host-bound.
+    In inference only waiting for data counts here: computing the model's input, as by reading a file that is cached, is
+    preprocessing-bound, and blocking an event loop is host-bound.
     """
     if snapshot.kind == "unknown":
         return NO_LINES
@@ -176,8 +176,13 @@ def _own_code(snapshot: Snapshot) -> Lines:
     )
     if snapshot.kind == "training":
         return before
-    own = (entry for entry in before.entries if not blocks_loop(entry))
-    return lines_of(entry for entry in own if entry.activity == "wait-disk" or producers.reads(entry))
+    own = [entry for entry in before.entries if not blocks_loop(entry)]
+    reading = lines_of(entry for entry in own if entry.activity == "wait-disk" or producers.reads(entry))
+    return (
+        reading
+        if producers.mostly_waits(reading)
+        else lines_of(entry for entry in own if entry.activity == "wait-disk")
+    )
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:

@@ -219,7 +219,7 @@ def _workers_of_loader(snapshot: Snapshot) -> int | None:
 def _in_main_process(snapshot: Snapshot, share: float) -> Why:
     """Why data come late with num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
-    free, blocked = free_cores(snapshot), _blocked(lines)
+    free, blocked = free_cores(snapshot), mostly_waits(lines)
     workers, beside = _with_best_workers(snapshot, share, blocked, making=lines.share)
     fixes = []
     if beside.speedup >= WORTH_IT or not lines.where or blocked:
@@ -349,7 +349,7 @@ def _of_slow_worker(slow: SlowWorker, share: float) -> Why:
 
 def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why the stepping thread takes long to make batches."""
-    blocked = _blocked(lines)
+    blocked = mostly_waits(lines)
     place = place_of(lines.where[0]) if lines.where else "code before the model's call"
     _, ahead = _with_best_workers(snapshot, share, blocked, making=lines.share)
     cheaper = _cheaper(place, share * within_first(lines))
@@ -374,7 +374,7 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     made = makers(snapshot) if lines.part(lambda entry: entry.activity in HANDED_WAITS) >= LEAST_MAKING else None
     steppers = made.count if made is not None else 0
     lines = made.lines if made is not None else lines
-    workers, beside = _with_best_workers(snapshot, share, _blocked(lines), makers=steppers)
+    workers, beside = _with_best_workers(snapshot, share, mostly_waits(lines), makers=steppers)
     policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
     learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
     place = place_of(lines.where[0]) if lines.where else "the environment"
@@ -440,7 +440,7 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
     if at_work < LEAST_MAKING or total < LEAST_SAMPLES:
         return None
     lines = Lines(at_work, tuple(sorted(working, key=lambda entry: -entry.samples)))
-    return Makers(len(busy), processes, lines, _blocked(lines))
+    return Makers(len(busy), processes, lines, mostly_waits(lines))
 
 
 class HandingOver(msgspec.Struct, frozen=True):
@@ -560,7 +560,7 @@ def _subtype(lines: Lines, blocked: bool, more: Length | None, share: float) -> 
     return "workers" if cured else "transform"
 
 
-def _blocked(lines: Lines) -> bool:
+def mostly_waits(lines: Lines) -> bool:
     """Whether the makers of the data mostly wait for something that several can wait for at the same time."""
     return lines.part(lambda entry: entry.does in BLOCKED) > 0.5
 
