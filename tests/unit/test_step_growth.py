@@ -50,7 +50,7 @@ def test_a_rise_by_the_hooks_clock_is_sure_however_few_samples_its_line_has():
     lines += [line("main", 0.04, activity="native", number=number) for number in (14, 15)]
     verdict = fired(step_growth.judge(snapshot(records, lines=lines)))
     assert verdict.share == pytest.approx(0.4, abs=0.02)
-    assert verdict.speedup_range[0] > 1.4
+    assert verdict.speedup_range[0] > 1.3, "not that of 4 and 4 samples"
 
 
 def test_growth_of_an_update_with_denormal_numbers_is_left_to_the_optimizers_verdict():

@@ -21,7 +21,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the memory of a busy device is its limit."""
     dram, sm, tensor = (activity_of_devices(snapshot, name) for name in ("dram", "sm", "tensor"))
     if dram is None:
-        return "how busy the GPU's memory is, is not measured here (of NVIDIA's, Hopper and later have the counters)"
+        return "how busy the GPU's memory is, is not measured here (NVIDIA's GPM counters need Hopper or later)"
     idle = idle_share(snapshot)
     if (idle is not None and idle > MOST_IDLE) or (tensor is not None and tensor >= max(BUSY_TENSOR_CORES, dram)):
         return None
