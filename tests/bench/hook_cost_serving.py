@@ -2,10 +2,11 @@
 
 The wrappers run around functions that do nothing; the server's objects that they read are stand-ins. Before each call
 the caches are filled with something else, as a turn of a model fills them. Plain calls of the same functions take turns
-with wrapped ones, and their time is subtracted. The hook's ticks, which write to the ring every 50 ms, are measured by
+with wrapped ones, and their time is subtracted. The servers take turns as well, some five seconds in all, as a shared
+machine may be twice as slow for a second. The hook's ticks, which write to the ring every 50 ms, are measured by
 themselves and divided among turns of 2 ms.
 
-    python tests/bench/hook_cost_serving.py --turns 2000
+    python tests/bench/hook_cost_serving.py --turns 6000
 """
 
 from __future__ import annotations
@@ -212,31 +213,34 @@ def took(call: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - start) / 1000
 
 
-def added(measure: Server, plain: Callable[[], object], wrapped: Callable[[], object], turns: int) -> Iterator[float]:
-    """Microseconds that the wrappers add to each of so many turns, with their part of a tick."""
+def added(measure: Server, plain: Callable[[], object], wrapped: Callable[[], object]) -> list[float]:
+    """Microseconds that the wrappers add to each turn of a tick, with their part of that tick."""
     session, requests = measure.session, measure.requests
     requests.due = NEVER_NS
-    for _ in range(turns // TURNS_IN_A_TICK):
-        bare = [took(plain) for _ in range(TURNS_IN_A_TICK)]
-        ours = [took(wrapped) for _ in range(TURNS_IN_A_TICK)]
-        tick = took(lambda: session.tick(time.monotonic_ns()))
-        yield from (one - statistics.median(bare) + tick / TURNS_IN_A_TICK for one in ours)
+    bare = [took(plain) for _ in range(TURNS_IN_A_TICK)]
+    ours = [took(wrapped) for _ in range(TURNS_IN_A_TICK)]
+    tick = took(lambda: session.tick(time.monotonic_ns()))
+    return [one - statistics.median(bare) + tick / TURNS_IN_A_TICK for one in ours]
 
 
 def figures(turns: int) -> Iterator[Figure]:
     torch.set_num_threads(1)
     assert aitop.hook.install("run") == "installed"
-    for measure in list(aitop.hook._session.measures):
-        for what, stand_in in [row[1:] for row in SERVERS if row[0] == type(measure).__name__]:
-            times = sorted(added(measure, *stand_in(measure), turns))
-            spread = f"p95 {times[int(0.95 * len(times))]:.1f}, {len(times)} turns"
-            yield Figure(f"added to a {what}", statistics.median(times), "µs", most=MOST_US, spread=spread)
+    measures = {type(measure).__name__: measure for measure in aitop.hook._session.measures}
+    servers = [(what, measures[name], stand_in(measures[name])) for name, what, stand_in in SERVERS]
+    times: dict[str, list[float]] = {what: [] for what, *_ in servers}
+    for _ in range(turns // TURNS_IN_A_TICK):
+        for what, measure, calls in servers:
+            times[what] += added(measure, *calls)
+    for what, each in times.items():
+        spread = f"p95 {sorted(each)[int(0.95 * len(each))]:.1f}, {len(each)} turns"
+        yield Figure(f"added to a {what}", statistics.median(each), "µs", most=MOST_US, spread=spread)
     assert aitop.hook.remove() == "removed"
 
 
 def main() -> int:
     parser = options(__doc__)
-    parser.add_argument("--turns", type=int, default=2000)
+    parser.add_argument("--turns", type=int, default=6000)
     args = parser.parse_args()
     aitop.hook.remove()
     return publish(args, list(figures(args.turns)))
