@@ -81,7 +81,7 @@ BENCHES = {
         Bench("robustness/serving_stress.py", "-n 50", about=(*ATTACH, "aitop/sources")),
     ),
     "What the watcher itself costs": (
-        Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
+        Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8 --rounds 1"),
         Bench("bench/growth.py", "", "--start 12 --seconds 10 --working 16"),
         Bench("bench/monitor_hour.py", "", "--minutes 16", about=(*JUDGING, "aitop/ui")),
         Bench("bench/serving_judge_cost.py", "", "--ticks 8", about=JUDGING),
