@@ -2,17 +2,21 @@
 
 The wrappers run around functions that do nothing; the server's objects that they read are stand-ins. Before each call
 the caches are filled with something else, as a turn of a model fills them. Plain calls of the same functions take turns
-with wrapped ones, and their time is subtracted. The servers take turns as well, some five seconds in all, as a shared
-machine may be twice as slow for a second. The hook's ticks, which write to the ring every 50 ms, are measured by
+with wrapped ones, and their time is subtracted. The hook's ticks, which write to the ring every 50 ms, are measured by
 themselves and divided among turns of 2 ms.
 
-    python tests/bench/hook_cost_serving.py --turns 6000
+The same code takes up to twice as long in one process as in another. So all of it is measured in several fresh
+processes, one after the other: a figure is the median of theirs, with their range.
+
+    python tests/bench/hook_cost_serving.py --processes 12
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -223,8 +227,10 @@ def added(measure: Server, plain: Callable[[], object], wrapped: Callable[[], ob
     return [one - statistics.median(bare) + tick / TURNS_IN_A_TICK for one in ours]
 
 
-def figures(turns: int) -> Iterator[Figure]:
+def in_this_process(turns: int) -> dict[str, float]:
+    """The median of so many turns of each server. The servers take turns, too."""
     torch.set_num_threads(1)
+    aitop.hook.remove()
     assert aitop.hook.install("run") == "installed"
     measures = {type(measure).__name__: measure for measure in aitop.hook._session.measures}
     servers = [(what, measures[name], stand_in(measures[name])) for name, what, stand_in in SERVERS]
@@ -232,18 +238,30 @@ def figures(turns: int) -> Iterator[Figure]:
     for _ in range(turns // TURNS_IN_A_TICK):
         for what, measure, calls in servers:
             times[what] += added(measure, *calls)
-    for what, each in times.items():
-        spread = f"p95 {sorted(each)[int(0.95 * len(each))]:.1f}, {len(each)} turns"
-        yield Figure(f"added to a {what}", statistics.median(each), "µs", most=MOST_US, spread=spread)
     assert aitop.hook.remove() == "removed"
+    return {what: statistics.median(each) for what, each in times.items()}
+
+
+def figures(processes: int, turns: int) -> Iterator[Figure]:
+    command = [sys.executable, __file__, "--here", "--turns", str(turns)]
+    runs = [subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout for _ in range(processes)]
+    medians = [json.loads(run) for run in runs]
+    for _, what, _ in SERVERS:
+        values = sorted(each[what] for each in medians)
+        spread = f"{values[0]:.1f}–{values[-1]:.1f} of {processes} processes"
+        yield Figure(f"added to a {what}", statistics.median(values), "µs", most=MOST_US, spread=spread)
 
 
 def main() -> int:
     parser = options(__doc__)
-    parser.add_argument("--turns", type=int, default=6000)
+    parser.add_argument("--processes", type=int, default=12, help="how many, one after the other: some 4 s each")
+    parser.add_argument("--turns", type=int, default=2000, help="of each server in each process")
+    parser.add_argument("--here", action="store_true", help="in this process alone; prints JSON, keeps nothing")
     args = parser.parse_args()
-    aitop.hook.remove()
-    return publish(args, list(figures(args.turns)))
+    if args.here:
+        print(json.dumps(in_this_process(args.turns)))
+        return 0
+    return publish(args, list(figures(args.processes, args.turns)))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ BENCHES = {
         Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp", about=HOOK),
         Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 10"),
         Bench("bench/burst_cost.py", "", "--bursts 2", about=(*HOOK, "aitop/engine/torch_profile.py")),
-        Bench("bench/hook_cost_serving.py", "--turns 6000", "--turns 500", about=HOOK),
+        Bench("bench/hook_cost_serving.py", "--processes 12", "--processes 3", about=HOOK),
         Bench("bench/serving_cost.py", "--pairs 6 --seconds 10", "--pairs 3 --seconds 6"),
     ),
     "Attach and detach": (
