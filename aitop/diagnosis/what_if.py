@@ -86,7 +86,7 @@ def without(share: float, entries: Sequence[Entry] = ()) -> Length:
 
 
 def between(share: float, low: float, high: float, entries: Sequence[Entry] = ()) -> Length:
-    """The unit without `share` of it, which lies between `low` and `high` if that of `entries` is known exactly."""
+    """The unit without `share` of it, from `low` to `high`; the errors of `entries` make that range wider still."""
     return Length(1.0 - min(0.99, share), without(high, entries).least, without(low, entries).most)
 
 

@@ -78,7 +78,7 @@ MEASURED = (
     MeasuredPhase("exchange", "communication", ("communication_apart",)),
 )
 TIMED_ALONE = tuple(phase for phase in MEASURED if phase.event is not None)
-"""The phases with an event of their own, by the kind of that event."""
+"""The phases with an event of their own."""
 APART = tuple(phase for phase in MEASURED if phase.key in ("evaluation", "save") or phase.event is not None)
 """The phases that are contained in `StepRecord.outside` and `Phases.outside`."""
 

@@ -177,12 +177,9 @@ def _own_code(snapshot: Snapshot) -> Lines:
     if snapshot.kind == "training":
         return before
     own = [entry for entry in before.entries if not blocks_loop(entry)]
+    waiting = lines_of(entry for entry in own if entry.activity == "wait-disk")
     reading = lines_of(entry for entry in own if entry.activity == "wait-disk" or producers.reads(entry))
-    return (
-        reading
-        if producers.mostly_waits(reading)
-        else lines_of(entry for entry in own if entry.activity == "wait-disk")
-    )
+    return reading if producers.mostly_waits(reading) else waiting
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:
