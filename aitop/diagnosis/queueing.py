@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -71,7 +71,7 @@ def load_of(
     """The load of a server from its newest requests; None where their waits were not measured. Each of its `engines`
     takes up to `batch` requests at once.
     """
-    known = [one for one in requests if one.queue is not None][-MOST_REQUESTS:]
+    known = list(islice((one for one in reversed(requests) if one.queue is not None), MOST_REQUESTS))
     if len(known) < LEAST_REQUESTS:
         return None
     known.sort(key=lambda one: one.end - one.seconds)

@@ -104,7 +104,9 @@ def idle_share(serving: Serving) -> float | None:
     for one in reversed(requests):
         if one.end < first:
             rest += first - one.end
-        first = min(first, one.end - one.seconds)
+        begin = one.end - one.seconds
+        if begin < first:
+            first = begin
     total = requests[-1].end - first + resting
     return rest / total if total > 0.0 else None
 

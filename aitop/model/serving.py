@@ -6,6 +6,7 @@ Only counts and times, never the content of a request.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Annotated, Literal
 
 import msgspec
@@ -177,4 +178,4 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def side_by_side(self) -> frozenset[int]:
         """The processes that answer requests, each its own."""
-        return frozenset(one.pid for one in self.requests if one.pid is not None)
+        return frozenset(pid for pid in set(map(attrgetter("pid"), self.requests)) if pid is not None)

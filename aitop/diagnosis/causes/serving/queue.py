@@ -70,10 +70,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if snapshot.serving is None and snapshot.kind != "inference":
         return None
     serving = snapshot.serving or Serving(basis="stacks")
-    held = _held(serving, snapshot)
+    idle = idle_share(serving)
+    held = _held(idle, snapshot)
     if held is not None and held >= LEAVE:
         return _of_held(serving, held, _waits(serving, snapshot))
-    queue = _queue(serving, snapshot)
+    queue = _queue(serving, idle, snapshot)
     if queue is None:
         return "how long requests wait was not measured"
     if queue.share < LEAVE:
@@ -107,12 +108,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
 
 
-def _held(serving: Serving, snapshot: Snapshot) -> float | None:
+def _held(idle: float | None, snapshot: Snapshot) -> float | None:
     """The part (0..1) of the time with requests in which surely no thread works for them; None where it is not known.
 
-    It is a lower bound: the work of all threads is added up as if no two of them ever worked at the same time.
+    `idle` is the part without requests, None where it was not measured. The result is a lower bound: the work of all
+    threads is added up as if no two of them ever worked at the same time.
     """
-    idle = idle_share(serving)
     if idle is None:
         idle = 1.0 - _under_way_at_least(snapshot)
     if idle >= 1.0 or not snapshot.ledgers:
@@ -208,12 +209,14 @@ def _waiting(serving: Serving) -> float | None:
     return max(shares, default=None)
 
 
-def _queue(serving: Serving, snapshot: Snapshot) -> Queue | None:
-    """The queue with the largest share of requests' time, of those that were measured; None where none was."""
+def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | None:
+    """The queue with the largest share of requests' time, of those that were measured; None where none was.
+
+    `idle` is the part (0..1) of the time in which the server has nothing to do, None where it was not measured.
+    """
     queues = []
     share = _waiting(serving)
     if share is not None:
-        idle = idle_share(serving)
         waits = [one.queue for one in serving.requests if one.queue is not None]
         seconds = sum(waits) / len(waits) if waits else None
         queues.append(Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue))
