@@ -438,6 +438,16 @@ def test_requests_that_only_stand_in_line_get_an_answer_with_their_line():
     assert (verdict.id, verdict.severity, verdict.where[0].line) == ("host-bound", "info", 57)
 
 
+def test_what_computes_and_what_passes_between_the_phases_are_no_more_than_all_of_it():
+    """The phases of stacks may count as outside what the ledger knows to be the model."""
+    lines = [
+        line("decode", 0.56, phase="forward", activity="native", work="tensor", number=12),
+        line("pick", 0.44, activity="python", number=13),
+    ]
+    seen = snapshot(phases=Phases(outside=0.56), lines=lines, kind="inference", serving=Serving(basis="stacks"))
+    assert fired(computing.compute_bound(seen)).title == "56 % of the time computes, 44 % passes between the phases"
+
+
 def test_host_time_without_a_cause_is_named_with_its_next_lines():
     lines = [
         line("spread", 0.5, number=12, position="after", activity="native"),

@@ -97,7 +97,9 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
     if unseen:
         evidence.append(UNSEEN)
     idle = busy is not None and busy < IDLE_DEVICE
-    between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
+    # The ledger knows more of what computes than the phases do, so that the two may overlap.
+    outside = min(phases.outside or 0.0, 1.0 - computing)
+    between = computing < MOSTLY and outside > 1.0 - MOSTLY
     waiting = server_idle_share(snapshot)
     level = computing
     computes = f"{percent(computing)} of {each_unit(snapshot)} computes"
@@ -108,8 +110,8 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
     elif idle:
         title = f"{computes}, but the GPU is busy only {percent(busy)} of the time"
     elif between:
-        rests = f"{percent(waiting)} is waiting for requests" if waiting > 0.5 * (phases.outside or 0.0) else None
-        title = f"{computes}, {rests or f'{percent(phases.outside)} passes between the phases'}"
+        rests = f"{percent(waiting)} is waiting for requests" if waiting > 0.5 * outside else None
+        title = f"{computes}, {rests or f'{percent(outside)} passes between the phases'}"
     return Explanation(
         severity="info",
         share=computing,
