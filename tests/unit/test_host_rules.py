@@ -151,6 +151,13 @@ def test_a_thread_that_makes_something_for_each_step_sets_the_pace_in_a_process_
     assert apart.speedup == pytest.approx(most, rel=0.02)
 
 
+def test_native_code_of_the_thread_is_not_where_it_holds_the_lock():
+    seen = threaded(held=0.8, ran=0.3)
+    lines = (*computes(0.3), of_thread("publish", 0.2), of_thread("pause", 0.6, activity="native", number=51))
+    verdict = fired(gil.judge(changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))))
+    assert [where.line for where in verdict.where] == [50]
+
+
 def test_many_threads_that_hold_the_lock_alike_are_counted():
     seen = threaded(held=0.8, ran=0.3)
     names = [f"client-{number}" for number in range(8)]

@@ -56,7 +56,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     holders = [thread.thread for thread in others if (thread.gil or 0.0) >= 0.5 * most]
     theirs = [entry for entry in producer_entries(snapshot) if entry.pid == process.pid and entry.thread in holders]
     work = [entry for entry in theirs if entry.activity not in RESTS]
-    where = lines_of(entry for entry in work if entry.activity != "wait-gil").where
+    runs = [entry for entry in work if entry.activity != "wait-gil"]
+    # Native code has let go of the GIL; it is named only where nothing else was seen to run.
+    where = lines_of([entry for entry in runs if entry.activity != "native"] or runs).where
     name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"
     place = f" ({short_place(where[0])})" if where else ""
     rarely = min(0.99, share + _cores_freed(snapshot, share, held))
