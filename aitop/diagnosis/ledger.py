@@ -111,7 +111,8 @@ def _unit_of_passes(snapshot: Snapshot, records: Sequence[StepRecord]) -> tuple[
     """What a process that is no server makes, with the mean seconds of one where they are known."""
     if not records:
         return "second", None
-    trains = records[-1].kind == "train"
+    # Stacks may show a backward pass that the hook does not see: torch.func makes it without autograd's.
+    trains = records[-1].kind == "train" or snapshot.kind == "training"
     if not trains and snapshot.serving is not None and snapshot.serving.requests:
         # A pass of the model is not one of the server's requests.
         return "second", None

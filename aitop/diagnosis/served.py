@@ -105,8 +105,7 @@ def idle_share(serving: Serving) -> float | None:
         if one.end < first:
             rest += first - one.end
         begin = one.end - one.seconds
-        if begin < first:
-            first = begin
+        first = min(first, begin)
     total = requests[-1].end - first + resting
     return rest / total if total > 0.0 else None
 

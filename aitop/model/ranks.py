@@ -34,7 +34,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     seconds after the first rank it had done its work, in the mean; `skew` is the same for each step, oldest first;
     `latest` is the share (0..1) of the steps in which no other rank was later. `samples` and `tokens` are means per
     step. `cpu` is in cores, `rss` and `gpu_memory` in bytes, `gpu_clock` in MHz. `run_delay` is the share of time in
-    which its main thread waited for a core. None is not measured.
+    which its main thread waited for a core, `resting` that in which it neither ran nor waited for one. None is not
+    measured.
     """
 
     rank: int | None
@@ -51,6 +52,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float | None = None
     rss: int | None = None
     run_delay: float | None = None
+    resting: float | None = None
     gpu: int | None = None
     gpu_busy: float | None = None
     gpu_memory: int | None = None

@@ -16,7 +16,7 @@ from aitop.engine.snapshot.standstill import standing_for, standstill, waiting_f
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import ExchangeNotes, Standing, Standstill
-from aitop.model.snapshot import Target, Tick
+from aitop.model.snapshot import Phases, Target, Tick
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
@@ -181,6 +181,54 @@ def test_ranks_and_their_workers_keep_their_number_when_another_rank_ends():
     seen = aggregate(found, Tick(time=1000.0, wall=0.0))
     assert {one.pid: one.rank for one in seen.processes} == {11: 0, 13: 2, 14: 3, 61: 0, 63: 2, 64: 3}
     assert {one.pid: one.rank for one in seen.ranks.ranks} == {11: 0, 13: 2, 14: 3}
+
+
+def without_hook(*used, lines, delay=0.0, **fields):
+    """Ranks whose main threads use so much of a core, looked at from outside."""
+    found = History(Target(pid=PIDS[0], command="x"))
+    ranks = [
+        process(pid, rank=rank, local_rank=rank, world_size=2, local_world_size=2, main_cpu=cpu, run_delay=delay)
+        for rank, (pid, cpu) in enumerate(zip(PIDS, used, strict=True))
+    ]
+    sample = HostSample(time=1000.0, processes=tuple(ranks), machine=MachineSample(cores=2))
+    found.add(sample)
+    return seen(found, stacks=of_both(lines), working=PIDS, phases=Phases(), host=sample, **fields)
+
+
+def model(*shares):
+    return [
+        line("model", share, pid=pid, phase="forward", activity="native", number=40)
+        for pid, share in zip(PIDS, shares, strict=True)
+    ]
+
+
+def test_without_the_hook_the_rank_whose_thread_rests_least_is_late():
+    late = line("augment", 0.4, pid=101, phase="forward", activity="native", number=60)
+    lines = [*model(1.0, 0.6), late]
+    picture = without_hook(0.4, 0.9, lines=lines)
+    verdict = fired(straggler(picture))
+    assert (verdict.subtype, verdict.ranks, verdict.share) == ("compute", (1,), pytest.approx(0.5))
+    assert [place.line for place in verdict.where] == [60]
+    # The others may have half of the work, or it may be left out.
+    assert verdict.speedup_range[1] == pytest.approx(2.0) and verdict.speedup_range[0] < 1.34
+    assert straggler(without_hook(0.8, 0.82, lines=lines)) is None, "as long as the other"
+    assert fired(straggler(without_hook(0.1, 0.4, lines=lines, delay=0.3))).share == pytest.approx(0.3)
+    assert comm_bound(picture) is None, "its own threads may compute while the main thread rests"
+
+
+def test_without_the_hook_a_rank_that_waits_for_data_does_not_wait_for_the_others():
+    data = line("read", 0.5, pid=101, phase="data_wait", activity="wait-disk", number=7)
+    sleeps = line("read", 0.5, pid=101, phase="data_wait", activity="sleep", number=8)
+    verdict = fired(straggler(without_hook(0.4, 0.4, lines=[*model(1.0, 0.5), sleeps])))
+    assert (verdict.subtype, verdict.ranks, verdict.where[0].line) == ("input", (1,), 8)
+    found = straggler(without_hook(0.4, 0.45, lines=[*model(1.0, 0.5), data]))
+    assert {entry.phase for entry in found.claims} == {"data"}, "no other cause has to explain that it waits"
+
+
+def test_where_a_device_computes_a_host_that_rests_says_nothing_of_the_ranks():
+    device = GpuDevice(index=0, mine=True, processes=tuple(GpuProcess(pid=pid) for pid in PIDS))
+    gpu = GpuSample(time=1000.0, devices=(device,))
+    assert isinstance(straggler(without_hook(0.4, 0.9, lines=model(1.0, 1.0), gpu=gpu)), Abstention)
 
 
 def test_too_few_steps_or_one_rank():

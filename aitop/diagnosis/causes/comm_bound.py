@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from aitop.diagnosis.device import calls_of
-from aitop.diagnosis.evidence import main_lines, records, short_place
+import msgspec
+
+from aitop.diagnosis.device import calls_of, on_gpu
+from aitop.diagnosis.evidence import MIN_SAMPLES, interval, main_lines, records, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
+from aitop.model.ledger import HANDED_WAITS, RESTS, Entry
+from aitop.model.phases import Phase
 from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import CallSite, DdpInfo
@@ -24,12 +28,50 @@ MOSTLY = 0.5
 # by bandwidth.
 FAST_BYTES_PER_SECOND, LARGE_STEP_BYTES = 500e6, 8e6
 MOST_SITES = 3
+# In these phases a rank on the CPU waits for nothing but its own threads, other ranks and the exchange with them.
+TOGETHER: frozenset[Phase] = frozenset({"forward", "backward", "optimizer", "exchange"})
+
+
+class RankWaits(msgspec.Struct, frozen=True):
+    """The part (0..1) of its time that a rank waits for others or for the exchange, between `least` and `most`."""
+
+    share: float
+    least: float
+    most: float
+
+
+def waits_without_hook(snapshot: Snapshot) -> Mapping[int, RankWaits]:
+    """How long each rank waits for the others, by pid, by the kernel's counters and stacks.
+
+    That is what its main thread rests without its waits for data and the like, which stacks tell apart. Empty where the
+    hook compares the ranks step by step, which tells more, and where a device computes: the host rests meanwhile.
+    """
+    ranks = snapshot.ranks
+    if ranks is None or ranks.step or records(snapshot) or snapshot.stacks is None or on_gpu(snapshot):
+        return {}
+    samples = {process.pid: process.samples for process in snapshot.stacks.processes}
+    resting = {view.pid: view.resting for view in ranks.ranks if view.resting is not None}
+    waits = {}
+    for ledger in snapshot.ledgers:
+        if ledger.pid not in resting or samples.get(ledger.pid, 0) < MIN_SAMPLES:
+            continue
+        rests = resting[ledger.pid]
+        other = sum(entry.share for entry in ledger.entries if entry.lane == "main" and _rests_alone(entry))
+        low, high = interval(other, samples[ledger.pid])
+        share, least, most = (max(0.0, rests - each) for each in (other, high, low))
+        waits[ledger.pid] = RankWaits(share, least, most)
+    return waits if len(waits) > 1 else {}
+
+
+def _rests_alone(entry: Entry) -> bool:
+    """Whether a rank that computes on the CPU rests here for a reason of its own: not in the passes or the exchange."""
+    return entry.activity in HANDED_WAITS | RESTS and entry.phase not in TOGETHER
 
 
 def too_few_steps(snapshot: Snapshot) -> str | None:
     """Say what is missing before ranks can be compared; None if nothing is, or if there are no ranks."""
     ranks = snapshot.ranks
-    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step):
+    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step) or waits_without_hook(snapshot):
         return None
     return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
 

@@ -60,26 +60,35 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     return _tokens_again(snapshot) or _with_steps(snapshot)
 
 
-def _with_steps(snapshot: Snapshot) -> Explanation | None:
+def _passes(snapshot: Snapshot) -> dict[str, float]:
+    """The parts (0..1) of the time in what a step computes, by name; empty where none is known."""
     phases = snapshot.phases
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}
+    if known and snapshot.kind == "training":
+        # What the hook's clock missed, such as gradients by torch.func, is in the ledger.
+        known = {name: known.get(name, 0.0) for name in parts}
     if snapshot.serving is not None and not known:
         computed = main_lines(snapshot, lambda entry: entry.phase == "forward")
-        known = {"forward": computed.share} if computed.entries else {}
-    elif not on_gpu(snapshot):
-        # The ledger also has what the hook's clock misses, such as gradients by torch.func.
-        lines = main_lines(snapshot, lambda entry: entry.phase in parts or entry.closure)
-        if any(entry.closure for entry in lines.entries):
-            # The hook's clock of the optimizer runs through its closure, which the ledger has in other phases.
-            known["optimizer"] = 0.0
-        known = {
-            name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
-            for name, share in known.items()
-        }
-        written = by_hand(snapshot).share
-        if written and any(known.values()):
-            known["between them"] = written
+        return {"forward": computed.share} if computed.entries else {}
+    if on_gpu(snapshot):
+        return known
+    lines = main_lines(snapshot, lambda entry: entry.phase in parts or entry.closure)
+    if any(entry.closure for entry in lines.entries):
+        # The hook's clock of the optimizer runs through its closure, which the ledger has in other phases.
+        known["optimizer"] = 0.0
+    known = {
+        name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
+        for name, share in known.items()
+    }
+    written = by_hand(snapshot).share
+    if written and any(known.values()):
+        known["between them"] = written
+    return known
+
+
+def _with_steps(snapshot: Snapshot) -> Explanation | None:
+    known, phases = _passes(snapshot), snapshot.phases
     if not known:
         return None
     # Compiling within the phases is not computing.
@@ -104,6 +113,8 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
     level = computing
     computes = f"{percent(computing)} of {each_unit(snapshot)} computes"
     title = f"{computes}: nothing else is worth removing first"
+    if unseen and snapshot.ranks is not None:
+        title = f"{computes}, or is exchange between ranks: only the hook tells these apart"
     if waiting >= MOSTLY_IDLE:
         title = f"{percent(waiting)} of the time is waiting for requests: nothing holds this run up"
         level = max(waiting, computing / max(0.01, 1.0 - waiting))

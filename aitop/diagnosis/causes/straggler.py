@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from aitop.diagnosis.causes.comm_bound import scaling, too_few_steps
+from msgspec.structs import replace
+
+from aitop.diagnosis.causes.comm_bound import RankWaits, scaling, too_few_steps, waits_without_hook
 from aitop.diagnosis.evidence import lines_of, shares_by
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import fix
+from aitop.diagnosis.what_if import estimated, fix
 from aitop.model.ledger import Entry
 from aitop.model.ranks import RankPhases, Ranks, RankView
 from aitop.model.snapshot import Snapshot
@@ -41,6 +43,8 @@ WORDS = {
 def straggler(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the rank that the others wait for: the one that is latest, or that is kept from its core."""
     ranks = snapshot.ranks
+    if ranks is not None and (waits := waits_without_hook(snapshot)):
+        return _without_hook(snapshot, [view for view in ranks.ranks if view.pid in waits], waits)
     timed = [view for view in ranks.ranks if view.work is not None and view.phases is not None] if ranks else []
     if ranks is None or not ranks.step or len(timed) < 2:
         return None
@@ -77,6 +81,61 @@ def straggler(snapshot: Snapshot) -> Explanation | None:
         fixes=(fix(FIXES[cause], share),),
         ranks=(late.rank,) if late.rank is not None else (),
     )
+
+
+def _without_hook(snapshot: Snapshot, views: Sequence[RankView], waits: Mapping[int, RankWaits]) -> Explanation | None:
+    """The verdict without the hook: the rank that waits least for the others, if each of them surely waits more."""
+    late, *others = sorted(views, key=lambda view: waits[view.pid].share)
+    least = waits[late.pid]
+    if min(waits[view.pid].least for view in others) <= least.most:
+        return None
+    share = min(waits[view.pid].share for view in others) - least.share
+    # A step is as long for all of them: each works for as long as it does not wait.
+    worked = {view.pid: 1.0 - waits[view.pid].share for view in views}
+    later = worked[late.pid] - fmean(worked[view.pid] for view in others)
+    late = replace(late, phases=_parts(snapshot, late.pid), lateness=later)
+    others = [replace(view, phases=_parts(snapshot, view.pid)) for view in others]
+    cause = _cause(late, others, 1.0)
+    where = _where(snapshot, late, cause)
+    # What only this rank does may be left out; work that belongs to all of them can only be divided equally.
+    divided = worked[late.pid] - fmean(worked.values())
+    gone = estimated(0.5 * (divided + share), 0.8 * divided, share)
+    return Explanation(
+        subtype=cause,
+        share=share,
+        gone=gone,
+        # That it waits for its data is why it is late: one loss, not two.
+        claims=_data_of(snapshot, late.pid) if cause == "input" else (),
+        signals=(False, share > 0.2, bool(where)),
+        title=f"rank {late.rank} is late: {WORDS[cause]}; the others wait {percent(share)} of each step for it",
+        where=where,
+        evidence=(
+            f"rank {late.rank} rests {percent(least.share)} of its time in passes and exchanges, "
+            + ", ".join(f"rank {view.rank} {percent(waits[view.pid].share)}" for view in others),
+            "whether its batches are larger is known only from inside of the processes",
+        ),
+        fixes=(
+            fix(FIXES[cause], share),
+            # Only the hook sees the batches of each rank.
+            *((fix(FIXES["batches"], divided),) if cause == "compute" else ()),
+        ),
+        ranks=(late.rank,) if late.rank is not None else (),
+    )
+
+
+def _data_of(snapshot: Snapshot, pid: int) -> tuple[Entry, ...]:
+    """The entries of a rank's own thread that make its data or wait for them."""
+    entries = (entry for ledger in snapshot.ledgers for entry in ledger.entries)
+    return tuple(entry for entry in entries if entry.pid == pid and entry.lane == "main" and entry.phase == "data")
+
+
+def _parts(snapshot: Snapshot, pid: int) -> RankPhases:
+    """The phases of a rank by its stacks, as parts (0..1) of its time."""
+    own = [entry for ledger in snapshot.ledgers if ledger.pid == pid for entry in ledger.entries]
+    shares = shares_by((entry for entry in own if entry.lane == "main"), lambda entry: entry.phase)
+    data, forward, backward, optimizer = (shares.get(key, 0.0) for key in ("data", "forward", "backward", "optimizer"))
+    rest = max(0.0, 1.0 - data - forward - backward - optimizer)
+    return RankPhases(data_wait=data, forward=forward, backward=backward, optimizer=optimizer, outside=rest)
 
 
 def _phases(view: RankView) -> RankPhases:

@@ -58,6 +58,11 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     steps = _without_callbacks(steps, process)
     engine = host.engine if host else None
     kind = _kind(records, stacks, serves=engine is not None)
+    if steps is not None and kind == "training" and records[-1].kind != "train":
+        # Gradients that are not made by autograd's backward pass, as those of torch.func, were not measured.
+        steps = msgspec.structs.replace(
+            steps, phases=msgspec.structs.replace(steps.phases, backward=None, optimizer=None)
+        )
     first = history.first_time if history.first_time is not None else tick.time
     return Snapshot(
         tick=history.tick_count,

@@ -277,6 +277,7 @@ def _rank_view(
         cpu=process.cpu,
         rss=process.rss,
         run_delay=cores[pid].delay if pid in cores else None,
+        resting=max(0.0, 1.0 - cores[pid].ran - cores[pid].delay) if pid in cores else None,
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,
@@ -351,7 +352,7 @@ class OnCores(msgspec.Struct, frozen=True):
 
 
 def on_cores(history: History) -> dict[int, OnCores]:
-    """The recent CPU use of each rank, by pid; without ranks whose waits the kernel does not report."""
+    """The recent CPU use of each rank, by pid; without ranks of which the kernel does not report it."""
     fields = {"ran": "main_cpu", "delay": "run_delay", "wanted": "wanted", "waited": "waited"}
     samples: dict[int, dict[str, list[float]]] = {}
     for host in islice(reversed(history.hosts), SAMPLES_AVERAGED):
@@ -361,7 +362,7 @@ def on_cores(history: History) -> dict[int, OnCores]:
                 if (value := getattr(process, field)) is not None:
                     of_rank.setdefault(name, []).append(value)
     means = {pid: {name: fmean(each) for name, each in of_rank.items()} for pid, of_rank in samples.items()}
-    return {pid: OnCores(**{"ran": 0.0, **mean}) for pid, mean in means.items() if "delay" in mean}
+    return {pid: OnCores(**mean) for pid, mean in means.items() if {"ran", "delay"} <= mean.keys()}
 
 
 def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -> tuple[int | None, float]:
