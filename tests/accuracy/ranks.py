@@ -1,9 +1,9 @@
 """How right the diagnosis is of jobs of several ranks with a planted fault.
 
 A case is FAULT:RANKS:LAUNCHER[:WHEN]. LAUNCHER is torchrun, spawn or processes. WHEN says whether aitop starts before
-(default) or after the hang; passive: after it and with --passive. Seconds are those from aitop's start, or from the
-last step that was printed where that was later. With --gains the run without its fault is timed as well, beside the
-prediction. --keep leaves a recording of each case, for `aitop replay`.
+(default) or after the hang; passive: after it and with --passive; stacks: before, with --no-hook. Seconds are those
+from aitop's start, or from the last step that was printed where that was later. With --gains the run without its fault
+is timed as well, beside the prediction. --keep leaves a recording of each case, for `aitop replay`.
 
     python tests/accuracy/ranks.py [--gains] [--keep FOLDER] [FAULT:RANKS:LAUNCHER[:WHEN] ...]
 """
@@ -49,7 +49,8 @@ ABOUT_RANKS = frozenset({"straggler", "comm-bound", "hang"})
 class Expected:
     """A verdict and its subtype, and a substring of the line that is to be named; empty where any is right.
 
-    `odd` tells whether the last rank is to be named. `passive` is the subtype that can be told without stacks.
+    `odd` tells whether the last rank is to be named. `passive` is the subtype that can be told without stacks, `stacks`
+    that which can be told with them but without the hook, where it is another.
     """
 
     verdict: str
@@ -57,6 +58,7 @@ class Expected:
     line: str = ""
     odd: bool = True
     passive: str = "unknown"
+    stacks: str = ""
 
 
 EXPECTED = {
@@ -64,7 +66,7 @@ EXPECTED = {
     "input": Expected("straggler", "input", "time.sleep(0.001)"),
     "compute": Expected("straggler", "compute", "rows = rows + 0.001"),
     "contention": Expected("straggler", "contention"),
-    "batches": Expected("straggler", "batches"),
+    "batches": Expected("straggler", "batches", stacks="compute"),
     "comm": Expected("comm-bound", odd=False),
     "lock": Expected("hang", "rank-blocked", "guard.acquire()  # for ever"),
     "skip": Expected("hang", "skipped-collective", "loss.backward()"),
@@ -92,10 +94,15 @@ class Case:
     def passive(self) -> bool:
         return self.when == "passive"
 
+    @property
+    def without_hook(self) -> bool:
+        return self.when == "stacks"
+
 
 def all_cases() -> list[Case]:
     slow = ("healthy", "input", "compute", "batches", "contention", "comm")
     cases = [Case(fault, ranks, launcher) for ranks in (2, 4) for launcher in ("torchrun", "spawn") for fault in slow]
+    cases += [Case(fault, ranks, "spawn", "stacks") for ranks in (2, 4) for fault in slow]
     for fault in HANGS:
         # torchrun and spawn see a rank that was killed, and end the others.
         launchers = ("processes",) if fault == "killed" else ("torchrun", "spawn")
@@ -210,7 +217,7 @@ def watch(pid: int, case: Case, keep: Path | None = None) -> Seen:
     target = look(pid)
     name = "-".join(str(part) for part in astuple(case))
     sink = RecordingWriter(keep / f"{name}.jsonl.gz", target) if keep else None
-    feed = LiveFeed([target], Options(passive=case.passive), sink)
+    feed = LiveFeed([target], Options(passive=case.passive, hook=not case.without_hook), sink)
     seconds, begun = LONGEST if case.hangs else SLOW_SECONDS, time.monotonic()
 
     def publish_(snapshot: Snapshot) -> None:
@@ -245,7 +252,9 @@ def row(case: Case, seen: Seen, actual: str) -> str:
     named = "nothing" if verdict is None else verdict.id + (f"/{verdict.subtype}" if verdict.subtype else "")
     marks = [_mark(one) for one in judged(case, expected, verdict)]
     predicted = f"{verdict.speedup:.2f}" if verdict is not None and verdict.speedup else "–"
-    launch = f"{case.fault:<12}{case.ranks:<7}{case.launcher:<11}{case.when if case.hangs else '–':<9}"
+    launch = (
+        f"{case.fault:<12}{case.ranks:<7}{case.launcher:<11}{case.when if case.hangs or case.without_hook else '–':<9}"
+    )
     told = f"{launch}{seen.tier:<8}{named:<33}{'      '.join(marks):<23}{seen.seconds:<9.1f}{predicted:<11}{actual}"
     if "NO" not in marks:
         return told
@@ -259,6 +268,8 @@ def judged(case: Case, expected: Expected, verdict: Verdict | None) -> tuple[boo
     if verdict is None or not expected.verdict:
         return None, verdict is None and not expected.verdict, None
     subtype = expected.passive if case.passive else expected.subtype
+    if case.without_hook:
+        subtype = expected.stacks or subtype
     cause = verdict.id == expected.verdict and (not subtype or verdict.subtype == subtype)
     if case.passive and subtype == "unknown":
         return verdict.ranks == (), cause, None
@@ -284,22 +295,25 @@ def main() -> int:
     print(HEADING)
     # Two runs at once, by different people, want different ports.
     port = FIRST_PORT + os.getpid() % 90 * 100
-    marks: list[tuple[bool | None, ...]] = []
+    marks: dict[bool, list[tuple[bool | None, ...]]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(cases):
             timed = args.gains and not case.hangs and case.fault != "healthy"
             try:
-                marks.append(run(case, port + 2 * number, Path(folder), gains=timed, keep=args.keep))
+                right = run(case, port + 2 * number, Path(folder), gains=timed, keep=args.keep)
             except RuntimeError as error:
                 print(f"{case}: {error}", flush=True)
-                marks.append((False, False, False))
+                right = False, False, False
+            marks[case.without_hook].append(right)
     figures = []
-    for number, what in enumerate(("rank", "cause", "line")):
-        known = [mark[number] for mark in marks if mark[number] is not None]
-        share = sum(map(bool, known)) / len(known) * 100 if known else None
-        least = 90 if known else None
-        spread = f"{sum(map(bool, known))} of {len(known)}"
-        figures.append(Figure(f"{what} right", share, "%", least=least, spread=spread))
+    for without_hook, rows in marks.items():
+        for number, what in enumerate(("rank", "cause", "line")):
+            known = [row[number] for row in rows if row[number] is not None]
+            share = sum(map(bool, known)) / len(known) * 100 if known else None
+            least = (75 if without_hook else 90) if known else None
+            spread = f"{sum(map(bool, known))} of {len(known)}"
+            name = f"{what} right without the hook" if without_hook else f"{what} right"
+            figures.append(Figure(name, share, "%", least=least, spread=spread))
     return publish(args, figures, whole=not args.cases)
 
 

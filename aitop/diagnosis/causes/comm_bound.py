@@ -64,8 +64,11 @@ def waits_without_hook(snapshot: Snapshot) -> Mapping[int, RankWaits]:
 
 
 def _rests_alone(entry: Entry) -> bool:
-    """Whether a rank that computes on the CPU rests here for a reason of its own: not in the passes or the exchange."""
-    return entry.activity in HANDED_WAITS | RESTS and entry.phase not in TOGETHER
+    """Whether a rank that computes on the CPU rests here for a reason of its own.
+
+    That is outside of the passes and the exchange, or where it sleeps.
+    """
+    return entry.activity == "sleep" or (entry.activity in HANDED_WAITS | RESTS and entry.phase not in TOGETHER)
 
 
 def too_few_steps(snapshot: Snapshot) -> str | None:
