@@ -265,6 +265,12 @@ TABLE: tuple[Row, ...] = (
 COLLECTORS = frozenset({"gc.collect"})
 # Models and losses both call these functions, so a call of one does not show where a model is called.
 _FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
+_EXCHANGES = re.compile(r"/(?:torch/distributed|deepspeed|horovod)/|/torch/nn/parallel/distributed\.py$")
+
+
+def exchanges(file: str) -> bool:
+    """Whether a file is of a library through which the ranks of a job exchange data."""
+    return _EXCHANGES.search(file) is not None
 
 
 def calls_model(frame: Frame) -> bool:

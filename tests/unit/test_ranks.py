@@ -16,7 +16,7 @@ from aitop.engine.snapshot.standstill import standing_for, standstill, waiting_f
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import ExchangeNotes, Standing, Standstill
-from aitop.model.snapshot import Phases, Target, Tick
+from aitop.model.snapshot import CallNode, Phases, Target, Tick
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
@@ -183,8 +183,11 @@ def test_ranks_and_their_workers_keep_their_number_when_another_rank_ends():
     assert {one.pid: one.rank for one in seen.ranks.ranks} == {11: 0, 13: 2, 14: 3}
 
 
-def without_hook(*used, lines, delay=0.0, **fields):
-    """Ranks whose main threads use so much of a core, looked at from outside."""
+DDP = "/lib/python3.11/site-packages/torch/nn/parallel/distributed.py"
+
+
+def without_hook(*used, lines, delay=0.0, library=DDP, **fields):
+    """Ranks whose main threads use so much of a core, looked at from outside. `library` is on their stacks."""
     found = History(Target(pid=PIDS[0], command="x"))
     ranks = [
         process(pid, rank=rank, local_rank=rank, world_size=2, local_world_size=2, main_cpu=cpu, run_delay=delay)
@@ -192,7 +195,12 @@ def without_hook(*used, lines, delay=0.0, **fields):
     ]
     sample = HostSample(time=1000.0, processes=tuple(ranks), machine=MachineSample(cores=2))
     found.add(sample)
-    return seen(found, stacks=of_both(lines), working=PIDS, phases=Phases(), host=sample, **fields)
+    below = CallNode(function="forward", file=library, line=9, samples=50)
+    tree = CallNode(function="main", file="/x/train.py", line=40, samples=100, user=True, children=(below,))
+    sampled = of_both(lines)
+    processes = tuple(msgspec.structs.replace(each, tree=tree) for each in sampled.processes)
+    sampled = msgspec.structs.replace(sampled, processes=processes)
+    return seen(found, stacks=sampled, working=PIDS, phases=Phases(), host=sample, **fields)
 
 
 def model(*shares):
@@ -213,6 +221,8 @@ def test_without_the_hook_the_rank_whose_thread_rests_least_is_late():
     assert verdict.speedup_range[1] == pytest.approx(2.0) and verdict.speedup_range[0] < 1.34
     assert straggler(without_hook(0.8, 0.82, lines=lines)) is None, "as long as the other"
     assert fired(straggler(without_hook(0.1, 0.4, lines=lines, delay=0.3))).share == pytest.approx(0.3)
+    alone = without_hook(0.4, 0.9, lines=lines, library="/lib/python3.11/site-packages/torch/nn/functional.py")
+    assert isinstance(straggler(alone), Abstention), "two runs side by side"
     assert comm_bound(picture) is None, "its own threads may compute while the main thread rests"
 
 

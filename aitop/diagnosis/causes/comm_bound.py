@@ -13,10 +13,11 @@ from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import HANDED_WAITS, RESTS, Entry
 from aitop.model.phases import Phase
 from aitop.model.ranks import Ranks
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import CallNode, Snapshot
 from aitop.model.steps import CallSite, DdpInfo
 from aitop.model.units import percent
 from aitop.model.verdict import Fix, Where
+from aitop.stacks.libraries import exchanges
 
 # Fewer steps of several ranks say little.
 MIN_STEPS = 10
@@ -45,12 +46,14 @@ def waits_without_hook(snapshot: Snapshot) -> Mapping[int, RankWaits]:
 
     That is what its main thread rests without its waits for data and the like, which stacks tell apart. Empty where the
     hook compares the ranks step by step, which tells more, and where a device computes: the host rests meanwhile.
+    Processes in whose stacks nothing exchanges data are no ranks of one job, but train side by side.
     """
     ranks = snapshot.ranks
     if ranks is None or ranks.step or records(snapshot) or snapshot.stacks is None or on_gpu(snapshot):
         return {}
     samples = {process.pid: process.samples for process in snapshot.stacks.processes}
-    resting = {view.pid: view.resting for view in ranks.ranks if view.resting is not None}
+    together = exchanging(snapshot)
+    resting = {view.pid: view.resting for view in ranks.ranks if view.resting is not None and view.pid in together}
     waits = {}
     for ledger in snapshot.ledgers:
         if ledger.pid not in resting or samples.get(ledger.pid, 0) < MIN_SAMPLES:
@@ -61,6 +64,22 @@ def waits_without_hook(snapshot: Snapshot) -> Mapping[int, RankWaits]:
         share, least, most = (max(0.0, rests - each) for each in (other, high, low))
         waits[ledger.pid] = RankWaits(share, least, most)
     return waits if len(waits) > 1 else {}
+
+
+def exchanging(snapshot: Snapshot) -> frozenset[int]:
+    """The processes, by pid, in whose stacks a library exchanges data between ranks."""
+    processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
+    return frozenset(each.pid for each in processes if each.tree is not None and _exchanges(each.tree))
+
+
+def _exchanges(tree: CallNode) -> bool:
+    """Whether a library that exchanges data between ranks is in this call tree."""
+    nodes = [tree]
+    for node in nodes:
+        if exchanges(node.file):
+            return True
+        nodes += node.children
+    return False
 
 
 def _rests_alone(entry: Entry) -> bool:

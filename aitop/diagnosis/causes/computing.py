@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from aitop.diagnosis.causes.comm_bound import exchanging
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_gpu, timed_on_device
 from aitop.diagnosis.evidence import (
@@ -113,7 +114,7 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
     level = computing
     computes = f"{percent(computing)} of {each_unit(snapshot)} computes"
     title = f"{computes}: nothing else is worth removing first"
-    if unseen and snapshot.ranks is not None:
+    if unseen and snapshot.ranks is not None and judged_pid(snapshot) in exchanging(snapshot):
         title = f"{computes}, or is exchange between ranks: only the hook tells these apart"
     if waiting >= MOSTLY_IDLE:
         title = f"{percent(waiting)} of the time is waiting for requests: nothing holds this run up"
