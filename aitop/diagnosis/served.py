@@ -104,8 +104,7 @@ def idle_share(serving: Serving) -> float | None:
     for one in reversed(requests):
         if one.end < first:
             rest += first - one.end
-        begin = one.end - one.seconds
-        first = min(first, begin)
+        first = min(first, one.end - one.seconds)
     total = requests[-1].end - first + resting
     return rest / total if total > 0.0 else None
 

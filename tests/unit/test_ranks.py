@@ -223,7 +223,7 @@ def test_without_the_hook_the_rank_whose_thread_rests_least_is_late():
     assert fired(straggler(without_hook(0.1, 0.4, lines=lines, delay=0.3))).share == pytest.approx(0.3)
     alone = without_hook(0.4, 0.9, lines=lines, library="/lib/python3.11/site-packages/torch/nn/functional.py")
     assert isinstance(straggler(alone), Abstention), "two runs side by side"
-    assert comm_bound(picture) is None, "its own threads may compute while the main thread rests"
+    assert isinstance(comm_bound(picture), Abstention), "its own threads may compute while the main thread rests"
 
 
 def test_without_the_hook_a_rank_that_waits_for_data_does_not_wait_for_the_others():

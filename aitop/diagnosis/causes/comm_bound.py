@@ -93,7 +93,7 @@ def _rests_alone(entry: Entry) -> bool:
 def too_few_steps(snapshot: Snapshot) -> str | None:
     """Say what is missing before ranks can be compared; None if nothing is, or if there are no ranks."""
     ranks = snapshot.ranks
-    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step) or waits_without_hook(snapshot):
+    if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step):
         return None
     return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
 

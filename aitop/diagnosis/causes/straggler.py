@@ -39,7 +39,11 @@ WORDS = {
 }
 
 
-@rule("straggler", 0.1, 0.06, missing=too_few_steps)
+def _too_few_steps(snapshot: Snapshot) -> str | None:
+    return None if waits_without_hook(snapshot) else too_few_steps(snapshot)
+
+
+@rule("straggler", 0.1, 0.06, missing=_too_few_steps)
 def straggler(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the rank that the others wait for: the one that is latest, or that is kept from its core."""
     ranks = snapshot.ranks
@@ -110,13 +114,12 @@ def _without_hook(snapshot: Snapshot, views: Sequence[RankView], waits: Mapping[
         title=f"rank {late.rank} is late: {WORDS[cause]}; the others wait {percent(share)} of each step for it",
         where=where,
         evidence=(
-            f"rank {late.rank} rests {percent(least.share)} of its time in passes and exchanges, "
-            + ", ".join(f"rank {view.rank} {percent(waits[view.pid].share)}" for view in others),
-            "whether its batches are larger is known only from inside of the processes",
+            f"the main thread of rank {late.rank} rests {percent(least.share)} of the time in passes and exchanges, "
+            + ", ".join(f"that of rank {view.rank} {percent(waits[view.pid].share)}" for view in others),
+            *(("whether its batches are larger, only the hook sees",) if cause == "compute" else ()),
         ),
         fixes=(
             fix(FIXES[cause], share),
-            # Only the hook sees the batches of each rank.
             *((fix(FIXES["batches"], divided),) if cause == "compute" else ()),
         ),
         ranks=(late.rank,) if late.rank is not None else (),
