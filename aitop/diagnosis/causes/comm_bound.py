@@ -95,6 +95,8 @@ def too_few_steps(snapshot: Snapshot) -> str | None:
     ranks = snapshot.ranks
     if ranks is None or (ranks.steps >= MIN_STEPS and ranks.step):
         return None
+    if snapshot.steps is not None and snapshot.steps.basis != "hook":
+        return "the steps of ranks are timed only from inside of their processes"
     return f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
 
 
