@@ -255,9 +255,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/(?:python|pypy)\d[\d.]*t?/(?:urllib|http|socket|ssl|ftplib|smtplib)(?:\.py$|/)", work="network"),
     _row(r"/(?:python|pypy)\d[\d.]*t?/(?:pathlib|shutil|glob|tempfile|fileinput|genericpath|codecs|_pyio)(?:\.py$|/)",
          work="file"),
-    _row(r"/(?:python|pypy)\d[\d.]*t?/asyncio/(?:base_events|events|runners)\.py$",
-         r"_run_once|run_forever|_run|run", state="wait-queue", handler="event-loop"),
-    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:queue|selectors|asyncio)(?:\.py$|/)", state="wait-queue"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/asyncio/", state="wait-queue", handler="event-loop"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:queue|selectors)\.py$", state="wait-queue"),
 )  # fmt: skip
 
 

@@ -33,15 +33,16 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """One distinct stack. `frames` are those that the process entered itself (a fork inherits more), outermost first.
 
     `line` is the user's innermost frame: on a stack that compiles, the one that called the compiler; in a forked worker
-    without user code, the parent's line that started it; None without user code on the stack. `via` has the user's
+    without user code, the parent's line that started it; None without user code on the stack, and where only libraries
+    work in an event loop. `via` has the user's
     frames above `line`.
     `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
     for the phase, or the number of frames if none does. `leaf`: the user's line is the innermost frame, so its time is
     native code or plain Python.
     `model`: it calls a model. `worker`: it is of a DataLoader worker; `idle`: that worker waits for something to do.
     `importing`: a library is being imported, which happens once and belongs to no step. `handler` says what called the
-    user's line for a request; None if no known library did. `end` is the innermost library frame below the user's line,
-    not counting the plumbing in which waits end; None if there is none.
+    user's line for a request, or a library that works for one by itself; None if no known library did. `end` is the
+    innermost library frame below that, not counting the plumbing in which waits end; None if there is none.
     `closure`: it is in the closure of an optimizer's step, where other code than torch's updates nothing.
     """
 
@@ -87,6 +88,10 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
     if work is None and _collates(own):
         work = "collate"
     line = own[users[-1]] if users else next((frame for frame in reversed(frames[:start]) if frame.user), None)
+    in_loop = state != "wait-queue" and any(meaning(frame).handler == "event-loop" for frame in below)
+    if in_loop:
+        # The line that started the loop is not what the loop works for.
+        users, line = [], None
     return Seen(
         frames=own,
         line=line,
@@ -100,8 +105,8 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         worker=worker,
         idle=worker and not users and (state == "wait-lock" or state in QUEUE_WAITS),
         importing=_imports(own),
-        handler=_handler(own[: users[-1]]) if users else None,
-        end=telling([frame for frame in below if not frame.file.startswith(OWN_HOOK)]) if users else None,
+        handler="event-loop" if in_loop else _handler(own[: users[-1]]) if users else None,
+        end=telling([frame for frame in below if not frame.file.startswith(OWN_HOOK)]) if users or in_loop else None,
         closure=closure,
     )
 
@@ -164,12 +169,11 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     says = [each for index, each in enumerate(says) if not each.rests or index == len(says) - 1]
     loop = next((index for index, each in enumerate(says) if each.handler == "event-loop"), None)
     if loop is not None:
-        # What starts an event loop says nothing of what the loop does.
-        says = says[loop:]
-        if not any(each.phase or each.state == "compile" for each in says):
+        # What starts an event loop says nothing of what the loop does. A coroutine that awaits is on no stack: where
+        # the stack goes on below the loop, a library is at work in it. Its own reads and writes do not wait.
+        says = [each for each in says[loop:] if each.handler != "event-loop" and each.work != "network"]
+        if not says or says[-1].state == "wait-queue":
             return "wait-queue", None
-        # A library of the server is at work in the loop, so it does not wait.
-        says = [each for each in says if each.handler != "event-loop"]
     state: State | None = "compile" if any(each.state == "compile" for each in says) else None
     if state is not None and any(frame.user for frame in below):
         # The compiler calls the user's function to see what it does: every compilation begins like this.

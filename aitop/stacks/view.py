@@ -235,11 +235,12 @@ def _merged_view(
             accounts.append(one)
         for each in accounts:
             whole_time = samples if lead is not None else threads[each.key].total()
-            lines += [
-                _hot_line(each.key, role, group, each, samples=whole_time)
-                for group in each.groups
-                if group.line is not None
-            ]
+            for group, members in each.groups.items():
+                # What libraries do in an event loop beside the lead thread has no line of the user's to stand at.
+                serves = each.key not in peers and _heaviest(members).handler == "event-loop"
+                line = _shared(members) if group.line is None and serves else group.line
+                if line is not None:
+                    lines.append(_hot_line(each.key, role, group, each, line, samples=whole_time))
     if not processes and not lines:
         return None
     # A server may have hundreds of waiting threads: lines of lead threads go first, so that those cannot displace them.
@@ -316,7 +317,7 @@ def lead_thread(threads: Digest) -> ThreadKey | None:
     main = next((key for key in threads if key.main), None)
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
     least = _MAIN_WORKS * threads[main].total() if main is not None else 0.0
-    if main is not None and (_stepping(threads[main]) or _busy(threads[main]) > max(least, sum(others.values()))):
+    if main is not None and (_stepping(threads[main]) or _own_work(threads[main]) > max(least, sum(others.values()))):
         return main
     most = max(others, key=lambda key: (others[key], _at_work(threads[key])), default=None)
     if most is None or others[most]:
@@ -329,6 +330,13 @@ def lead_thread(threads: Digest) -> ThreadKey | None:
 
 def _stepping(stacks: Counter[Seen]) -> int:
     return sum(count for seen, count in stacks.items() if seen.phase in STEPPING and not seen.importing)
+
+
+def _own_work(stacks: Counter[Seen]) -> int:
+    """The number of samples that are no known wait, nor what a server's library does in its event loop."""
+    return sum(
+        count for seen, count in stacks.items() if not _waits(seen) and (seen.line or seen.handler != "event-loop")
+    )
 
 
 def _busy(stacks: Counter[Seen]) -> int:
@@ -440,7 +448,11 @@ def _as_one_worker(
     one = _Account(account.key, left, counts, {**account.parts, rest: {"wait-queue": 1.0}}, account.by_window)
     standing = [group for group, place in places.items() if group.line is not None and place.in_line]
     whole = sum(places[group].samples for group in standing)
-    lines = (_hot_line(account.key, role, group, account, samples=whole) for group in standing)
+    lines = (
+        _hot_line(account.key, role, group, account, group.line, samples=whole)
+        for group in standing
+        if group.line is not None
+    )
     return one, replace(own, lines=tuple(sorted(lines, key=lambda line: -line.share)))
 
 
@@ -563,9 +575,9 @@ def _shared(stacks: Mapping[Seen, int]) -> Frame | None:
     return place
 
 
-def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, *, samples: float) -> HotLine:
-    """A line of one thread with its share of `samples`. `group.line` must not be None."""
-    line, stacks, doing = group.line or Frame("", "", 0), account.groups[group], account.parts.get(group, {})
+def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, line: Frame, *, samples: float) -> HotLine:
+    """What one thread does in a group of its stacks, at `line`, with its share of `samples`."""
+    stacks, doing = account.groups[group], account.parts.get(group, {})
     heaviest = _heaviest(stacks)
     count = account.counts[group]
     return HotLine(

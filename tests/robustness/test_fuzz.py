@@ -11,8 +11,8 @@ from fuzz import CORPUS, fuzz
 from fuzz_subjects import SUBJECTS, Subject, forget_ring
 
 INPUTS = {
-    "ring": 250, "recording": 40, "comparison": 40, "spy": 250, "dump": 250, "trace": 250, "metrics": 250, "notes": 250,
-    "elf": 250, "source": 40, "kernel": 250,
+    "ring": 250, "recording": 40, "comparison": 12, "spy": 250, "dump": 250, "trace": 250, "metrics": 250, "notes": 250,
+    "elf": 250, "source": 20, "kernel": 250,
 }  # fmt: skip
 
 

@@ -207,6 +207,8 @@ def test_an_import_below_the_users_line_is_none_of_the_steps():
         ((*MAIN, "grpc/_channel.py wait", "std/selectors.py EpollSelector.select"), None, "network"),
         ((*MAIN, LOOP, "user/app.py answer", "requests/api.py get", "std/socket.py readinto"), None, "network"),
         ((*MAIN, LOOP, "user/app.py answer", "aiohttp/web_response.py json_response"), None, None),
+        # what a library does in the loop for a request is no line of the user's, and does not wait either
+        ((*MAIN, LOOP, "std/asyncio/events.py Handle._run", "starlette/responses.py JSONResponse.render"), None, None),
     ],
 )
 def test_an_event_loop_that_has_nothing_to_do_waits_for_requests(frames, state, work):

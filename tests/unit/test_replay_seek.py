@@ -207,8 +207,8 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     monkeypatch.setattr(outline, "KEEP_SECONDS", 5.0)
     monkeypatch.setattr(outline, "SLACK_SECONDS", 0.0)
     monkeypatch.setattr(outline, "BOOKMARK_TICKS", 4)
-    path = tmp_path / "two-minutes.jsonl"
-    target, events = minutes(2)
+    path = tmp_path / "one-minute.jsonl"
+    target, events = minutes(1)
     writer = RecordingWriter(path, target)
     for event in events:
         writer.write(event)
@@ -217,12 +217,12 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     feed.pause()
     feed.start(seen)
     feed._outline._thread.join(30)
-    assert feed._outline.bookmark_for(100).tick > 80
-    feed.seek_to(feed._outline.times[99] - feed._outline.times[0])
-    seen.at(100)
+    assert feed._outline.bookmark_for(55).tick > 40
+    feed.seek_to(feed._outline.times[54] - feed._outline.times[0])
+    seen.at(55)
     feed.stop()
     engine = Engine(target)
-    played = [snapshot for snapshot in map(engine.handle, events) if snapshot is not None][99]
+    played = [snapshot for snapshot in map(engine.handle, events) if snapshot is not None][54]
     assert seen.last.time == played.time
     assert [one.id for one in seen.last.diagnosis.verdicts] == [one.id for one in played.diagnosis.verdicts]
     assert seen.last.steps.count == played.steps.count

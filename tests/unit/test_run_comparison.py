@@ -107,9 +107,8 @@ def test_the_interval_holds_the_mean(like):
     assert held >= 0.92 * SEEDS
 
 
-@pytest.mark.parametrize(
-    "like", [pytest.param(0.0, marks=pytest.mark.slow), 0.6, pytest.param(0.9, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("like", [0.0, 0.6, 0.9])
 def test_the_same_code_is_hardly_ever_called_faster_or_slower(like):
     outcomes = [
         compare_runs(made(seed, like=like), made(seed + SEEDS, like=like)).change.verdict for seed in range(SEEDS)

@@ -16,6 +16,7 @@ from aitop.diagnosis.evidence import (
     Lines,
     blocks_loop,
     each_unit,
+    lead_ledger,
     lines_of,
     main_lines,
     moved_to,
@@ -44,6 +45,8 @@ LEAST_SAMPLES = 4
 SELDOM = 0.1
 # The share of a step that a stall may still cost once it is made rarer.
 CHEAP = 0.02
+# Library work that waits for an answer.
+ASKED = frozenset({"network", "database"})
 # A line counts as reading or writing if storage takes at least LEAST_STORED of its own time, and LEAST_WAITED of all.
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 
@@ -130,9 +133,24 @@ def host_io(snapshot: Snapshot) -> Explanation | None:
     lines = lines_of((*_storage_lines(entry for entry in host.entries if entry.work != "log").entries, *logging))
     share = min(lines.share, host_limit(snapshot)) if lines.samples >= LEAST_SAMPLES else 0.0
     place = f": {short_place(lines.where[0])}" if lines.where else ""
-    often = f"collect, and do it {_factor(share)} times as rarely{place}"
-    fixes = (fix(f"hand it to a background thread{place}", share), fix(often, _saved_rarely(share)))
+    asks = lines.part(lambda entry: entry.work in ASKED) > 0.5
+    fixes = _while_asking(snapshot, place, share) if serving and asks else _without_waiting(place, share)
     return _stall(snapshot, "goes into files or services", Lines(share, lines.entries), fixes)
+
+
+def _without_waiting(place: str, share: float) -> tuple[Fix, ...]:
+    often = f"collect, and do it {_factor(share)} times as rarely{place}"
+    return fix(f"hand it to a background thread{place}", share), fix(often, _saved_rarely(share))
+
+
+def _while_asking(snapshot: Snapshot, place: str, share: float) -> tuple[Fix, ...]:
+    """What to do where a request waits for the answer of a service, which it needs."""
+    asked = fix(f"cache what comes back, ask once for several, and keep connections to it open{place}")
+    ledger = lead_ledger(snapshot)
+    if ledger is None or ledger.threads > 1:
+        return (asked,)
+    others = f"answer other requests meanwhile: threads (gunicorn --threads 8), or an asynchronous client{place}"
+    return fix(others, share), asked
 
 
 def _storage_lines(entries: Iterable[Entry]) -> Lines:

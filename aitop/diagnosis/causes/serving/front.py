@@ -1,7 +1,7 @@
-"""Fronts: processes of a server that take requests from the network for the process that runs the model. Pure.
+"""Fronts: threads of a server that take requests from the network for the thread that runs the model. Pure.
 
-Such a process has one event loop, in one thread: it can serve no more than that thread can do, and nothing while a
-handler blocks it.
+Such a thread, in the model's process or in one of its own, runs an event loop: the server can take no more than that
+thread can do, and nothing while a handler blocks it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
-from aitop.model.snapshot import ProcessStacks, Snapshot
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.stacks.origin import is_user
 
@@ -35,13 +35,14 @@ OF_INPUT = frozenset({"tokenize", "decode", "collate"})
 
 
 class Front(msgspec.Struct, frozen=True):
-    """A process whose event loop runs for a share `active` of the time, of which it makes inputs for a share `making`.
+    """A thread whose event loop runs for a share `active` of the time, of which it makes inputs for a share `making`.
 
-    `lines` are the user's in that thread, without waits. `idle` is the share of the time in which the process that
-    runs the model waits for requests.
+    `lines` are what it does there, without waits. `idle` is the share of the time in which the thread that runs the
+    model waits for requests.
     """
 
-    process: ProcessStacks
+    pid: int
+    thread: str
     active: float
     making: float
     idle: float
@@ -49,23 +50,26 @@ class Front(msgspec.Struct, frozen=True):
 
 
 def fronts(snapshot: Snapshot) -> list[Front]:
-    """The processes, other than the one that runs the model, whose lead thread was seen to handle requests."""
+    """The threads, other than the one that runs the model, that were seen to handle requests."""
     ledger, stacks = lead_ledger(snapshot), snapshot.stacks
     if ledger is None or stacks is None or snapshot.kind == "training":
         return []
     idle = main_lines(snapshot, takes_request).share
+    made: dict[tuple[int, str], float] = {
+        (process.pid, process.thread): sum(one.share for one in process.lineless if one.phase in MADE)
+        for process in stacks.processes
+        if process.pid != ledger.pid
+    }
     found = []
-    for process in stacks.processes:
-        lead = process.pid, process.thread
-        active = next((one.active for one in stacks.threads if (one.pid, one.thread) == lead), None)
+    for each in stacks.threads:
+        key, library = (each.pid, each.thread), made.get((each.pid, each.thread), 0.0)
         lines = lines_of(
-            entry for entry in producer_entries(snapshot) if (entry.pid, entry.thread) == lead and _works(entry)
+            entry for entry in producer_entries(snapshot) if (entry.pid, entry.thread) == key and _works(entry)
         )
-        library = sum(one.share for one in process.lineless if one.phase in MADE)
-        if process.pid == ledger.pid or active is None or not (library or lines.entries):
+        if each.active is None or not (library or lines.entries):
             continue
         own = sum(entry.share for entry in lines.entries if entry.phase in MADE or entry.work in OF_INPUT)
-        found.append(Front(process, active, min(1.0, own + library), idle, lines))
+        found.append(Front(*key, each.active, min(1.0, own + library), idle, lines))
     return found
 
 
@@ -98,25 +102,26 @@ def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
             share=front.idle,
             gone=gone,
             signals=(True, front.idle >= 2 * LEAST_IDLE, front.active >= 0.97),
-            title=f"the process that takes the requests (pid {front.process.pid}) {what} on all of its one core, "
-            f"and the model waits {percent(front.idle)} of the time",
+            title=f"the thread that takes the requests ({front.thread}, pid {front.pid}) {what} all of the time, "
+            f"and the model waits {percent(front.idle)} of it",
             lines=front.lines,
             claims=(),
             evidence=(
-                f"its event loop's thread runs {percent(front.active)} of the time{place}",
-                f"{percent(front.making)} of its samples make inputs and outputs of the model",
+                f"the thread of the event loop runs {percent(front.active)} of the time{place}",
+                *([f"{percent(front.making)} of its samples make inputs and outputs of the model"] if making else []),
             ),
             fixes=(
-                fix("more processes that take requests: --api-server-count (vLLM), --workers (uvicorn),"
-                    " num_api_servers (LitServe)", gone),
-                fix("do less there for each request and token: stream fewer, larger pieces"),
+                fix("more processes that take requests, each on a core of its own: --api-server-count (vLLM),"
+                    " --workers (uvicorn), num_api_servers (LitServe)", gone),
+                fix("do less there for each request and token: smaller answers, bytes instead of JSON, fewer and larger"
+                    " pieces of a stream"),
             ),
         )  # fmt: skip
     return None
 
 
 def blocked_loop(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on handlers that block the event loop of a process beside the one that runs the model."""
+    """The verdict on handlers that block the event loop of a thread beside the one that runs the model."""
     worst: tuple[Front, Lines] | None = None
     for front in fronts(snapshot):
         blocking = lines_of(filter(_blocks, front.lines.entries))
@@ -136,8 +141,8 @@ def blocked_loop(snapshot: Snapshot) -> Explanation | None:
         title=f"handlers block the event loop {percent(lines.share)} of the time: {at}",
         lines=lines,
         evidence=(
-            f"{lines.samples:.0f} stack samples of the thread of the event loop (pid {front.process.pid}) stand there",
-            "no other request of that process gets on meanwhile",
+            f"{lines.samples:.0f} stack samples of the thread of the event loop (pid {front.pid}) stand there",
+            "no other request of that loop gets on meanwhile",
             f"the model waits for requests {percent(front.idle)} of the time",
         ),
         fixes=(
