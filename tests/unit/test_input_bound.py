@@ -9,7 +9,7 @@ from aitop.diagnosis.causes import between_steps, computing, preprocessing
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.causes.input_bound import FIRST_TIME, PASSED, STARVED, Wait, why_transient
 from aitop.diagnosis.evidence import NO_LINES
-from aitop.model.snapshot import Phases
+from aitop.model.snapshot import Phases, ProcessStacks
 from aitop.model.verdict import Setting
 
 WORKERS = [line("__getitem__", 0.9, pid=pid) for pid in (WORKER, WORKER + 1)]
@@ -240,6 +240,32 @@ def test_taking_ready_batches_does_not_hide_that_workers_are_started_anew():
         seen = snapshot([one(index) for index in range(100)], workers=2, facts=facts, host=host(2, worker_cpu=0.1))
         # Workers that stay are asked for the next epoch's batches: that takes time, too, but starts none.
         assert (said(seen).subtype == "respawn") != persistent
+
+
+def test_without_the_hook_workers_that_end_again_and_again_tell_why_batches_are_late():
+    def said_of(*shares, generations):
+        seen = without_hook(*shares, workers=2, host=host(2, worker_cpu=0.4))
+        rank, *_ = seen.stacks.processes
+        ended = [
+            ProcessStacks(
+                pid=900 + 10 * generation + number,
+                role="loader-worker",
+                samples=20,
+                phases=Phases(),
+                by_window=tuple(20 * (window == generation) for window in range(len(shares))),
+                idle=0.6,
+            )
+            for generation in generations
+            for number in range(2)
+        ]
+        return said(changed(seen, stacks=msgspec.structs.replace(seen.stacks, processes=(rank, *ended))))
+
+    verdict = said_of(0.4, 0.5, 0.4, 0.4, generations=(0, 2))
+    assert (verdict.subtype, verdict.share) == ("respawn", pytest.approx(0.4))
+    assert "4 of them ended meanwhile" in " ".join(verdict.evidence)
+    # One loader that ended is that of an earlier epoch, or the wait is elsewhere.
+    assert said_of(0.4, 0.5, 0.4, 0.4, generations=(0,)).subtype != "respawn"
+    assert said_of(0.1, 0.1, 0.1, 0.9, 0.9, generations=(0, 1)).subtype != "respawn"
 
 
 def test_the_line_of_the_worker_that_all_wait_for_is_named():

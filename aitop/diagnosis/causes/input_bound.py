@@ -152,9 +152,7 @@ def _empty_handed(snapshot: Snapshot) -> float | None:
     measured = producers.waited_empty(snapshot)
     if measured is not None:
         return measured
-    waiting = main_lines(snapshot, lambda entry: entry.phase == "data").share
-    starting = main_lines(snapshot, lambda entry: entry.activity == "spawn").share
-    return 1.0 if starting > 0.5 * waiting else None
+    return 1.0 if producers.waits_for_start(snapshot) else None
 
 
 def _own_code(snapshot: Snapshot) -> Lines:

@@ -33,7 +33,7 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.series import mean_of, values_since
 from aitop.diagnosis.what_if import LEFT, WAITING, Length, Loading, estimated, fix, without
 from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent, plural, rate
 from aitop.model.verdict import Fix, Setting, Where
 
@@ -119,10 +119,11 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
             return None
         times = f"the loader was started {len(starts)} times in {len(steps)} steps"
         evidence = f"{times}, {lost / len(starts) * 1e3:.0f} ms each (every {len(steps) / len(starts):.0f} steps)"
+    elif waits_for_start(snapshot):
+        ended = len(_ended_workers(snapshot))
+        evidence = f"{percent(spawning.share)} of samples start loader workers; {ended} of them ended meanwhile"
     else:
-        if spawning.share < 0.5 * share:
-            return None
-        evidence = f"{percent(spawning.share)} of samples start loader workers"
+        return None
     setting = Setting(name="persistent_workers", to=True, current=False)
     return Why(
         subtype="respawn",
@@ -135,6 +136,32 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
         fixes=(fix("persistent_workers=True keeps the loader's workers between epochs", share, setting),),
         confirmed=bool(starts) and spawning.share > 0.02,
     )
+
+
+def waits_for_start(snapshot: Snapshot) -> bool:
+    """Whether stacks show that the wait for data is mostly for workers to start.
+
+    They show the calls that start them; and where all workers of a loader end again and again, and others follow them,
+    how long the first batch takes is seen in the windows about these changes.
+    """
+    waiting = main_lines(snapshot, lambda entry: entry.phase == "data")
+    if main_lines(snapshot, lambda entry: entry.activity == "spawn").share > 0.5 * waiting.share:
+        return True
+    ended = _ended_workers(snapshot)
+    if len(ended) < 2 * max(1, loader_size(snapshot)):
+        return False
+    sampled_in = ([window for window, count in enumerate(each.by_window) if count] for each in ended)
+    last = {windows[-1] for windows in sampled_in if windows}
+    about = last | {window + 1 for window in last}
+    counts = [(window in about, count) for each in waiting.entries for window, count in enumerate(each.by_window)]
+    whole = sum(count for _, count in counts)
+    return whole > 0 and sum(count for near, count in counts if near) >= MOSTLY_STARTS * whole
+
+
+def _ended_workers(snapshot: Snapshot) -> list[ProcessStacks]:
+    """The loader workers of which stacks were sampled that no longer exist."""
+    alive = {process.pid for process in snapshot.processes}
+    return [process for process in sampled_workers(snapshot) if process.pid not in alive]
 
 
 def workers_at_work(snapshot: Snapshot) -> float | None:
