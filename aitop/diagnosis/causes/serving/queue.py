@@ -36,6 +36,7 @@ from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Setting, Where
+from aitop.stacks.origin import is_user
 from aitop.stacks.pool import SEVERAL, SHORT_THREADS
 
 # From ENTER on a request waits longer than it is worked on. In a server that is half busy, requests of equal length
@@ -151,8 +152,11 @@ def _waits(serving: Serving, snapshot: Snapshot) -> Lines:
         # The threads of the handlers run the model, too: what they wait for is not another thread that makes batches.
         return handlers
     waits = main_lines(snapshot, _waits_for_batch if serving.requests else takes_request)
+    if waits.where:
+        return waits
     # A coroutine that awaits is on no stack: the lines at which its handler was seen to run are beside its awaits.
-    return waits if waits.where else main_lines(snapshot, _runs_in_loop)
+    own = main_lines(snapshot, _runs_in_loop)
+    return own if own.where else lines_of(filter(_runs_in_loop, producer_entries(snapshot)))
 
 
 def _waits_in_handler(entry: Entry) -> bool:
@@ -167,8 +171,8 @@ def _waits_for_batch(entry: Entry) -> bool:
 
 
 def _runs_in_loop(entry: Entry) -> bool:
-    """Whether an entry is code of a handler in an event loop, other than the model."""
-    return entry.handler == "event-loop" and entry.phase != "forward"
+    """Whether an entry is the user's code of a handler in an event loop, other than the model."""
+    return entry.handler == "event-loop" and entry.phase != "forward" and is_user(entry.file, script=None)
 
 
 def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
