@@ -11,7 +11,7 @@ from aitop.attach.entrance import deliver
 
 pytestmark = pytest.mark.e2e
 
-CYCLES = 25
+CYCLES = 10
 HOOK = (
     (
         "hook.__init__",
