@@ -22,6 +22,7 @@ GENERATES = (
 )
 GATE = "with gate:"
 FILLS = "jobs.append(self.jobs.get(timeout=max(0.0, until - time.monotonic())))"
+HANDS_ON = "answers = await loop.run_in_executor(None, self.match, [ids for ids, _ in together])"
 SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
@@ -58,6 +59,9 @@ def judged(name, tier):
         ("ranking_queue_collect", 3, "latency-tail/collector", COLLECTS),
         ("ranking_queue_collect", 2, "latency-tail/collector", COLLECTS),
         ("chat_batching_long", 3, "latency-tail/prefill", None),
+        ("spam_filter_explain", 3, "gil-contention/None", None),
+        ("spam_filter_explain", 2, "gil-contention/None", None),
+        ("sentence_pairs_window", 3, "queue-bound/held", HANDS_ON),
         ("ranking_queue_window", 3, "queue-bound/held", FILLS),
         ("ranking_queue_window", 2, "queue-bound/held", FILLS),
         ("ranking_queue_single", 3, "underbatched/None", ONE_BY_ONE),
@@ -83,6 +87,23 @@ def test_threads_that_compute_for_one_request_each_are_not_in_each_others_way(ti
     """They take turns with the interpreter's lock, as one thread would with itself."""
     warned = [verdict.id for verdict in judged("threads_a_request", tier) if verdict.severity != "info"]
     assert warned == ["cpu-oversubscription"]
+
+
+@pytest.mark.parametrize("tier", [3, 2])
+def test_what_a_library_does_in_the_event_loop_is_at_the_librarys_line(tier):
+    """The handler has returned a long list, so its own line is on no stack any more."""
+    first, *_ = judged("spam_filter_explain", tier)
+    assert (first.where[0].function, first.where[0].file.rpartition("/site-packages/")[2]) == (
+        "jsonable_encoder",
+        "fastapi/encoders.py",
+    )
+    assert "do less in the event loop" in first.fixes[0].text
+
+
+@pytest.mark.parametrize("tier", [3, 2])
+def test_an_event_loop_that_works_for_its_requests_is_no_server_that_rests(tier):
+    """Stacks show a third of that work: the rest is the loop's own, in C, where it seems to wait."""
+    assert {verdict.severity for verdict in judged("sentence_pairs", tier)} == {"info"}
 
 
 @pytest.mark.parametrize("name", ["review_scores_neighbour", "spam_filter"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aitop.diagnosis.causes.serving.front import full_front
+from aitop.diagnosis.causes.serving.front import DO_LESS, MORE_PROCESSES, full_front
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     MAIN,
@@ -65,10 +65,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     # In a process of their own, the threads need as many cores as they would here if none of them waited for the GIL.
     freed = _cores_freed(snapshot, share, held - sum(entry.share for entry in work))
     apart = min(0.99, share + freed, _most_apart(theirs, holders))
-    fixes = (
-        fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", apart),
-        fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops", rarely),
-    )
+    if lines_of(runs).part(lambda entry: entry.handler == "event-loop") > 0.5:
+        fixes = fix(DO_LESS, rarely), fix(MORE_PROCESSES, apart)
+    else:
+        fixes = (
+            fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", apart),
+            fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops", rarely),
+        )
     return Explanation(
         share=share,
         gone=rarely,

@@ -126,6 +126,7 @@ TRANSFORMERS = ("transformers",)
 HEALTHY_SERVERS = (
     case("review_scores", "review_scores.py", needs=FASTAPI),
     case("spam_filter", "spam_filter.py", needs=FASTAPI),
+    case("sentence_pairs", "sentence_pairs.py", needs=FASTAPI),
     case("embeddings", "embeddings.py", path="/predict", needs=LITSERVE),
     case(
         "embeddings_batched",
@@ -340,9 +341,13 @@ ALWAYS = (
         accepted=("latency-tail/lock",),
         guilty=("self.counts[number % 61] = ", "for number in range(20_000):"),
     ),
+    # A handler in a thread returns a long list, which the event loop's thread makes JSON of.
+    case("spam_filter:explain", "spam_filter.py", "gil-contention", clients=2, sends=("--words", "96"), needs=FASTAPI),
     # A batch is taken when eight requests are there or 0.2 s are over; three clients never fill it.
     case("ranking_queue:window", "ranking_queue.py", "queue-bound", ("held",), clients=3,
          guilty=("jobs.append(self.jobs.get(timeout=",)),
+    # The same with a coroutine that collects them, of which no stack shows that it waits.
+    case("sentence_pairs:window", "sentence_pairs.py", "queue-bound", ("held",), clients=6, needs=FASTAPI),
     case(
         "ranking_queue:single",
         "ranking_queue.py",

@@ -31,6 +31,15 @@ LEAST_IDLE = 0.1
 # From this share on, a full thread mostly makes inputs and outputs of the model.
 MOSTLY = 0.5
 MADE: frozenset[str] = frozenset({"preprocess", "postprocess"})
+# What helps where an event loop has too much to do.
+MORE_PROCESSES = (
+    "more processes that take requests, each on a core of its own: --api-server-count (vLLM), --workers (uvicorn), "
+    "num_api_servers (LitServe)"
+)
+DO_LESS = (
+    "do less in the event loop for each request and token: smaller answers, bytes instead of JSON, fewer and larger "
+    "pieces of a stream"
+)
 OF_INPUT = frozenset({"tokenize", "decode", "collate"})
 
 
@@ -111,10 +120,8 @@ def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
                 *([f"{percent(front.making)} of its samples make inputs and outputs of the model"] if making else []),
             ),
             fixes=(
-                fix("more processes that take requests, each on a core of its own: --api-server-count (vLLM),"
-                    " --workers (uvicorn), num_api_servers (LitServe)", gone),
-                fix("do less there for each request and token: smaller answers, bytes instead of JSON, fewer and larger"
-                    " pieces of a stream"),
+                fix(MORE_PROCESSES, gone),
+                fix(DO_LESS),
             ),
         )  # fmt: skip
     return None

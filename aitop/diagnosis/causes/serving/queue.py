@@ -15,7 +15,6 @@ from aitop.diagnosis.evidence import (
     MAIN,
     RUNNING,
     Lines,
-    cores_wanted,
     interval,
     lines_of,
     main_lines,
@@ -122,7 +121,28 @@ def _held(idle: float | None, snapshot: Snapshot) -> float | None:
     main = [entry for ledger in snapshot.ledgers for entry in ledger.entries if entry.lane == "main"]
     rest = sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry))
     work = len(snapshot.ledgers) - rest
-    return 1.0 - (work + cores_wanted(producer_entries(snapshot))) / (1.0 - idle)
+    return 1.0 - (work + _at_work_beside(snapshot)) / (1.0 - idle)
+
+
+def _at_work_beside(snapshot: Snapshot) -> float:
+    """How many threads work on average, other than those that run the model.
+
+    By the kernel's figure of how long each runs: stacks do not show what an event loop does by itself.
+    """
+    stacks = snapshot.stacks
+    if stacks is None:
+        return 0.0
+    moments = {process.pid: process.samples for process in stacks.processes}
+    run_the_model = {(ledger.pid, ledger.thread) for ledger in snapshot.ledgers}
+    run_the_model |= {
+        (process.pid, name) for process in stacks.processes if process.pool for name in process.pool.threads
+    }
+    # Several threads may have one name.
+    return sum(
+        (each.active or 0.0) * each.samples / moments[each.pid]
+        for each in stacks.threads
+        if (each.pid, each.thread) not in run_the_model and moments.get(each.pid)
+    )
 
 
 def _under_way_at_least(snapshot: Snapshot) -> float:

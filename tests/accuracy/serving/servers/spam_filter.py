@@ -82,7 +82,10 @@ def main():
         with torch.inference_mode():
             answer = model(ids)
         mailboxes.tidy()
-        return {"spam": round(float(answer[0, 0]), 5)}
+        said = {"spam": round(float(answer[0, 0]), 5)}
+        if args.cause == "explain":
+            said["words"] = model.embed(ids)[0].tolist()
+        return said
 
     print(f"model in process {os.getpid()}", flush=True)
     uvicorn.run(app, port=args.port, log_level="warning")
