@@ -228,6 +228,10 @@ PUTS = stack("user/serve.py:5 main | q.put(x)", "std/queue.py Queue.put", "std/t
 SERVES = stack("user/serve.py:20 worker | net(x)", CALL)
 ENCODES = stack("user/serve.py:19 worker | ids = encode(text)")
 RESTS = stack("std/concurrent/futures/thread.py _worker")
+IN_LOOP = ("user/serve.py:9 main | uvicorn.run(app)", "uvicorn/main.py run", "std/asyncio/base_events.py X._run_once")
+LISTENS = stack(*IN_LOOP, "std/selectors.py EpollSelector.select")
+APP = (*IN_LOOP, "starlette/routing.py:73 app")
+DUMPS = stack(*APP, "std/json/encoder.py:258 JSONEncoder.iterencode")
 
 
 @pytest.mark.parametrize(
@@ -240,14 +244,29 @@ RESTS = stack("std/concurrent/futures/thread.py _worker")
         ([(BACK, 50)], [(SERVES, 50)], "MainThread"),
         ([(ENCODES, 50)], [(PUTS, 50)], "MainThread"),
         ([(PUTS, 50)], [(PUTS, 50)], "MainThread"),
+        ([(DUMPS, 45), (LISTENS, 5)], [(SERVES, 20), (RESTS, 30)], "Thread-1"),
     ],
-    ids=["serves beside", "encodes beside", "now and then", "hardly ever", "both", "main works", "nobody"],
+    ids=["serves beside", "encodes beside", "now and then", "hardly ever", "both", "main works", "nobody", "a loop"],
 )
 def test_the_thread_that_steps(of_main, of_other, steps):
     others = [(RANK, "Thread-1", False, frames, count) for frames, count in of_other]
     stacks = view(window(2.0, *main(RANK, *of_main), *others))
     assert [process.thread for process in stacks.processes] == [steps]
     assert stacks.processes[0].samples == 50
+
+
+def test_what_libraries_do_in_an_event_loop_beside_the_model_is_at_their_line():
+    renders = stack(*APP, "starlette/responses.py:200 JSONResponse.render")
+    loop = main(RANK, (DUMPS, 30), (renders, 10), (LISTENS, 10))
+    stacks = view(window(2.0, *loop, (RANK, "Thread-1", False, SERVES, 20), (RANK, "Thread-1", False, RESTS, 30)))
+    [works] = [line for line in stacks.lines if line.thread == "MainThread" and line.handler == "event-loop"]
+    assert (works.function, works.line, works.share, works.activity) == ("JSONEncoder.iterencode", 258, 0.8, "python")
+    assert [(frame.function, share) for frame, share in works.below] == [
+        ("JSONEncoder.iterencode", 0.75),
+        ("JSONResponse.render", 0.25),
+    ]
+    [rests] = [line for line in stacks.lines if line.thread == "MainThread" and line.handler is None]
+    assert (rests.line, rests.share, rests.activity) == (9, 0.2, "wait-queue")
 
 
 def test_of_several_threads_that_work_for_one_that_waits_the_busiest_leads():
