@@ -69,16 +69,16 @@ def fronts(snapshot: Snapshot) -> list[Front]:
         for process in stacks.processes
         if process.pid != ledger.pid
     }
+    working: dict[tuple[int, str], list[Entry]] = {key: [] for key, share in made.items() if share}
+    for entry in filter(_works, producer_entries(snapshot)):
+        working.setdefault((entry.pid, entry.thread), []).append(entry)
+    active = {(each.pid, each.thread): each.active for each in stacks.threads}
     found = []
-    for each in stacks.threads:
-        key, library = (each.pid, each.thread), made.get((each.pid, each.thread), 0.0)
-        lines = lines_of(
-            entry for entry in producer_entries(snapshot) if (entry.pid, entry.thread) == key and _works(entry)
-        )
-        if each.active is None or not (library or lines.entries):
-            continue
-        own = sum(entry.share for entry in lines.entries if entry.phase in MADE or entry.work in OF_INPUT)
-        found.append(Front(*key, each.active, min(1.0, own + library), idle, lines))
+    for key, entries in working.items():
+        own = sum(entry.share for entry in entries if entry.phase in MADE or entry.work in OF_INPUT)
+        runs = active.get(key)
+        if runs is not None:
+            found.append(Front(*key, runs, min(1.0, own + made.get(key, 0.0)), idle, lines_of(entries)))
     return found
 
 
