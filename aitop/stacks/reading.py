@@ -34,8 +34,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     `line` is the user's innermost frame: on a stack that compiles, the one that called the compiler; in a forked worker
     without user code, the parent's line that started it; None without user code on the stack, and where only libraries
-    work in an event loop. `via` has the user's
-    frames above `line`.
+    work in an event loop. `via` has the user's frames above `line`.
     `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
     for the phase, or the number of frames if none does. `leaf`: the user's line is the innermost frame, so its time is
     native code or plain Python.
