@@ -62,6 +62,7 @@ def test_plain_loops_of_all_shapes(script):
     assert sorted(workers, key=str) == [(0, None, False), (1, 3, True)]
 
 
+@pytest.mark.slow
 def test_torch_compile_does_not_notice(script):
     kinds = ("compiled", "compiled_optimizer", "compiled_step")
     process = script("loops.py", *kinds)

@@ -376,6 +376,7 @@ def told(request):
     return request.tokens is not None
 
 
+@pytest.mark.slow
 def test_continuous_batching_of_transformers_behind_a_web_server(start):
     pytest.importorskip("transformers.generation.continuous_batching")
     pytest.importorskip("fastapi")
