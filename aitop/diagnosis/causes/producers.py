@@ -120,8 +120,9 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
         times = f"the loader was started {len(starts)} times in {len(steps)} steps"
         evidence = f"{times}, {lost / len(starts) * 1e3:.0f} ms each (every {len(steps) / len(starts):.0f} steps)"
     elif waits_for_start(snapshot):
-        ended = len(_ended_workers(snapshot))
-        evidence = f"{percent(spawning.share)} of samples start loader workers; {ended} of them ended meanwhile"
+        evidence = f"{percent(spawning.share)} of samples start loader workers"
+        if ended := len(_ended_workers(snapshot)):
+            evidence += f"; {ended} of them ended meanwhile"
     else:
         return None
     setting = Setting(name="persistent_workers", to=True, current=False)
