@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -109,11 +109,8 @@ def _worked(request: RequestRecord) -> float:
 def _levels(begins: Sequence[float], ends: Sequence[float]) -> list[tuple[float, int]]:
     """For each stretch between two changes: its seconds, and how many intervals are open in it."""
     changes = sorted([*((time, 1) for time in begins), *((time, -1) for time in ends)])
-    levels, open_now = [], 0
-    for (time, change), (until, _) in pairwise(changes):
-        open_now += change
-        levels.append((until - time, open_now))
-    return levels
+    counts = accumulate(change for _, change in changes)
+    return [(until - time, count) for ((time, _), (until, _)), count in zip(pairwise(changes), counts, strict=False)]
 
 
 def _clients(arrivals: Sequence[float], ends: Sequence[float]) -> int | None:
@@ -148,7 +145,7 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Sim
 
     `behind`: the server begins with the work for which the first request really had to wait.
     """
-    count, clients = len(load.arrivals), load.clients
+    count, clients, cost, services, back = len(load.arrivals), load.clients, load.cost, load.services, load.back
     first = load.begun if behind and not clients else load.arrivals[0]
     free = [first] * slots
     # If clients send the next request after each answer, the arrivals follow from the answers.
@@ -158,14 +155,13 @@ def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Sim
     latencies = 0.0
     last = first
     while pending:
-        start = max(heapq.heappop(free), pending[0])
+        start = max(free[0], pending[0])
         taken = [heapq.heappop(pending)]
         while pending and len(taken) < batch and pending[0] <= start:
             taken.append(heapq.heappop(pending))
-        seconds = load.cost.seconds(len(taken)) if load.cost is not None else load.services[answered % count]
-        end = start + seconds
-        heapq.heappush(free, end)
-        answer = end + load.back
+        end = start + (services[answered % count] if cost is None else cost.seconds(len(taken)))
+        heapq.heapreplace(free, end)
+        answer = end + back
         for arrival in taken:
             latencies += answer - arrival
             if clients and sent < count:

@@ -102,9 +102,11 @@ def idle_share(serving: Serving) -> float | None:
     first = min(requests[-1].end, serving.under_way_since(serving.pid))
     resting = rest
     for one in reversed(requests):
-        if one.end < first:
-            rest += first - one.end
-        first = min(first, one.end - one.seconds)
+        end = one.end
+        if end < first:
+            rest += first - end
+        begin = end - one.seconds
+        first = min(first, begin)
     total = requests[-1].end - first + resting
     return rest / total if total > 0.0 else None
 

@@ -169,7 +169,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     def requests_of(self, pid: int | None) -> tuple[RequestRecord, ...]:
         """The requests of one process. Those that do not tell theirs are of `self.pid`."""
-        return tuple(one for one in self.requests if (self.pid if one.pid is None else one.pid) == pid)
+        own = self.pid == pid
+        return tuple([one for one in self.requests if one.pid == pid or (own and one.pid is None)])
 
     def under_way_since(self, pid: int | None) -> float:
         """Since when a process (None: `self.pid`) has had requests under way at every look; infinite if it has none."""

@@ -106,6 +106,11 @@ def test_an_event_loop_that_works_for_its_requests_is_no_server_that_rests(tier)
     assert {verdict.severity for verdict in judged("sentence_pairs", tier)} == {"info"}
 
 
+def test_a_server_whose_threads_stand_at_a_lock_is_not_at_work_all_that_time():
+    """On average one request waits; the lock's holder works for two thirds of the time."""
+    assert {verdict.severity for verdict in judged("story_teller", 2)} == {"info"}
+
+
 @pytest.mark.parametrize("name", ["review_scores_neighbour", "spam_filter"])
 @pytest.mark.parametrize("tier", [3, 2])
 def test_a_server_that_others_keep_from_its_cores_is_not_warned_of(name, tier):

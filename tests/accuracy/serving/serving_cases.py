@@ -262,7 +262,7 @@ TAILS = (
         "latency-tail",
         ("handler", "lock"),
         guilty=('lines.append(f"{first}:{second}"', "for second in range(1200):"),
-        without_hook=("host-bound/None", "preprocessing-bound"),
+        without_hook=("host-bound/None", "preprocessing-bound", "python-overhead"),
     ),
     # A prompt of a thousand tokens takes this model 45 ms, which nobody notices beside requests of 160.
     vllm("vllm:long", "latency-tail", ("prefill",), "--max-model-len", "4096", load=0.3, body=(*ASKED, *CUT),

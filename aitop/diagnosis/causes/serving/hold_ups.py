@@ -288,39 +288,48 @@ class Lost:
 
 
 class RequestHoldUps:
-    """All hold-ups. `of` gives the seconds that each kind of them took of one request."""
+    """All hold-ups. `of` gives the seconds that each kind of them took of one request, `seconds` those of one kind."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
         """Sum up by kind what holds up all requests; keep single what depends on the request (prompts, handlers)."""
-        single: list[HoldUp] = []
-        alike: dict[int | None, dict[Kind, list[HoldUp]]] = {}
+        alike: dict[Kind, dict[int | None, list[HoldUp]]] = {}
+        self._single: dict[Kind, list[HoldUp]] = {}
         for hold_up in found:
             if hold_up.tokens is None and hold_up.owner is None:
-                alike.setdefault(hold_up.pid, {}).setdefault(hold_up.kind, []).append(hold_up)
+                alike.setdefault(hold_up.kind, {}).setdefault(hold_up.pid, []).append(hold_up)
             else:
-                single.append(hold_up)
-        self._alike = {pid: {kind: Lost(each) for kind, each in own.items()} for pid, own in alike.items()}
-        self._single = sorted(single, key=lambda each: each.until)
-        self._untils = [each.until for each in self._single]
-        self._longest = max((each.until - each.begin for each in single), default=0.0)
+                self._single.setdefault(hold_up.kind, []).append(hold_up)
+        self._alike = {kind: {pid: Lost(each) for pid, each in by_pid.items()} for kind, by_pid in alike.items()}
+        for single in self._single.values():
+            single.sort(key=lambda each: each.until)
+        self._untils = {kind: [each.until for each in single] for kind, single in self._single.items()}
+        self._longest = {kind: max(each.until - each.begin for each in single) for kind, single in self._single.items()}
+        self._kinds = tuple(dict.fromkeys((*alike, *self._single)))
 
     def of(self, request: RequestRecord) -> dict[Kind, float]:
         """The seconds that each kind took of a request."""
-        begin = request.end - request.seconds
-        seconds: dict[Kind, float] = {}
-        for pid in {None, request.pid}:
-            for kind, of_kind in self._alike.get(pid, {}).items():
-                seconds[kind] = seconds.get(kind, 0.0) + of_kind.between(begin, request.end)
-        for hold_up in self._single[bisect_left(self._untils, begin) :]:
-            if hold_up.until - self._longest >= request.end:
+        return {kind: lost for kind in self._kinds if (lost := self.seconds(kind, request)) > 0.0}
+
+    def seconds(self, kind: Kind, request: RequestRecord) -> float:
+        """The seconds that hold-ups of one kind took of a request."""
+        end, pid = request.end, request.pid
+        begin = end - request.seconds
+        seconds = 0.0
+        for held_pid, lost in self._alike.get(kind, {}).items():
+            if held_pid is None or held_pid == pid:
+                seconds += lost.between(begin, end)
+        single = self._single.get(kind, ())
+        if not single:
+            return seconds
+        for hold_up in single[bisect_left(self._untils[kind], begin) :]:
+            if hold_up.until - self._longest[kind] >= end:
                 break
             own = hold_up.tokens is not None and (request.prompt_tokens or 0) >= OWN_PROMPT * hold_up.tokens
-            until = request.end
-            if hold_up.owner is not None and hold_up.owner is not request:
-                until = begin + (request.queue or 0.0)
-            lost = 0.0 if own or not hold_up.holds(request.pid) else overlap(hold_up, begin, until)
-            seconds[hold_up.kind] = seconds.get(hold_up.kind, 0.0) + lost
-        return {kind: lost for kind, lost in seconds.items() if lost > 0.0}
+            if own or not hold_up.holds(pid):
+                continue
+            behind = hold_up.owner is not None and hold_up.owner is not request
+            seconds += overlap(hold_up, begin, begin + (request.queue or 0.0) if behind else end)
+        return seconds
 
 
 class Tail(msgspec.Struct, frozen=True):

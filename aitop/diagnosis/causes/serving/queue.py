@@ -20,7 +20,6 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     producer_entries,
-    server_idle_share,
     serves,
     takes_request,
     where_of,
@@ -222,10 +221,10 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
 def _waiting(serving: Serving) -> float | None:
     """The part (0..1) of the requests' time that they wait; None where that was not measured."""
     shares = []
-    waited = [one for one in serving.requests if one.queue is not None]
-    total = sum(one.seconds for one in waited)
+    waited = [(one.queue, one.seconds) for one in serving.requests if one.queue is not None]
+    total = sum([seconds for _, seconds in waited])
     if waited and total > 0.0:
-        shares.append(sum(one.queue or 0.0 for one in waited) / total)
+        shares.append(sum([queue for queue, _ in waited]) / total)
     if serving.queue is not None and serving.concurrency:
         # By Little's law the numbers are in the same proportion as the times. They also count preempted requests, which
         # wait once more; the wait of a request counts only until its first turn.
@@ -250,7 +249,8 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
         # Each thread has one request: by Little's law their numbers are in the same proportion as their times.
         waiting = own.standing / (own.standing + own.working)
         where = tuple(structs.replace(where_of(line.pid, line), share=line.share) for line in own.lines[:3])
-        queues.append(Queue(waiting, 1.0 - server_idle_share(snapshot), None, own.standing, where))
+        # A request may stand in line while none is worked on; only work says that the server lacks capacity.
+        queues.append(Queue(waiting, min(1.0, own.working), None, own.standing, where))
     return max(queues, key=lambda queue: queue.share, default=None)
 
 

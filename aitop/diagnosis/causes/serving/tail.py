@@ -213,7 +213,7 @@ def _times(
     own: Kind = "handler" if kind == "event-loop" else kind
     # Only requests that are so long in all can have been made so much longer.
     longer = (one for one in requests if one.seconds >= LEAST_RATIO * usual)
-    late = [one for one in longer if of_requests.of(one).get(own, 0.0) >= (LEAST_RATIO - 1.0) * usual]
+    late = [one for one in longer if of_requests.seconds(own, one) >= (LEAST_RATIO - 1.0) * usual]
     count = sum(any(map(each.meets, late)) for each in held if each.kind == own)
     return Times(count, len(late) / len(requests) * least_mean(count) / count) if count else None
 
