@@ -110,6 +110,7 @@ def test_lightning(script):
         assert shapes(seen) == {shape}, kind
 
 
+@pytest.mark.slow
 def test_two_ranks_with_ddp_and_fsdp(script, tmp_path):
     process = script("ranks.py", "replicated", "sharded")
     process.until(lambda: (tmp_path / "pid1").exists(), "ranks")

@@ -77,7 +77,13 @@ def wait_for(port: int) -> None:
             "flask", FLASK, ["-m", "flask", "run", "--port", "PORT"], "werkzeug", {"API server": 1}, id="flask"
         ),
         pytest.param(
-            "litserve", LITSERVE, ["app.py", "PORT"], "litserve", {"worker": 2, "API server": 2}, id="litserve"
+            "litserve",
+            LITSERVE,
+            ["app.py", "PORT"],
+            "litserve",
+            {"worker": 2, "API server": 2},
+            id="litserve",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -275,15 +275,8 @@ def test_a_web_server_without_torch(start):
     assert any(one.model is not None for one in Seen(server, pid).requests)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("http.server", marks=pytest.mark.slow),
-        pytest.param("wsgiref", marks=pytest.mark.slow),
-        pytest.param("werkzeug", marks=pytest.mark.slow),
-        "http.server beside torch",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["http.server", "wsgiref", "werkzeug", "http.server beside torch"])
 def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, watched):
     if kind == "werkzeug":
         pytest.importorskip(kind)
@@ -350,7 +343,8 @@ def worker_of(server):
     raise AssertionError("no worker")
 
 
-@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
 def test_the_worker_of_litserve(batch, start):
     pytest.importorskip("litserve")
     server = start("litserve_server.py", batch)
