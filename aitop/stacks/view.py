@@ -333,10 +333,8 @@ def _stepping(stacks: Counter[Seen]) -> int:
 
 
 def _own_work(stacks: Counter[Seen]) -> int:
-    """The number of samples that are no known wait, nor what a server's library does in its event loop."""
-    return sum(
-        count for seen, count in stacks.items() if not _waits(seen) and (seen.line or seen.handler != "event-loop")
-    )
+    """The number of samples that are no known wait, nor in an event loop: that one works for the requests of others."""
+    return sum(count for seen, count in stacks.items() if not _waits(seen) and seen.handler != "event-loop")
 
 
 def _busy(stacks: Counter[Seen]) -> int:
