@@ -155,11 +155,12 @@ def _at_calls(sampled: list[Entry], calls: Sequence[CallSite], records: Sequence
 def _of_server(entry: Entry, server: Served) -> Entry:
     """Move host code of a server into the phase that was measured for it.
 
-    Code before the model's call is preprocessing, code after it postprocessing, and waiting for requests is idle.
+    Code before the model's call is preprocessing, code after it or between two of them postprocessing, as the hook
+    counts it, and waiting for requests is idle.
     """
     if entry.phase != "host":
         return entry
-    phases: dict[Position | None, Phase] = {"before": "preprocess", "after": "postprocess"}
+    phases: dict[Position | None, Phase] = {"before": "preprocess", "within": "postprocess", "after": "postprocess"}
     phase = "idle" if takes_request(entry) else phases.get(entry.position, "host")
     return msgspec.structs.replace(entry, phase=phase) if phase in server.shares else entry
 

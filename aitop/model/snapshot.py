@@ -157,8 +157,9 @@ class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
 class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
     """Threads that take the same work in turns.
 
-    On average `there` of them are alive at a time, `working` of them work, and `standing` of them hold a request that
-    has to wait for something that another thread does. `threads` are their names; several may have the same one.
+    On average `there` of them are alive at a time, `working` of them work, `asking` of them wait for a service that
+    their request needs, and `standing` of them hold a request that has to wait for something that another thread does.
+    `threads` are their names; several may have the same one.
     `lines` are the lines of code on which such requests wait, those with most of them first; their shares are of all
     such waits.
     """
@@ -167,6 +168,7 @@ class ThreadPool(msgspec.Struct, frozen=True, kw_only=True):
     there: float
     working: float
     standing: float
+    asking: float = 0.0
     lines: tuple[HotLine, ...] = ()
 
 

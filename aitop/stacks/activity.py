@@ -216,6 +216,13 @@ def _waits_of_groups(
     left = _left(looks.waits, known)
     room = dict(open_groups)
     no_arrays = [key for key in open_groups if works[key] not in COMPUTES]
+    # A poll does not say of what: where a library works with a service or files, it is of these.
+    told = [key for key in open_groups if works[key] in _WAIT_OF]
+    for key, mass in _spread(left.get("other", 0.0), told, off_core, dict(off_core)).items():
+        waits[key][_WAIT_OF[works[key]]] = mass / open_groups[key]
+        room[key] -= mass
+        off_core[key] -= mass
+        left["other"] -= mass
     # Waits that only some lines can have are placed first, of these the largest, where the looks found the thread off a
     # core most often.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):

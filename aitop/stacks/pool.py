@@ -2,7 +2,8 @@
 
 A server may run its model in any thread of a pool, or start a thread for each connection. Each of them is idle most of
 the time even if the server never is, so only together do they show where its time goes. One thing counts at each
-moment: what a working thread does; if none works, what a request waits for; if there is none, that all are idle.
+moment: what a working thread does; if none works, what the request waits for that is under way; if there is none, where
+requests stand in line; else that all threads are idle.
 """
 
 from __future__ import annotations
@@ -87,11 +88,18 @@ class Place(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """0 where a thread works, 1 where work that it has begun waits, 2 where it is idle."""
+        """0 where a thread works, 1 where what it has begun waits, 2 where that waits for another, 3 if it is idle."""
         begun = self.handler is not None or self.phase != "outside"
         if self.activity in (*RUNS, *OWN_WAITS) or (self.activity == _UNKNOWN and begun):
             return 0
-        return 2 if self.activity in RESTS and not begun else 1
+        if self.activity in RESTS and not begun:
+            return 3
+        return 2 if self.in_line else 1
+
+    @property
+    def asks(self) -> bool:
+        """Whether a thread that handles a single request waits there for a service."""
+        return self.rank == 1 and self.work is not None and self.handler not in (None, "event-loop")
 
     @property
     def in_line(self) -> bool:
@@ -142,11 +150,11 @@ def pooled(
 ) -> tuple[ThreadPool, dict[Key, float]]:
     """Return the pool of these threads, and how many samples of each place count for it as one worker.
 
-    `moments` is how often the process was sampled. Places of rank 0 fill these first, then those of rank 1 and 2.
+    `moments` is how often the process was sampled. Places of rank 0 fill these first, then those of rank 1, 2 and 3.
     """
     counts: dict[Key, float] = {}
     room = moments
-    for rank in range(3):
+    for rank in range(4):
         chosen = {key: place.samples for key, place in places.items() if place.rank == rank}
         mass = sum(chosen.values())
         factor = min(1.0, room / mass) if mass > 0.0 else 0.0
@@ -154,7 +162,13 @@ def pooled(
         room = max(0.0, room - mass)
     there = sum(place.samples for place in places.values())
     working = sum(place.samples for place in places.values() if place.rank == 0)
+    asking = sum(place.samples for place in places.values() if place.asks)
     standing = sum(place.samples for place in places.values() if place.in_line)
-    names = tuple(key.thread for key in threads)
-    own = ThreadPool(threads=names, there=there / moments, working=working / moments, standing=standing / moments)
+    own = ThreadPool(
+        threads=tuple(key.thread for key in threads),
+        there=there / moments,
+        working=working / moments,
+        asking=asking / moments,
+        standing=standing / moments,
+    )
     return own, counts

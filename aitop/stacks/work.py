@@ -46,9 +46,9 @@ def _seen(samples: float, process: ProcessStacks) -> bool:
 def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int) -> tuple[int, ...]:
     """The processes that do the work, the one to show first in front; empty where nothing was sampled.
 
-    They are those that update a model; else those that run one or wait for their data; else those that run at all. A
-    rank also belongs to them if its stacks show any part of a step. Stacks of a loader's worker never do: it feeds a
-    rank. The order of `stepping` counts: its first process comes first.
+    They are those that update a model; else those that run one or wait for their data; else those that run at all;
+    else those whose requests wait. A rank also belongs to them if its stacks show any part of a step. Stacks of a
+    loader's worker never do: it feeds a rank. The order of `stepping` counts: its first process comes first.
     """
     if stacks is None:
         return ()
@@ -61,7 +61,7 @@ def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int
     if most:
         chosen = [each for each in processes if levels[each.pid] == most or (each.role == "rank" and _steps(each) > 0)]
     else:
-        chosen = _running(stacks, processes) or ranks or processes
+        chosen = _running(stacks, processes) or _holding(processes) or ranks or processes
     amounts = {process.pid: _amount(stacks, process) for process in chosen}
     busiest = max(amounts.values(), default=0.0)
 
@@ -107,6 +107,12 @@ def _running(stacks: Stacks, processes: Sequence[ProcessStacks]) -> list[Process
     """The processes whose lead thread does something itself; if any are ranks, only those: the others feed them."""
     running = [process for process in processes if _active(stacks, process) > LEAST_ACTIVE]
     return [process for process in running if process.role == "rank"] or running
+
+
+def _holding(processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
+    """The processes in which requests wait nearly always: for a service, or behind each other."""
+    pools = [(process, process.pool) for process in processes if process.pool is not None]
+    return [process for process, pool in pools if pool.asking + pool.standing > 1.0 - LEAST_ACTIVE]
 
 
 def _active(stacks: Stacks, process: ProcessStacks) -> float:

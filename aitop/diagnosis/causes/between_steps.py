@@ -19,6 +19,7 @@ from aitop.diagnosis.evidence import (
     lead_ledger,
     lines_of,
     main_lines,
+    main_stacks,
     moved_to,
     records,
     seen_once,
@@ -28,6 +29,7 @@ from aitop.diagnosis.evidence import (
     short_place,
     stored,
     takes_request,
+    where_of,
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
@@ -146,7 +148,13 @@ def _without_waiting(place: str, share: float) -> tuple[Fix, ...]:
 def _while_asking(snapshot: Snapshot, place: str, share: float) -> tuple[Fix, ...]:
     """What to do where a request waits for the answer of a service, which it needs."""
     asked = fix(f"cache what comes back, ask once for several, and keep connections to it open{place}")
-    ledger = lead_ledger(snapshot)
+    process, ledger = main_stacks(snapshot), lead_ledger(snapshot)
+    pool = process.pool if process is not None else None
+    if pool is not None and pool.standing > pool.asking > 0.0 and pool.lines:
+        # Those that stand in line could ask at the same time, but no more than there are.
+        line = short_place(where_of(pool.lines[0].pid, pool.lines[0]))
+        others = f"let go of what the others wait for at {line} while it asks: they can ask meanwhile"
+        return fix(others, min(share, 1.0 - 1.0 / (pool.standing + pool.asking))), asked
     if ledger is None or ledger.threads > 1:
         return (asked,)
     others = f"answer other requests meanwhile: threads (gunicorn --threads 8), or an asynchronous client{place}"

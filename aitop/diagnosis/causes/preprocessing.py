@@ -107,7 +107,9 @@ def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines, work: st
     processes = loading.best_workers()
     ahead = loading.with_workers(processes)
     fixes = [fix(cheaper, gone)]
-    if ahead.speedup > WORTH_IT:
+    # What is made between two passes of the model, its next pass waits for.
+    if ahead.speedup > WORTH_IT and lines.lines[0].position != "within":
+        what = "outputs" if _made(lines) == "output" else "inputs ahead"
         makers = plural(processes, "process", "processes")
-        fixes.append(fix(f"make inputs ahead in {makers} of their own while the model runs", ahead))
+        fixes.append(fix(f"make {what} in {makers} of their own while the model runs", ahead))
     return fixes

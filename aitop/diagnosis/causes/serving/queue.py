@@ -21,6 +21,7 @@ from aitop.diagnosis.evidence import (
     main_stacks,
     producer_entries,
     serves,
+    short_place,
     takes_request,
     where_of,
 )
@@ -52,7 +53,8 @@ class Queue(msgspec.Struct, frozen=True):
     """How long requests wait: `share` (0..1) of their time. `busy` is the part of its time that the server works.
 
     `seconds` is the mean wait, None where only `waiting`, the mean number of waiting requests, is known. `where` are
-    the lines on which threads wait for their turn, empty where the wait is seen elsewhere.
+    the lines on which threads wait for their turn, empty where the wait is seen elsewhere. `asking`: the threads whose
+    turn it is mostly wait for a service.
     """
 
     share: float
@@ -60,6 +62,7 @@ class Queue(msgspec.Struct, frozen=True):
     seconds: float | None
     waiting: float | None
     where: tuple[Where, ...] = ()
+    asking: bool = False
 
 
 # It needs no steps: its evidence is requests. It follows other causes: what makes each request slow makes the queue.
@@ -245,12 +248,13 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
         queues.append(Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue))
     process = main_stacks(snapshot)
     own = process.pool if process is not None and serves(snapshot) else None
-    if own is not None and own.working > 0.0:
+    taken = own.working + own.asking if own is not None else 0.0
+    if own is not None and taken > 0.0:
         # Each thread has one request: by Little's law their numbers are in the same proportion as their times.
-        waiting = own.standing / (own.standing + own.working)
+        waiting = own.standing / (own.standing + taken)
         where = tuple(structs.replace(where_of(line.pid, line), share=line.share) for line in own.lines[:3])
         # A request may stand in line while none is worked on; only work says that the server lacks capacity.
-        queues.append(Queue(waiting, min(1.0, own.working), None, own.standing, where))
+        queues.append(Queue(waiting, min(1.0, taken), None, own.standing, where, own.asking > own.working))
     return max(queues, key=lambda queue: queue.share, default=None)
 
 
@@ -328,7 +332,9 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
         evidence.append(f"a request waits {duration(queue.seconds)} on average before it is worked on")
     elif queue.waiting is not None:
         evidence.append(f"{queue.waiting:.1f} requests wait on average")
-    if queue.busy is not None:
+    if queue.busy is not None and queue.asking:
+        evidence.append(f"requests whose turn it is wait for a service most of {percent(queue.busy)} of the time")
+    elif queue.busy is not None:
         evidence.append(f"the server works {percent(queue.busy)} of the time")
     rate = serving.requests_per_second or (load.rate if load is not None else None)
     if rate is not None:
@@ -365,7 +371,12 @@ def _fixes(
     fixes.append(fix(more) if replica is None else fix(f"{more}{_latency(replica)}", replica.length))
     if serving.kv_used is not None and serving.kv_used >= KV_FULL:
         fixes.append(fix("a larger KV cache: gpu_memory_utilization, kv_cache_dtype fp8, or shorter contexts"))
-    if queue.where:
+    if queue.where and queue.asking:
+        line = short_place(queue.where[0])
+        fixes.insert(
+            0, fix(f"ask the service before {line}, not while others wait there: they can ask at the same time")
+        )
+    elif queue.where:
         fixes.append(fix("one thread that takes all requests that wait, and runs the model once for them"))
     fixes.append(fix("refuse requests early that cannot be answered in time"))
     return fixes
