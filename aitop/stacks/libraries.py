@@ -206,6 +206,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", work="file"),
     # not transformers' Trainer: its loop calls the parts of a step and whatever its user has passed
     _row(r"/site-packages/(?:torch|transformers(?!/trainer)|timm|diffusers|peft)/", work="tensor"),
+    # metrics are computed with tensors, but for people: no step needs them
+    _row(r"/site-packages/(?:torchmetrics|torcheval|ignite/metrics|evaluate)/", work="array"),
     _row(r"/site-packages/(?:numpy|scipy|sklearn|cupy|numba|xgboost|lightgbm|catboost|statsmodels|numexpr"
          r"|faiss)/", work="array"),
     # files, formats, services

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ GENERATES = (
 GATE = "with gate:"
 FILLS = "jobs.append(self.jobs.get(timeout=max(0.0, until - time.monotonic())))"
 HANDS_ON = "answers = await loop.run_in_executor(None, self.match, [ids for ids, _ in together])"
+SORTS = "by_age = sorted(self.entries.items(), key=lambda kv: kv[1].used)"
+FETCHES, LOCKED = "return json.loads(stream.readline())", "with self.lock:"
 SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
@@ -70,6 +73,12 @@ def judged(name, tier):
         ("generate_behind_a_lock", 2, "queue-bound/None", GATE),
         ("threads_a_request", 3, "cpu-oversubscription/None", None),
         ("threads_a_request", 2, "cpu-oversubscription/None", None),
+        ("cache_trimmed_in_loop", 3, "host-bound/event-loop", SORTS),
+        ("cache_trimmed_in_loop", 2, "host-bound/event-loop", SORTS),
+        ("lock_held_while_asking", 3, "host-io-stall/None", FETCHES),
+        ("lock_held_while_asking", 2, "queue-bound/None", LOCKED),
+        ("penalty_token_by_token", 3, "preprocessing-bound/None", "if logits[token] > 0:"),
+        ("penalty_token_by_token", 2, "host-bound/None", "if logits[token] > 0:"),
         ("embeddings_stopped", 3, "hang/stopped", None),
         ("embeddings_stopped", 2, "hang/stopped", None),
     ],
@@ -80,6 +89,33 @@ def test_what_holds_a_server_up_is_named_first_with_its_line(name, tier, expecte
     of = {"latency-tail": "tail" if tier == 3 else "time", "queue-bound": "request"}
     assert first.base == of.get(first.id, "time")
     assert text is None or first.where[0].text.strip() == text
+
+
+@pytest.mark.parametrize("tier", [3, 2])
+def test_who_asks_a_service_with_a_lock_is_told_to_let_go_of_it(tier):
+    """Six threads: five times as many requests were answered where only the model was under the lock."""
+    by_id = {verdict.id: verdict for verdict in judged("lock_held_while_asking", tier)}
+    assert by_id["queue-bound"].where[0].text.strip() == LOCKED
+    assert by_id["queue-bound"].fixes[0].text.startswith("ask the service before")
+    if tier == 3:
+        let_go, *_ = by_id["host-io-stall"].fixes
+        assert "let go of what the others wait for at scoring.py:49" in let_go.text
+        assert let_go.speedup == pytest.approx(5.1, rel=0.25)
+
+
+@pytest.mark.parametrize("tier", [3, 2])
+def test_of_workers_that_share_the_work_unevenly_the_idle_one_is_named(tier):
+    """One of two does nine tenths of it; 1.7 times as much was done where both took from one queue."""
+    first, *_ = judged("uneven_workers", tier)
+    assert first.id == "compute-bound"
+    assert re.search(r"while pid \d+, which runs the same model, rests 81 % of it", first.title)
+    assert first.fixes[0].speedup == pytest.approx(1.7, rel=0.1)
+
+
+def test_what_is_made_between_two_passes_of_the_model_cannot_be_made_ahead():
+    first, *_ = judged("penalty_token_by_token", 3)
+    assert first.title.endswith("is spent making the model's output")
+    assert [fix.speedup for fix in first.fixes] == [pytest.approx(1.65, rel=0.25)]
 
 
 @pytest.mark.parametrize("tier", [3, 2])

@@ -122,6 +122,15 @@ def test_a_line_that_reads_a_socket_waits_for_the_network_and_another_for_the_lo
     assert parts[15]["wait-network"] > 0.85 and parts[13]["wait-lock"] > 0.85
 
 
+def test_a_poll_below_a_service_waits_for_it_whatever_it_polls():
+    """A socket with a time limit is polled, and the kernel does not say which descriptors are."""
+    parts = doing(
+        (READS, 80), (FETCH, 20), cpu=(100, (PYTHON, 0)), states=[state(1, 100, running=0, lock=80, other=20)]
+    )
+    assert parts[15] == {"wait-network": pytest.approx(1.0, abs=0.05), "python": pytest.approx(0.0), "native": 0.0}
+    assert parts[13]["wait-lock"] > 0.9
+
+
 def test_the_kernel_counts_waits_that_are_too_short_to_be_met():
     """Of a thread that was off its core for half of the time the looks met one wait in five."""
     met = msgspec.structs.replace(state(1, 100, running=80, disk=16, lock=4), counted=0.5)

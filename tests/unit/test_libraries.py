@@ -48,6 +48,7 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("jax/_src/numpy/lax_numpy.py dot", None, None, "tensor"),
         ("keras/src/trainers/trainer.py fit", None, None, "tensor"),
         ("sklearn/ensemble/_forest.py fit", None, None, "array"),
+        ("torchmetrics/metric.py Metric._wrap_compute.<locals>.wrapped_func", None, None, "array"),
         ("numpy/lib/npyio.py save", "save", None, "save"),
         ("numpy/lib/_npyio_impl.py load", None, None, "file"),
         # files, formats, services

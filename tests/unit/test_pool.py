@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from stack_maker import stack, window
+from stack_maker import stack, state, window
 
 from aitop.model.stacks import Look
 from aitop.stacks.view import StackView
@@ -61,6 +61,24 @@ def test_requests_that_wait_for_each_other_stand_in_line():
     assert process.pool.working == pytest.approx(1.0, abs=0.03)
     assert process.pool.standing == pytest.approx(5.0, abs=0.03)
     assert [(line.line, line.share) for line in process.pool.lines] == [(40, 1.0)]
+
+
+def test_who_asks_a_service_while_others_stand_behind_it_holds_the_server_up():
+    """The kernel says of a socket with a time limit that it is polled; of the other five that they wait for a lock."""
+    asks = stack(
+        *CLIENT, "user/serve.py:42 do_POST | features = get(url)", "requests/api.py get", "std/socket.py readinto"
+    )
+    names = [f"Thread-{number}" for number in range(6)]
+    samples = [
+        (PID, name, False, frames, count) for name in names for frames, count in ((GATE, 100), (asks, 19), (SCORES, 1))
+    ]
+    states = tuple(state(PID, 100, running=0, thread=name, lock=83, other=17) for name in names)
+    seen = msgspec.structs.replace(window(2.0, (PID, "MainThread", True, SELECTS, 120), *samples), states=states)
+    stacks = StackView().view((seen,), {PID: "rank"}, 0.0)
+    (process,) = stacks.processes
+    assert (process.pool.asking, process.pool.standing) == (pytest.approx(0.95), pytest.approx(5.0))
+    [most] = [line for line in stacks.lines if line.thread == process.thread and line.share > 0.1]
+    assert (most.line, most.activity, most.share) == (42, "wait-network", pytest.approx(0.95, abs=0.01))
 
 
 def test_a_wait_of_which_nothing_is_known_is_no_standing_in_line():

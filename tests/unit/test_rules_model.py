@@ -505,6 +505,19 @@ def answering(records, **fields):
     return snapshot(records, lines=lines, **{"kind": "inference", **fields})
 
 
+@pytest.mark.parametrize(
+    ("no_grad", "phase", "told"),
+    [(0.05, "forward", True), (0.01, "forward", False), (0.05, "environment", False)],
+    ids=["a teacher", "a small one", "a policy that acts"],
+)
+def test_a_model_that_is_not_trained_may_be_computed_once(no_grad, phase, told):
+    made = steps(seconds=0.1, forward=0.06, backward=0.03, no_grad=no_grad, no_grad_forwards=1)
+    verdict = fired(compute_bound(snapshot(made, lines=[line("act", 0.3, phase=phase)])))
+    assert verdict.severity == "info"
+    assert [fix.speedup for fix in verdict.fixes] == ([pytest.approx(2.0)] if told else [])
+    assert ("50 % of it without gradients" in verdict.title) is told
+
+
 def test_a_decoder_without_a_cache_computes_its_prefix_again():
     verdict = fired(compute_bound(answering(decoding(lambda number: 20 + number % 90))))
     assert (verdict.subtype, verdict.severity, verdict.where[0].line) == ("prefix", "warning", 98)

@@ -230,6 +230,7 @@ ENCODES = stack("user/serve.py:19 worker | ids = encode(text)")
 RESTS = stack("std/concurrent/futures/thread.py _worker")
 IN_LOOP = ("user/serve.py:9 main | uvicorn.run(app)", "uvicorn/main.py run", "std/asyncio/base_events.py X._run_once")
 LISTENS = stack(*IN_LOOP, "std/selectors.py EpollSelector.select")
+SORTS = stack(*IN_LOOP, "std/asyncio/events.py Handle._run", "user/serve.py:38 trim | by_age = sorted(entries)")
 APP = (*IN_LOOP, "starlette/routing.py:73 app")
 DUMPS = stack(*APP, "std/json/encoder.py:258 JSONEncoder.iterencode")
 
@@ -245,8 +246,19 @@ DUMPS = stack(*APP, "std/json/encoder.py:258 JSONEncoder.iterencode")
         ([(ENCODES, 50)], [(PUTS, 50)], "MainThread"),
         ([(PUTS, 50)], [(PUTS, 50)], "MainThread"),
         ([(DUMPS, 45), (LISTENS, 5)], [(SERVES, 20), (RESTS, 30)], "Thread-1"),
+        ([(SORTS, 45), (LISTENS, 5)], [(SERVES, 20), (RESTS, 30)], "Thread-1"),
     ],
-    ids=["serves beside", "encodes beside", "now and then", "hardly ever", "both", "main works", "nobody", "a loop"],
+    ids=[
+        "serves beside",
+        "encodes beside",
+        "now and then",
+        "hardly ever",
+        "both",
+        "main works",
+        "nobody",
+        "a loop",
+        "a handler in a loop",
+    ],
 )
 def test_the_thread_that_steps(of_main, of_other, steps):
     others = [(RANK, "Thread-1", False, frames, count) for frames, count in of_other]

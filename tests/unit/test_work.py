@@ -9,7 +9,7 @@ from aitop.diagnosis.ledger import ledgers
 from aitop.engine.core import Engine
 from aitop.engine.hook_requests import SteppingProcesses
 from aitop.model.host import HostSample, MachineSample
-from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
+from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadPool, ThreadShare, Tick
 from aitop.model.stacks import ThreadState
 from aitop.stacks.work import step_levels, working
 
@@ -54,6 +54,14 @@ STARVES = Phases(data_wait=0.98, forward=0.01, backward=0.01)
 def test_the_process_that_works_and_not_those_around_it(main, others, work):
     processes = [sampled(MAIN, "rank", **main), *(sampled(FIRST + at, **other) for at, other in enumerate(others))]
     assert working(seen(*processes), {}, MAIN) == work
+
+
+def test_the_process_in_which_requests_wait_where_none_does_anything():
+    """Its service, asleep most of the time, runs a little more."""
+    service, (asks, share) = sampled(FIRST, active=0.09), sampled(SECOND, active=0.01)
+    pool = ThreadPool(threads=("a", "b"), there=6.0, working=0.05, standing=5.0, asking=0.9)
+    stacks = seen(sampled(MAIN, "launcher"), service, (msgspec.structs.replace(asks, pool=pool), share))
+    assert working(stacks, {}, MAIN) == (SECOND,)
 
 
 def test_the_main_process_where_those_of_its_pool_only_take_over_their_jobs():

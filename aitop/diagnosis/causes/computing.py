@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,11 +23,13 @@ from aitop.diagnosis.evidence import (
     serves,
     short_place,
     stepping,
+    takes_request,
     where_of,
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import line_through
-from aitop.diagnosis.what_if import estimated, fix
+from aitop.diagnosis.what_if import Length, estimated, fix
+from aitop.model.ledger import Entry, Ledger
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, operations, percent
 from aitop.model.verdict import Where
@@ -46,6 +49,16 @@ CACHE = (
     "keep the keys and values of earlier tokens (use_cache=True, past_key_values): each call then computes only the"
     " newest token"
 )
+# Passes without gradients are told of in training if they take this share of a step. What acts in an environment sees
+# new inputs each time, and is left out.
+LEAST_FROZEN = 0.15
+FROZEN = (
+    "keep what the model without gradients gives wherever its inputs and weights stay the same: for a frozen part, or a"
+    " teacher of a fixed data set, compute it once"
+)
+# One process of several that run the same model is taken for overloaded if it is at work for FULL of the time and all
+# of them on average for less than EVEN of that.
+FULL, EVEN = 0.9, 0.75
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
 NO_STEPS = "no phase of a training step and no model call was seen: whether all of it is needed is not known"
 
@@ -124,11 +137,25 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
     elif between:
         rests = f"{percent(waiting)} is waiting for requests" if waiting > 0.5 * outside else None
         title = f"{computes}, {rests or f'{percent(outside)} passes between the phases'}"
+    fixes = []
+    frozen, uneven = _frozen(snapshot), _unevenly(snapshot)
+    if frozen >= LEAST_FROZEN:
+        title = f"{computes}, {percent(frozen)} of it without gradients"
+        evidence.append("a model runs without gradients in each step, as a teacher or a frozen part does")
+        fixes.append(fix(FROZEN, frozen))
+    if uneven is not None:
+        busiest, idlest = uneven.busiest, uneven.idlest
+        title = f"{computes}, while pid {idlest.pid}, which runs the same model, rests {percent(idlest.rests)} of it"
+        evidence.append(
+            f"pid {busiest.pid} rests {percent(busiest.rests)} of the time: its requests may wait meanwhile"
+        )
+        fixes.append(fix("let all processes take requests from one queue, or hand each to the least busy", uneven.gone))
     return Explanation(
         severity="info",
         share=computing,
         gains=False,
         level=level,
+        fixes=tuple(fixes),
         signals=(phases.data_wait is not None, computing > MOSTLY),
         doubtful=idle or between or unseen or host_unproven(snapshot),
         title=title,
@@ -136,6 +163,58 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
         claims=(),
         evidence=evidence,
     )
+
+
+def _frozen(snapshot: Snapshot) -> float:
+    """The share (0..1) of each training step that is forward passes without gradients; 0 where something else acts."""
+    steps, forward = records(snapshot), snapshot.phases.forward
+    whole = sum(step.forward for step in steps)
+    acts = main_lines(snapshot, lambda entry: entry.phase == "environment").lines
+    if snapshot.kind != "training" or forward is None or not whole or acts:
+        return 0.0
+    return forward * sum(step.no_grad for step in steps) / whole
+
+
+class _Worker(NamedTuple):
+    """A process that runs a model, and the share (0..1) of its time in which it has nothing to do."""
+
+    pid: int
+    rests: float
+
+
+class _Uneven(NamedTuple):
+    """The process that is never idle and the one that rests most, of those that run one model.
+
+    `gone` is the time of a request that is saved where all of them work equally, if requests wait for the busiest.
+    """
+
+    busiest: _Worker
+    idlest: _Worker
+    gone: Length
+
+
+def _unevenly(snapshot: Snapshot) -> _Uneven | None:
+    """The processes that run the same model, if one of them does most of the work; None if they share it."""
+    if snapshot.kind != "inference" or not snapshot.ledgers:
+        return None
+    models = [{each.at for each in ledger.entries if _runs_model(each)} for ledger in snapshot.ledgers]
+    same = [ledger for ledger, lines in zip(snapshot.ledgers, models, strict=True) if lines & models[0]]
+    workers = sorted((_Worker(ledger.pid, _rests(ledger)) for ledger in same), key=lambda worker: worker.rests)
+    work = [1.0 - worker.rests for worker in workers]
+    if len(workers) < 2 or work[0] < FULL or sum(work) > EVEN * len(work) * work[0]:
+        return None
+    share = 1.0 - sum(work) / len(work) / work[0]
+    # If there is a single client, no request waits, and nothing is gained.
+    return _Uneven(workers[0], workers[-1], estimated(share, 0.0, share))
+
+
+def _runs_model(entry: Entry) -> bool:
+    return entry.lane == "main" and entry.phase == "forward" and entry.where is not None
+
+
+def _rests(ledger: Ledger) -> float:
+    main = [entry for entry in ledger.entries if entry.lane == "main"]
+    return min(1.0, sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry)))
 
 
 def _tokens_again(snapshot: Snapshot) -> Explanation | None:
