@@ -99,7 +99,8 @@ class Place(NamedTuple):
     @property
     def asks(self) -> bool:
         """Whether a thread that handles a single request waits there for a service."""
-        return self.rank == 1 and self.work is not None and self.handler not in (None, "event-loop")
+        own = self.handler not in (None, "event-loop")
+        return own and self.activity == "wait-network" and not self.in_line
 
     @property
     def in_line(self) -> bool:

@@ -90,8 +90,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     cost = turn_cost(serving.iterations)
     size, engines = _batch(serving), serving.engines or 1
     load = load_of(serving.requests, batch=size, engines=engines, cost=cost if size > 1 else None)
-    replica = _replica(serving, load, cost)
-    batch = _larger_batch(serving, load, cost)
+    # Where threads stand in line, the hook counts that as work on their requests: a simulation would know no queue.
+    replica = _replica(serving, load, cost) if not queue.where else None
+    batch = _larger_batch(serving, load, cost) if not queue.where else None
     lengths = [changed.length for changed in (replica, batch) if changed is not None]
     best = max(lengths, key=lambda length: length.speedup, default=None)
     gains = best is not None and best.speedup >= WORTH_IT
@@ -333,7 +334,7 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
     elif queue.waiting is not None:
         evidence.append(f"{queue.waiting:.1f} requests wait on average")
     if queue.busy is not None and queue.asking:
-        evidence.append(f"requests whose turn it is wait for a service most of {percent(queue.busy)} of the time")
+        evidence.append(f"for {percent(queue.busy)} of the time one has its turn, and mostly waits for a service")
     elif queue.busy is not None:
         evidence.append(f"the server works {percent(queue.busy)} of the time")
     rate = serving.requests_per_second or (load.rate if load is not None else None)
@@ -373,9 +374,8 @@ def _fixes(
         fixes.append(fix("a larger KV cache: gpu_memory_utilization, kv_cache_dtype fp8, or shorter contexts"))
     if queue.where and queue.asking:
         line = short_place(queue.where[0])
-        fixes.insert(
-            0, fix(f"ask the service before {line}, not while others wait there: they can ask at the same time")
-        )
+        text = f"ask the service before {line}, not while others wait there: they can ask at the same time"
+        fixes.insert(0, fix(text))
     elif queue.where:
         fixes.append(fix("one thread that takes all requests that wait, and runs the model once for them"))
     fixes.append(fix("refuse requests early that cannot be answered in time"))
