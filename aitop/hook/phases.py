@@ -66,6 +66,8 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
             journal.busy = True
             batch = original(self)
             kind = came
+            if journal.batch_came is not None:
+                journal.batch_came(batch)
             return batch
         finally:
             journal.busy = False

@@ -111,6 +111,18 @@ class LoaderInfo(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str | None = None
 
 
+class PaddingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the rows of a loader's batches are, in tokens, as means over `looks` batches.
+
+    `width` is the length with padding, `longest` that of the longest sequence of a batch, `mean` that of all of them.
+    """
+
+    looks: Count
+    width: float
+    longest: float
+    mean: float
+
+
 class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True):
     """The CUDA caching allocator of one device, in bytes; counters since the process started.
 
@@ -199,7 +211,8 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     `foreach` says whether the last optimizer seen updates all tensors at once (foreach or fused, by choice or by
     torch's default), `fused` whether it was told to fuse; None where it has no such setting. `own_optimizer` says that
     its class is not torch's. `denormals` is the share (0..1) of the groups of eight neighbours in its state that have a
-    denormal number in them; None where the state lies on a device or was not read.
+    denormal number in them; None where the state lies on a device or was not read. `padding` is None where no batch of
+    a loader had an attention mask.
     """
 
     way: str
@@ -213,6 +226,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool | None = None
     own_optimizer: bool | None = None
     denormals: float | None = None
+    padding: PaddingInfo | None = None
     parameters: int | None = None
     parameter_tensors: int | None = None
     looked_up_parameters: int | None = None

@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 import time
+from collections import UserDict
 from types import ModuleType, SimpleNamespace
 
 import hook_runs
@@ -13,12 +14,14 @@ import pytest
 import torch
 from hook_runs import Net
 from torch import nn
+from torch.utils.data import DataLoader
 
 import aitop.hook
 from aitop.hook import compiler
 from aitop.hook.measures import generation
 from aitop.hook.measures.denormals import Denormals
 from aitop.hook.measures.inputs import autocast_dtype, matmul_precision
+from aitop.hook.measures.padding import Padding
 from aitop.hook.measures.scaler import Scaler
 from aitop.hook.roots import STEPS_TO_SEARCH
 
@@ -176,6 +179,76 @@ def test_a_tensor_whose_memory_is_gone_is_not_looked_at(watched):
     freed.untyped_storage().resize_(0)
     optimizer.state[model.weight]["mine"] = freed
     assert denormals_of(watched.session) is None
+
+
+MASK = torch.zeros(4, 16, dtype=torch.int64)
+for row, tokens in enumerate((2, 4, 6, 8)):
+    MASK[row, :tokens] = 1
+
+
+class Encoding(UserDict):
+    """Made as transformers' BatchEncoding is."""
+
+
+def padding_of(session, *batches):
+    """What is told after a loader has given these batches, each long after the one before."""
+    measure = next(measure for measure in session.measures if isinstance(measure, Padding))
+    for batch in batches:
+        measure.look(time.monotonic_ns() + next(LOOKS) * 10**12)
+        assert next(iter(DataLoader([0], collate_fn=lambda _, batch=batch: batch))) is batch
+    return measure.facts().get("padding")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mask: {"input_ids": mask, "attention_mask": mask},
+        lambda mask: Encoding(attention_mask=mask),
+        lambda mask: ({"attention_mask": mask}, torch.ones(4)),
+        lambda mask: {"attention_mask": mask.bool()},
+    ],
+    ids=["a dict", "an encoding", "with labels", "booleans"],
+)
+def test_how_much_of_a_batch_is_padding_is_counted_by_its_mask(watched, make):
+    assert padding_of(watched.session, make(MASK)) == {"looks": 1, "width": 16.0, "longest": 8.0, "mean": 5.0}
+    assert padding_of(watched.session, make(MASK[:2])) == {"looks": 2, "width": 16.0, "longest": 6.0, "mean": 4.0}
+
+
+def test_only_one_batch_in_three_seconds_is_looked_at(watched):
+    batch = {"attention_mask": MASK}
+    assert padding_of(watched.session, batch)["looks"] == 1
+    for _ in DataLoader([0] * 5, collate_fn=lambda _: batch):
+        pass
+    assert next(each for each in watched.session.measures if isinstance(each, Padding)).facts()["padding"]["looks"] == 1
+
+
+def freed(mask):
+    mask.untyped_storage().resize_(0)
+    return mask
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        MASK * 3,
+        MASK.float(),
+        MASK.t(),
+        MASK[0],
+        MASK.to("meta"),
+        MASK.to_sparse(),
+        nn.Parameter(MASK, requires_grad=False),
+        freed(MASK.clone()),
+        torch.zeros(0, 16, dtype=torch.int64),
+        torch.ones(2, 9000, dtype=torch.int64),
+        "a word",
+        None,
+    ],
+    ids=["other numbers", "added to scores", "strided", "one row", "meta", "sparse", "subclass", "freed", "empty",
+         "too long", "no tensor", "none"],
+)  # fmt: skip
+def test_what_is_no_plain_mask_in_memory_is_not_counted(watched, mask):
+    assert padding_of(watched.session, {"attention_mask": mask}, {"ids": MASK}, MASK, [], object()) is None
+    assert watched.session._errors == 0
 
 
 with_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch 2.2 has none for the CPU")

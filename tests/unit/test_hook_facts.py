@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aitop.model.steps import CallSite
+from aitop.model.steps import CallSite, PaddingInfo
 from aitop.protocol.ring import JSON_ROOM
 from aitop.sources.ring.reader import decode_facts
 
@@ -35,6 +35,7 @@ WHOLE = {
     "graph_breaks": 1,
     "recompile_reasons": ["f (a.py:7): size mismatch"],
     "scaler_skips": 2,
+    "padding": {"looks": 3, "width": 192.0, "longest": 52.5, "mean": 32.1},
     "watches": ["tokens"],
 }
 
@@ -47,8 +48,9 @@ def test_facts_of_a_hook_are_decoded():
     answer = decoded(WHOLE)
     facts, _ = answer
     assert facts.calls == (CallSite(**SITE),)
-    for name in WHOLE.keys() - {"calls", "input_dtypes", "recompile_reasons", "watches"}:
+    for name in WHOLE.keys() - {"calls", "input_dtypes", "recompile_reasons", "watches", "padding"}:
         assert getattr(facts, name) == WHOLE[name]
+    assert facts.padding == PaddingInfo(looks=3, width=192.0, longest=52.5, mean=32.1)
     assert facts.recompile_reasons == ("f (a.py:7): size mismatch",)
     assert (facts.input_dtypes, facts.watches) == (("int64",), ("tokens",))
 
@@ -68,6 +70,8 @@ def test_facts_of_a_hook_are_decoded():
         ("flops_dtype", 32),
         ("input_dtypes", ["int64"] * 1025),
         ("recompiles", -1),
+        ("padding", {"looks": 3, "width": -1.0, "longest": 52.5, "mean": 32.1}),
+        ("padding", {"looks": 3}),
         ("scaler_skips", "many"),
     ],
 )

@@ -10,6 +10,7 @@ from aitop.diagnosis.causes.computing import compute_bound
 from aitop.model.gpu import GpuDevice
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
+from aitop.model.steps import PaddingInfo
 from aitop.model.verdict import Setting
 
 # precision --------------------------------------------------------------------------------------------------------
@@ -516,6 +517,31 @@ def test_a_model_that_is_not_trained_may_be_computed_once(no_grad, phase, told):
     assert verdict.severity == "info"
     assert [fix.speedup for fix in verdict.fixes] == ([pytest.approx(2.0)] if told else [])
     assert ("50 % of it without gradients" in verdict.title) is told
+
+
+def padded(longest, mean, looks=4, **figures):
+    told = facts(padding=PaddingInfo(looks=looks, width=192.0, longest=longest, mean=mean), **figures)
+    return fired(compute_bound(snapshot(steps(seconds=0.1, forward=0.05, backward=0.045), facts=told)))
+
+
+def test_rows_that_are_longer_than_any_sequence_compute_padding():
+    """A fine-tuning run of texts padded to 192 tokens was 3.3 times faster with batches as long as their longest one."""
+    verdict = padded(52.0, 32.0, ops=2_000)
+    assert (verdict.id, verdict.subtype, verdict.severity) == ("compute-bound", "padding", "warning")
+    assert verdict.evidence[0] == "batches are 192 tokens wide, their longest sequences have 52 on average"
+    assert verdict.speedup == pytest.approx(2.2, abs=0.1), "what calling operations takes does not get shorter"
+    assert [fix.speedup for fix in verdict.fixes] == [pytest.approx(2.2, abs=0.1)]
+    assert padded(52.0, 32.0).speedup == pytest.approx(3.3, abs=0.1)
+    assert len(padded(140.0, 60.0).fixes) == 2, "nor are sequences of one batch of like length"
+
+
+@pytest.mark.parametrize(
+    ("longest", "mean", "looks"),
+    [(180.0, 60.0, 4), (52.0, 32.0, 1), (0.0, 0.0, 4), (200.0, 32.0, 4)],
+    ids=["as long as the longest", "a single batch", "masks of nothing", "longer than its row"],
+)
+def test_sequences_of_unlike_length_and_masks_that_say_little_are_no_fault(longest, mean, looks):
+    assert padded(longest, mean, looks=looks).subtype is None
 
 
 def test_a_decoder_without_a_cache_computes_its_prefix_again():

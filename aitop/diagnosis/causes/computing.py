@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.comm_bound import exchanging
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_gpu, timed_on_device
@@ -17,8 +18,10 @@ from aitop.diagnosis.evidence import (
     judged_pid,
     lines_of,
     main_lines,
+    operations_of_step,
     place_of,
     records,
+    running,
     server_idle_share,
     serves,
     short_place,
@@ -59,6 +62,9 @@ FROZEN = (
 # One process of several that run the same model is taken for overloaded if it is at work for FULL of the time and all
 # of them on average for less than EVEN of that.
 FULL, EVEN = 0.9, 0.75
+# Padding is a loss from LEAST_PADDED of a step on, and if LEAST_BATCHES were looked at. That the sequences of a batch
+# are of unlike length is told, too, if this makes the loss WORTH_PACKING times as large.
+LEAST_PADDED, LEAST_BATCHES, WORTH_PACKING = 0.15, 2, 1.15
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
 NO_STEPS = "no phase of a training step and no model call was seen: whether all of it is needed is not known"
 
@@ -71,7 +77,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         return None
     if not stepping(snapshot) and not serves(snapshot):
         return _without_steps(snapshot)
-    return _tokens_again(snapshot) or _with_steps(snapshot)
+    return _tokens_again(snapshot) or _padding(snapshot) or _with_steps(snapshot)
 
 
 def _passes(snapshot: Snapshot) -> dict[str, float]:
@@ -254,6 +260,40 @@ def _tokens_again(snapshot: Snapshot) -> Explanation | None:
             f" not {duration(forward)}",
         ),
         fixes=(fix(CACHE, share),),
+    )
+
+
+def _padding(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on batches whose longest sequence is much shorter than their rows: the rest is padding."""
+    seen = snapshot.facts.padding if snapshot.facts is not None else None
+    if seen is None or seen.looks < LEAST_BATCHES or not 0.0 < seen.mean <= seen.longest <= seen.width:
+        return None
+    phases, step, ops = snapshot.phases, snapshot.steps.mean if snapshot.steps else None, operations_of_step(snapshot)
+    computing = (phases.forward or 0.0) + (phases.backward or 0.0)
+    if not on_gpu(snapshot) and ops is not None and step:
+        # What calls of operations take does not depend on the length of rows.
+        computing -= min(computing, ops * (op_cost.FORWARD + op_cost.BACKWARD) / (step * running(snapshot)))
+    shorter, equal = (computing * (1.0 - tokens / seen.width) for tokens in (seen.longest, seen.mean))
+    if shorter < LEAST_PADDED:
+        return None
+    fixes = [fix("pad each batch to its longest sequence, not to a fixed length (padding=True, a collator)", shorter)]
+    if equal > WORTH_PACKING * shorter:
+        fixes.append(fix("also batch sequences of like length (group_by_length), or pack several into a row", equal))
+    return Explanation(
+        severity="warning",
+        subtype="padding",
+        share=shorter,
+        level=computing,
+        gone=estimated(shorter, 0.5 * shorter, shorter + 0.5 * (1.0 - shorter)),
+        signals=(seen.looks >= 2 * LEAST_BATCHES, ops is not None),
+        title=f"{percent(shorter)} of {each_unit(snapshot)} computes padding: no sequence is as long as its batch",
+        where=_busiest(snapshot),
+        claims=(),
+        evidence=(
+            f"batches are {seen.width:.0f} tokens wide, their longest sequences have {seen.longest:.0f} on average",
+            f"all sequences have {seen.mean:.0f} on average, by the attention masks of {seen.looks} batches",
+        ),
+        fixes=tuple(fixes),
     )
 
 

@@ -29,6 +29,7 @@ MEASURES = (
     "generation.Generation",
     "scaler.Scaler",
     "denormals.Denormals",
+    "padding.Padding",
     "compiles.Compiles",
     "serving.vllm.Vllm",
     "serving.batching.Batching",
