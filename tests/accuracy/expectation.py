@@ -140,7 +140,7 @@ def predicted(verdict: Verdict, remedy: str) -> tuple[float | None, bool | None]
     `remedy` is a pattern for the text of that change; where it is empty, `--fixed` removes the cause, which is what
     the first fix is for.
     """
-    if verdict.id == HEALTHY:
+    if verdict.id == HEALTHY and verdict.subtype is None:
         return None, None
     place = next((n for n, fix in enumerate(verdict.fixes) if re.search(remedy, fix.text)), None)
     if place is None:

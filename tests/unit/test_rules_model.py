@@ -525,7 +525,7 @@ def padded(longest, mean, looks=4, **figures):
 
 
 def test_rows_that_are_longer_than_any_sequence_compute_padding():
-    """A fine-tuning run of texts padded to 192 tokens was 3.3 times faster with batches as long as their longest one."""
+    """Fine-tuning on texts padded to 192 tokens took a third of the time with batches as long as their longest one."""
     verdict = padded(52.0, 32.0, ops=2_000)
     assert (verdict.id, verdict.subtype, verdict.severity) == ("compute-bound", "padding", "warning")
     assert verdict.evidence[0] == "batches are 192 tokens wide, their longest sequences have 52 on average"

@@ -286,7 +286,7 @@ def _padding(snapshot: Snapshot) -> Explanation | None:
         level=computing,
         gone=estimated(shorter, 0.5 * shorter, shorter + 0.5 * (1.0 - shorter)),
         signals=(seen.looks >= 2 * LEAST_BATCHES, ops is not None),
-        title=f"{percent(shorter)} of {each_unit(snapshot)} computes padding: no sequence is as long as its batch",
+        title=f"{percent(shorter)} of {each_unit(snapshot)} computes padding: no sequence fills the width of its batch",
         where=_busiest(snapshot),
         claims=(),
         evidence=(

@@ -242,6 +242,13 @@ COMPUTING = (
         left=(left.OPTIMIZER_HEAVY, left.OPTIMIZER_MANY),
     ),
     _scenario(
+        "short_reviews",
+        "compute-bound",
+        ("padding",),
+        guilty=("x = self.layers(x,",),
+        remedy="longest sequence",
+    ),
+    _scenario(
         "rare_words",
         "optimizer-bound",
         ("denormal",),

@@ -53,7 +53,7 @@ class Scenario:
 
     def healthy(self):
         """Whether there is nothing to find."""
-        return self.verdict == HEALTHY
+        return self.verdict == HEALTHY and not self.subtypes
 
     def mended(self):
         """What is expected with `fix`: nothing but what is left, and the other fault where it mends only the first."""
