@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from aitop.diagnosis import op_cost
+from aitop.diagnosis.causes import needless
 from aitop.diagnosis.causes.comm_bound import exchanging
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import IDLE_DEVICE, device_busy, host_unproven, on_gpu, timed_on_device
 from aitop.diagnosis.evidence import (
-    above_forward,
     by_hand,
     each_unit,
     judged_pid,
     lines_of,
     main_lines,
-    operations_of_step,
     place_of,
-    records,
-    running,
     server_idle_share,
     serves,
     short_place,
@@ -30,11 +25,10 @@ from aitop.diagnosis.evidence import (
     where_of,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.series import line_through
 from aitop.diagnosis.what_if import Length, estimated, fix
 from aitop.model.ledger import Entry, Ledger
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import duration, operations, percent
+from aitop.model.units import operations, percent
 from aitop.model.verdict import Where
 
 MOSTLY = 0.8
@@ -44,27 +38,9 @@ BUSY_DEVICE = 0.8
 LEAST_TOLD = 0.005
 # A server that waits for requests for this share of the time could serve more.
 MOSTLY_IDLE = 0.5
-# Calls of the model compute the whole sequence again for each token if, in this part of the pairs of looks at it, it
-# grew by one per call; between the others a new one began. In a decoder without a cache 487 of 527 did, in seven
-# other programs and servers at most 2 of 141.
-GREW, LEAST_LOOKS = 0.6, 16
-CACHE = (
-    "keep the keys and values of earlier tokens (use_cache=True, past_key_values): each call then computes only the"
-    " newest token"
-)
-# Passes without gradients are told of in training if they take this share of a step. What acts in an environment sees
-# new inputs each time, and is left out.
-LEAST_FROZEN = 0.15
-FROZEN = (
-    "keep what the model without gradients gives wherever its inputs and weights stay the same: for a frozen part, or a"
-    " teacher of a fixed data set, compute it once"
-)
 # One process of several that run the same model is taken for overloaded if it is at work for FULL of the time and all
 # of them on average for less than EVEN of that.
 FULL, EVEN = 0.9, 0.75
-# Padding is a loss from LEAST_PADDED of a step on, and if LEAST_BATCHES were looked at. That the sequences of a batch
-# are of unlike length is told, too, if this makes the loss WORTH_PACKING times as large.
-LEAST_PADDED, LEAST_BATCHES, WORTH_PACKING = 0.15, 2, 1.15
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
 NO_STEPS = "no phase of a training step and no model call was seen: whether all of it is needed is not known"
 
@@ -77,7 +53,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         return None
     if not stepping(snapshot) and not serves(snapshot):
         return _without_steps(snapshot)
-    return _tokens_again(snapshot) or _padding(snapshot) or _with_steps(snapshot)
+    return needless.tokens_again(snapshot) or needless.padding(snapshot, _busiest(snapshot)) or _with_steps(snapshot)
 
 
 def _passes(snapshot: Snapshot) -> dict[str, float]:
@@ -144,11 +120,11 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
         rests = f"{percent(waiting)} is waiting for requests" if waiting > 0.5 * outside else None
         title = f"{computes}, {rests or f'{percent(outside)} passes between the phases'}"
     fixes = []
-    frozen, uneven = _frozen(snapshot), _unevenly(snapshot)
-    if frozen >= LEAST_FROZEN:
+    frozen, uneven = needless.frozen(snapshot), _unevenly(snapshot)
+    if frozen >= needless.LEAST_FROZEN:
         title = f"{computes}, {percent(frozen)} of it without gradients"
         evidence.append("a model runs without gradients in each step, as a teacher or a frozen part does")
-        fixes.append(fix(FROZEN, frozen))
+        fixes.append(fix(needless.FROZEN, frozen))
     if uneven is not None:
         busiest, idlest = uneven.busiest, uneven.idlest
         title = f"{computes}, while pid {idlest.pid}, which runs the same model, rests {percent(idlest.rests)} of it"
@@ -169,16 +145,6 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
         claims=(),
         evidence=evidence,
     )
-
-
-def _frozen(snapshot: Snapshot) -> float:
-    """The share (0..1) of each training step that is forward passes without gradients; 0 where something else acts."""
-    steps, forward = records(snapshot), snapshot.phases.forward
-    whole = sum(step.forward for step in steps)
-    acts = main_lines(snapshot, lambda entry: entry.phase == "environment").lines
-    if snapshot.kind != "training" or forward is None or not whole or acts:
-        return 0.0
-    return forward * sum(step.no_grad for step in steps) / whole
 
 
 class _Worker(NamedTuple):
@@ -221,80 +187,6 @@ def _runs_model(entry: Entry) -> bool:
 def _rests(ledger: Ledger) -> float:
     main = [entry for entry in ledger.entries if entry.lane == "main"]
     return min(1.0, sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry)))
-
-
-def _tokens_again(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on a decoder that computes its whole sequence again for each token, as it keeps no KV cache.
-
-    The hook looks at a sequence's length now and then. How long a call takes for one token follows from how it grows
-    with them.
-    """
-    steps = records(snapshot) if snapshot.kind == "inference" else ()
-    looks = [after for before, after in pairwise(steps) if after.tokens is not None and after.tokens != before.tokens]
-    if len(looks) < LEAST_LOOKS:
-        return None
-    tokens = [step.tokens or 0 for step in looks]
-    grew = sum(
-        later - earlier == (after.index - before.index) * (after.samples or 1)
-        for (before, after), (earlier, later) in zip(pairwise(looks), pairwise(tokens), strict=True)
-    )
-    slope, fits = line_through(tokens, [step.forward for step in looks])
-    if grew < GREW * (len(looks) - 1) or slope <= 0.0:
-        return None
-    seconds = sum(step.seconds for step in steps) / len(steps)
-    mean, at_once = sum(tokens) / len(tokens), sum(step.samples or 1 for step in looks) / len(looks)
-    forward = sum(step.forward for step in looks) / len(looks)
-    share = min(0.99, min(forward, slope * (mean - at_once)) / seconds)
-    return Explanation(
-        severity="warning",
-        subtype="prefix",
-        share=share,
-        gone=estimated(share, 0.7 * share, share + 0.5 * (1.0 - share)),
-        signals=(fits > 0.5, grew > 0.8 * len(looks)),
-        title=f"{percent(share)} of {each_unit(snapshot)} computes tokens that were computed before",
-        where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
-        claims=(),
-        evidence=(
-            f"each call of the model gets one token more than the one before: {mean:.0f} on average",
-            f"by how calls get longer, one for the newest token alone would take {duration(forward - share * seconds)},"
-            f" not {duration(forward)}",
-        ),
-        fixes=(fix(CACHE, share),),
-    )
-
-
-def _padding(snapshot: Snapshot) -> Explanation | None:
-    """The verdict on batches whose longest sequence is much shorter than their rows: the rest is padding."""
-    seen = snapshot.facts.padding if snapshot.facts is not None else None
-    if seen is None or seen.looks < LEAST_BATCHES or not 0.0 < seen.mean <= seen.longest <= seen.width:
-        return None
-    phases, step, ops = snapshot.phases, snapshot.steps.mean if snapshot.steps else None, operations_of_step(snapshot)
-    computing = (phases.forward or 0.0) + (phases.backward or 0.0)
-    if not on_gpu(snapshot) and ops is not None and step:
-        # What calls of operations take does not depend on the length of rows.
-        computing -= min(computing, ops * (op_cost.FORWARD + op_cost.BACKWARD) / (step * running(snapshot)))
-    shorter, equal = (computing * (1.0 - tokens / seen.width) for tokens in (seen.longest, seen.mean))
-    if shorter < LEAST_PADDED:
-        return None
-    fixes = [fix("pad each batch to its longest sequence, not to a fixed length (padding=True, a collator)", shorter)]
-    if equal > WORTH_PACKING * shorter:
-        fixes.append(fix("also batch sequences of like length (group_by_length), or pack several into a row", equal))
-    return Explanation(
-        severity="warning",
-        subtype="padding",
-        share=shorter,
-        level=computing,
-        gone=estimated(shorter, 0.5 * shorter, shorter + 0.5 * (1.0 - shorter)),
-        signals=(seen.looks >= 2 * LEAST_BATCHES, ops is not None),
-        title=f"{percent(shorter)} of {each_unit(snapshot)} computes padding: no sequence fills the width of its batch",
-        where=_busiest(snapshot),
-        claims=(),
-        evidence=(
-            f"batches are {seen.width:.0f} tokens wide, their longest sequences have {seen.longest:.0f} on average",
-            f"all sequences have {seen.mean:.0f} on average, by the attention masks of {seen.looks} batches",
-        ),
-        fixes=tuple(fixes),
-    )
 
 
 def _busiest(snapshot: Snapshot) -> tuple[Where, ...]:
