@@ -20,7 +20,7 @@ from aitop.model.stacks import Frame
 from aitop.model.steps import CallSite, StepRecord
 from aitop.model.units import percent
 from aitop.model.verdict import Base, Where
-from aitop.stacks.libraries import COMPUTES
+from aitop.stacks.libraries import COMPUTES, meaning
 
 MIN_STEPS = 8
 MIN_SAMPLES = 15
@@ -189,6 +189,11 @@ def interval(share: float, samples: int) -> tuple[float, float]:
 def stored(entry: Entry) -> bool:
     """Whether an entry waits for storage or a service, or works in a library for them."""
     return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
+
+
+def hands_over(entry: Entry) -> bool:
+    """Whether a process takes over what another one sends, without a line of the user's: it unpickles and copies it."""
+    return entry.where is None and bool(entry.below) and meaning(entry.below[0][0]).work == "hand-over"
 
 
 def computes(entry: Entry) -> bool:

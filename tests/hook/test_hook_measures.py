@@ -31,8 +31,8 @@ class Words(nn.Module):
         super().__init__()
         self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 50)
 
-    def forward(self, input_ids=None, mask=None, labels=None):
-        return self.out(self.table(input_ids))
+    def forward(self, input_ids=None, mask=None, labels=None, attention_mask=None):
+        return self.out(self.table(labels if input_ids is None else input_ids))
 
 
 def train(call, times=8, **options):
@@ -53,6 +53,8 @@ IDS = torch.ones(3, 7, dtype=torch.int64)
         lambda model: model(IDS),
         lambda model: model(mask=torch.ones(3, 9, dtype=torch.int64), input_ids=IDS),
         lambda model: model(IDS, torch.ones(3, 9)),
+        lambda model: model(IDS, attention_mask=torch.ones(3, 9, dtype=torch.int64)),
+        lambda model: model(attention_mask=torch.ones(3, 9, dtype=torch.int64), labels=IDS),
     ],
 )
 def test_tokens_are_the_ids_that_go_in(watched, call):

@@ -19,6 +19,7 @@ from aitop.diagnosis.evidence import (
     Lines,
     by_hand,
     each_unit,
+    hands_over,
     lines_of,
     main_lines,
     of_unit,
@@ -32,6 +33,7 @@ from aitop.diagnosis.evidence import (
     stands_in_line,
     stepping,
     takes_request,
+    where_of,
     within_first,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -72,6 +74,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     told = (
         _queue_is_full(snapshot, lines_of(entry for entry in lines.entries if entry.activity == "wait-room"))
         or _told(snapshot, lines, lost=True if waited_for else None)
+        or _handed_over(snapshot)
         or blocked_loop(snapshot)
         or around_model(snapshot)
     )
@@ -102,6 +105,31 @@ def _queue_is_full(snapshot: Snapshot, waits: Lines) -> Explanation | None:
         where=(*where[:2], put) if takers is not None else waits.where,
         evidence=(*evidence, slower),
         fixes=(fix(cheaper if takers is not None else f"take from the queue at {place_of(put)} faster", share),),
+    )
+
+
+def _handed_over(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on the time that a process takes to unpickle and copy what other processes send it."""
+    lines = main_lines(snapshot, lambda entry: hands_over(entry) and entry.does in RUNNING)
+    share = min(lines.share, host_limit(snapshot), 0.99)
+    gone, at_leisure = of_unit(snapshot, share)
+    if share < LEAVE:
+        return None
+    frame, _ = lines.entries[0].below[0]
+    unit = "each request" if at_leisure else each_unit(snapshot)
+    return Explanation(
+        severity="info" if at_leisure else None,
+        share=share,
+        gone=gone,
+        signals=(bool(records(snapshot)), True),
+        title=f"{percent(gone)} of {unit} takes over what another process sends: it is pickled, copied and unpickled",
+        lines=lines,
+        where=(where_of(lines.entries[0].pid, frame),),
+        evidence=(f"{percent(share)} in {frame.function}, below which no line of the program's own runs",),
+        fixes=(
+            fix("send less: raw bytes or a path instead of arrays, or arrays in shared memory", gone),
+            fix("do both parts in one process, and have several of these", gone),
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from aitop.diagnosis.evidence import (
     Lines,
     each_unit,
     function_of,
+    hands_over,
     held_by_line,
     interval,
     lines_of,
@@ -77,7 +78,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if debugging.share >= LEAST_DEBUGGING:
         return _anomaly_detection(snapshot, debugging)
     gpu = on_gpu(snapshot)
-    beside = _in_python(main_lines(snapshot, lambda entry: _of_host(entry) and not _model(entry)))
+    beside = _in_python(
+        main_lines(snapshot, lambda entry: _of_host(entry) and not (_model(entry) or hands_over(entry)))
+    )
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0

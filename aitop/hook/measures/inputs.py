@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 ASK_EVERY_NS = 3_000_000_000
 MOST_DTYPES = 8
 MOST_DEPTH = 2
+# With a KV cache, the mask also covers tokens that do not go in any more.
+MASK = "attention_mask"
 # Token ids come as (batch, length). Among several such tensors (masks, positions, labels) these names are preferred.
 NAMES = ("input_ids", "ids", "tokens", "idx")
 
@@ -77,15 +79,15 @@ class Inputs(Measure):
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | int | None:
         """Return the name or position of the argument with token ids, or its key in a first argument that is a dict."""
-        for name in (*NAMES, *kwargs):
-            if self._is_ids(kwargs.get(name)):
-                return name
+        named = next((name for name in NAMES if self._is_ids(kwargs.get(name))), None)
+        if named is not None:
+            return named
         for position, value in enumerate(args[:4]):
             if self._is_ids(value):
                 return position
         if args and isinstance(args[0], dict):
             return next((name for name in NAMES if self._is_ids(args[0].get(name))), None)
-        return None
+        return next((name for name, value in kwargs.items() if name != MASK and self._is_ids(value)), None)
 
     def _ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         where = self._where

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from aitop.diagnosis.evidence import HOST, entries_of, running, stands_in_line
+from aitop.diagnosis.evidence import HOST, entries_of, main_stacks, running, stands_in_line
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import Span, parts_of
 from aitop.diagnosis.what_if import least_squares
@@ -26,7 +26,18 @@ from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
 Kind = Literal[
-    "collector", "compile", "prefill", "quota", "cores", "preemption", "event-loop", "handler", "lock", "size", "queue"
+    "collector",
+    "compile",
+    "prefill",
+    "quota",
+    "cores",
+    "preemption",
+    "event-loop",
+    "handler",
+    "lock",
+    "own-lock",
+    "size",
+    "queue",
 ]
 # A turn with prompts holds requests up if it takes longer than one without by at least this part of the usual request;
 # smaller differences between turns are ordinary.
@@ -183,7 +194,8 @@ def _as_seen(
 ) -> list[HoldUp]:
     """Long handling, with less weight if stack samples saw little of the handlers' code: it waited for a turn then.
 
-    What its CPU time proves stays.
+    What its CPU time proves stays. As much of the rest as threads were seen to stand in line is due to a lock of the
+    program's own, or to another thread that it asks.
     """
     seconds = sum((each.until - each.begin) * each.weight for each in handling)
     if snapshot.stacks is None or seconds <= 0.0:
@@ -192,7 +204,19 @@ def _as_seen(
     short = sum(made for made in known if made <= usual)
     seen = sum(entry.share for entry in handler_entries(snapshot)) * seconds_of_requests(snapshot) - short
     part = min(1.0, max(0.0, seen) / seconds)
-    return [replace(each, weight=max(each.worked, each.weight * part)) for each in handling]
+    own = [replace(each, weight=max(each.worked, each.weight * part)) for each in handling]
+    rests = [each.weight - left.weight for each, left in zip(handling, own, strict=True)]
+    rest = sum((each.until - each.begin) * lost for each, lost in zip(handling, rests, strict=True))
+    process = main_stacks(snapshot)
+    pool = process.pool if process is not None else None
+    stood = pool.standing * seconds_of_requests(snapshot) if pool is not None else 0.0
+    turns = min(1.0, stood / rest) if rest > 0.0 else 0.0
+    waits = [
+        replace(each, kind="own-lock", weight=lost * turns, worked=0.0)
+        for each, lost in zip(handling, rests, strict=True)
+        if lost * turns > 0.0
+    ]
+    return [*own, *waits]
 
 
 def seconds_of_requests(snapshot: Snapshot) -> float:

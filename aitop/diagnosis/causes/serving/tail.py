@@ -10,6 +10,7 @@ from statistics import median_high
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from aitop.diagnosis.causes import recompile
 from aitop.diagnosis.causes.serving.hold_ups import (
@@ -23,7 +24,17 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     seconds_of_requests,
     tail_of,
 )
-from aitop.diagnosis.evidence import MAIN, RUNNING, Lines, entries_of, lead_ledger, lines_of, short_place
+from aitop.diagnosis.evidence import (
+    MAIN,
+    RUNNING,
+    Lines,
+    entries_of,
+    lead_ledger,
+    lines_of,
+    main_stacks,
+    short_place,
+    where_of,
+)
 from aitop.diagnosis.noise import least_mean
 from aitop.diagnosis.rule import MOST_CONFIDENCE, Explanation, rule
 from aitop.diagnosis.series import values_since
@@ -41,6 +52,8 @@ PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
 ENTER, LEAVE = 0.3, 0.2
+# Of the lines at which requests stand in line, those with a smaller share are not named.
+LEAST_STOOD = 0.1
 # The code of handlers is claimed if at least this part of its time passes in requests that it makes slow.
 MOSTLY = 0.5
 # The highest confidence in what is estimated from stack samples.
@@ -67,6 +80,7 @@ WHAT: dict[Kind, str] = {
     "event-loop": "the event loop, blocked by a handler",
     "handler": "the handler's own code",
     "lock": "the interpreter's lock, held by another thread",
+    "own-lock": "standing in line for what another thread holds",
     "size": "their own length",
     "queue": "waiting behind other requests",
 }
@@ -163,7 +177,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,
         claims=() if slight else _claims(first, snapshot, bursts, held),
-        evidence=(*_evidence(snapshot, serving, tail, kinds, left), *_rarity(times, seconds_of_requests(snapshot))),
+        evidence=(
+            *_evidence(snapshot, serving, tail, kinds, left),
+            *(_holder(snapshot) if first == "own-lock" else ()),
+            *_rarity(times, seconds_of_requests(snapshot)),
+        ),
         fixes=_fixes(first, lines),
     )
 
@@ -223,6 +241,24 @@ def _rarity(times: Times | None, window: float) -> list[str]:
         return []
     often = "once" if times.count == 1 else f"{times.count} times"
     return [f"it came {often} in {window:.0f} s: too rarely to tell whether a percent of all requests meets it"]
+
+
+def _holder(snapshot: Snapshot) -> list[str]:
+    """Which thread, not one that handles requests, works most in the process in which they stand in line."""
+    ledger = lead_ledger(snapshot)
+    beside = [
+        entry
+        for entry in (ledger.entries if ledger is not None else ())
+        if ledger is not None
+        and (entry.lane, entry.pid) == ("producers", ledger.pid)
+        and entry.handler is None
+        and entry.does in AT_WORK
+    ]
+    lines = lines_of(beside)
+    if not lines.where:
+        return []
+    most = next(entry for entry in beside if entry.at == lines.where[0].at)
+    return [f"thread {most.thread} works meanwhile, most of it at {short_place(lines.where[0])}"]
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:
@@ -326,6 +362,11 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
     if kind in ("collector", "compile"):
         activity = "collect" if kind == "collector" else "compile"
         return lines_of(entry for entry in entries if entry.activity == activity).where
+    if kind == "own-lock":
+        process = main_stacks(snapshot)
+        stood = process.pool.lines if process is not None and process.pool is not None else ()
+        heavy = [line for line in stood[:3] if line is stood[0] or line.share >= LEAST_STOOD]
+        return tuple(structs.replace(where_of(line.pid, line), share=line.share) for line in heavy)
     found = lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
     if not found and kind in ("event-loop", "handler"):
         return lines_of(handler_entries(snapshot)).where
@@ -372,6 +413,10 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
         ),
         "handler": (f"make {place or 'the slow part of the handler'} cheaper, or cache results that repeat",),
         "lock": (f"move that thread's work{at} into a process of its own",),
+        "own-lock": (
+            f"hold what requests wait for{at} for less: compute beside it, and take it only to put the result in place",
+            "give requests a copy that is replaced as a whole: then they wait for nothing",
+        ),
     }
     return tuple(fix(text) for text in words.get(kind, ()))
 
