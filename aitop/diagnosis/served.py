@@ -16,11 +16,15 @@ from msgspec.structs import replace
 from aitop.model.ledger import Unit
 from aitop.model.phases import SERVED, Phase
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import Snapshot, ThreadPool
 
 # Fewer than LEAST_UNITS iterations or requests say little about how time is divided; more than MOST_REQUESTS requests
 # only cost CPU.
 LEAST_UNITS, MOST_REQUESTS = 8, 1000
+
+# All threads of a pool are taken if this part of them is on average. Requests wait for one if MORE times as many are
+# under way: some of them are being read or answered by other threads.
+TAKEN, MORE = 0.85, 1.5
 
 Span = tuple[float, float]
 
@@ -82,6 +86,17 @@ def of_iterations(iterations: Sequence[IterationRecord], rest: float = 0.0) -> S
             shares[phase.key] = min(1.0, seconds / total)
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return Served("iteration", total / len(iterations), shares)
+
+
+def all_taken(serving: Serving, pool: ThreadPool | None) -> bool:
+    """Whether requests wait for a thread: more are under way than there are threads with one each, and all are taken.
+
+    Where a thread is started for each connection, there are as many of them as requests.
+    """
+    if pool is None or serving.concurrency is None or pool.asking + pool.standing <= pool.working:
+        return False
+    taken = pool.working + pool.asking + pool.standing
+    return taken >= TAKEN * pool.there and serving.concurrency > MORE * pool.there
 
 
 def idle_share(serving: Serving) -> float | None:

@@ -79,6 +79,10 @@ def judged(name, tier):
         ("lock_held_while_asking", 2, "queue-bound/None", LOCKED),
         ("penalty_token_by_token", 3, "preprocessing-bound/None", "if logits[token] > 0:"),
         ("penalty_token_by_token", 2, "host-bound/None", "if logits[token] > 0:"),
+        ("lock_of_a_background_thread", 3, "latency-tail/own-lock", "with self._lock:"),
+        ("arrays_between_processes", 3, "host-bound/None", None),
+        ("arrays_between_processes", 2, "host-bound/None", None),
+        ("few_threads", 3, "host-io-stall/None", "return json.loads(reader.readline())"),
         ("embeddings_stopped", 3, "hang/stopped", None),
         ("embeddings_stopped", 2, "hang/stopped", None),
     ],
@@ -101,6 +105,36 @@ def test_who_asks_a_service_with_a_lock_is_told_to_let_go_of_it(tier):
         let_go, *_ = by_id["host-io-stall"].fixes
         assert "let go of what the others wait for at scoring.py:49" in let_go.text
         assert let_go.speedup == pytest.approx(5.1, rel=0.25)
+
+
+def test_the_thread_that_holds_the_lock_of_the_slowest_requests_is_told():
+    """Every two seconds it computes limits of all scores ever seen, for half a second."""
+    first, *_ = judged("lock_of_a_background_thread", 3)
+    assert "thread limits works meanwhile, most of it at ledger.py:32" in first.evidence
+    assert [where.line for where in first.where] == [27]
+    assert "standing in line for what another thread holds" in first.title
+
+
+@pytest.mark.parametrize("tier", [3, 2])
+def test_what_one_process_pickles_for_another_is_at_the_librarys_line(tier):
+    """Twelve megabytes of arrays for each photo."""
+    first, *others = judged("arrays_between_processes", tier)
+    assert (first.where[0].function, first.where[0].line) == ("Connection._recv", 395)
+    assert "takes over what another process sends" in first.title
+    assert [verdict.id for verdict in others if verdict.severity != "info"] == []
+
+
+def test_requests_that_wait_for_a_thread_are_told_of_the_threads():
+    """Four threads wait for a service, and 24 clients for them; with enough threads it was 2.7 to 4.2 times as many."""
+    by_id = {verdict.id: verdict for verdict in judged("few_threads", 3)}
+    assert by_id["host-io-stall"].fixes[0].text.startswith("more threads for requests")
+    assert by_id["host-io-stall"].fixes[0].speedup == pytest.approx(4.2, rel=0.25)
+    assert "4 threads handle requests, and all of them are always taken" in by_id["queue-bound"].evidence
+
+
+def test_a_mask_that_grows_with_the_cache_is_no_prefix_computed_again():
+    """It has a column for each earlier token, whose keys and values are in the cache."""
+    assert {verdict.severity for verdict in judged("drafts_in_cohorts", 3)} == {"info"}
 
 
 @pytest.mark.parametrize("tier", [3, 2])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from aitop.diagnosis.causes.serving.queue import THREADS
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     HOST,
@@ -33,6 +34,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
+from aitop.diagnosis.served import all_taken
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
@@ -155,6 +157,8 @@ def _while_asking(snapshot: Snapshot, place: str, share: float) -> tuple[Fix, ..
         line = short_place(where_of(pool.lines[0].pid, pool.lines[0]))
         others = f"let go of what the others wait for at {line} while it asks: they can ask meanwhile"
         return fix(others, min(share, 1.0 - 1.0 / (pool.standing + pool.asking))), asked
+    if snapshot.serving is not None and all_taken(snapshot.serving, pool):
+        return fix(f"{THREADS}, as all are taken: others are answered while one asks{place}", share), asked
     if ledger is None or ledger.threads > 1:
         return (asked,)
     others = f"answer other requests meanwhile: threads (gunicorn --threads 8), or an asynchronous client{place}"

@@ -28,7 +28,7 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
-from aitop.diagnosis.served import idle_share
+from aitop.diagnosis.served import all_taken, idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
 from aitop.model.ledger import Entry
 from aitop.model.serving import Serving
@@ -43,6 +43,7 @@ from aitop.stacks.pool import SEVERAL, SHORT_THREADS
 ENTER, LEAVE = 0.5, 0.4
 # A server that is at work for less of the time does not lack capacity: its requests wait for something else.
 LEAST_BUSY = 0.7
+THREADS = "more threads for requests (gunicorn --threads, anyio's limiter)"
 # The factor to try next for the size of batches.
 MORE = 2
 # A larger batch that gives less than this is not worth its latency.
@@ -54,7 +55,7 @@ class Queue(msgspec.Struct, frozen=True):
 
     `seconds` is the mean wait, None where only `waiting`, the mean number of waiting requests, is known. `where` are
     the lines on which threads wait for their turn, empty where the wait is seen elsewhere. `asking`: the threads whose
-    turn it is mostly wait for a service.
+    turn it is mostly wait for a service. `threads` is the number of threads for which requests wait, if they do.
     """
 
     share: float
@@ -63,6 +64,7 @@ class Queue(msgspec.Struct, frozen=True):
     waiting: float | None
     where: tuple[Where, ...] = ()
     asking: bool = False
+    threads: float | None = None
 
 
 # It needs no steps: its evidence is requests. It follows other causes: what makes each request slow makes the queue.
@@ -90,9 +92,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     cost = turn_cost(serving.iterations)
     size, engines = _batch(serving), serving.engines or 1
     load = load_of(serving.requests, batch=size, engines=engines, cost=cost if size > 1 else None)
-    # Where threads stand in line, the hook counts that as work on their requests: a simulation would know no queue.
-    replica = _replica(serving, load, cost) if not queue.where else None
-    batch = _larger_batch(serving, load, cost) if not queue.where else None
+    # Where threads stand in line, or requests wait for one, the hook counts that as work on their requests: a
+    # simulation would know no queue.
+    known = not queue.where and queue.threads is None
+    replica = _replica(serving, load, cost) if known else None
+    batch = _larger_batch(serving, load, cost) if known else None
     lengths = [changed.length for changed in (replica, batch) if changed is not None]
     best = max(lengths, key=lambda length: length.speedup, default=None)
     gains = best is not None and best.speedup >= WORTH_IT
@@ -256,6 +260,9 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
         where = tuple(structs.replace(where_of(line.pid, line), share=line.share) for line in own.lines[:3])
         # A request may stand in line while none is worked on; only work says that the server lacks capacity.
         queues.append(Queue(waiting, min(1.0, taken), None, own.standing, where, own.asking > own.working))
+    if own is not None and serving.concurrency is not None and all_taken(serving, own):
+        waiting = serving.concurrency - own.there
+        queues.append(Queue(waiting / serving.concurrency, 1.0, None, waiting, (), own.asking > own.working, own.there))
     return max(queues, key=lambda queue: queue.share, default=None)
 
 
@@ -333,6 +340,8 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
         evidence.append(f"a request waits {duration(queue.seconds)} on average before it is worked on")
     elif queue.waiting is not None:
         evidence.append(f"{queue.waiting:.1f} requests wait on average")
+    if queue.threads is not None:
+        evidence.append(f"{queue.threads:.0f} threads handle requests, and all of them are always taken")
     if queue.busy is not None and queue.asking:
         evidence.append(f"for {percent(queue.busy)} of the time one has its turn, and mostly waits for a service")
     elif queue.busy is not None:
@@ -372,7 +381,9 @@ def _fixes(
     fixes.append(fix(more) if replica is None else fix(f"{more}{_latency(replica)}", replica.length))
     if serving.kv_used is not None and serving.kv_used >= KV_FULL:
         fixes.append(fix("a larger KV cache: gpu_memory_utilization, kv_cache_dtype fp8, or shorter contexts"))
-    if queue.where and queue.asking:
+    if queue.threads is not None and queue.asking:
+        fixes.insert(0, fix(f"{THREADS}: those that are there mostly wait for a service"))
+    elif queue.where and queue.asking:
         line = short_place(queue.where[0])
         text = f"ask the service before {line}, not while others wait there: they can ask at the same time"
         fixes.insert(0, fix(text))
