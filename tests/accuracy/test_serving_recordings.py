@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -29,6 +30,7 @@ FETCHES, LOCKED = "return json.loads(stream.readline())", "with self.lock:"
 SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
+@functools.cache
 def judged(name, tier):
     """The verdicts at the end of a recording; tier 2 is the same without the hook."""
     header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
