@@ -12,7 +12,7 @@ from aitop.diagnosis.causes.serving import tail
 from aitop.diagnosis.noise import least_mean
 from aitop.diagnosis.rule import Finding
 from aitop.model.serving import IterationRecord, RequestRecord
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Series, ThreadPool
 
 STOPS = [(START + 4.0 + 5.0 * number, 0.4) for number in range(5)]
 HALF = at_random(25.0)
@@ -246,6 +246,47 @@ def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype)
     assert verdict.subtype == subtype and verdict.share > 0.5 and verdict.where[0].line == 31
     assert [entry.line for entry in tail.judge(server(handled(), lines=[line_of_it])).claims] == [31]
     assert level(tail.judge(server(handled(long=0.002), lines=[line_of_it]))) == 0.0
+
+
+def in_threads(requests, standing):
+    """A server whose threads stand at a lock, `standing` of them on average."""
+    waits = line("answer", 0.3, activity="wait-lock", number=27, handler="thread")
+    seen = server(requests, lines=[waits, line("limits", 0.2, number=32, thread="limits")])
+    pool = ThreadPool(threads=("a", "b"), there=8.0, working=0.3, standing=standing, lines=(waits,))
+    processes = tuple(replace(process, pool=pool) for process in seen.stacks.processes)
+    return replace(seen, stacks=replace(seen.stacks, processes=processes))
+
+
+def held_in_threads():
+    """Each has a thread of its own; those that come while a lock is held get on when it is free."""
+    made = []
+    for arrival in HALF:
+        free = next((begin + 0.5 for begin, _ in STOPS if begin <= arrival < begin + 0.5), arrival)
+        made.append(
+            RequestRecord(
+                end=free + 0.02,
+                seconds=free + 0.02 - arrival,
+                queue=0.0,
+                preprocess=0.001,
+                model=0.018,
+                postprocess=free + 0.001 - arrival,
+            )
+        )
+    return sorted(made, key=lambda one: one.end)
+
+
+def test_requests_that_all_wait_for_a_lock_are_held_up_by_whoever_has_it():
+    verdict = fired(tail.judge(in_threads(held_in_threads(), standing=1.0)))
+    assert (verdict.subtype, verdict.severity, verdict.where[0].line) == ("own-lock", "warning", 27)
+    assert any(text.startswith("thread limits works meanwhile") for text in verdict.evidence)
+    assert level(tail.judge(in_threads(held_in_threads(), standing=0.0))) < tail.judge.leave, "nobody was seen to stand"
+
+
+def test_requests_that_queue_for_the_models_lock_are_held_up_by_nothing():
+    """They are answered one after the other all the time, those at the end of a queue much later than others."""
+    crowd = Server().answer(at_random(35.0))
+    queued = [replace(one, queue=0.0, preprocess=one.queue, postprocess=0.0) for one in crowd]
+    assert level(tail.judge(in_threads(queued, standing=1.0))) < tail.judge.leave
 
 
 @pytest.mark.parametrize(

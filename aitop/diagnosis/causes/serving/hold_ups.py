@@ -194,8 +194,7 @@ def _as_seen(
 ) -> list[HoldUp]:
     """Long handling, with less weight if stack samples saw little of the handlers' code: it waited for a turn then.
 
-    What its CPU time proves stays. As much of the rest as threads were seen to stand in line is due to a lock of the
-    program's own, or to another thread that it asks.
+    What its CPU time proves stays. The rest is in part due to a lock of the program's own (`_behind_a_lock`).
     """
     seconds = sum((each.until - each.begin) * each.weight for each in handling)
     if snapshot.stacks is None or seconds <= 0.0:
@@ -205,18 +204,37 @@ def _as_seen(
     seen = sum(entry.share for entry in handler_entries(snapshot)) * seconds_of_requests(snapshot) - short
     part = min(1.0, max(0.0, seen) / seconds)
     own = [replace(each, weight=max(each.worked, each.weight * part)) for each in handling]
-    rests = [each.weight - left.weight for each, left in zip(handling, own, strict=True)]
-    rest = sum((each.until - each.begin) * lost for each, lost in zip(handling, rests, strict=True))
+    rests = [
+        replace(each, kind="own-lock", weight=each.weight - left.weight, worked=0.0)
+        for each, left in zip(handling, own, strict=True)
+        if each.weight > left.weight
+    ]
+    return [*own, *_behind_a_lock(rests, requests, usual, snapshot)]
+
+
+def _behind_a_lock(
+    rests: Sequence[HoldUp], requests: Sequence[RequestRecord], usual: float, snapshot: Snapshot
+) -> list[HoldUp]:
+    """What is left of these hold-ups, in which handlers did not run, for standing in line behind another thread.
+
+    That is no longer than threads were seen to stand in line. In a queue, too, requests stand in line, but one after
+    the other is answered: only the longest time without an answer counts, beyond that of a usual request.
+    """
     process = main_stacks(snapshot)
     pool = process.pool if process is not None else None
     stood = pool.standing * seconds_of_requests(snapshot) if pool is not None else 0.0
-    turns = min(1.0, stood / rest) if rest > 0.0 else 0.0
-    waits = [
-        replace(each, kind="own-lock", weight=lost * turns, worked=0.0)
-        for each, lost in zip(handling, rests, strict=True)
-        if lost * turns > 0.0
-    ]
-    return [*own, *waits]
+    if not rests or stood <= 0.0:
+        return []
+    ends = sorted(one.end for one in requests)
+    found = []
+    for each in rests:
+        answered = ends[bisect_right(ends, each.begin) : bisect_left(ends, each.until)]
+        still = max(later - earlier for earlier, later in pairwise((each.begin, *answered, each.until)))
+        part = max(0.0, still - usual) / (each.until - each.begin)
+        found.append(replace(each, weight=each.weight * min(1.0, part)))
+    whole = sum((each.until - each.begin) * each.weight for each in found)
+    part = min(1.0, stood / whole) if whole > 0.0 else 0.0
+    return [replace(each, weight=each.weight * part) for each in found if each.weight * part > 0.0]
 
 
 def seconds_of_requests(snapshot: Snapshot) -> float:
