@@ -221,8 +221,9 @@ def _waits_of_groups(
     for key, mass in _spread(left.get("other", 0.0), told, off_core, dict(off_core)).items():
         waits[key][_WAIT_OF[works[key]]] = mass / open_groups[key]
         room[key] -= mass
-        off_core[key] -= mass
-        left["other"] -= mass
+        off_core[key] = max(0.0, off_core[key] - mass)
+        # The parts that were spread may add up to a little more than the whole.
+        left["other"] = max(0.0, left["other"] - mass)
     # Waits that only some lines can have are placed first, of these the largest, where the looks found the thread off a
     # core most often.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):

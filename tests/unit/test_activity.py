@@ -131,6 +131,16 @@ def test_a_poll_below_a_service_waits_for_it_whatever_it_polls():
     assert parts[13]["wait-lock"] > 0.9
 
 
+@pytest.mark.parametrize("others", [1, 3, 7, 11, 29])
+def test_what_is_given_to_several_services_adds_up_to_no_more_than_there_is(others):
+    """Sums of parts are off by a rounding error, above the whole or below."""
+    asks = [stack(TOP, f"user/train.py:{60 + n} ask", "requests/api.py get") for n in range(others)]
+    for seconds in range(1, 60):
+        waits = {"other": seconds, "lock": 61 - seconds}
+        parts = doing(*((one, 7) for one in asks), (READS, 3), states=[state(1, 61, running=0, **waits)])
+        assert all(sum(shares.values()) == pytest.approx(1.0) for shares in parts.values())
+
+
 def test_the_kernel_counts_waits_that_are_too_short_to_be_met():
     """Of a thread that was off its core for half of the time the looks met one wait in five."""
     met = msgspec.structs.replace(state(1, 100, running=80, disk=16, lock=4), counted=0.5)
