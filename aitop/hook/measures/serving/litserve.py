@@ -35,6 +35,7 @@ class LitServe(Server):
     batch       number of requests that the current group has had
     group_began when work on the current group could begin: its first request was there, and the last group answered
     group_ended when the last group was answered
+    call        what the model computes for the current group: all its requests get these times
     """
 
     servers = ("litserve",)
@@ -43,6 +44,7 @@ class LitServe(Server):
         self.known: dict[str, Request] = {}
         self.group: dict[str, Request] = {}
         self.batch = self.group_began = self.group_ended = 0
+        self.call = Request(0)
         super().__init__(torch, patches, session)
 
     def wraps(self) -> dict[str, Wrap]:
@@ -84,15 +86,28 @@ class LitServe(Server):
         self.requests.count("litserve", len(self.known))
 
     def reached(self, runner: Any, event_name: Any, *_: Any, **__: Any) -> None:
-        """Note a stage (DECODES, PREDICTS, PREDICTED) that the current request or group has reached."""
+        """Note a stage (DECODES, PREDICTS, PREDICTED) that the current request or group has reached.
+
+        `predict` is the user's code, of which the model is a part: where its calls are seen, they are the model's time.
+        """
         event, now, own = event_name, now_ns(), current.get()
-        for request in (own,) if own is not None else tuple(self.group.values()):
-            if event == DECODES:
+        together = own is None or own is self.call
+        requests = tuple(self.group.values()) if own is None or together else (own,)
+        if event == DECODES:
+            for request in requests:
                 request.began = now
-            elif event == PREDICTS:
-                request.model_began = now
-            elif event == PREDICTED and not request.model_ended:
-                request.model_ended = now
+        elif event == PREDICTS:
+            if together:
+                self.call = Request(now)
+                current.set(self.call)
+            self.requests.journal.computed = self.requests.computed
+            for request in requests:
+                request.asked = now
+        elif event == PREDICTED:
+            if together:
+                current.set(None)
+            for request in requests:
+                request.predicted(self.call if together else request, now)
 
     def responded(self, start: int, result: Any, *args: Any, **kwargs: Any) -> None:
         """Note a response to a request: a part of its answer, or its end."""
@@ -119,7 +134,7 @@ class LitServe(Server):
         """Note the turn of the loop that ends with the group's `last` answered request."""
         before, began = self.group_ended, self.group_began
         self.group_ended = now
-        decode, model, after = last.began, last.model_began, last.model_ended
+        decode, model, after, between = last.began, last.model_began, last.model_ended, last.between
         if not (before and decode and model and after):
             return
         self.requests.turned(
@@ -127,8 +142,8 @@ class LitServe(Server):
             now,
             idle=began - before,
             requests=self.batch,
-            parts=(max(0, decode - began), model - decode, after - model, NOT_MEASURED),
-            tokens=(now - after, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED),
+            parts=(max(0, decode - began), model - decode, after - model - between, NOT_MEASURED),
+            tokens=(now - after + between, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED),
         )
 
 

@@ -44,6 +44,7 @@ class Request:
     began           when this process began to work on it; the time before is queue time
     worker, ran     kernel id of the thread that works on it (0: not known), and the CPU time that the thread had used
                     before (-1: not known)
+    asked           when the server called the user's code that calls the model, where that is seen
     submitted       when it was handed to an engine; from then until `model_began` it is in a queue again
     model_began, model_ended    start of the model's first call and end of its last one
     between         time between the model's calls, in which code that generates token by token does its own work
@@ -60,7 +61,7 @@ class Request:
 
     def __init__(self, arrived: int) -> None:
         self.arrived = arrived
-        self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
+        self.began = self.asked = self.submitted = self.model_began = self.model_ended = self.ended = 0
         self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
         self.number = 0
@@ -72,6 +73,13 @@ class Request:
     def begin(self) -> None:
         """Note that the calling thread begins to work on the request."""
         self.began, self.worker, self.ran = now_ns(), _thread_id(), time.thread_time_ns()
+
+    def predicted(self, call: Request, end: int) -> None:
+        """Take over the model's calls in the user's code that ended at `end`; if none was seen, the code's own times."""
+        if call.model_began:
+            self.model_began, self.model_ended, self.between = call.model_began, call.model_ended, call.between
+        else:
+            self.model_began, self.model_ended = self.asked, end
 
     def parts(self, end: int) -> tuple[int, int, int, int]:
         """Return the nanoseconds in queue, preprocess, model and postprocess of a request answered at `end`.
