@@ -320,6 +320,13 @@ def test_a_collector_that_starts_by_itself_has_none():
     assert verdict.where == () and "gc.freeze()" in verdict.fixes[0].text
 
 
+def test_a_collection_that_another_thread_asks_for_has_its_line():
+    asking = line("count", 0.1, activity="collect", number=43, thread="loop")
+    verdict = fired(collector.judge(snapshot(steps(seconds=0.1, forward=0.08, gc=0.02), lines=[asking])))
+    assert verdict.where[0].line == 43 and "leave out the collection" in verdict.fixes[0].text
+    assert not any("starts by itself" in why for why in verdict.evidence)
+
+
 def test_collections_that_another_cause_explains_are_none_of_its_own():
     seen = snapshot(steps(seconds=0.1, forward=0.08, gc=0.02))
     (ledger,) = seen.ledgers
@@ -486,6 +493,23 @@ def test_an_environment_that_takes_most_of_the_time():
     assert "the environment takes 60 %, model calls 30 %, backward and update 10 %" in verdict.evidence
     assert any("AsyncVectorEnv" in fix.text for fix in verdict.fixes)
     assert verdict.speedup == pytest.approx(2.5)
+
+
+def in_turns(*work, share=0.8):
+    """A stepping thread that waits for processes, each of which steps its environment for a part of the time."""
+    lines = [line("ask", share, phase="environment", activity="wait-queue", number=30)]
+    for index, works in enumerate(work):
+        lines.append(line("serve", 1.0 - works, pid=WORKER + index, activity="wait-queue", number=5))
+        lines.append(line("step", works, pid=WORKER + index, activity="sleep", number=6))
+    seen = stacks(lines, workers=len(work))
+    return fired(input_bound.judge(snapshot(phases=Phases(outside=share), stacks=seen))).fixes[0]
+
+
+def test_environments_in_processes_that_work_in_turns_are_to_be_asked_at_once():
+    fix = in_turns(0.18, 0.2, 0.19, 0.19)
+    assert "before waiting for the first answer" in fix.text and fix.speedup == pytest.approx(2.5)
+    for others in ((0.75, 0.01, 0.01), (0.7, 0.7, 0.7), (0.05, 0.05, 0.05)):
+        assert "first answer" not in in_turns(*others).text, "one is long, all work at once, nearly none works"
 
 
 def adam(parameters, tensors, **fields):

@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     lines_of,
     main_lines,
     of_unit,
+    producer_entries,
     records,
     share_of_steps,
     short_place,
@@ -29,6 +30,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Time in the collector, measured in the process, or on a line that asks for a collection."""
     collecting = main_lines(snapshot, lambda entry: entry.activity == "collect")
     asked = lines_of(collecting.lines)
+    if not asked.lines and collecting.entries:
+        asked = _asked_elsewhere(snapshot, collecting.entries[0].pid)
     measured = share_of_steps(records(snapshot), attrgetter("gc"))
     share = min(collecting.share, host_limit(snapshot))
     if share < LEAVE:
@@ -56,6 +59,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence=[*_evidence(snapshot, asked, measured), *([at_leisure] if at_leisure else ())],
         fixes=by_line if explicit else by_itself,
     )
+
+
+def _asked_elsewhere(snapshot: Snapshot, pid: int) -> Lines:
+    """The lines of this process's other threads that ask for collections: the lock is held, and all threads wait."""
+    there = (entry for entry in producer_entries(snapshot) if entry.pid == pid and entry.activity == "collect")
+    return lines_of(lines_of(there).lines)
 
 
 def _evidence(snapshot: Snapshot, asked: Lines, measured: float | None) -> list[str]:

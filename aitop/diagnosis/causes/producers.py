@@ -403,6 +403,7 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     steppers = made.count if made is not None else 0
     lines = made.lines if made is not None else lines
     workers, beside = _with_best_workers(snapshot, share, mostly_waits(lines), makers=steppers)
+    longest = None if made is not None else _one_after_another(snapshot, lines)
     policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
     learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
     place = place_of(lines.where[0]) if lines.where else "the environment"
@@ -410,7 +411,11 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     several = f"step {max(2, workers)} environments in processes (AsyncVectorEnv), one policy call for all"
     by_others = f", stepped by {made.who}" if made is not None else ""
     fixes = [fix(cheaper, share * within_first(lines))]
-    if not steppers or (workers > steppers and beside.speedup >= WORTH_IT):
+    in_turn = []
+    if longest is not None:
+        in_turn = [f"its processes work one after the other, the busiest for {percent(longest)} of the time"]
+        fixes = [fix("ask all processes for a step before waiting for the first answer", share - longest)]
+    elif not steppers or (workers > steppers and beside.speedup >= WORTH_IT):
         fixes.append(fix(several, beside))
     return Why(
         subtype="environment",
@@ -418,6 +423,7 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         evidence=(
             f"the environment{by_others} takes {percent(share)}, model calls {percent(policy)}, "
             f"backward and update {percent(learning)}",
+            *in_turn,
             *_free(free_cores(snapshot)),
         ),
         fixes=tuple(fixes),
@@ -440,6 +446,24 @@ class Makers(msgspec.Struct, frozen=True):
     def who(self) -> str:
         """Their number and kind, as in "3 processes"."""
         return plural(self.count, "process", "processes") if self.processes else plural(self.count, "thread")
+
+
+def _one_after_another(snapshot: Snapshot, waits: Lines) -> float | None:
+    """How much (0..1) the stepping thread would wait for processes if they worked at once; None if they do, or hardly.
+
+    That is as long as the busiest one works, or as the free cores need for what all compute.
+    """
+    work: dict[int, float] = {}
+    computing = 0.0
+    for entry in producer_entries(snapshot):
+        if entry.pid != waits.entries[0].pid and entry.role != "rank":
+            works = entry.share * (entry.activity not in HANDED_WAITS)
+            work[entry.pid] = work.get(entry.pid, 0.0) + works
+            computing += works * (entry.activity in RUNNING)
+    if len(work) < 2 or not LEAST_MAKING * waits.share <= sum(work.values()) <= waits.share:
+        return None
+    longest = max(*work.values(), computing / max(1.0, free_cores(snapshot) or 1.0))
+    return longest if longest < 0.5 * sum(work.values()) else None
 
 
 def makers(snapshot: Snapshot) -> Makers | None:

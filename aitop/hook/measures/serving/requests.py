@@ -75,7 +75,7 @@ class Request:
         self.began, self.worker, self.ran = now_ns(), _thread_id(), time.thread_time_ns()
 
     def predicted(self, call: Request, end: int) -> None:
-        """Take over the model's calls in the user's code that ended at `end`; if none was seen, the code's own times."""
+        """Take over the model's calls in the user's code that ended at `end`; without any, the code's own times."""
         if call.model_began:
             self.model_began, self.model_ended, self.between = call.model_began, call.model_ended, call.between
         else:
