@@ -191,8 +191,9 @@ def _for_producers(snapshot: Snapshot) -> Lines:
         lambda entry: (
             entry.phase == "host"
             and (entry.activity in HANDED_WAITS or entry.work == "hand-over")
-            # A full queue waits for whoever takes from it.
+            # A full queue waits for whoever takes from it, and a lock in the code itself keeps others out.
             and entry.activity != "wait-room"
+            and not (entry.activity == "wait-lock" and not entry.below)
             and entry.position in ("before", None)
             and entry.where is not None
             and entry.handler is None
