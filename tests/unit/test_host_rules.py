@@ -475,6 +475,19 @@ def test_host_time_without_a_cause_is_named_with_its_next_lines():
     assert {entry.line for entry in finding.claims} == {12, 30}
 
 
+def test_a_lock_that_another_thread_keeps_is_no_wait_for_data():
+    lines = [
+        line("fit", 0.45, activity="wait-lock", position="before", number=39),
+        line("fit", 0.55, phase="forward", activity="native", number=40),
+        line("publish", 0.5, activity="wait-queue", number=35, thread="preview"),
+        line("_panel", 0.5, activity="sleep", number=12, pid=WORKER),
+    ]
+    seen = snapshot(phases=Phases(forward=0.55, outside=0.45), lines=lines, workers=1)
+    assert not level(input_bound.judge(seen))
+    verdict = fired(host_bound.judge(seen))
+    assert verdict.where[0].line == 39 and "let go sooner of the lock" in verdict.fixes[0].text
+
+
 # --- environments ---------------------------------------------------------------------------------------------------
 
 

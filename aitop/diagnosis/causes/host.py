@@ -173,6 +173,8 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
     elif small:
         ahead = f"do the work of {place_of(first)} in fewer, larger operations"
+    elif most == "wait-lock" and not any(entry.below for entry in at_first):
+        ahead = f"let go sooner of the lock that {place_of(first)} waits for, or work on a copy where it is held"
     else:
         ahead = f"shorten {place_of(first)}, or overlap it with the step"
     # A fix at that line saves what its function takes, and only that is foretold. What blocks an event loop is moved
