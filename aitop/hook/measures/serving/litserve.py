@@ -91,23 +91,24 @@ class LitServe(Server):
         `predict` is the user's code, of which the model is a part: where its calls are seen, they are the model's time.
         """
         event, now, own = event_name, now_ns(), current.get()
-        together = own is None or own is self.call
-        requests = tuple(self.group.values()) if own is None or together else (own,)
+        if own is self.call:
+            own = None
+        requests = (own,) if own is not None else tuple(self.group.values())
         if event == DECODES:
             for request in requests:
                 request.began = now
         elif event == PREDICTS:
-            if together:
+            if own is None:
                 self.call = Request(now)
                 current.set(self.call)
             self.requests.journal.computed = self.requests.computed
             for request in requests:
                 request.asked = now
         elif event == PREDICTED:
-            if together:
+            if own is None:
                 current.set(None)
             for request in requests:
-                request.predicted(self.call if together else request, now)
+                request.predicted(own or self.call, now)
 
     def responded(self, start: int, result: Any, *args: Any, **kwargs: Any) -> None:
         """Note a response to a request: a part of its answer, or its end."""
