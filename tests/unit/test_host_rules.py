@@ -508,9 +508,9 @@ def test_an_environment_that_takes_most_of_the_time():
     assert verdict.speedup == pytest.approx(2.5)
 
 
-def in_turns(*work, share=0.8):
+def in_turns(*work, share=0.8, activity="wait-queue"):
     """A stepping thread that waits for processes, each of which steps its environment for a part of the time."""
-    lines = [line("ask", share, phase="environment", activity="wait-queue", number=30)]
+    lines = [line("ask", share, phase="environment", activity=activity, number=30)]
     for index, works in enumerate(work):
         lines.append(line("serve", 1.0 - works, pid=WORKER + index, activity="wait-queue", number=5))
         lines.append(line("step", works, pid=WORKER + index, activity="sleep", number=6))
@@ -523,6 +523,8 @@ def test_environments_in_processes_that_work_in_turns_are_to_be_asked_at_once():
     assert "before waiting for the first answer" in fix.text and fix.speedup == pytest.approx(2.5)
     for others in ((0.75, 0.01, 0.01), (0.7, 0.7, 0.7), (0.05, 0.05, 0.05)):
         assert "first answer" not in in_turns(*others).text, "one is long, all work at once, nearly none works"
+    by_itself = in_turns(0.18, 0.2, 0.19, 0.19, activity="python")
+    assert "first answer" not in by_itself.text, "the thread steps its environment itself, beside other processes"
 
 
 def adam(parameters, tensors, **fields):

@@ -399,11 +399,12 @@ def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 
 def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     """Why an environment (RL) takes long: the thread that computes steps it, or others for which that thread waits."""
-    made = makers(snapshot) if lines.part(lambda entry: entry.activity in HANDED_WAITS) >= LEAST_MAKING else None
+    waits = lines.part(lambda entry: entry.activity in HANDED_WAITS) >= LEAST_MAKING
+    made = makers(snapshot) if waits else None
+    longest = _one_after_another(snapshot, lines) if waits and made is None else None
     steppers = made.count if made is not None else 0
     lines = made.lines if made is not None else lines
     workers, beside = _with_best_workers(snapshot, share, mostly_waits(lines), makers=steppers)
-    longest = None if made is not None else _one_after_another(snapshot, lines)
     policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
     learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
     place = place_of(lines.where[0]) if lines.where else "the environment"
