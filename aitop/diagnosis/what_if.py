@@ -228,7 +228,7 @@ def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
 
 def _fit(points: Sequence[tuple[float, float, float]]) -> TurnCost | None:
     """Fit the cost of iterations, given as (decoded, prefilled, seconds); None if they are too few or too alike."""
-    if len(points) < LEAST_TURNS or not _spread([decoded for decoded, _, _ in points]):
+    if len(points) < LEAST_TURNS or not varied([decoded for decoded, _, _ in points]):
         return None
     prefills = any(prefilled for _, prefilled, _ in points)
     rows = [(1.0, decoded, prefilled) if prefills else (1.0, decoded) for decoded, prefilled, _ in points]
@@ -243,7 +243,7 @@ def _fit(points: Sequence[tuple[float, float, float]]) -> TurnCost | None:
     return TurnCost(fixed, decode, prefill, error)
 
 
-def _spread(values: Sequence[float]) -> bool:
+def varied(values: Sequence[float]) -> bool:
     """Whether the values differ enough to fit a slope."""
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]

@@ -29,7 +29,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `samples` is the leading batch dimension of the largest forward before each backward, summed over the step's
     backwards (in inference, of the forward). `tokens` is the number of integer ids that went in (for `generate`, that
-    came out). `queue_ready` is the number of batches that lay ready when the step asked for one.
+    came out). `tokens_again` is the number that `generate` computed for these, the whole sequence for each, if it kept
+    no KV cache. `queue_ready` is the number of batches that lay ready when the step asked for one.
 
     `transfer` is host time inside host-to-device copies (of `transfer_bytes`), `blocking` inside calls that wait for
     the device (`blockings` of them), `communication` inside collectives and waits for them (`collectives` of them).
@@ -79,6 +80,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int | None = None
     collective_calls: tuple[float, ...] = ()
     tokens: int | None = None
+    tokens_again: int | None = None
     others: dict[str, float] = {}
     estimated: bool = False
 

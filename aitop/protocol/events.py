@@ -25,7 +25,7 @@ SAVE, COLLECT, ASIDE = range(8, 11)
 #   TRANSFER            a copy to the device: bytes
 #   BLOCKING            a call that waits for the device
 #   COLLECTIVE          a call into torch.distributed: bytes, or -1 for a wait for an earlier call
-#   GENERATE            a call of transformers' `generate`: tokens generated
+#   GENERATE            a call of transformers' `generate`: tokens generated, tokens computed for them without KV cache
 #   SKIPPED             a training step ends without its optimizer step, which a GradScaler skipped: id of the optimizer
 TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
 #   OWNER               another thread is the stepping thread from now on

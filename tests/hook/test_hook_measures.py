@@ -303,8 +303,38 @@ def test_a_real_model_generates_the_same(unhooked):
     aitop.hook.remove()
     assert len(records) >= 2
     for record in records:
-        assert (record.kind, record.tokens, record.forwards) == ("generate", 27, 1)
+        assert (record.kind, record.tokens, record.forwards, record.tokens_again) == ("generate", 27, 1, None)
     assert dict(vars(owner)) == before
+
+
+def test_a_real_model_that_keeps_no_cache(unhooked):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=60, bos_token_id=1, eos_token_id=None)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    without = transformers.GenerationConfig(max_new_tokens=9, use_cache=False)
+    watched = hook_runs.Watched()
+    lengths = []
+    model.register_forward_pre_hook(lambda _, __, kwargs: lengths.append(kwargs["input_ids"].numel()), with_kwargs=True)
+    model.generate(IDS, max_new_tokens=9)
+    computed = []
+    for call in (
+        lambda: model.generate(IDS, max_new_tokens=9, use_cache=False),
+        lambda: model.generate(IDS, generation_config=without),
+        lambda: model.generate(input_ids=IDS, generation_config=without, num_return_sequences=2, do_sample=True),
+        lambda: model.generate(IDS, max_new_tokens=9),
+    ):
+        lengths.clear()
+        call()
+        computed.append(sum(lengths))
+    model.generation_config.use_cache = False
+    lengths.clear()
+    model.generate(IDS, max_new_tokens=9)
+    computed.append(sum(lengths))
+    records = watched.records()
+    watched.ring.close()
+    aitop.hook.remove()
+    computed[3] = None
+    assert [record.tokens_again for record in records] == computed
 
 
 # A loop like that of transformers, with a first token that takes its time.
@@ -389,12 +419,12 @@ def test_what_came_out_by_kind_of_model():
     measure.tensor = torch.Tensor
     out, plain = torch.ones(2, 9, dtype=torch.int64), SimpleNamespace()
     translating = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
-    assert measure._tokens(plain, (out[:, :4],), {}, out) == 10
-    assert measure._tokens(plain, (), {"input_ids": out[:, :4]}, SimpleNamespace(sequences=out)) == 10
-    assert measure._tokens(plain, (), {"inputs_embeds": out}, out) == 18
-    assert measure._tokens(plain, (), {}, out) == 16
-    assert measure._tokens(translating, (), {"input_ids": out[:, :4]}, out) == 16
-    assert measure._tokens(plain, (), {}, "text") == -1
+    assert measure._lengths(plain, (out[:, :4],), {}, out) == (2, 4, 5)
+    assert measure._lengths(plain, (), {"input_ids": out[:, :4]}, SimpleNamespace(sequences=out)) == (2, 4, 5)
+    assert measure._lengths(plain, (), {"inputs_embeds": out}, out) == (2, 0, 9)
+    assert measure._lengths(plain, (), {}, out) == (2, 1, 8)
+    assert measure._lengths(translating, (), {"input_ids": out[:, :4]}, out) == (2, 1, 8)
+    assert measure._lengths(plain, (), {}, "text") is None
 
 
 # torch.compile's counters, which are only read where it was imported by somebody else.

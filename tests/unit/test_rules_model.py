@@ -552,6 +552,23 @@ def test_a_decoder_without_a_cache_computes_its_prefix_again():
     assert "use_cache=True" in verdict.fixes[0].text
 
 
+@pytest.mark.parametrize("varied", [True, False], ids=["prompts of many lengths", "of one length"])
+def test_generate_that_is_told_to_keep_no_cache_computes_its_prefix_again(varied):
+    """A call takes 2 ms and 0.05 ms a token; a text has 40 tokens and a prompt of 60 to 340."""
+    made = []
+    for number in range(12):
+        length = (60 + 40 * (number % 8) if varied else 200) + 20
+        seconds = 40 * (0.002 + 0.00005 * length)
+        made.append(step(number, seconds, forward=seconds, kind="generate", tokens=40, tokens_again=40 * length))
+    verdict = fired(compute_bound(answering(made)))
+    assert (verdict.subtype, verdict.severity, verdict.where[0].line) == ("prefix", "warning", 98)
+    assert "use_cache=True" in verdict.fixes[0].text
+    assert verdict.speedup == (pytest.approx(12.1 / 2.05, rel=0.15) if varied else None)
+    assert ("not known" in verdict.evidence[1]) is not varied
+    kept = [replace(each, tokens_again=None) for each in made]
+    assert fired(compute_bound(answering(kept))).subtype is None
+
+
 @pytest.mark.parametrize(
     ("length", "kind"),
     [

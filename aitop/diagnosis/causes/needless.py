@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import on_gpu
@@ -17,14 +19,15 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.series import line_through
-from aitop.diagnosis.what_if import estimated, fix
+from aitop.diagnosis.what_if import estimated, fix, varied
 from aitop.model.snapshot import Snapshot
+from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Where
 
-# Calls of the model compute the whole sequence again for each token if, in this part of the pairs of looks at it, it
-# grew by one per call; between the others a new one began. In a decoder without a cache 487 of 527 did, in seven
-# other programs and servers at most 2 of 141.
+# Where the loop is the user's, calls of the model compute the whole sequence again for each token if, in this part of
+# the pairs of looks at it, it grew by one per call; between the others a new one began. In a decoder without a cache
+# 487 of 527 did, in seven other programs and servers at most 2 of 141.
 GREW, LEAST_LOOKS = 0.6, 16
 CACHE = (
     "keep the keys and values of earlier tokens (use_cache=True, past_key_values): each call then computes only the"
@@ -42,13 +45,76 @@ FROZEN = (
 LEAST_PADDED, LEAST_BATCHES, WORTH_PACKING = 0.15, 2, 1.15
 
 
+class Decoding(NamedTuple):
+    """How a decoder without a KV cache calls its model. The lists have a value for each call that was looked at.
+
+    lengths     tokens that the call computed
+    forward     seconds that it took
+    newest      tokens that it had not computed before, on average
+    seconds     seconds from call to call, on average
+    """
+
+    lengths: Sequence[float]
+    forward: Sequence[float]
+    newest: float
+    seconds: float
+
+
 def tokens_again(snapshot: Snapshot) -> Explanation | None:
     """The verdict on a decoder that computes its whole sequence again for each token, as it keeps no KV cache.
 
-    The hook looks at a sequence's length now and then. How long a call takes for one token follows from how it grows
-    with them.
+    How long a call takes for one token follows from how it grows with them.
     """
     steps = records(snapshot) if snapshot.kind == "inference" else ()
+    calls = _by_setting(steps) or _by_growth(steps)
+    if calls is None:
+        return None
+    mean, forward = sum(calls.lengths) / len(calls.lengths), sum(calls.forward) / len(calls.forward)
+    slope, fits = line_through(calls.lengths, calls.forward)
+    again = min(forward, slope * (mean - calls.newest)) if varied(calls.lengths) else None
+    if again is not None and again <= 0.0:
+        return None
+    share = min(0.99, (forward if again is None else again) / calls.seconds)
+    if again is None:
+        title = f"{percent(share)} of {each_unit(snapshot)} is calls that compute all earlier tokens again for a new one"
+        known = "calls of other lengths were not seen, so how long one for the newest token would take is not known"
+    else:
+        title = f"{percent(share)} of {each_unit(snapshot)} computes tokens that were computed before"
+        known = (
+            f"by how calls get longer, one for the newest token alone would take {duration(forward - again)},"
+            f" not {duration(forward)}"
+        )
+    return Explanation(
+        severity="warning",
+        subtype="prefix",
+        share=share,
+        gone=None if again is None else estimated(share, 0.7 * share, share + 0.5 * (1.0 - share)),
+        gains=again is not None,
+        signals=(again is not None, fits > 0.5),
+        title=title,
+        where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
+        claims=(),
+        evidence=(f"each call of the model gets one token more than the one before: {mean:.0f} on average", known),
+        fixes=(fix(CACHE, None if again is None else share),),
+    )
+
+
+def _by_setting(steps: Sequence[StepRecord]) -> Decoding | None:
+    """Calls of `generate` that were told to keep no cache. A value is the mean call for one text of one `generate`."""
+    texts = [(step, step.tokens, step.tokens_again) for step in steps if step.kind == "generate"]
+    known = [(step, tokens, again) for step, tokens, again in texts if tokens and again]
+    if not known or 2 * len(known) < len(texts):
+        return None
+    return Decoding(
+        lengths=[again / tokens for _, tokens, again in known],
+        forward=[step.forward / tokens for step, tokens, _ in known],
+        newest=1.0,
+        seconds=sum(step.seconds for step, _, _ in known) / sum(tokens for _, tokens, _ in known),
+    )
+
+
+def _by_growth(steps: Sequence[StepRecord]) -> Decoding | None:
+    """Calls of a model that get one token more than the call before. The hook looks at their lengths now and then."""
     looks = [after for before, after in pairwise(steps) if after.tokens is not None and after.tokens != before.tokens]
     if len(looks) < LEAST_LOOKS:
         return None
@@ -57,28 +123,13 @@ def tokens_again(snapshot: Snapshot) -> Explanation | None:
         later - earlier == (after.index - before.index) * (after.samples or 1)
         for (before, after), (earlier, later) in zip(pairwise(looks), pairwise(tokens), strict=True)
     )
-    slope, fits = line_through(tokens, [step.forward for step in looks])
-    if grew < GREW * (len(looks) - 1) or slope <= 0.0:
+    if grew < GREW * (len(looks) - 1):
         return None
-    seconds = sum(step.seconds for step in steps) / len(steps)
-    mean, at_once = sum(tokens) / len(tokens), sum(step.samples or 1 for step in looks) / len(looks)
-    forward = sum(step.forward for step in looks) / len(looks)
-    share = min(0.99, min(forward, slope * (mean - at_once)) / seconds)
-    return Explanation(
-        severity="warning",
-        subtype="prefix",
-        share=share,
-        gone=estimated(share, 0.7 * share, share + 0.5 * (1.0 - share)),
-        signals=(fits > 0.5, grew > 0.8 * len(looks)),
-        title=f"{percent(share)} of {each_unit(snapshot)} computes tokens that were computed before",
-        where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
-        claims=(),
-        evidence=(
-            f"each call of the model gets one token more than the one before: {mean:.0f} on average",
-            f"by how calls get longer, one for the newest token alone would take {duration(forward - share * seconds)},"
-            f" not {duration(forward)}",
-        ),
-        fixes=(fix(CACHE, share),),
+    return Decoding(
+        lengths=tokens,
+        forward=[step.forward for step in looks],
+        newest=sum(step.samples or 1 for step in looks) / len(looks),
+        seconds=sum(step.seconds for step in steps) / len(steps),
     )
 
 

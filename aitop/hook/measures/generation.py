@@ -72,8 +72,14 @@ class Generation(Measure):
         try:
             end = _now()
             journal = self.session.journal
-            tokens = self._tokens(model, args, kwargs, result)
-            journal.note(GENERATE, call.start, end, tokens)
+            tokens = again = -1
+            lengths = self._lengths(model, args, kwargs, result)
+            if lengths is not None:
+                rows, given, got = lengths
+                tokens = rows * got
+                if not keeps_cache(model, args, kwargs):
+                    again = rows * (got * given + got * (got - 1) // 2)
+            journal.note(GENERATE, call.start, end, tokens, again)
             if journal.computed is not None:
                 journal.computed(call.start, end, tokens, call.first)
             if end > journal.due:
@@ -81,20 +87,31 @@ class Generation(Measure):
         except Exception:
             self.session.failed()
 
-    def _tokens(self, model: Any, args: Any, kwargs: Any, result: Any) -> int:
-        """Return how many tokens were generated, including the padding of shorter sequences; -1 if not known."""
+    def _lengths(self, model: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, int, int] | None:
+        """Return the number of sequences, and how many tokens each was given and got; None if not known.
+
+        Tokens count with the padding of shorter sequences.
+        """
         out = result if isinstance(result, self.tensor) else getattr(result, "sequences", None)
         if not isinstance(out, self.tensor) or out.dim() != 2:
-            return -1
+            return None
         rows, length = int(out.shape[0]), int(out.shape[1])
-        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            return rows * max(0, length - 1)
         prompt = args[0] if args else next((kwargs[name] for name in PROMPTS if name in kwargs), None)
-        if isinstance(prompt, self.tensor) and prompt.dim() == 2:
-            length -= int(prompt.shape[1])
-        elif kwargs.get("inputs_embeds") is None:
-            length -= 1
-        return rows * max(0, length)
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            given = 1
+        elif isinstance(prompt, self.tensor) and prompt.dim() == 2:
+            given = int(prompt.shape[1])
+        else:
+            given = 0 if kwargs.get("inputs_embeds") is not None else 1
+        return rows, given, max(0, length - given)
+
+
+def keeps_cache(model: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a call of `generate` keeps a KV cache, which it does if not told otherwise."""
+    own = getattr(model, "generation_config", None)
+    given = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
+    said = (kwargs.get("use_cache"), getattr(given, "use_cache", None), getattr(own, "use_cache", None))
+    return next((value for value in said if value is not None), True) is not False
 
 
 def wrap_generate(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:

@@ -63,6 +63,7 @@ class Parts:
     collectives: int = 0
     samples: int = NOT_MEASURED
     tokens: int = NOT_MEASURED
+    tokens_again: int = NOT_MEASURED
     queue_ready: int = NOT_MEASURED
     calls: list[int] = field(default_factory=list)
     others: dict[str, int] = field(default_factory=dict)

@@ -158,6 +158,7 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         queue_ready=count_of(parts.queue_ready),
         collective_calls=tuple(_within(call, length) for call in parts.calls),
         tokens=count_of(parts.tokens),
+        tokens_again=count_of(parts.tokens_again),
         others={key: _within(value, length) for key, value in parts.others.items()},
         estimated=made.estimated,
         **values,

@@ -450,11 +450,20 @@ class EventReader:
             self.held_samples += 0 if kind == at.GENERATE else max(0, a)
             self.known += end - start
         elif kind == at.GENERATE:
-            self.infer(start, end, NOT_MEASURED, a, kind="generate")
+            self.infer(start, end, NOT_MEASURED, a, again=b, kind="generate")
         else:
             self.infer(start, end, a, b)
 
-    def infer(self, start: int, end: int, samples: int, tokens: int, *, kind: StepKind = "infer") -> None:
+    def infer(
+        self,
+        start: int,
+        end: int,
+        samples: int,
+        tokens: int,
+        *,
+        again: int = NOT_MEASURED,
+        kind: StepKind = "infer",
+    ) -> None:
         """Make a step of a forward, or of a call of `generate`."""
         began, self.infer_end = min(self.infer_end, start), end
         wait, loader = self.held_wait, self.held_start
@@ -475,6 +484,7 @@ class EventReader:
                 backwards=0,
                 samples=samples if kind == "infer" else self.sums.samples,
                 tokens=tokens,
+                tokens_again=again,
                 queue_ready=self.held_ready,
             )
         if began:
