@@ -26,6 +26,12 @@ def test_a_server_at_half_load_is_quiet(rate):
     assert level(judged) == 0.0
 
 
+def test_a_server_that_keeps_up_is_no_warning():
+    verdict = fired(queue.judge(server(Server().answer(at_random(40.0)))))
+    assert (verdict.id, verdict.severity) == ("queue-bound", "info")
+    assert "at random" in verdict.title
+
+
 def test_clients_that_wait_behind_each_other():
     verdict = fired(queue.judge(server(CROWD, requests_per_second=20.0)))
     assert verdict.id == "queue-bound" and verdict.share == pytest.approx(7 / 8, abs=0.03)

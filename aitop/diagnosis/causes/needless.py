@@ -76,7 +76,9 @@ def tokens_again(snapshot: Snapshot) -> Explanation | None:
         return None
     share = min(0.99, (forward if again is None else again) / calls.seconds)
     if again is None:
-        title = f"{percent(share)} of {each_unit(snapshot)} is calls that compute all earlier tokens again for a new one"
+        title = (
+            f"{percent(share)} of {each_unit(snapshot)} is calls that compute all earlier tokens again for a new one"
+        )
         known = "calls of other lengths were not seen, so how long one for the newest token would take is not known"
     else:
         title = f"{percent(share)} of {each_unit(snapshot)} computes tokens that were computed before"

@@ -41,8 +41,9 @@ from aitop.stacks.pool import SEVERAL, SHORT_THREADS
 # From ENTER on a request waits longer than it is worked on. In a server that is half busy, requests of equal length
 # that come at random spend a third of their time in the queue.
 ENTER, LEAVE = 0.5, 0.4
-# A server that is at work for less of the time does not lack capacity: its requests wait for something else.
-LEAST_BUSY = 0.7
+# A server that is at work for less than LEAST_BUSY of the time does not lack capacity: its requests wait for something
+# else. Up to ALWAYS_BUSY it may still keep up.
+LEAST_BUSY, ALWAYS_BUSY = 0.7, 0.9
 THREADS = "more threads for requests (gunicorn --threads, anyio's limiter)"
 # The factor to try next for the size of batches.
 MORE = 2
@@ -100,15 +101,17 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lengths = [changed.length for changed in (replica, batch) if changed is not None]
     best = max(lengths, key=lambda length: length.speedup, default=None)
     gains = best is not None and best.speedup >= WORTH_IT
+    keeps_up = _keeps_up(queue)
+    because = "they come at random" if keeps_up else "they arrive faster than they are served"
     return Explanation(
-        severity="warning",
+        severity="info" if keeps_up else "warning",
         share=min(0.99, queue.share),
         base="request",
         gone=best if gains else None,
         gains=gains,
-        signals=(serving.basis == "hook", (queue.busy or 0.0) >= 0.9, best is not None),
+        signals=(serving.basis == "hook", (queue.busy or 0.0) >= ALWAYS_BUSY, best is not None),
         doubtful=queue.busy is None,
-        title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
+        title=f"requests wait for {percent(queue.share)} of their time: {because}",
         evidence=_evidence(serving, queue, load, cost),
         fixes=_fixes(serving, queue, replica, batch, _here(replica, snapshot)),
         where=queue.where,
@@ -264,6 +267,17 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
         waiting = serving.concurrency - own.there
         queues.append(Queue(waiting / serving.concurrency, 1.0, None, waiting, (), own.asking > own.working, own.there))
     return max(queues, key=lambda queue: queue.share, default=None)
+
+
+def _keeps_up(queue: Queue) -> bool:
+    """Whether no more requests wait than where they come at random to a server that is so busy, and has idle moments.
+
+    Where times to serve and between arrivals are exponential (M/M/1), busy² / (1 - busy) requests wait on average. They
+    are fewer where requests take more alike.
+    """
+    if queue.busy is None or queue.busy >= ALWAYS_BUSY:
+        return False
+    return queue.waiting is None or queue.waiting <= queue.busy**2 / (1.0 - queue.busy)
 
 
 def _batch(serving: Serving) -> int:
