@@ -229,18 +229,20 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
     )
 
 
-def _waiting(serving: Serving) -> float | None:
-    """The part (0..1) of the requests' time that they wait; None where that was not measured."""
-    shares = []
-    waited = [(one.queue, one.seconds) for one in serving.requests if one.queue is not None]
-    total = sum([seconds for _, seconds in waited])
-    if waited and total > 0.0:
-        shares.append(sum([queue for queue, _ in waited]) / total)
+def _waits_of(serving: Serving) -> tuple[float | None, float | None]:
+    """The part (0..1) of the requests' time that they wait, and their mean wait in seconds; None if not measured."""
+    count, waited, total = 0, 0.0, 0.0
+    for one in serving.requests:
+        if (wait := one.queue) is not None:
+            count += 1
+            waited += wait
+            total += one.seconds
+    shares = [waited / total] if total > 0.0 else []
     if serving.queue is not None and serving.concurrency:
         # By Little's law the numbers are in the same proportion as the times. They also count preempted requests, which
         # wait once more; the wait of a request counts only until its first turn.
         shares.append(min(1.0, serving.queue / max(serving.concurrency, serving.queue)))
-    return max(shares, default=None)
+    return max(shares, default=None), waited / count if count else None
 
 
 def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | None:
@@ -249,10 +251,8 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
     `idle` is the part (0..1) of the time in which the server has nothing to do, None where it was not measured.
     """
     queues = []
-    share = _waiting(serving)
+    share, seconds = _waits_of(serving)
     if share is not None:
-        waits = [one.queue for one in serving.requests if one.queue is not None]
-        seconds = sum(waits) / len(waits) if waits else None
         queues.append(Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue))
     process = main_stacks(snapshot)
     own = process.pool if process is not None and serves(snapshot) else None
