@@ -31,6 +31,8 @@ MAIN = "MainThread"
 CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
 ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 RUNNING: frozenset[Activity] = frozenset({"python", "native"})
+# What a thread does that has work to do, though it may lack the GIL for it.
+AT_WORK = RUNNING | {"wait-gil"}
 # Phases of host code around the model. A server's pre- and postprocessing of requests is measured apart.
 HOST: frozenset[Phase] = frozenset({"host", "preprocess", "postprocess"})
 # Waits for storage or a service: what the kernel says a thread waits for, and what the called library works with.

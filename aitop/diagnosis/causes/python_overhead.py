@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
 from aitop.diagnosis.evidence import (
+    AT_WORK,
     HOST,
     MOST_HELD,
     NO_LINES,
@@ -213,7 +214,7 @@ def _of_host(entry: Entry) -> bool:
 
 def _model(entry: Entry) -> bool:
     """Whether host code is the model or its loss written by hand: it computes with tensors within the step."""
-    return entry.within_step and entry.work in (*COMPUTES, None)
+    return entry.within_step and entry.work in (*COMPUTES, None) and entry.does in AT_WORK
 
 
 def _seconds_per_op(snapshot: Snapshot, model: Lines) -> float | None:

@@ -25,8 +25,8 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     tail_of,
 )
 from aitop.diagnosis.evidence import (
+    AT_WORK,
     MAIN,
-    RUNNING,
     Lines,
     entries_of,
     lead_ledger,
@@ -67,8 +67,6 @@ BURSTY, BY_CHANCE = 0.7, 0.001
 LEAST_WINDOWS = 5
 # Waits for the GIL are due to collections if these take at least this part of the time of the waits.
 MOST_WAITS = 0.5
-# What a thread does that has work to do, though it may lack the GIL for it.
-AT_WORK = RUNNING | {"wait-gil"}
 
 WHAT: dict[Kind, str] = {
     "collector": "garbage collection",
@@ -179,7 +177,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         claims=() if slight else _claims(first, snapshot, bursts, held),
         evidence=(
             *_evidence(snapshot, serving, tail, kinds, left),
-            *(_holder(snapshot) if first == "own-lock" else ()),
+            *(_holder(snapshot, lines) if first == "own-lock" else ()),
             *_rarity(times, seconds_of_requests(snapshot)),
         ),
         fixes=_fixes(first, lines),
@@ -243,22 +241,34 @@ def _rarity(times: Times | None, window: float) -> list[str]:
     return [f"it came {often} in {window:.0f} s: too rarely to tell whether a percent of all requests meets it"]
 
 
-def _holder(snapshot: Snapshot) -> list[str]:
-    """Which thread, not one that handles requests, works most in the process in which they stand in line."""
+def _holder(snapshot: Snapshot, stood: tuple[Where, ...]) -> list[str]:
+    """Where the thread works that has what others stand in line for, at the lines `stood`.
+
+    That is in a function in which others stand, or below it; else in a thread that handles no requests.
+    """
     ledger = lead_ledger(snapshot)
-    beside = [
-        entry
-        for entry in (ledger.entries if ledger is not None else ())
-        if ledger is not None
-        and (entry.lane, entry.pid) == ("producers", ledger.pid)
-        and entry.handler is None
-        and entry.does in AT_WORK
-    ]
+    if ledger is None:
+        return []
+    at_work = [entry for entry in ledger.entries if entry.pid == ledger.pid and entry.does in AT_WORK]
+    past = lines_of(entry for entry in at_work if any(_is_past(entry, line) for line in stood))
+    if past.where:
+        return [f"who has it works meanwhile, most of it at {short_place(past.where[0])}"]
+    beside = [entry for entry in at_work if entry.lane == "producers" and entry.handler is None]
     lines = lines_of(beside)
     if not lines.where:
         return []
     most = next(entry for entry in beside if entry.at == lines.where[0].at)
     return [f"thread {most.thread} works meanwhile, most of it at {short_place(lines.where[0])}"]
+
+
+def _is_past(entry: Entry, stood: Where) -> bool:
+    """Whether a stack is in the function of this line, or below it, at another of its lines."""
+    places = [*((frame.file, frame.function, frame.line) for frame in entry.via)]
+    if entry.where is not None:
+        places.append((entry.where.file, entry.where.function, entry.where.line))
+    return any(
+        (file, function) == (stood.file, stood.function) and line != stood.line for file, function, line in places
+    )
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:
