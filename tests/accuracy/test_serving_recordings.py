@@ -84,6 +84,7 @@ def judged(name, tier):
         ("lock_of_a_background_thread", 3, "latency-tail/own-lock", "with self._lock:"),
         ("arrays_between_processes", 3, "host-bound/None", None),
         ("arrays_between_processes", 2, "host-bound/None", None),
+        ("few_let_through", 3, "queue-bound/held", None),
         ("few_threads", 3, "host-io-stall/None", "return json.loads(reader.readline())"),
         ("embeddings_stopped", 3, "hang/stopped", None),
         ("embeddings_stopped", 2, "hang/stopped", None),

@@ -743,6 +743,20 @@ def test_a_few_large_operations_beside_a_loop_do_not_hide_that_its_are_tiny():
     assert python_overhead.judge(few) is None, "these are not tiny"
 
 
+def test_a_wait_between_forward_and_backward_is_no_model_written_by_hand():
+    """A reward that a child computes comes between them, beside a model of small operations."""
+    lines = [
+        line("generate", 0.2, phase="forward", number=31),
+        line("generate", 0.05, phase="forward", activity="native", number=31),
+        line("reward", 0.5, activity="wait-child", number=37, position="within"),
+        line("main", 0.25, phase="backward", activity="native", number=46),
+    ]
+    seen = snapshot(phases=Phases(forward=0.25, backward=0.25, outside=0.5), lines=lines)
+    found = python_overhead.judge(seen)
+    assert found.claims and not any(entry.activity == "wait-child" for entry in found.claims)
+    assert fired(host_bound.judge(seen)).where[0].line == 37
+
+
 def test_of_operations_that_are_not_tiny_only_what_holds_the_lock_is_surely_gained():
     """10 % of the step hold the lock: of 4,000 operations all the calls may go, of 40 at most that."""
     records = steps(seconds=0.1, forward=0.04, backward=0.05)

@@ -7,8 +7,8 @@ import random
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
-from served_maker import START, Server, at_random, closed, server, turns
-from snapshot_builder import RANK, constant, host
+from served_maker import START, Server, at_random, closed, server, serving, turns
+from snapshot_builder import RANK, constant, host, line, snapshot, steps
 
 from aitop.diagnosis.causes import underbatched
 from aitop.diagnosis.causes.serving import queue
@@ -154,6 +154,28 @@ def test_batches_that_are_all_alike_do_not_tell_what_larger_ones_take():
 def test_an_idle_server_whose_requests_wait_lacks_no_capacity():
     held = [replace(one, queue=one.seconds * 0.8) for one in Server().answer(at_random(5.0))]
     assert level(queue.judge(server(held))) == 0.0
+
+
+def one_at_a_time(works, *, samples=1, concurrency=6.0):
+    """Two processes that run the model, each at work for this part of the time, and requests under way all the time."""
+    made = steps(seconds=0.02, forward=0.02 * works, samples=samples, kind="infer")
+    lines = [
+        line("infer", works, phase="forward", activity="native"),
+        line("recv", 1.0 - works, activity="wait-queue", number=20),
+    ]
+    requests = serving(closed(6, 0.02), concurrency=concurrency, pid=RANK + 5)
+    seen = snapshot(made, lines=lines, kind="inference", serving=requests)
+    [ledger] = seen.ledgers
+    return replace(seen, ledgers=(ledger, replace(ledger, pid=RANK + 1)))
+
+
+def test_requests_that_wait_beside_processes_that_rest_are_held():
+    verdict = fired(queue.judge(one_at_a_time(0.4)))
+    assert (verdict.id, verdict.subtype, verdict.severity) == ("queue-bound", "held", "warning")
+    assert verdict.share == pytest.approx(1 - 0.8 / 6, abs=0.05)
+    assert "semaphore" in verdict.fixes[0].text and verdict.speedup is None
+    for other in (one_at_a_time(0.95), one_at_a_time(0.4, concurrency=1.0), one_at_a_time(0.4, samples=8)):
+        assert getattr(getattr(queue.judge(other), "verdict", None), "subtype", None) is None
 
 
 def test_metrics_alone_tell_that_requests_wait():

@@ -20,6 +20,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     producer_entries,
+    records,
     serves,
     short_place,
     takes_request,
@@ -30,7 +31,7 @@ from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import all_taken, idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
-from aitop.model.ledger import Entry
+from aitop.model.ledger import Entry, Ledger
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
@@ -77,6 +78,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving or Serving(basis="stacks")
     idle = idle_share(serving)
     held = _held(idle, snapshot)
+    if held is not None and held >= ENTER:
+        return _of_held(serving, held, _waits(serving, snapshot))
+    beside = _waiting_beside_rest(serving, snapshot)
+    if beside is not None and beside > (held or 0.0):
+        return _of_few_at_work(serving, beside, snapshot)
     if held is not None and held >= LEAVE:
         return _of_held(serving, held, _waits(serving, snapshot))
     queue = _queue(serving, idle, snapshot)
@@ -128,10 +134,31 @@ def _held(idle: float | None, snapshot: Snapshot) -> float | None:
         idle = 1.0 - _under_way_at_least(snapshot)
     if idle >= 1.0 or not snapshot.ledgers:
         return None
-    main = [entry for ledger in snapshot.ledgers for entry in ledger.entries if entry.lane == "main"]
-    rest = sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry))
-    work = len(snapshot.ledgers) - rest
-    return 1.0 - (work + _at_work_beside(snapshot)) / (1.0 - idle)
+    return 1.0 - (sum(map(_at_work, snapshot.ledgers)) + _at_work_beside(snapshot)) / (1.0 - idle)
+
+
+def _at_work(ledger: Ledger) -> float:
+    """The part (0..1) of its time in which a thread that runs the model does not wait for requests."""
+    main = [entry for entry in ledger.entries if entry.lane == "main"]
+    return 1.0 - sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry))
+
+
+def _waiting_beside_rest(serving: Serving, snapshot: Snapshot) -> float | None:
+    """The part (0..1) of requests' time in which they wait although processes that run the model rest.
+
+    None where that is not known, where no more requests wait than where they come at random, and where one process is
+    always busy: then it has more than its part of them. A process works on as many at once as its batch has samples.
+    """
+    samples = [step.samples for step in records(snapshot) if step.samples is not None]
+    if len(snapshot.ledgers) < 2 or serving.concurrency is None or serving.iterations or not samples:
+        return None
+    working = [_at_work(ledger) for ledger in snapshot.ledgers]
+    busy = sum(working) / len(working)
+    if max(working) >= ALWAYS_BUSY:
+        return None
+    at_once = max(1.0, sum(samples) / len(samples))
+    waiting = serving.concurrency - at_once * sum(working) - _at_work_beside(snapshot)
+    return waiting / serving.concurrency if waiting > len(working) * _by_chance(busy) else None
 
 
 def _at_work_beside(snapshot: Snapshot) -> float:
@@ -229,6 +256,26 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
     )
 
 
+def _of_few_at_work(serving: Serving, waiting: float, snapshot: Snapshot) -> Explanation:
+    """The verdict on requests that wait although processes rest that could work on them, with their handlers' lines."""
+    count, working = len(snapshot.ledgers), sum(map(_at_work, snapshot.ledgers))
+    return Explanation(
+        subtype="held",
+        share=waiting,
+        base="request",
+        gains=False,
+        severity="warning",
+        signals=(serving.basis == "hook", waiting >= 0.9),
+        title=f"requests wait {percent(waiting)} of their time while {count} processes that run the model mostly rest",
+        evidence=(
+            f"{serving.concurrency:.1f} requests are under way on average",
+            f"{working:.1f} of these processes work at the same time on average",
+        ),
+        where=lines_of(filter(_runs_in_loop, producer_entries(snapshot))).where,
+        fixes=(fix("let as many requests through at the same time as there are processes (a semaphore, a limit)"),),
+    )
+
+
 def _waits_of(serving: Serving) -> tuple[float | None, float | None]:
     """The part (0..1) of the requests' time that they wait, and their mean wait in seconds; None if not measured."""
     count, waited, total = 0, 0.0, 0.0
@@ -270,14 +317,19 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
 
 
 def _keeps_up(queue: Queue) -> bool:
-    """Whether no more requests wait than where they come at random to a server that is so busy, and has idle moments.
-
-    Where times to serve and between arrivals are exponential (M/M/1), busy² / (1 - busy) requests wait on average. They
-    are fewer where requests take more alike.
-    """
+    """Whether the server has idle moments, and no more requests wait than where they come at random."""
     if queue.busy is None or queue.busy >= ALWAYS_BUSY:
         return False
-    return queue.waiting is None or queue.waiting <= queue.busy**2 / (1.0 - queue.busy)
+    return queue.waiting is None or queue.waiting <= _by_chance(queue.busy)
+
+
+def _by_chance(busy: float) -> float:
+    """How many requests wait on average for a server that is busy for this part (0..1) of the time.
+
+    That is where times to serve and between arrivals are exponential (M/M/1). They are fewer where requests take more
+    alike.
+    """
+    return busy**2 / (1.0 - busy)
 
 
 def _batch(serving: Serving) -> int:
