@@ -45,7 +45,10 @@ ENTER, LEAVE = 0.5, 0.4
 # A server that is at work for less than LEAST_BUSY of the time does not lack capacity: its requests wait for something
 # else. Up to ALWAYS_BUSY it may still keep up.
 LEAST_BUSY, ALWAYS_BUSY = 0.7, 0.9
+# Processes whose threads work for no more than this part of the time mostly rest.
+MOSTLY = 0.5
 THREADS = "more threads for requests (gunicorn --threads, anyio's limiter)"
+SERVICES = "ask other services at the same time, not one after the other, and keep connections to them open"
 # The factor to try next for the size of batches.
 MORE = 2
 # A larger batch that gives less than this is not worth its latency.
@@ -146,18 +149,21 @@ def _at_work(ledger: Ledger) -> float:
 def _waiting_beside_rest(serving: Serving, snapshot: Snapshot) -> float | None:
     """The part (0..1) of requests' time in which they wait although processes that run the model rest.
 
-    None where that is not known, where no more requests wait than where they come at random, and where one process is
-    always busy: then it has more than its part of them. A process works on as many at once as its batch has samples.
+    None where that is not known, where no more requests wait than where they come at random, where the processes are
+    mostly busy, and where one of them, or a thread beside them, always is: that is what requests wait for. A process
+    works on as many at once as its batch has samples. Sleeps count as work: they may be part of a request.
     """
     samples = [step.samples for step in records(snapshot) if step.samples is not None]
     if len(snapshot.ledgers) < 2 or serving.concurrency is None or serving.iterations or not samples:
         return None
-    working = [_at_work(ledger) for ledger in snapshot.ledgers]
-    busy = sum(working) / len(working)
-    if max(working) >= ALWAYS_BUSY:
+    main = [[entry for entry in ledger.entries if entry.lane == "main"] for ledger in snapshot.ledgers]
+    sleeps = (sum(entry.share for entry in entries if entry.activity == "sleep") for entries in main)
+    working = [_at_work(ledger) + asleep for ledger, asleep in zip(snapshot.ledgers, sleeps, strict=True)]
+    busy, beside = sum(working) / len(working), _at_work_beside(snapshot)
+    if busy > MOSTLY or max(*working, beside) >= ALWAYS_BUSY:
         return None
     at_once = max(1.0, sum(samples) / len(samples))
-    waiting = serving.concurrency - at_once * sum(working) - _at_work_beside(snapshot)
+    waiting = serving.concurrency - at_once * sum(working) - beside
     return waiting / serving.concurrency if waiting > len(working) * _by_chance(busy) else None
 
 
@@ -251,14 +257,14 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
         where=waits.where,
         fixes=(
             fix("a shorter time to wait until a batch is full: take what is there when the model is free"),
-            fix("ask other services at the same time, not one after the other, and keep connections to them open"),
+            fix(SERVICES),
         ),
     )
 
 
 def _of_few_at_work(serving: Serving, waiting: float, snapshot: Snapshot) -> Explanation:
     """The verdict on requests that wait although processes rest that could work on them, with their handlers' lines."""
-    count, working = len(snapshot.ledgers), sum(map(_at_work, snapshot.ledgers))
+    count = len(snapshot.ledgers)
     return Explanation(
         subtype="held",
         share=waiting,
@@ -269,10 +275,13 @@ def _of_few_at_work(serving: Serving, waiting: float, snapshot: Snapshot) -> Exp
         title=f"requests wait {percent(waiting)} of their time while {count} processes that run the model mostly rest",
         evidence=(
             f"{serving.concurrency:.1f} requests are under way on average",
-            f"{working:.1f} of these processes work at the same time on average",
+            f"each of these processes waits for requests for more than {percent(1.0 - MOSTLY)} of the time on average",
         ),
         where=lines_of(filter(_runs_in_loop, producer_entries(snapshot))).where,
-        fixes=(fix("let as many requests through at the same time as there are processes (a semaphore, a limit)"),),
+        fixes=(
+            fix("let as many requests through at the same time as there are processes (a semaphore, a limit)"),
+            fix(SERVICES),
+        ),
     )
 
 
