@@ -248,10 +248,10 @@ def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype)
     assert level(tail.judge(server(handled(long=0.002), lines=[line_of_it]))) == 0.0
 
 
-def in_threads(requests, standing):
+def in_threads(requests, standing, more=()):
     """A server whose threads stand at a lock, `standing` of them on average."""
     waits = line("answer", 0.3, activity="wait-lock", number=27, handler="thread")
-    seen = server(requests, lines=[waits, line("limits", 0.2, number=32, thread="limits")])
+    seen = server(requests, lines=[waits, line("limits", 0.2, number=32, thread="limits"), *more])
     pool = ThreadPool(threads=("a", "b"), there=8.0, working=0.3, standing=standing, lines=(waits,))
     processes = tuple(replace(process, pool=pool) for process in seen.stacks.processes)
     return replace(seen, stacks=replace(seen.stacks, processes=processes))
@@ -280,6 +280,13 @@ def test_requests_that_all_wait_for_a_lock_are_held_up_by_whoever_has_it():
     assert (verdict.subtype, verdict.severity, verdict.where[0].line) == ("own-lock", "warning", 27)
     assert any(text.startswith("thread limits works meanwhile") for text in verdict.evidence)
     assert level(tail.judge(in_threads(held_in_threads(), standing=0.0))) < tail.judge.leave, "nobody was seen to stand"
+
+
+def test_a_request_that_works_past_the_lock_at_which_others_stand_has_it():
+    read = line("read", 0.02, number=19, handler="thread", via=[("answer", 29, "self.sheet = self.read()")])
+    verdict = fired(tail.judge(in_threads(held_in_threads(), standing=1.0, more=[read])))
+    assert verdict.subtype == "own-lock"
+    assert "the thread that has it works meanwhile, most of it at train.py:19" in verdict.evidence
 
 
 def test_requests_that_queue_for_the_models_lock_are_held_up_by_nothing():

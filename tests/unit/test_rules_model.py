@@ -552,6 +552,12 @@ def test_a_decoder_without_a_cache_computes_its_prefix_again():
     assert "use_cache=True" in verdict.fixes[0].text
 
 
+def test_lengths_that_hardly_differ_tell_where_calls_follow_them_closely():
+    """From 200 to 259 tokens, with which a call gets longer."""
+    verdict = fired(compute_bound(answering(decoding(lambda number: 200 + number % 60))))
+    assert verdict.subtype == "prefix" and verdict.speedup is not None
+
+
 @pytest.mark.parametrize("varied", [True, False], ids=["prompts of many lengths", "of one length"])
 def test_generate_that_is_told_to_keep_no_cache_computes_its_prefix_again(varied):
     """A call takes 2 ms and 0.05 ms a token; a text has 40 tokens and a prompt of 60 to 340."""

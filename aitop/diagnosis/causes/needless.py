@@ -71,7 +71,8 @@ def tokens_again(snapshot: Snapshot) -> Explanation | None:
         return None
     mean, forward = sum(calls.lengths) / len(calls.lengths), sum(calls.forward) / len(calls.forward)
     slope, fits = line_through(calls.lengths, calls.forward)
-    again = min(forward, slope * (mean - calls.newest)) if varied(calls.lengths) else None
+    known_by_length = fits > 0.5 or varied(calls.lengths)
+    again = min(forward, slope * (mean - calls.newest)) if known_by_length else None
     if again is not None and again <= 0.0:
         return None
     share = min(0.99, (forward if again is None else again) / calls.seconds)

@@ -42,6 +42,7 @@ from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity, Entry, Ledger
 from aitop.model.serving import RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
+from aitop.model.stacks import Frame
 from aitop.model.units import duration, factor, percent
 from aitop.model.verdict import Fix, NamedShare, Where
 
@@ -252,7 +253,7 @@ def _holder(snapshot: Snapshot, stood: tuple[Where, ...]) -> list[str]:
     at_work = [entry for entry in ledger.entries if entry.pid == ledger.pid and entry.does in AT_WORK]
     past = lines_of(entry for entry in at_work if any(_is_past(entry, line) for line in stood))
     if past.where:
-        return [f"who has it works meanwhile, most of it at {short_place(past.where[0])}"]
+        return [f"the thread that has it works meanwhile, most of it at {short_place(past.where[0])}"]
     beside = [entry for entry in at_work if entry.lane == "producers" and entry.handler is None]
     lines = lines_of(beside)
     if not lines.where:
@@ -263,12 +264,9 @@ def _holder(snapshot: Snapshot, stood: tuple[Where, ...]) -> list[str]:
 
 def _is_past(entry: Entry, stood: Where) -> bool:
     """Whether a stack is in the function of this line, or below it, at another of its lines."""
-    places = [*((frame.file, frame.function, frame.line) for frame in entry.via)]
-    if entry.where is not None:
-        places.append((entry.where.file, entry.where.function, entry.where.line))
-    return any(
-        (file, function) == (stood.file, stood.function) and line != stood.line for file, function, line in places
-    )
+    places: tuple[Frame | Where, ...] = (*entry.via, entry.where) if entry.where is not None else entry.via
+    function = (stood.file, stood.function)
+    return any((place.file, place.function) == function and place.line != stood.line for place in places)
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:
