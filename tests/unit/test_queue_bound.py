@@ -39,6 +39,18 @@ def test_clients_that_wait_behind_each_other():
     assert any("8 clients" in line for line in verdict.evidence)
 
 
+def test_the_lines_that_make_requests_dear():
+    lines = (
+        line("opening", 0.6, phase="forward", activity="native", number=30),
+        line("answer", 0.2, phase="forward", activity="native", number=56),
+        line("model", 0.1, phase="forward", activity="native", file="/v/lib/python3.11/site-packages/engine/a.py"),
+        line("recv", 0.1, activity="wait-queue", number=20),
+    )
+    verdict = fired(queue.judge(server(CROWD, lines=lines, requests_per_second=20.0)))
+    assert [where.line for where in verdict.where] == [30, 56]
+    assert any("train.py:30: 75 %" in fix.text for fix in verdict.fixes)
+
+
 @pytest.mark.parametrize(
     ("used", "idle", "monitor", "gains"),
     [

@@ -12,7 +12,9 @@ from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_ha
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.causes.serving.turns import KV_FULL
 from aitop.diagnosis.evidence import (
+    AT_WORK,
     MAIN,
+    NO_LINES,
     RUNNING,
     Lines,
     interval,
@@ -110,6 +112,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lengths = [changed.length for changed in (replica, batch) if changed is not None]
     best = max(lengths, key=lambda length: length.speedup, default=None)
     gains = best is not None and best.speedup >= WORTH_IT
+    work = main_lines(snapshot, _works_for_user) if known else NO_LINES
     keeps_up = _keeps_up(queue)
     because = "they come at random" if keeps_up else "they arrive faster than they are served"
     return Explanation(
@@ -122,8 +125,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         doubtful=queue.busy is None,
         title=f"requests wait for {percent(queue.share)} of their time: {because}",
         evidence=_evidence(serving, queue, load, cost),
-        fixes=_fixes(serving, queue, replica, batch, _here(replica, snapshot)),
-        where=queue.where,
+        fixes=_fixes(serving, queue, replica, batch, _here(replica, snapshot), work.where),
+        where=queue.where or work.where,
     )
 
 
@@ -236,6 +239,11 @@ def _waits_for_batch(entry: Entry) -> bool:
 def _runs_in_loop(entry: Entry) -> bool:
     """Whether an entry is the user's code of a handler in an event loop, other than the model."""
     return entry.handler == "event-loop" and entry.phase != "forward" and is_user(entry.file, script=None)
+
+
+def _works_for_user(entry: Entry) -> bool:
+    """Whether an entry is work at a line of the user's own code."""
+    return entry.does in AT_WORK and is_user(entry.file, script=None)
 
 
 def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
@@ -440,7 +448,12 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
 
 
 def _fixes(
-    serving: Serving, queue: Queue, replica: Change | None, batch: Change | None, here: Length | None
+    serving: Serving,
+    queue: Queue,
+    replica: Change | None,
+    batch: Change | None,
+    here: Length | None,
+    work: tuple[Where, ...],
 ) -> list[Fix]:
     fixes = []
     size = _batch(serving)
@@ -464,6 +477,9 @@ def _fixes(
         fixes.insert(0, fix(text))
     elif queue.where:
         fixes.append(fix("one thread that takes all requests that wait, and runs the model once for them"))
+    if work:
+        part = percent(work[0].share or 0.0)
+        fixes.append(fix(f"make requests cheaper, first at {short_place(work[0])}: {part} of the time of your own code"))
     fixes.append(fix("refuse requests early that cannot be answered in time"))
     return fixes
 
