@@ -371,16 +371,14 @@ def run_delay(snapshot: Snapshot, pid: int) -> float | None:
 def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
     """The processes that work for a loader of the judged process, and live now.
 
-    Those of other ranks do not count, nor children of multiprocessing whose stacks are no loader worker's.
+    Those of other ranks do not count.
     """
-    processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
-    others = {process.pid for process in processes if process.role != "loader-worker"}
     judged = judged_pid(snapshot)
     rank = next((process.rank for process in snapshot.processes if process.pid == judged), None)
     return tuple(
         process
         for process in snapshot.processes
-        if process.role == "loader-worker" and process.pid not in others and (rank is None or process.rank == rank)
+        if process.role == "loader-worker" and (rank is None or process.rank == rank)
     )
 
 

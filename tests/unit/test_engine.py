@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from snapshot_builder import RANK, host, process, step, steps
+from snapshot_builder import RANK, WORKER, host, process, step, steps
 from stack_maker import stack, window
 
 from aitop.engine.core import Engine
@@ -175,6 +175,18 @@ def test_rank_zero_leads():
     for pid in (RANK + 1, RANK + 2):
         history.add(HookSample(time=1.0, pid=pid, steps=tuple(steps(3))))
     assert lead_pid(history, 1.0) == RANK + 2
+
+
+def test_a_child_of_multiprocessing_works_for_a_loader_only_if_its_stacks_say_so():
+    loads = stack("user/train.py:9 main", "torch/utils/data/_utils/worker.py _worker_loop")
+    asks = stack("user/service.py:9 main | answer(queue.get())")
+    children = tuple(process(pid, "loader-worker", rank=0) for pid in (WORKER, WORKER + 1, WORKER + 2))
+    seen = [(WORKER, "MainThread", True, loads, 40), (WORKER + 1, "MainThread", True, asks, 40)]
+    machine = MachineSample(cores=2)
+    events = [HostSample(time=1000.0, processes=children, machine=machine), window(1001.0, *seen, seconds=1.0)]
+    last = play([*events, Tick(time=1001.1, wall=1e9)])[-1]
+    roles = [(one.role, one.rank) for one in last.processes]
+    assert roles == [("loader-worker", 0), ("other", None), ("loader-worker", 0)], "the last was not looked at"
 
 
 class Recorded:

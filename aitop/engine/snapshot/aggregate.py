@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -16,7 +16,7 @@ from aitop.engine.snapshot.standstill import numbered, standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
 from aitop.engine.totals import mean_cores
 from aitop.model.gpu import GpuSample, bare
-from aitop.model.host import Role
+from aitop.model.host import HostSample, Role
 from aitop.model.ranks import Ranks
 from aitop.model.run import SoFar
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Snapshot, Stacks, Steps, Tick
@@ -72,7 +72,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         target=history.target,
         kind=kind,
         sources=_sources(history, tick.time, steps),
-        host=host,
+        host=_with_seen_roles(host, by_pid),
         gpu=gpu,
         steps=steps or _steps_from_stacks(history, process),
         facts=facts,
@@ -93,6 +93,19 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         past=history.past.past(),
         so_far=_so_far(history, workers[0] if workers else lead, tick.time - first),
     )
+
+
+def _with_seen_roles(host: HostSample | None, seen: Mapping[int, ProcessStacks]) -> HostSample | None:
+    """The host with children of multiprocessing as "other" where their stacks are not those of a loader's worker."""
+    if host is None:
+        return None
+    processes = (
+        msgspec.structs.replace(process, role="other", rank=None)
+        if process.role == "loader-worker" and process.pid in seen and seen[process.pid].role == "other"
+        else process
+        for process in host.processes
+    )
+    return msgspec.structs.replace(host, processes=tuple(processes))
 
 
 def _placed(

@@ -479,7 +479,9 @@ def _fixes(
         fixes.append(fix("one thread that takes all requests that wait, and runs the model once for them"))
     if work:
         part = percent(work[0].share or 0.0)
-        fixes.append(fix(f"make requests cheaper, first at {short_place(work[0])}: {part} of the time of your own code"))
+        fixes.append(
+            fix(f"make requests cheaper, first at {short_place(work[0])}: {part} of the time of your own code")
+        )
     fixes.append(fix("refuse requests early that cannot be answered in time"))
     return fixes
 
