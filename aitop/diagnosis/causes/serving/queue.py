@@ -125,7 +125,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         doubtful=queue.busy is None,
         title=f"requests wait for {percent(queue.share)} of their time: {because}",
         evidence=_evidence(serving, queue, load, cost),
-        fixes=_fixes(serving, queue, replica, batch, _here(replica, snapshot), work.where),
+        fixes=_fixes(serving, queue, replica=replica, batch=batch, here=_here(replica, snapshot), work=work.where),
         where=queue.where or work.where,
     )
 
@@ -450,6 +450,7 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
 def _fixes(
     serving: Serving,
     queue: Queue,
+    *,
     replica: Change | None,
     batch: Change | None,
     here: Length | None,
