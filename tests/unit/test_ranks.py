@@ -223,7 +223,18 @@ def test_without_the_hook_the_rank_whose_thread_rests_least_is_late():
     assert fired(straggler(without_hook(0.1, 0.4, lines=lines, delay=0.3))).share == pytest.approx(0.3)
     alone = without_hook(0.4, 0.9, lines=lines, library="/lib/python3.11/site-packages/torch/nn/functional.py")
     assert isinstance(straggler(alone), Abstention), "two runs side by side"
-    assert isinstance(comm_bound(picture), Abstention), "its own threads may compute while the main thread rests"
+    assert comm_bound(picture).level < 0.12, "the late one hardly rests"
+
+
+def test_without_the_hook_exchange_is_what_even_the_rank_that_rests_least_rests():
+    verdict = fired(comm_bound(without_hook(0.5, 0.4, lines=model(1.0, 1.0))))
+    assert (verdict.share, verdict.severity) == (pytest.approx(0.5), "warning")
+    assert verdict.confidence < 0.5, "a rank that is late now and then looks the same"
+    assert comm_bound(without_hook(0.9, 0.9, lines=model(1.0, 1.0))).level < 0.12
+    alone = without_hook(
+        0.5, 0.4, lines=model(1.0, 1.0), library="/lib/python3.11/site-packages/torch/nn/functional.py"
+    )
+    assert isinstance(comm_bound(alone), Abstention), "two runs side by side"
 
 
 def test_without_the_hook_a_rank_that_waits_for_data_does_not_wait_for_the_others():

@@ -22,6 +22,8 @@ from aitop.stacks.libraries import exchanges
 # Fewer steps of several ranks say little.
 MIN_STEPS = 10
 ACCUMULATED = 4
+ACCUMULATE = f"accumulate gradients over {ACCUMULATED} batches under `model.no_sync()`, and exchange once"
+HALF = "exchange half the bytes: model.register_comm_hook(None, bf16_compress_hook)"
 OVERLAPPED = 0.5
 OVERHEAD = 0.05
 MOSTLY = 0.5
@@ -101,7 +103,8 @@ def too_few_steps(snapshot: Snapshot) -> str | None:
 
 
 def _too_few_steps(snapshot: Snapshot) -> str | None:
-    return None if _waits_alone(snapshot) is not None else too_few_steps(snapshot)
+    known = _waits_alone(snapshot) is not None or waits_without_hook(snapshot)
+    return None if known else too_few_steps(snapshot)
 
 
 def _waits_alone(snapshot: Snapshot) -> float | None:
@@ -134,6 +137,8 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
     For ranks on other machines it is not known when the last one comes, so both are one share.
     """
     ranks, facts = snapshot.ranks, snapshot.facts
+    if waits := waits_without_hook(snapshot):
+        return _without_hook(snapshot, waits)
     alone = _waits_alone(snapshot)
     if ranks is not None and alone is not None:
         return Explanation(
@@ -172,6 +177,26 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
         ),
         fixes=_fixes(snapshot, share, gone, calls / ranks.step, sites, small=small),
         ranks=tuple(rank.rank for rank in ranks.ranks if rank.rank is not None),
+    )
+
+
+def _without_hook(snapshot: Snapshot, waits: Mapping[int, RankWaits]) -> Explanation:
+    """The verdict without the hook: what even the rank that rests least rests in its passes.
+
+    Doubtful: it may also rest while threads of its own compute, or for a rank that is late now and then.
+    """
+    share = min(wait.share for wait in waits.values())
+    return Explanation(
+        share=share,
+        level=min(wait.least for wait in waits.values()),
+        doubtful=True,
+        title=f"every rank waits {percent(share)} of the time in its passes: for the exchange, or for another rank",
+        where=_where(snapshot, ()),
+        evidence=(
+            "their main threads neither run nor wait for a core meanwhile, and a library exchanges data",
+            "how many bytes are exchanged, and whether one rank is late, is known with the hook only",
+        ),
+        fixes=(fix(ACCUMULATE, share * (1.0 - 1.0 / ACCUMULATED)), fix(HALF, share / 2)),
     )
 
 
@@ -244,13 +269,10 @@ def _fixes(
     if ddp is None:
         return fixes
     rarely = (gone - calls + updates) * (1.0 - 1.0 / ACCUMULATED)
-    fixes.append(
-        fix(f"accumulate gradients over {ACCUMULATED} batches under `model.no_sync()`, and exchange once", rarely)
-    )
+    fixes.append(fix(ACCUMULATE, rarely))
     if small:
         return [*fixes, fix("a larger batch for each rank: as many exchanges for more work")]
-    half = "exchange half the bytes: model.register_comm_hook(None, bf16_compress_hook)"
-    fixes.append(fix(half, (share - calls) / 2))
+    fixes.append(fix(HALF, (share - calls) / 2))
     if ddp.communication and (ddp.overlap or 0.0) < OVERLAPPED * ddp.communication:
         fixes.append(fix("a smaller bucket_cap_mb, so that the exchange begins earlier in the backward pass"))
     return fixes
