@@ -32,8 +32,9 @@ CAUSES: tuple[Rule, ...] = (
     # These two compare requests. The first claims only lines that hold requests up now and then, the second nothing.
     tail.judge,
     queue.judge,
-    straggler.straggler,
+    # It claims nothing, and what a late rank does of its own is no part of the exchange.
     comm_bound.comm_bound,
+    straggler.straggler,
     recompile.judge,
     between_steps.checkpoint,
     between_steps.evaluation,

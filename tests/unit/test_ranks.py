@@ -9,6 +9,7 @@ from stack_maker import window
 from aitop.diagnosis.causes.comm_bound import comm_bound
 from aitop.diagnosis.causes.straggler import straggler
 from aitop.diagnosis.conditions.hang import hang, odd_one
+from aitop.diagnosis.judge import Judge
 from aitop.engine.history import History
 from aitop.engine.snapshot.aggregate import aggregate
 from aitop.engine.snapshot.ranks import OnCores, apart, held, on_cores, own_part, ranks_view
@@ -244,6 +245,14 @@ def test_without_the_hook_a_rank_that_waits_for_data_does_not_wait_for_the_other
     assert (verdict.subtype, verdict.ranks, verdict.where[0].line) == ("input", (1,), 8)
     found = straggler(without_hook(0.4, 0.45, lines=[*model(1.0, 0.5), data]))
     assert {entry.phase for entry in found.claims} == {"data"}, "no other cause has to explain that it waits"
+
+
+def test_what_a_late_rank_waits_for_alone_is_no_exchange():
+    sleeps = line("read", 0.5, pid=101, phase="data_wait", activity="sleep", number=8)
+    picture, judge = without_hook(0.4, 0.4, lines=[*model(1.0, 0.5), sleeps]), Judge()
+    moments = (msgspec.structs.replace(picture, time=float(at)) for at in range(9))
+    shown = [[one.id for one in judge.judge(moment).verdicts] for moment in moments]
+    assert "straggler" in shown[-1] and not any("comm-bound" in ids for ids in shown)
 
 
 def test_where_a_device_computes_a_host_that_rests_says_nothing_of_the_ranks():
