@@ -183,6 +183,7 @@ def test_a_tensor_whose_memory_is_gone_is_not_looked_at(watched):
     assert denormals_of(watched.session) is None
 
 
+WIDE = torch.ones(4, 16, dtype=torch.int64)
 MASK = torch.zeros(4, 16, dtype=torch.int64)
 for row, tokens in enumerate((2, 4, 6, 8)):
     MASK[row, :tokens] = 1
@@ -207,9 +208,10 @@ def padding_of(session, *batches):
         lambda mask: {"input_ids": mask, "attention_mask": mask},
         lambda mask: Encoding(attention_mask=mask),
         lambda mask: ({"attention_mask": mask}, torch.ones(4)),
+        lambda mask: (["a", "b"], Encoding(attention_mask=mask)),
         lambda mask: {"attention_mask": mask.bool()},
     ],
-    ids=["a dict", "an encoding", "with labels", "booleans"],
+    ids=["a dict", "an encoding", "with labels", "after names", "booleans"],
 )
 def test_how_much_of_a_batch_is_padding_is_counted_by_its_mask(watched, make):
     assert padding_of(watched.session, make(MASK)) == {"looks": 1, "width": 16.0, "longest": 8.0, "mean": 5.0}
@@ -222,6 +224,53 @@ def test_only_one_batch_in_three_seconds_is_looked_at(watched):
     for _ in DataLoader([0] * 5, collate_fn=lambda _: batch):
         pass
     assert next(each for each in watched.session.measures if isinstance(each, Padding)).facts()["padding"]["looks"] == 1
+
+
+def padding_of_calls(session, *calls):
+    """What is told after the model was called in these ways, each long after the one before."""
+    measure = next(measure for measure in session.measures if isinstance(measure, Padding))
+    for call in calls:
+        measure.look(time.monotonic_ns() + next(LOOKS) * 10**12)
+        session.journal.arguments_came(*call)
+    return measure.facts().get("padding")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ((), {"input_ids": WIDE, "attention_mask": MASK}),
+        (({"input_ids": WIDE, "attention_mask": MASK},), {}),
+        ((WIDE, MASK.bool()), {}),
+        ((WIDE,), {"src_key_padding_mask": ~MASK.bool()}),
+    ],
+    ids=["by name", "in a dict", "booleans", "of the padding"],
+)
+def test_padding_is_also_known_from_what_the_model_is_called_with(watched, call):
+    assert padding_of_calls(watched.session, call) == {"looks": 1, "width": 16.0, "longest": 8.0, "mean": 5.0}
+    assert watched.session.journal.arguments_came is None, "until it is due again"
+
+
+def test_padding_at_the_left_is_told_by_a_row_without_any(watched):
+    mask = MASK.flip(1).bool()
+    mask[3] = True
+    told = padding_of_calls(watched.session, ((torch.ones(4, 16, 3), mask), {}))
+    assert told == {"looks": 1, "width": 16.0, "longest": 16.0, "mean": 7.0}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ((WIDE[:, :1],), {"attention_mask": MASK}),
+        ((WIDE,), {"token_type_ids": MASK}),
+        ((WIDE, MASK.bool().roll(3, 1)), {}),
+        ((torch.ones(16, 16), torch.ones(16, 16).tril().bool()), {}),
+        ((WIDE,), {}),
+    ],
+    ids=["with a KV cache", "two sentences", "in the middle", "of what a token may look at", "without"],
+)
+def test_what_is_no_mask_of_padding_is_not_counted(watched, call):
+    assert padding_of_calls(watched.session, call) is None
+    assert watched.session._errors == 0
 
 
 def freed(mask):

@@ -42,6 +42,8 @@ class Inputs(Measure):
         if now > self._ask_at:
             self._ask_at = now + ASK_EVERY_NS
             self._ask(args, kwargs)
+            if self._journal.arguments_came is not None:
+                self._journal.arguments_came(args, kwargs)
         ids = self._ids(args, kwargs)
         if ids is None:
             # Do not call this again until `look` sets it anew.
