@@ -203,8 +203,10 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     just some rows. `calls` are the most expensive call sites, `callers` the lines that were under way when the model
     was called or updated. `flops_per_backward` is the floating-point operations of one backward pass and its forward,
     estimated from shapes, as `flops_basis` says in words; `flops_dtype` is the dtype of most of them (tf32 where
-    float32 may be rounded to it). `input_dtypes` are those of the tensors that the root model gets, `autocast` is the
-    dtype of an active autocast, `matmul_precision` torch's setting for float32 products.
+    float32 may be rounded to it). `unused_gradients` is the part (0..1) of a backward pass's operations that give
+    gradients which no optimizer uses, None where that is not known. `input_dtypes` are those of the tensors that the
+    root model gets, `autocast` is the dtype of an active autocast, `matmul_precision` torch's setting for float32
+    products.
     `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
     it was not used; `recompile_reasons` has the last few, the newest first: where, and which guard failed.
     `scaler_skips` counts steps that a GradScaler left out since the hook came in.
@@ -243,6 +245,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     flops_basis: str | None = None
     flops_per_backward: float | None = None
     flops_dtype: str | None = None
+    unused_gradients: float | None = None
     input_dtypes: tuple[str, ...] = ()
     autocast: str | None = None
     matmul_precision: str | None = None

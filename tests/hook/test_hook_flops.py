@@ -209,6 +209,60 @@ def test_a_backward_with_keywords_is_counted(watched):
     assert watched.facts().ops > 0 and session._errors == 0
 
 
+def distil(watched, teach, times=30, clear=None):
+    """Train a small model after a large one. What is told of gradients that no optimizer uses."""
+    student, teacher = mlp(), nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 64), nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    watched.session.look(time.monotonic_ns())
+    for number in range(times):
+        if number == times // 2:
+            watched.session.look(time.monotonic_ns() + 10**11)
+        rows = torch.randn(5, 16)
+        (student(rows) - teach(teacher, rows)).square().mean().backward()
+        optimizer.step()
+        (clear or optimizer.zero_grad)(*(() if clear is None else (student, teacher)))
+    return watched.facts().unused_gradients
+
+
+def quietly(model, rows):
+    with torch.no_grad():
+        return model(rows)
+
+
+def test_gradients_that_no_optimizer_uses(watched):
+    small = 16 * 64 + 64 * 32 + 32 * 4
+    large = 16 * 64 + 64 * 64 + 64 * 4
+    assert distil(watched, lambda teacher, rows: teacher(rows)) == pytest.approx(large / (small + large), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("teach", "clear"),
+    [
+        (quietly, None),
+        (lambda teacher, rows: teacher(rows).detach(), None),
+        (lambda teacher, rows: teacher(rows), lambda *models: [model.zero_grad() for model in models]),
+        (lambda teacher, rows: teacher.requires_grad_(False)(rows), None),
+    ],
+    ids=["no_grad", "detached", "gradients that are cleared by hand may be used by hand", "frozen"],
+)
+def test_gradients_that_are_used_or_not_made(watched, teach, clear):
+    assert distil(watched, teach, clear=clear) == 0.0
+
+
+def test_gradients_that_accumulate_for_a_rare_optimizer_are_not_called_unused(watched):
+    shared, head = nn.Linear(16, 16), nn.Linear(16, 3)
+    often, rarely = torch.optim.SGD(head.parameters(), 0.1), torch.optim.SGD(shared.parameters(), 0.1)
+    watched.session.look(time.monotonic_ns())
+    for number in range(40):
+        head(shared(torch.randn(5, 16))).square().mean().backward()
+        for optimizer in (often, rarely) if number % 4 == 3 else (often,):
+            optimizer.step()
+            optimizer.zero_grad()
+        if number == 20:
+            watched.session.look(time.monotonic_ns() + 10**11)
+    assert watched.facts().unused_gradients in (None, 0.0)
+
+
 def test_losses_are_the_same(unhooked):
     import aitop.hook
 

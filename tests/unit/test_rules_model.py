@@ -544,6 +544,17 @@ def test_sequences_of_unlike_length_and_masks_that_say_little_are_no_fault(longe
     assert padded(longest, mean, looks=looks).subtype is None
 
 
+@pytest.mark.parametrize(("part", "subtype"), [(0.8, "gradients"), (0.1, None), (0.0, None), (None, None)])
+def test_gradients_that_no_optimizer_uses(part, subtype):
+    made = steps(seconds=0.1, forward=0.035, backward=0.06)
+    lines = [line("loss", 0.3, phase="forward", activity="native", number=17)]
+    verdict = fired(compute_bound(snapshot(made, lines=lines, facts=facts(unused_gradients=part))))
+    assert verdict.subtype == subtype
+    if subtype:
+        assert (verdict.severity, verdict.share) == ("warning", pytest.approx(0.48, abs=0.01))
+        assert verdict.where[0].line == 17 and verdict.fixes[0].speedup == pytest.approx(1.92, abs=0.02)
+
+
 def test_a_decoder_without_a_cache_computes_its_prefix_again():
     verdict = fired(compute_bound(answering(decoding(lambda number: 20 + number % 90))))
     assert (verdict.subtype, verdict.severity, verdict.where[0].line) == ("prefix", "warning", 98)

@@ -53,7 +53,13 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         return None
     if not stepping(snapshot) and not serves(snapshot):
         return _without_steps(snapshot)
-    return needless.tokens_again(snapshot) or needless.padding(snapshot, _busiest(snapshot)) or _with_steps(snapshot)
+    busiest = _busiest(snapshot)
+    return (
+        needless.tokens_again(snapshot)
+        or needless.unused_gradients(snapshot, busiest)
+        or needless.padding(snapshot, busiest)
+        or _with_steps(snapshot)
+    )
 
 
 def _passes(snapshot: Snapshot) -> dict[str, float]:

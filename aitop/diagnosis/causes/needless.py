@@ -1,4 +1,4 @@
-"""What a model computes for nothing: tokens again that it has computed, padding, and what could be kept."""
+"""What a model computes for nothing: earlier tokens again, padding, gradients that nobody uses, what could be kept."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ FROZEN = (
 # Padding is a loss from LEAST_PADDED of a step on, and if LEAST_BATCHES were looked at. That the sequences of a batch
 # are of unlike length is told, too, if this makes the loss WORTH_PACKING times as large.
 LEAST_PADDED, LEAST_BATCHES, WORTH_PACKING = 0.15, 2, 1.15
+# Gradients that no optimizer uses are told of from this share of a step on.
+LEAST_UNUSED = 0.1
+UNUSED = (
+    "run what is not trained under torch.no_grad() if it is called apart, such as a teacher; else requires_grad_(False)"
+    " for its parameters"
+)
 
 
 class Decoding(NamedTuple):
@@ -170,6 +176,32 @@ def padding(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanation | None:
             f"all sequences have {seen.mean:.0f} on average, by the attention masks of {seen.looks} batches",
         ),
         fixes=tuple(fixes),
+    )
+
+
+def unused_gradients(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanation | None:
+    """The verdict on a backward pass that goes through parts of the model which no optimizer updates.
+
+    `where` are the lines that compute most.
+    """
+    part = snapshot.facts.unused_gradients if snapshot.facts is not None else None
+    share = (snapshot.phases.backward or 0.0) * (part or 0.0)
+    if not part or share < LEAST_UNUSED:
+        return None
+    return Explanation(
+        severity="warning",
+        subtype="gradients",
+        share=share,
+        gone=estimated(share, 0.6 * share, share + 0.3 * (1.0 - share)),
+        signals=(True, share >= 2 * LEAST_UNUSED),
+        title=f"{percent(share)} of {each_unit(snapshot)} computes gradients that no optimizer uses",
+        where=where,
+        claims=(),
+        evidence=(
+            f"{percent(part)} of the backward pass's operations lead only to parameters of no optimizer, by its graph",
+            "these still have the gradients of earlier steps, while those of the optimizers' parameters are cleared",
+        ),
+        fixes=(fix(UNUSED, share),),
     )
 
 

@@ -1,5 +1,7 @@
 """Counts the floating-point operations of a backward and its forward from the shapes in the autograd graph.
 
+Also, which part of them gives gradients that no optimizer uses, as those of a teacher that runs without `no_grad`.
+
 Only the shapes along the edges of the graph are read. Saved tensors are left alone, because reading one may run code
 (activation checkpointing recomputes it). Operations are counted as in torch.utils.flop_counter: matrix products,
 convolutions and attention, with two operations for a multiply-add.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +38,9 @@ MOST_NS, NODES_A_READ = 15_000_000, 64
 GRAPHS = 12
 MOST_NS_A_ROUND = 3_000_000
 
+# A second round follows soon: by the first one, an optimizer that steps less often may not be known yet.
+SOON_NS, SETTLED_STEPS = 5_000_000_000, 8
+
 # Custom autograd functions that compute nothing worth counting: what data parallelism puts around a model.
 TRANSPARENT = ("_DDPSink", "RegisterPostBackward", "PreBackward", "PostBackward", "PostAccumulate")
 MOST_HIDDEN = 8
@@ -50,6 +56,7 @@ class Walk(NamedTuple):
     convolutions    how many of them are in convolutions
     hidden          names of functions whose operations cannot be told from shapes
     whole           False if a limit ended the walk
+    left            a parameter that no optimizer updates still has a gradient, of an earlier backward
     """
 
     ops: int
@@ -57,20 +64,22 @@ class Walk(NamedTuple):
     convolutions: float
     hidden: tuple[str, ...]
     whole: bool
+    left: bool = False
 
     @property
     def flops(self) -> float:
         return sum(self.dtypes.values())
 
 
-def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
+def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int, updated: AbstractSet[int] = frozenset()) -> Walk:
     """Walk through the autograd graph of `outputs` (a sequence of tensors), for at most `most_ns` of CPU time.
 
-    `custom` is the class of the nodes of autograd functions that are written in Python.
+    `custom` is the class of the nodes of autograd functions that are written in Python, `updated` the ids of the
+    parameters that optimizers update; empty if they are not known.
     """
     until = time.thread_time_ns() + most_ns
     waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
-    seen, ops, visited, convolutions = set(waiting), 0, 0, 0.0
+    seen, ops, visited, convolutions, left = set(waiting), 0, 0, 0.0, False
     dtypes: dict[str, float] = {}
     hidden: list[str] = []
     while waiting and len(seen) < most_nodes:
@@ -79,7 +88,10 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
         visited += 1
         node = waiting.pop()
         inputs = node.next_functions
-        ops += bool(inputs)
+        if inputs:
+            ops += 1
+        elif updated:
+            left = left or _is_left(node, updated)
         kind = node.name().removesuffix("Backward0")
         count = COUNTS.get(kind)
         if count is not None:
@@ -100,7 +112,48 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
             if other is not None and other not in seen:
                 seen.add(other)
                 waiting.append(other)
-    return Walk(ops, dtypes, convolutions, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting)
+    return Walk(ops, dtypes, convolutions, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting, left)
+
+
+def _is_left(leaf: Any, updated: AbstractSet[int]) -> bool:
+    """Return whether a leaf of the graph is a parameter of no optimizer that still has the gradient of a backward."""
+    variable = getattr(leaf, "variable", None)
+    return variable is not None and id(variable) not in updated and variable.grad is not None
+
+
+def unused_part(outputs: Any, updated: AbstractSet[int]) -> float | None:
+    """Return the part (0..1) of the operations that only give gradients of parameters that no optimizer updates.
+
+    None if that is not known: if a parameter of an optimizer has a gradient already, as where gradients are
+    accumulated, those of an optimizer that steps more rarely may wait for it.
+    """
+    nodes = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
+    users: dict[Any, list[Any]] = {node: [] for node in nodes}
+    made: dict[Any, float] = {}
+    used: list[Any] = []
+    for node in nodes:
+        inputs = node.next_functions
+        if not inputs and not _is_left(node, updated):
+            used.append(node)
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) in updated and variable.grad is not None:
+                return None
+        count = COUNTS.get(node.name().removesuffix("Backward0"))
+        if count is not None:
+            made[node] = count(node, inputs) or 0.0
+        for other, _ in inputs:
+            if other is not None:
+                if other not in users:
+                    users[other] = []
+                    nodes.append(other)
+                users[other].append(node)
+    whole, serving = sum(made.values()), set(used)
+    for node in used:
+        for user in users[node]:
+            if user not in serving:
+                serving.add(user)
+                used.append(user)
+    return sum(flops for node, flops in made.items() if node not in serving) / whole if used and whole else None
 
 
 def _result(node: Any) -> Shape:
@@ -196,14 +249,18 @@ class Graphs(Measure):
         self._journal = session.journal
         self._custom = getattr(torch.autograd.function, "BackwardCFunction", ())
         self._walks: list[Walk] = []
+        # What is known of each graph: its operations, and how many of them give gradients that no optimizer uses.
+        self._unused: list[tuple[float, float]] = []
+        self._updated: AbstractSet[int] = frozenset()
         self._spent = 0
         self._again_at = 0
+        self._pause = SOON_NS
         self._facts: dict[str, Any] = {}
         self._journal.count_ops = self.backward_begins
 
     def look(self, now: int) -> None:
         if now > self._again_at:
-            self._again_at = now + EVERY_NS
+            self._again_at, self._pause = now + self._pause, EVERY_NS
             self._journal.ops_due = self._journal.ops_due or FIRST_BACKWARD
 
     def facts(self) -> dict[str, Any]:
@@ -229,13 +286,29 @@ class Graphs(Measure):
         """Walk through one more graph, and finish the round after GRAPHS of them or MOST_NS_A_ROUND of CPU time."""
         start = time.thread_time_ns()
         walks = self._walks
-        walks.append(walk(outputs, self._custom, MOST_NODES, MOST_NS))
+        if not walks:
+            self._updated = self._parameters()
+        walks.append(walk(outputs, self._custom, MOST_NODES, MOST_NS, self._updated))
+        if walks[-1].whole and self._updated:
+            part = unused_part(outputs, self._updated) if walks[-1].left else 0.0
+            self._unused += [] if part is None else [(walks[-1].flops, walks[-1].flops * part)]
         self._spent += time.thread_time_ns() - start
         self._facts["ops"] = walks[-1].ops
         if len(walks) >= GRAPHS or self._spent >= MOST_NS_A_ROUND:
             self._facts = {"ops": walks[-1].ops, **figures(self._torch, walks)}
-            self._walks, self._spent = [], 0
+            whole = sum(flops for flops, _ in self._unused)
+            if whole > 0.0:
+                self._facts["unused_gradients"] = round(sum(unused for _, unused in self._unused) / whole, 4)
+            self._walks, self._unused, self._spent = [], [], 0
             self._session.facts.changed = True
+
+    def _parameters(self) -> AbstractSet[int]:
+        """Return the ids of the parameters that optimizers update; empty while these may not all be known."""
+        if self._journal.steps < SETTLED_STEPS:
+            return frozenset()
+        optimizers = [optimizer() for optimizer, _ in list(self._session.optimizers.values())]
+        groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
+        return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 keep_from_compiling(Graphs.backward_begins.__code__, inner=True)
