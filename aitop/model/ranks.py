@@ -33,9 +33,9 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     `work` is the mean seconds that it worked itself in a step, without waits for other ranks. `lateness` is how many
     seconds after the first rank it had done its work, in the mean; `skew` is the same for each step, oldest first;
     `latest` is the share (0..1) of the steps in which no other rank was later. `samples` and `tokens` are means per
-    step. `cpu` is in cores, `rss` and `gpu_memory` in bytes, `gpu_clock` in MHz. `run_delay` is the share of time in
-    which its main thread waited for a core, `resting` that in which it neither ran nor waited for one. None is not
-    measured.
+    step, `operations` the floating-point operations of a backward pass and its forward, by their shapes. `cpu` is in
+    cores, `rss` and `gpu_memory` in bytes, `gpu_clock` in MHz. `run_delay` is the share of time in which its main
+    thread waited for a core, `resting` that in which it neither ran nor waited for one. None is not measured.
     """
 
     rank: int | None
@@ -48,6 +48,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     latest: float | None = None
     samples: float | None = None
     tokens: float | None = None
+    operations: float | None = None
     skew: tuple[float, ...] = ()
     cpu: float | None = None
     rss: int | None = None

@@ -100,6 +100,19 @@ def test_the_line_of_a_rank_that_computes_longer_is_the_one_that_the_others_have
     assert [place.line for place in straggler(found).verdict.where] == [60]
 
 
+@pytest.mark.parametrize(
+    ("gflop", "cause"), [((0.8, 5.9), "batches"), ((5.9, 5.9), "compute"), ((None, 5.9), "compute")]
+)
+def test_a_rank_with_longer_sequences_computes_more_operations(gflop, cause):
+    found = history((0.0, 0.07, 0.08), (0.0, 0.02, 0.08))
+    for pid, each in zip(PIDS, gflop, strict=True):
+        facts = msgspec.structs.replace(found.hooks[pid].facts, flops_per_backward=each and 1e9 * each)
+        found.add(HookSample(time=1000.0, pid=pid, facts=facts))
+    verdict = straggler(seen(found)).verdict
+    assert (verdict.subtype, verdict.ranks) == (cause, (1,))
+    assert any("5.9 GFLOP, of the others 0.8" in told for told in verdict.evidence) is (cause == "batches")
+
+
 def test_a_rank_without_a_core_in_its_waits_is_the_one_that_all_wait_for_and_no_exchange():
     found = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
     crowded = [process(100, rank=0, run_delay=0.02, waited=0.1), process(101, rank=1, run_delay=0.52, waited=0.9)]

@@ -32,7 +32,7 @@ FIXES = {
 }
 WORDS = {
     "input": "it waits longer for its data",
-    "batches": "its batches are larger",
+    "batches": "its batches are larger or longer",
     "contention": "it waits for a core",
     "compute": "it computes longer",
     "throttled": "its GPU runs at a lower clock",
@@ -77,6 +77,7 @@ def straggler(snapshot: Snapshot) -> Explanation | None:
         where=where,
         evidence=(
             _side_by_side(late, others),
+            *_operations(late, others),
             *_for_a_core(late, others, ranks.step),
             *([_since(late)] if often else []),
             *scaling(ranks),
@@ -196,7 +197,8 @@ def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
     most = 0.5 * (late.lateness or 0.0)
     if _phases(late).data_wait - fmean(_phases(view).data_wait for view in others) >= most:
         return "input"
-    for name in ("tokens", "samples"):
+    # Operations follow the length of sequences, too, which are no token ids.
+    for name in ("tokens", "samples", "operations"):
         mine, theirs = getattr(late, name), [getattr(view, name) for view in others]
         if mine and all(theirs) and mine > LONGER * fmean(theirs):
             return "batches"
@@ -245,6 +247,15 @@ def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
         return f"rank {view.rank}: " + ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in parts.items())
 
     return f"{words(late)} – {words(min(others, key=lambda view: view.lateness or 0.0))}"
+
+
+def _operations(late: RankView, others: Sequence[RankView]) -> list[str]:
+    """Evidence of how much more this rank computes in a step; empty where it does not, or where that is not known."""
+    known = [view.operations for view in others if view.operations]
+    if not late.operations or not known or late.operations <= LONGER * fmean(known):
+        return []
+    mine, theirs = 1e-9 * late.operations, 1e-9 * fmean(known)
+    return [f"a backward pass of rank {late.rank} and its forward are {mine:.3g} GFLOP, of the others {theirs:.3g}"]
 
 
 def _since(late: RankView) -> str:

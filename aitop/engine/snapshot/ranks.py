@@ -291,6 +291,7 @@ def _rank_view(
     last = [seconds >= most for seconds, (_, most) in zip(own, compared.bounds, strict=True)]
     samples = [record.samples for record in mine if record.samples is not None]
     tokens = [record.tokens for record in mine if record.tokens is not None]
+    facts = history.hooks[pid].facts
     return replace(
         view,
         work=fmean(own),
@@ -298,6 +299,7 @@ def _rank_view(
         latest=fmean(last),
         samples=fmean(samples) if samples else None,
         tokens=fmean(tokens) if tokens else None,
+        operations=facts.flops_per_backward if facts is not None else None,
         skew=skew,
     )
 
