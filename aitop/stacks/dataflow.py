@@ -46,15 +46,17 @@ class ModelCalls:
         for user, used in uses.items():
             for line in used:
                 users.setdefault(line, []).append(user)
-        following = reached(self._calls, lambda line: users.get(line, ()))
-        self._inputs = reached(self._calls, lambda line: uses.get(line, ())) - following - self._calls
+        self._carrying = {line for line, used in uses.items() if line in used}
         # Only from a call back to itself: code between two different calls is a part of a larger model, or of its loss.
         circles = (
             reached([call], lambda line: uses.get(line, ())) & reached([call], lambda line: users.get(line, ()))
             for call in acting
         )
         self._between = set().union(*circles) - self._calls
-        self._carrying = {line for line, used in uses.items() if line in used}
+        # What is put into a store, such as a replay memory, is data when it is taken out again for another call.
+        following = reached(self._calls, lambda line: () if line in self._carrying else users.get(line, ()))
+        made = reached(self._calls, lambda line: uses.get(line, ()))
+        self._inputs = made - following - self._between - self._calls
         self._outer = {each.first: each.outer for each in flow.statements}
         self._apart = {each.first for each in flow.statements if each.apart}
 

@@ -220,6 +220,21 @@ def test_picking_examples_by_their_loss_is_no_environment() -> None:
     assert not found.answers(at["draw"]) and not found.answers(at["weigh"])
 
 
+def test_what_is_drawn_from_a_replay_memory_is_data_though_the_policy_filled_it() -> None:
+    found, at = calls("""
+        def train(agent, env, memory, state):
+            while True:
+                action = agent.act(state)  # MODEL
+                after, reward = env.step(action)  # step
+                memory.add(state, action, reward)  # keep
+                state = after
+                batch = memory.sample(64)  # draw
+                agent.learn(batch)  # MODEL UPDATE
+        """)
+    assert found.feeds(at["draw"]) and not found.answers(at["draw"])
+    assert found.answers(at["step"]) and not found.feeds(at["step"])
+
+
 def test_text_that_is_not_python_has_no_dataflow() -> None:
     assert functions("a.py", "for for\x00", [1]) == ((), ())
     assert functions("a.py", "x" + "[0]" * 300_000, [1]) == ((), ())
