@@ -5,10 +5,11 @@ import math
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
-from served_maker import START, UNTIL, Server, at_random, pauses, server
+from served_maker import START, UNTIL, Server, at_random, pauses, server, serving
 from snapshot_builder import RANK, constant, line
 
 from aitop.diagnosis.causes.serving import tail
+from aitop.diagnosis.causes.serving.hold_ups import RequestHoldUps, hold_ups
 from aitop.diagnosis.noise import least_mean
 from aitop.diagnosis.rule import Finding
 from aitop.model.serving import IterationRecord, RequestRecord
@@ -287,6 +288,31 @@ def test_a_request_that_works_past_the_lock_at_which_others_stand_has_it():
     verdict = fired(tail.judge(in_threads(held_in_threads(), standing=1.0, more=[read])))
     assert verdict.subtype == "own-lock"
     assert "the thread that has it works meanwhile, most of it at train.py:19" in verdict.evidence
+
+
+def in_line(requests):
+    """The part of the slowest requests' extra time in which they stand in line behind another thread."""
+    found = tail.judge(in_threads(requests, standing=0.0))
+    return {part.name: part.share for part in found.verdict.parts}.get("own-lock", 0.0) if found is not None else 0.0
+
+
+def test_whoever_used_the_cpu_while_the_others_did_not_has_what_they_wait_for():
+    """No look at the stacks met it. The CPU time of each request's thread is known."""
+    requests = [replace(one, cpu=0.019) for one in held_in_threads()]
+    at_work = [replace(requests[0], end=begin + 0.52, seconds=0.52, postprocess=0.5, cpu=0.5) for begin, _ in STOPS]
+    assert in_line([*requests, *at_work]) > 0.3
+    assert in_line([*requests, *(replace(one, cpu=0.019) for one in at_work)]) == 0.0
+
+
+def test_the_wait_of_one_thread_for_a_core_holds_up_no_other_request():
+    """One of ten late requests has a core all the time, the others do not."""
+    usual = RequestRecord(end=0.0, seconds=0.02, queue=0.0, preprocess=0.001, model=0.018, postprocess=0.001, cpu=0.018)
+    late = replace(usual, seconds=0.3, preprocess=0.281)
+    requests = [replace(late if 200 <= at < 210 else usual, end=START + at * 0.04) for at in range(400)]
+    requests[205] = replace(requests[205], cpu=0.3)
+    crowd = {"run_delay": constant(0.04, 31), "main_thread": constant(0.36, 31)}
+    found = RequestHoldUps(hold_ups(server(requests, series=crowd), serving(requests), requests, 0.02))
+    assert found.seconds("cores", requests[204]) > 0.0 == found.seconds("cores", requests[205])
 
 
 def test_requests_that_queue_for_the_models_lock_are_held_up_by_nothing():

@@ -57,6 +57,8 @@ PARTS: Mapping[Phase, Callable[[RequestRecord], float | None]] = {
     "postprocess": attrgetter("postprocess"),
 }
 HANDLING: tuple[Phase, ...] = ("preprocess", "postprocess")
+# A handler surely works all along if its thread used this part of the time on a CPU.
+MOSTLY_WORKED = 0.5
 # Less than a nanosecond is the rounding of sums.
 ROUNDING = 1e-9
 
@@ -65,7 +67,8 @@ class HoldUp(msgspec.Struct, frozen=True):
     """An interval from `begin` to `until` (monotonic) of which the part `weight` (0..1) was lost.
 
     `tokens` is the number of prompt tokens of a long turn. `owner` is the request whose handling took so long; other
-    requests lose to it only time in which they wait before they are worked on. `worked` is the part (0..1) in which its
+    requests lose to it only time in which they wait before they are worked on, and none where it waits for a core.
+    `worked` is the part (0..1) in which its
     handler surely ran, as its thread used that much CPU time. `pid` is the process whose requests it holds up, None if
     those of all.
     """
@@ -106,8 +109,11 @@ def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRec
     paused = {pid: Lost([each for each in pauses if each.holds(pid)]) for pid in (*serving.side_by_side, None)}
     engine = serving.pid if serving.pid in beside else None
     prefills = _prefills([turn for turn in serving.iterations if turn.end > since], paused[engine], usual, engine)
-    long = _long_handling(requests, paused, usual, _own_part(snapshot, requests), alone=not beside)
+    own = _own_part(snapshot, requests)
+    long = _long_handling(requests, paused, usual, own, alone=not beside)
     handling = _as_seen(long, requests, usual, snapshot)
+    if all(request.cpu is not None for request in requests):
+        return [*pauses, *prefills, *handling, *_threads_without_core(snapshot, requests, own)]
     return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
 
 
@@ -209,21 +215,28 @@ def _as_seen(
         for each, left in zip(handling, own, strict=True)
         if each.weight > left.weight
     ]
-    return [*own, *_behind_a_lock(rests, requests, usual, snapshot)]
+    worked = [each for each in own if each.worked >= MOSTLY_WORKED]
+    return [*own, *_behind_a_lock(rests, worked, requests, usual, snapshot)]
 
 
 def _behind_a_lock(
-    rests: Sequence[HoldUp], requests: Sequence[RequestRecord], usual: float, snapshot: Snapshot
+    rests: Sequence[HoldUp],
+    worked: Sequence[HoldUp],
+    requests: Sequence[RequestRecord],
+    usual: float,
+    snapshot: Snapshot,
 ) -> list[HoldUp]:
     """What is left of these hold-ups, in which handlers did not run, for standing in line behind another thread.
 
-    That is no longer than threads were seen to stand in line. In a queue, too, requests stand in line, but one after
-    the other is answered: only the longest time without an answer counts, beyond that of a usual request.
+    That is no longer than threads were seen to stand in line, or than another request's handler `worked` meanwhile: by
+    their CPU time, the others hardly ran. In a queue, too, requests stand in line, but one after the other is answered:
+    only the longest time without an answer counts, beyond that of a usual request.
     """
     process = main_stacks(snapshot)
     pool = process.pool if process is not None else None
     stood = pool.standing * seconds_of_requests(snapshot) if pool is not None else 0.0
-    if not rests or stood <= 0.0:
+    stood += sum(min(each.until - each.begin, _beside(each, worked)) * each.weight for each in rests)
+    if stood <= 0.0:
         return []
     ends = sorted(one.end for one in requests)
     found = []
@@ -235,6 +248,12 @@ def _behind_a_lock(
     whole = sum((each.until - each.begin) * each.weight for each in found)
     part = min(1.0, stood / whole) if whole > 0.0 else 0.0
     return [replace(each, weight=each.weight * part) for each in found if each.weight * part > 0.0]
+
+
+def _beside(rest: HoldUp, worked: Iterable[HoldUp]) -> float:
+    """The seconds of a hold-up in which handlers of other requests worked, those of the same process."""
+    others = (each for each in worked if each.owner is not rest.owner and each.pid == rest.pid)
+    return sum(overlap(each, rest.begin, rest.until) for each in others)
 
 
 def seconds_of_requests(snapshot: Snapshot) -> float:
@@ -261,6 +280,22 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
 def _stands_in_line(entries: Sequence[Entry]) -> bool:
     """Whether the entries of one line mostly wait for a thread, a process or the network, each for one request."""
     return sum(entry.share for entry in entries if stands_in_line(entry)) > 0.5 * sum(entry.share for entry in entries)
+
+
+def _threads_without_core(
+    snapshot: Snapshot, requests: Sequence[RequestRecord], own: Callable[[RequestRecord], float]
+) -> list[HoldUp]:
+    """Hold-ups in which the thread of a request waited for a core, each of that request alone."""
+    readings = values_since(snapshot, "throttled", snapshot.window)
+    throttled = [(before, until) for (before, _), (until, part) in pairwise(readings) if part]
+    found = []
+    for request in requests:
+        begin, waited = request.end - request.seconds + (request.queue or 0.0), 1.0 - own(request)
+        if waited > 0.0:
+            stopped = any(before < request.end and until > begin for before, until in throttled)
+            kind: Kind = "quota" if stopped else "cores"
+            found.append(HoldUp(kind, begin, request.end, waited, owner=request))
+    return found
 
 
 def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
@@ -370,6 +405,8 @@ class RequestHoldUps:
             if own or not hold_up.holds(pid):
                 continue
             behind = hold_up.owner is not None and hold_up.owner is not request
+            if behind and kind in BY_COUNTERS:
+                continue
             seconds += overlap(hold_up, begin, begin + (request.queue or 0.0) if behind else end)
         return seconds
 

@@ -178,7 +178,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         claims=() if slight else _claims(first, snapshot, bursts, held),
         evidence=(
             *_evidence(snapshot, serving, tail, kinds, left),
-            *(_holder(snapshot, lines) if first == "own-lock" else ()),
+            *(_holder(snapshot, lines, held) if first == "own-lock" else ()),
             *_rarity(times, seconds_of_requests(snapshot)),
         ),
         fixes=_fixes(first, lines),
@@ -242,14 +242,16 @@ def _rarity(times: Times | None, window: float) -> list[str]:
     return [f"it came {often} in {window:.0f} s: too rarely to tell whether a percent of all requests meets it"]
 
 
-def _holder(snapshot: Snapshot, stood: tuple[Where, ...]) -> list[str]:
-    """Where the thread works that has what others stand in line for, at the lines `stood`.
+def _holder(snapshot: Snapshot, stood: tuple[Where, ...], held: Sequence[HoldUp]) -> list[str]:
+    """Who has what others stand in line for, at the lines `stood`, if any was seen.
 
-    That is in a function in which others stand, or below it; else in a thread that handles no requests.
+    By stacks, that is who works in a function in which others stand, or below it; else a thread that handles no
+    requests. Without stacks it may be a request whose handler used the CPU meanwhile.
     """
     ledger = lead_ledger(snapshot)
-    if ledger is None:
-        return []
+    if ledger is None or not stood:
+        worked = max(((each.until - each.begin) * each.worked for each in held), default=0.0)
+        return [f"the handler of another request runs meanwhile, for up to {duration(worked)}"] if worked > 0.0 else []
     at_work = [entry for entry in ledger.entries if entry.pid == ledger.pid and entry.does in AT_WORK]
     past = lines_of(entry for entry in at_work if any(_is_past(entry, line) for line in stood))
     if past.where:
