@@ -39,6 +39,18 @@ def test_clients_that_wait_behind_each_other():
     assert any("8 clients" in line for line in verdict.evidence)
 
 
+@pytest.mark.parametrize(("call", "waits"), [(0.001, True), (0.3, False)], ids=["a token a call", "a whole prompt"])
+def test_streamed_answers_whose_first_part_comes_late(call, waits):
+    """Nothing tells when such a server begins with a request; the calls of its model are timed."""
+    streamed = [replace(one, queue=0.0, model=None, first_sent=one.queue + 0.01) for one in CROWD]
+    calls = {"records": steps(200, seconds=call, kind="infer", forward=call)}
+    judged = queue.judge(server(streamed, requests_per_second=20.0, seen=calls))
+    assert (level(judged) > queue.judge.enter) is waits
+    if waits:
+        verdict = fired(judged)
+        assert verdict.share == pytest.approx(7 / 8, abs=0.05) and "continuous batching" in verdict.fixes[0].text
+
+
 def test_the_lines_that_make_requests_dear():
     lines = (
         line("opening", 0.6, phase="forward", activity="native", number=30),

@@ -6,7 +6,7 @@ Requests may also wait while no thread works for them: for a batch to fill, for 
 from __future__ import annotations
 
 import msgspec
-from msgspec import structs
+from msgspec.structs import replace
 
 from aitop.diagnosis.causes.oversubscription import BECAUSE_OF_OTHERS, others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
@@ -51,6 +51,7 @@ LEAST_BUSY, ALWAYS_BUSY = 0.7, 0.9
 MOSTLY = 0.5
 THREADS = "more threads for requests (gunicorn --threads, anyio's limiter)"
 SERVICES = "ask other services at the same time, not one after the other, and keep connections to them open"
+ADMIT = "let requests into the batch as soon as others leave it, not when all have ended (continuous batching)"
 # The factor to try next for the size of batches.
 MORE = 2
 # A larger batch that gives less than this is not worth its latency.
@@ -63,6 +64,7 @@ class Queue(msgspec.Struct, frozen=True):
     `seconds` is the mean wait, None where only `waiting`, the mean number of waiting requests, is known. `where` are
     the lines on which threads wait for their turn, empty where the wait is seen elsewhere. `asking`: the threads whose
     turn it is mostly wait for a service. `threads` is the number of threads for which requests wait, if they do.
+    `call` is the longest call of the model in seconds, where that tells waits for it from its work.
     """
 
     share: float
@@ -72,6 +74,7 @@ class Queue(msgspec.Struct, frozen=True):
     where: tuple[Where, ...] = ()
     asking: bool = False
     threads: float | None = None
+    call: float | None = None
 
 
 # It needs no steps: its evidence is requests. It follows other causes: what makes each request slow makes the queue.
@@ -106,13 +109,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     load = load_of(serving.requests, batch=size, engines=engines, cost=cost if size > 1 else None)
     # Where threads stand in line, or requests wait for one, the hook counts that as work on their requests: a
     # simulation would know no queue.
-    known = not queue.where and queue.threads is None
+    known = not queue.where and queue.threads is None and queue.call is None
     replica = _replica(serving, load, cost) if known else None
     batch = _larger_batch(serving, load, cost) if known else None
     lengths = [changed.length for changed in (replica, batch) if changed is not None]
     best = max(lengths, key=lambda length: length.speedup, default=None)
     gains = best is not None and best.speedup >= WORTH_IT
-    work = main_lines(snapshot, _works_for_user) if known else NO_LINES
+    work = NO_LINES if queue.where or queue.threads is not None else main_lines(snapshot, _works_for_user)
     keeps_up = _keeps_up(queue)
     because = "they come at random" if keeps_up else "they arrive faster than they are served"
     return Explanation(
@@ -318,19 +321,38 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
     share, seconds = _waits_of(serving)
     if share is not None:
         queues.append(Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue))
+    first = _before_first_part(serving, snapshot)
+    if first is not None:
+        queues.append(replace(first, busy=None if idle is None else 1.0 - idle))
     process = main_stacks(snapshot)
     own = process.pool if process is not None and serves(snapshot) else None
     taken = own.working + own.asking if own is not None else 0.0
     if own is not None and taken > 0.0:
         # Each thread has one request: by Little's law their numbers are in the same proportion as their times.
         waiting = own.standing / (own.standing + taken)
-        where = tuple(structs.replace(where_of(line.pid, line), share=line.share) for line in own.lines[:3])
+        where = tuple(replace(where_of(line.pid, line), share=line.share) for line in own.lines[:3])
         # A request may stand in line while none is worked on; only work says that the server lacks capacity.
         queues.append(Queue(waiting, min(1.0, taken), None, own.standing, where, own.asking > own.working))
     if own is not None and serving.concurrency is not None and all_taken(serving, own):
         waiting = serving.concurrency - own.there
         queues.append(Queue(waiting / serving.concurrency, 1.0, None, waiting, (), own.asking > own.working, own.there))
     return max(queues, key=lambda queue: queue.share, default=None)
+
+
+def _before_first_part(serving: Serving, snapshot: Snapshot) -> Queue | None:
+    """How long requests wait before the first part of an answer that is sent in parts, beyond the longest model call.
+
+    None where an engine tells when it begins with each of them, and where the model's calls were not timed.
+    """
+    streamed = [(one.first_sent, one.seconds) for one in serving.requests if one.first_sent is not None]
+    steps = records(snapshot)
+    if not steps or serving.iterations or 2 * len(streamed) < len(serving.requests) or not streamed:
+        return None
+    longest = max(step.forward for step in steps)
+    waited = sum(max(0.0, first - longest) for first, _ in streamed)
+    share = waited / sum(seconds for _, seconds in streamed)
+    waiting = None if serving.concurrency is None else share * serving.concurrency
+    return Queue(share, None, waited / len(streamed), waiting, call=longest)
 
 
 def _keeps_up(queue: Queue) -> bool:
@@ -419,7 +441,10 @@ def _here(replica: Change | None, snapshot: Snapshot) -> Length | None:
 
 def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost | None) -> list[str]:
     evidence = []
-    if queue.seconds is not None:
+    if queue.seconds is not None and queue.call is not None:
+        first = f"the first part of an answer comes {duration(queue.seconds)} later than the model needs for it"
+        evidence.append(f"{first}: its longest call takes {duration(queue.call)}")
+    elif queue.seconds is not None:
         evidence.append(f"a request waits {duration(queue.seconds)} on average before it is worked on")
     elif queue.waiting is not None:
         evidence.append(f"{queue.waiting:.1f} requests wait on average")
@@ -470,6 +495,8 @@ def _fixes(
     fixes.append(fix(more) if replica is None else fix(f"{more}{_latency(replica)}", replica.length))
     if serving.kv_used is not None and serving.kv_used >= KV_FULL:
         fixes.append(fix("a larger KV cache: gpu_memory_utilization, kv_cache_dtype fp8, or shorter contexts"))
+    if queue.call is not None:
+        fixes.insert(0, fix(ADMIT))
     if queue.threads is not None and queue.asking:
         fixes.insert(0, fix(f"{THREADS}: those that are there mostly wait for a service"))
     elif queue.where and queue.asking:
