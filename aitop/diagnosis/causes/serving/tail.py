@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from statistics import median_high
@@ -288,14 +288,18 @@ def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
 
 def _parts(kinds: dict[Kind, float], tail: Tail) -> tuple[NamedShare, ...]:
     """Every part of the slowest requests' extra time that has an explanation, the largest first."""
-    explained = {**kinds, "size": tail.size, "queue": tail.queue}
+    explained = {**kinds, "size": tail.size, "queue": _behind_others(kinds, tail)}
     ordered = sorted(explained.items(), key=lambda item: -item[1])
     return tuple(NamedShare(name=kind, share=round(share, 4)) for kind, share in ordered if share > 0.0)
 
 
+def _behind_others(kinds: Mapping[Kind, float], tail: Tail) -> float:
+    """The part (0..1) of the slowest requests' extra time in the queue that nothing else explains."""
+    return max(0.0, min(tail.queue, 1.0 - tail.size - sum(kinds.values())))
+
+
 def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
-    behind = max(0.0, min(tail.queue, 1.0 - tail.size - sum(kinds.values())))
-    parts: list[tuple[Kind, float]] = [*kinds.items(), ("size", tail.size), ("queue", behind)]
+    parts: list[tuple[Kind, float]] = [*kinds.items(), ("size", tail.size), ("queue", _behind_others(kinds, tail))]
     named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]
     evidence = [
         f"the {tail.slow} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
