@@ -22,12 +22,14 @@ def _no_ring_is_left():
     forget_ring()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "screen"])
 def test_a_few_inputs(name, capsys):
     assert fuzz(SUBJECTS[name], 600.0, 4, CORPUS, most=INPUTS[name]) == 0, capsys.readouterr().out
     assert f"{name}: {INPUTS[name]} inputs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_few_inputs_on_the_screen(tmp_path):
     """In a process of its own: the screen has the terminal until that ends."""
     limits = ("--minutes", "0.1", "--seed", "4", "--results", tmp_path / "results.json")
