@@ -41,6 +41,9 @@ MOST_NS_A_ROUND = 3_000_000
 # A second round follows soon: by the first one, an optimizer that steps less often may not be known yet.
 SOON_NS, SETTLED_STEPS = 5_000_000_000, 8
 
+# Whether a parameter still has a gradient is asked of the first leaves of a graph, then of one in so many: it takes 5 µs.
+FIRST_LEAVES, LEAVES_A_LOOK = 16, 8
+
 # Custom autograd functions that compute nothing worth counting: what data parallelism puts around a model.
 TRANSPARENT = ("_DDPSink", "RegisterPostBackward", "PreBackward", "PostBackward", "PostAccumulate")
 MOST_HIDDEN = 8
@@ -79,7 +82,7 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int, updated: Abst
     """
     until = time.thread_time_ns() + most_ns
     waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
-    seen, ops, visited, convolutions, left = set(waiting), 0, 0, 0.0, False
+    seen, ops, visited, leaves, convolutions, left = set(waiting), 0, 0, 0, 0.0, False
     dtypes: dict[str, float] = {}
     hidden: list[str] = []
     while waiting and len(seen) < most_nodes:
@@ -90,16 +93,12 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int, updated: Abst
         inputs = node.next_functions
         if inputs:
             ops += 1
-        elif updated:
-            left = left or _is_left(node, updated)
+        elif updated and not left:
+            leaves += 1
+            left = (leaves <= FIRST_LEAVES or leaves % LEAVES_A_LOOK == 0) and _is_left(node, updated)
         kind = node.name().removesuffix("Backward0")
-        count = COUNTS.get(kind)
-        if count is not None:
-            try:
-                made = count(node, inputs)
-            except (AttributeError, RuntimeError, IndexError):
-                # Another version of torch, or a tensor that has no single shape (nested).
-                made = None
+        if kind in COUNTS:
+            made = _operations(kind, node, inputs)
             if made is None:
                 hidden.append(kind)
             else:
@@ -115,45 +114,60 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int, updated: Abst
     return Walk(ops, dtypes, convolutions, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting, left)
 
 
+def _operations(kind: str, node: Any, inputs: Any) -> float | None:
+    """Return the operations of a node and of its forward; None if they cannot be told."""
+    try:
+        return COUNTS[kind](node, inputs)
+    except (AttributeError, RuntimeError, IndexError):
+        # Another version of torch, or a tensor that has no single shape (nested).
+        return None
+
+
 def _is_left(leaf: Any, updated: AbstractSet[int]) -> bool:
     """Return whether a leaf of the graph is a parameter of no optimizer that still has the gradient of a backward."""
     variable = getattr(leaf, "variable", None)
     return variable is not None and id(variable) not in updated and variable.grad is not None
 
 
-def unused_part(outputs: Any, updated: AbstractSet[int]) -> float | None:
+def unused_part(outputs: Any, updated: AbstractSet[int], most_ns: int) -> float | None:
     """Return the part (0..1) of the operations that only give gradients of parameters that no optimizer updates.
 
     None if that is not known: if a parameter of an optimizer has a gradient already, as where gradients are
-    accumulated, those of an optimizer that steps more rarely may wait for it.
+    accumulated, those of an optimizer that steps more rarely may wait for it. Or if it took more than `most_ns` of CPU
+    time.
     """
+    until = time.thread_time_ns() + most_ns
     nodes = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
-    users: dict[Any, list[Any]] = {node: [] for node in nodes}
-    made: dict[Any, float] = {}
-    used: list[Any] = []
-    for node in nodes:
+    seen, serving, made = set(nodes), set(), dict[Any, float]()
+    # The edges, as two lists: ten thousand pairs might make Python collect garbage here.
+    below: list[Any] = []
+    above: list[Any] = []
+    for visited, node in enumerate(nodes):
+        if visited % NODES_A_READ == 0 and time.thread_time_ns() >= until:
+            return None
         inputs = node.next_functions
         if not inputs and not _is_left(node, updated):
-            used.append(node)
+            serving.add(node)
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) in updated and variable.grad is not None:
                 return None
-        count = COUNTS.get(node.name().removesuffix("Backward0"))
-        if count is not None:
-            made[node] = count(node, inputs) or 0.0
+        kind = node.name().removesuffix("Backward0")
+        if kind in COUNTS:
+            made[node] = _operations(kind, node, inputs) or 0.0
         for other, _ in inputs:
             if other is not None:
-                if other not in users:
-                    users[other] = []
+                below.append(other)
+                above.append(node)
+                if other not in seen:
+                    seen.add(other)
                     nodes.append(other)
-                users[other].append(node)
-    whole, serving = sum(made.values()), set(used)
-    for node in used:
-        for user in users[node]:
-            if user not in serving:
-                serving.add(user)
-                used.append(user)
-    return sum(flops for node, flops in made.items() if node not in serving) / whole if used and whole else None
+    known = 0
+    # Most edges come after those above them, so few rounds are needed.
+    while known < len(serving):
+        known = len(serving)
+        serving.update(user for node, user in zip(reversed(below), reversed(above), strict=True) if node in serving)
+    whole = sum(made.values())
+    return sum(flops for node, flops in made.items() if node not in serving) / whole if known and whole else None
 
 
 def _result(node: Any) -> Shape:
@@ -290,7 +304,7 @@ class Graphs(Measure):
             self._updated = self._parameters()
         walks.append(walk(outputs, self._custom, MOST_NODES, MOST_NS, self._updated))
         if walks[-1].whole and self._updated:
-            part = unused_part(outputs, self._updated) if walks[-1].left else 0.0
+            part = unused_part(outputs, self._updated, MOST_NS) if walks[-1].left else 0.0
             self._unused += [] if part is None else [(walks[-1].flops, walks[-1].flops * part)]
         self._spent += time.thread_time_ns() - start
         self._facts["ops"] = walks[-1].ops
