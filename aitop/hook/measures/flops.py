@@ -41,7 +41,7 @@ MOST_NS_A_ROUND = 3_000_000
 # A second round follows soon: by the first one, an optimizer that steps less often may not be known yet.
 SOON_NS, SETTLED_STEPS = 5_000_000_000, 8
 
-# Whether a parameter still has a gradient is asked of the first leaves of a graph, then of one in so many: it takes 5 µs.
+# Whether it still has a gradient is asked of the first leaves of a graph, then of one in so many, as it takes 5 µs.
 FIRST_LEAVES, LEAVES_A_LOOK = 16, 8
 
 # Custom autograd functions that compute nothing worth counting: what data parallelism puts around a model.
