@@ -43,11 +43,17 @@ def test_clients_that_wait_behind_each_other():
 def test_streamed_answers_whose_first_part_comes_late(call, waits):
     """Nothing tells when such a server begins with a request; the calls of its model are timed."""
     streamed = [replace(one, queue=0.0, model=None, first_sent=one.queue + 0.01) for one in CROWD]
-    calls = {"records": steps(200, seconds=call, kind="infer", forward=call)}
-    judged = queue.judge(server(streamed, requests_per_second=20.0, seen=calls))
-    assert (level(judged) > queue.judge.enter) is waits
+
+    def judged(busy):
+        rests = [line("recv", 1.0 - busy, activity="wait-queue", number=20)] if busy < 1.0 else []
+        lines = [line("infer", busy, phase="forward", activity="native"), *rests]
+        calls = {"records": steps(200, seconds=call, kind="infer", forward=busy * call)}
+        return queue.judge(server(streamed, requests_per_second=20.0, seen=calls, lines=lines))
+
+    assert (level(judged(1.0)) > queue.judge.enter) is waits
+    assert level(judged(0.5)) < queue.judge.enter, "the model rests: a request waits for something else"
     if waits:
-        verdict = fired(judged)
+        verdict = fired(judged(1.0))
         assert verdict.share == pytest.approx(7 / 8, abs=0.05) and "continuous batching" in verdict.fixes[0].text
 
 

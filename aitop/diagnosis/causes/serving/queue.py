@@ -323,7 +323,7 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
         queues.append(Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue))
     first = _before_first_part(serving, snapshot)
     if first is not None:
-        queues.append(replace(first, busy=None if idle is None else 1.0 - idle))
+        queues.append(first)
     process = main_stacks(snapshot)
     own = process.pool if process is not None and serves(snapshot) else None
     taken = own.working + own.asking if own is not None else 0.0
@@ -342,7 +342,8 @@ def _queue(serving: Serving, idle: float | None, snapshot: Snapshot) -> Queue | 
 def _before_first_part(serving: Serving, snapshot: Snapshot) -> Queue | None:
     """How long requests wait before the first part of an answer that is sent in parts, beyond the longest model call.
 
-    None where an engine tells when it begins with each of them, and where the model's calls were not timed.
+    None where an engine tells when it begins with each of them, and where the model's calls were not timed. The server
+    is busy while the model is: with others before that, a request may wait for a service.
     """
     streamed = [(one.first_sent, one.seconds) for one in serving.requests if one.first_sent is not None]
     steps = records(snapshot)
@@ -352,7 +353,8 @@ def _before_first_part(serving: Serving, snapshot: Snapshot) -> Queue | None:
     waited = sum(max(0.0, first - longest) for first, _ in streamed)
     share = waited / sum(seconds for _, seconds in streamed)
     waiting = None if serving.concurrency is None else share * serving.concurrency
-    return Queue(share, None, waited / len(streamed), waiting, call=longest)
+    busy = max(map(_at_work, snapshot.ledgers), default=None)
+    return Queue(share, busy, waited / len(streamed), waiting, call=longest)
 
 
 def _keeps_up(queue: Queue) -> bool:
