@@ -51,7 +51,7 @@ def test_streamed_answers_whose_first_part_comes_late(call, waits):
         return queue.judge(server(streamed, requests_per_second=20.0, seen=calls, lines=lines))
 
     assert (level(judged(1.0)) > queue.judge.enter) is waits
-    assert level(judged(0.5)) < queue.judge.enter, "the model rests: a request waits for something else"
+    assert level(judged(0.6)) < queue.judge.enter, "the model often rests: a request waits for something else, too"
     if waits:
         verdict = fired(judged(1.0))
         assert verdict.share == pytest.approx(7 / 8, abs=0.05) and "continuous batching" in verdict.fixes[0].text
