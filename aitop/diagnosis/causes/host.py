@@ -24,6 +24,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     of_unit,
     place_of,
+    producer_entries,
     records,
     samples_of,
     server_idle_share,
@@ -38,7 +39,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix, without
-from aitop.model.ledger import ACTIVITIES, Activity
+from aitop.model.ledger import ACTIVITIES, Activity, Entry
 from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
@@ -116,6 +117,8 @@ def _handed_over(snapshot: Snapshot) -> Explanation | None:
     if share < LEAVE:
         return None
     frame, _ = lines.entries[0].below[0]
+    # Where requests in another process wait for this one is where they are handed over.
+    asks = lines_of(entry for entry in producer_entries(snapshot) if _waits_for_answer(entry, lines.entries[0].pid))
     unit = "each request" if at_leisure else each_unit(snapshot)
     return Explanation(
         severity="info" if at_leisure else None,
@@ -124,13 +127,21 @@ def _handed_over(snapshot: Snapshot) -> Explanation | None:
         signals=(bool(records(snapshot)), True),
         title=f"{percent(gone)} of {unit} takes over what another process sends: it is pickled, copied and unpickled",
         lines=lines,
-        where=(where_of(lines.entries[0].pid, frame),),
-        evidence=(f"{percent(share)} in {frame.function}, below which no line of the program's own runs",),
+        where=asks.where or (where_of(lines.entries[0].pid, frame),),
+        evidence=(
+            f"{percent(share)} in {frame.function}, below which no line of the program's own runs",
+            *((f"requests wait for it at {short_place(asks.where[0])}",) if asks.where else ()),
+        ),
         fixes=(
-            fix("send less: raw bytes or a path instead of arrays, or arrays in shared memory", gone),
+            fix("send less: bytes or a path instead of arrays, a function instead of an object's method", gone),
             fix("do both parts in one process, and have several of these", gone),
         ),
     )
+
+
+def _waits_for_answer(entry: Entry, pid: int) -> bool:
+    """Whether a thread of another process than `pid`, with a request of its own, waits at a queue or a pipe."""
+    return entry.pid != pid and entry.handler == "thread" and entry.activity == "wait-queue" and entry.where is not None
 
 
 def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Explanation | None:
