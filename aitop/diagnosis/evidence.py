@@ -489,6 +489,11 @@ def stands_in_line(entry: Entry) -> bool:
     return entry.activity in HANDED_WAITS or entry.activity == "wait-network"
 
 
+def fills_batch(entry: Entry) -> bool:
+    """Whether an engine waits for more requests, with some in the batch that it makes."""
+    return entry.phase == "schedule" and entry.activity == "wait-queue"
+
+
 def takes_request(entry: Entry) -> bool:
     """Whether an entry of a server waits for the next request, or rests outside of every phase.
 

@@ -297,8 +297,10 @@ def _fitted(
         by_phase["queue"] = [msgspec.structs.replace(entry, phase="queue") for entry in by_phase["idle"]]
         seen_in["queue"], measured["queue"] = seen_in["idle"], held
         measured["host"] -= held
-    # A coroutine that awaits is on no stack: what the thread rested beyond that passed in handlers.
-    awaited = max(0.0, seen_in.get("idle", 0.0) - measured.get("idle", 0.0) - max(0.0, held)) if requests else 0.0
+    # A coroutine that awaits is on no stack: what the thread rested beyond that passed in handlers. An engine rested
+    # where it makes its batches, with requests in them: it waits for more.
+    rested = max(0.0, seen_in.get("idle", 0.0) - measured["idle"] - max(0.0, held)) if "idle" in measured else 0.0
+    awaiting: tuple[Phase, ...] = ("preprocess", "postprocess") if requests else ("schedule",)
     fitted = []
     for phase, share in measured.items():
         entries = by_phase.get(phase, [])
@@ -313,10 +315,10 @@ def _fitted(
                 )
             )
         rest = share - scale * seen
-        waits = min(rest, awaited) if phase in ("preprocess", "postprocess") else 0.0
+        waits = min(rest, rested) if phase in awaiting else 0.0
         if waits > 1e-9:
-            fitted.append(_entry_without_line(process, phase, "wait", waits, "measured"))
-            awaited, rest = awaited - waits, rest - waits
+            fitted.append(_entry_without_line(process, phase, "wait" if requests else "wait-queue", waits, "measured"))
+            rested, rest = rested - waits, rest - waits
         if rest > 1e-9:
             fitted.append(_entry_without_line(process, phase, _activity_of_rest(phase, measured), rest, "measured"))
     return fitted

@@ -127,6 +127,14 @@ def test_what_one_process_pickles_for_another_is_at_the_librarys_line(tier):
     assert [verdict.id for verdict in others if verdict.severity != "info"] == []
 
 
+def test_an_engine_that_waits_for_a_batch_to_fill_holds_its_requests():
+    """LitServe waits 60 ms for 32 requests; eight clients send. With batches of eight 2.0 to 2.8 times as many came."""
+    first, *others = judged("window_never_full", 3)
+    assert (first.id, first.subtype) == ("queue-bound", "held") and first.share > 0.5
+    assert "take what is there" in first.fixes[0].text
+    assert [verdict.id for verdict in others if verdict.severity != "info"] == []
+
+
 def test_a_method_of_a_large_object_as_a_pools_job_is_at_the_line_that_asks_for_it():
     """Each job carries a catalogue of 2 MB; with a plain function 3.6 times as many requests were answered."""
     [first] = [verdict for verdict in judged("jobs_with_their_object", 3) if verdict.severity != "info"]

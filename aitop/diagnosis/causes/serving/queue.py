@@ -17,6 +17,7 @@ from aitop.diagnosis.evidence import (
     NO_LINES,
     RUNNING,
     Lines,
+    fills_batch,
     interval,
     lines_of,
     main_lines,
@@ -149,7 +150,7 @@ def _held(idle: float | None, snapshot: Snapshot) -> float | None:
 def _at_work(ledger: Ledger) -> float:
     """The part (0..1) of its time in which a thread that runs the model does not wait for requests."""
     main = [entry for entry in ledger.entries if entry.lane == "main"]
-    return 1.0 - sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry))
+    return 1.0 - sum(one.share for one in main if one.phase == "queue" or takes_request(one) or fills_batch(one))
 
 
 def _waiting_beside_rest(serving: Serving, snapshot: Snapshot) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, lines_of, server_idle_share, takes_request
+from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, fills_batch, lines_of, server_idle_share, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import fix, turn_cost
@@ -38,7 +38,7 @@ def around_model(snapshot: Snapshot) -> Explanation | None:
     if not any(one.model is not None for one in serving.iterations):
         return None
     entries = [entry for entry in ledger.entries if entry.lane == "main" and entry.phase in AROUND]
-    lines = lines_of(entry for entry in entries if not takes_request(entry))
+    lines = lines_of(entry for entry in entries if not takes_request(entry) and not fills_batch(entry))
     share = min(lines.share, host_limit(snapshot, in_phases=True), 0.99)
     parts = {phase: sum(entry.share for entry in lines.entries if entry.phase == phase) for phase in AROUND}
     named = [f"{NAMES.get(key, 'between them')} {percent(part)}" for key, part in parts.items() if part >= 0.01]
