@@ -53,6 +53,23 @@ def test_waiting_for_loader_workers_is_told_at_once():
     assert said(seen).severity != "info"
 
 
+def test_a_thread_of_the_dataset_makes_what_the_stepping_thread_waits_for_below_its_loader():
+    """A DataLoader without workers: its dataset takes batches from a thread of its own. Another thread only sleeps."""
+    records = [step(i, 0.1, data_wait=0.04, forward=0.06) for i in range(40)]
+    waits = line(
+        "get", 0.4, phase="data_wait", activity="wait-lock", number=29, via=[("main", 8, "for x in data:")], callers=1
+    )
+    reader = [
+        line("put", 0.92, activity="sleep", number=18, thread="reader"),
+        line("read", 0.05, activity="native", number=31, thread="reader"),
+    ]
+    watches = line("watch", 1.0, activity="sleep", number=60, thread="watch")
+    forward = line("model", 0.6, phase="forward", activity="native", number=9)
+    verdict = said(snapshot(records, lines=[waits, forward, *reader, watches]))
+    assert (verdict.subtype, verdict.where[0].line) == ("workers", 18)
+    assert any("1 thread of the run's own" in text for text in verdict.evidence)
+
+
 def test_workers_of_other_ranks_and_of_other_loaders_do_not_feed_this_step():
     records = [step(i, 0.1, data_wait=0.08, forward=0.02, queue_ready=0) for i in range(40)]
     own = [process(WORKER + index, "loader-worker", rank=index // 2, cpu=1.0) for index in range(4)]

@@ -93,11 +93,19 @@ def of_loader(snapshot: Snapshot, share: float) -> Why:
     if slow is not None:
         return _of_slow_worker(slow, share)
     lines = worker_lines(snapshot)
+    waits = main_lines(snapshot, _waits_within_loader)
+    if waits.share > 0.5 * main_lines(snapshot, lambda entry: entry.phase == "data").share:
+        return of_threads_or_processes(snapshot, share, waits)
     if _workers_of_loader(snapshot) == 0:
         return _in_main_process(snapshot, share)
     if share <= handing_over(snapshot):
         return _handed_over(snapshot, lines)
     return _in_workers(snapshot, share, lines)
+
+
+def _waits_within_loader(entry: Entry) -> bool:
+    """Whether the stepping thread waits in the user's own code below its loader: not for a worker of that."""
+    return entry.phase == "data" and entry.activity in HANDED_WAITS and len(entry.via) >= entry.callers > 0
 
 
 def _respawn(snapshot: Snapshot, share: float) -> Why | None:
@@ -487,7 +495,9 @@ def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) ->
         key = (entry.pid, "" if processes else entry.thread)
         samples[key] = samples.get(key, 0.0) + entry.samples
     working = [entry for entry in entries if entry.activity not in rests and entry.work not in ("log", "hand-over")]
-    busy = {(entry.pid, "" if processes else entry.thread) for entry in working}
+    # A thread that only ever sleeps makes nothing: it watches, or writes a line now and then.
+    busy = {(entry.pid, "" if processes else entry.thread) for entry in working if entry.activity != "sleep"}
+    working = [entry for entry in working if (entry.pid, "" if processes else entry.thread) in busy]
     total = sum(samples[key] for key in busy)
     at_work = sum(entry.samples for entry in working) / total if total else 0.0
     if at_work < LEAST_MAKING or total < LEAST_SAMPLES:
