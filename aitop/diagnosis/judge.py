@@ -85,8 +85,8 @@ class Judge:
         elif not shown_now and resort is not None:
             shown_now = self._before = [resort]
         weighed = [_weighed(verdict) for verdict in shown_now]
-        if any(verdict.share and verdict.severity != "info" and verdict.id not in self._lonely for verdict in weighed):
-            weighed = [verdict for verdict in weighed if verdict.id not in self._lonely]
+        if any(verdict.share and verdict.severity != "info" for verdict in weighed):
+            weighed = [verdict for verdict in weighed if not self._is_resort(verdict)]
         verdicts = sorted(weighed, key=self._importance)
         verdicts = [_weighed(verdict) for verdict in what_if.together(verdicts, self._scopes, snapshot)]
         verdicts = sorted(verdicts, key=lambda verdict: SEVERITY_ORDER[verdict.severity])
@@ -110,6 +110,10 @@ class Judge:
         elif shown is not None and now - shown.last_seen >= DWELL_SECONDS:
             del self._shown[rule.id]
 
+    def _is_resort(self, verdict: Verdict) -> bool:
+        """Whether it only says where the time goes, for want of a fault."""
+        return verdict.id in self._lonely and verdict.severity == "info"
+
     def _importance(self, verdict: Verdict) -> tuple[int, bool, bool, bool, float, str]:
         """The sort key of verdicts: severity; within it what was found alone, causes by weight, then consequences, then
         what takes no time.
@@ -117,7 +121,7 @@ class Judge:
         weight = verdict.share or 0.0
         if verdict.full_in is not None:
             weight = max(weight, 1.0 - verdict.full_in / HOUR_SECONDS)
-        together, follows = verdict.id not in self._lonely, verdict.id in self._following
+        together, follows = not self._is_resort(verdict), verdict.id in self._following
         return SEVERITY_ORDER[verdict.severity], together, not weight, follows, -weight, verdict.id
 
 

@@ -92,8 +92,8 @@ class Rule(msgspec.Struct, frozen=True):
 
     A finding appears at `enter` and goes only below `leave`, so that it does not flicker.
     `missing` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns
-    False. With `only_alone` the finding is shown only if no other warning has a share of the time, and then ahead of
-    all others of its severity. With `follows` it is a consequence of what others found, and comes behind those of its
+    False. With `only_alone` a finding for information is shown only if no warning has a share of the time, and then
+    ahead of all others. With `follows` it is a consequence of what others found, and comes behind those of its
     severity that have a share.
     """
 

@@ -33,11 +33,12 @@ State = Literal[
 ]
 # What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
 # others; "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly
-# detection, which writes down the Python stack of each operation. "hand-over" pickles, copies and unpickles what one
+# detection, which writes down the Python stack of each operation; "recompute" is activation checkpointing, which runs
+# parts of a forward pass again in the backward pass. "hand-over" pickles, copies and unpickles what one
 # process sends to another, and waits for it.
 Work = Literal[
     "tensor", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
-    "read", "trace", "anomaly", "hand-over",
+    "read", "trace", "anomaly", "recompute", "hand-over",
 ]  # fmt: skip
 COMPUTES: tuple[Work, ...] = ("tensor", "array")
 
@@ -110,6 +111,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/torch/(?:cuda/)?amp/grad_scaler\.py$", r"step|unscale_|update", phase="optimizer"),
     # torch: the rest
     _row(r"/torch/fx/traceback\.py$", r"format_stack", work="anomaly"),
+    _row(r"/torch/utils/checkpoint\.py$", r"unpack_hook|backward", phase="backward", work="recompute"),
     _row(r"/torch/(?:cuda/)?(?:__init__|streams)\.py$", r"synchronize", state="wait-device"),
     _row(r"/torch/(?:cuda/)?memory\.py$", r"empty_cache", state="collect"),
     _row(r"/torch/_tensor(?:_str)?\.py$", r"__format__|__repr__|__array__|__contains__|_str\w*", work="read"),

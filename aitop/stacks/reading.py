@@ -86,6 +86,9 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
     state, work = _doing(below)
     if work is None and _collates(own):
         work = "collate"
+    if phase == "backward" and any(meaning(frame).work == "recompute" for frame in own):
+        # Also above the user's modules, whose forward pass runs again.
+        work = "recompute"
     line = own[users[-1]] if users else next((frame for frame in reversed(frames[:start]) if frame.user), None)
     in_loop = state != "wait-queue" and any(meaning(frame).handler == "event-loop" for frame in below)
     if in_loop:

@@ -214,3 +214,17 @@ def test_an_import_below_the_users_line_is_none_of_the_steps():
 def test_an_event_loop_that_has_nothing_to_do_waits_for_requests(frames, state, work):
     seen = read_stack(stack(*frames))
     assert (seen.state, seen.work) == (state, work)
+
+
+def test_forward_passes_that_run_again_in_the_backward_pass_are_recomputed():
+    """As torch.utils.checkpoint does; the user's module is below it, or a library's."""
+    back = ("user/train.py:9 main | loss.backward()", "torch/_tensor.py Tensor.backward")
+    again = (*back, "torch/utils/checkpoint.py _checkpoint_hook.__init__.<locals>.unpack_hook")
+    call = "torch/nn/modules/module.py Module._call_impl"
+    own = read_stack(stack(*again, call, "user/net.py:30 Block.forward", "torch/nn/modules/linear.py Linear.forward"))
+    assert (own.phase, own.work, own.line.line) == ("backward", "recompute", 30)
+    library = read_stack(stack(*again, call, "transformers/models/llama/modeling_llama.py Layer.forward", call))
+    assert (library.phase, library.work, library.line.line) == ("backward", "recompute", 9)
+    assert read_stack(stack(*back)).work == "tensor"
+    forward = ("user/train.py:8 main | loss = net(x)", call, "torch/utils/checkpoint.py checkpoint", call)
+    assert (read_stack(stack(*forward)).phase, read_stack(stack(*forward)).work) == ("forward", "tensor")

@@ -8,6 +8,7 @@ from snapshot_builder import RANK, facts, host, line, on_gpu, snapshot, step, st
 from aitop.diagnosis.causes import input_bound, precision, preprocessing, recompile, underbatched
 from aitop.diagnosis.causes.computing import compute_bound
 from aitop.model.gpu import GpuDevice
+from aitop.model.host import MachineSample
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
 from aitop.model.steps import PaddingInfo
@@ -553,6 +554,20 @@ def test_gradients_that_no_optimizer_uses(part, subtype):
     if subtype:
         assert (verdict.severity, verdict.share) == ("warning", pytest.approx(0.48, abs=0.01))
         assert verdict.where[0].line == 17 and verdict.fixes[0].speedup == pytest.approx(1.92, abs=0.02)
+
+
+@pytest.mark.parametrize(("available", "severity"), [(12, "warning"), (4, "info")])
+def test_activations_that_are_computed_again_though_memory_is_free(available, severity):
+    lines = [
+        line("loss", 0.3, phase="forward", activity="native", number=17),
+        line("back", 0.4, phase="backward", activity="native", number=18, work="tensor"),
+        line("attend", 0.3, phase="backward", activity="native", number=40, work="recompute"),
+    ]
+    machine = MachineSample(cores=2, memory_available=available * 2**30, memory_total=16 * 2**30)
+    seen = snapshot(steps(seconds=0.1, forward=0.03, backward=0.07), lines=lines, host=replace(host(), machine=machine))
+    verdict = fired(compute_bound(seen))
+    assert (verdict.subtype, verdict.severity, verdict.where[0].line) == ("recompute", severity, 40)
+    assert verdict.fixes[0].speedup == pytest.approx(1.43, abs=0.02)
 
 
 def test_a_decoder_without_a_cache_computes_its_prefix_again():

@@ -58,6 +58,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         needless.tokens_again(snapshot)
         or needless.unused_gradients(snapshot, busiest)
         or needless.padding(snapshot, busiest)
+        or needless.recomputed(snapshot)
         or _with_steps(snapshot)
     )
 

@@ -1,4 +1,4 @@
-"""What a model computes for nothing: earlier tokens again, padding, gradients that nobody uses, what could be kept."""
+"""What a model computes for nothing: tokens or activations again, padding, unused gradients, what could be kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.device import on_gpu
+from aitop.diagnosis.device import held_memory, on_gpu
 from aitop.diagnosis.evidence import (
+    MIN_SAMPLES,
     above_forward,
     each_unit,
     lines_of,
@@ -43,6 +44,13 @@ FROZEN = (
 # Padding is a loss from LEAST_PADDED of a step on, and if LEAST_BATCHES were looked at. That the sequences of a batch
 # are of unlike length is told, too, if this makes the loss WORTH_PACKING times as large.
 LEAST_PADDED, LEAST_BATCHES, WORTH_PACKING = 0.15, 2, 1.15
+# Activation checkpointing is told of from this share of a step on. It is worth a warning if no more than MOSTLY_FREE of
+# the memory is used: activations that are kept may take as much again.
+LEAST_RECOMPUTED, MOSTLY_FREE = 0.1, 0.5
+KEEP_ACTIVATIONS = (
+    "keep the activations, or checkpoint fewer layers, if that fits into memory (gradient_checkpointing=False,"
+    " without torch.utils.checkpoint)"
+)
 # Gradients that no optimizer uses are told of from this share of a step on.
 LEAST_UNUSED = 0.1
 UNUSED = (
@@ -150,8 +158,8 @@ def padding(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanation | None:
     seen = snapshot.facts.padding if snapshot.facts is not None else None
     if seen is None or seen.looks < LEAST_BATCHES or not 0.0 < seen.mean <= seen.longest <= seen.width:
         return None
-    phases, step, ops = snapshot.phases, snapshot.steps.mean if snapshot.steps else None, operations_of_step(snapshot)
-    computing = (phases.forward or 0.0) + (phases.backward or 0.0)
+    step, ops = snapshot.steps.mean if snapshot.steps else None, operations_of_step(snapshot)
+    computing = _computing(snapshot)
     if not on_gpu(snapshot) and ops is not None and step:
         # What calls of operations take does not depend on the length of rows.
         computing -= min(computing, ops * (op_cost.FORWARD + op_cost.BACKWARD) / (step * running(snapshot)))
@@ -179,6 +187,11 @@ def padding(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanation | None:
     )
 
 
+def _computing(snapshot: Snapshot) -> float:
+    """The part (0..1) of the time in forward and backward passes."""
+    return (snapshot.phases.forward or 0.0) + (snapshot.phases.backward or 0.0)
+
+
 def unused_gradients(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanation | None:
     """The verdict on a backward pass that goes through parts of the model which no optimizer updates.
 
@@ -192,6 +205,7 @@ def unused_gradients(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanatio
         severity="warning",
         subtype="gradients",
         share=share,
+        level=_computing(snapshot),
         gone=estimated(share, 0.6 * share, share + 0.3 * (1.0 - share)),
         signals=(True, share >= 2 * LEAST_UNUSED),
         title=f"{percent(share)} of {each_unit(snapshot)} computes gradients that no optimizer uses",
@@ -202,6 +216,42 @@ def unused_gradients(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanatio
             "these still have the gradients of earlier steps, while those of the optimizers' parameters are cleared",
         ),
         fixes=(fix(UNUSED, share),),
+    )
+
+
+def recomputed(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on activation checkpointing where there is memory without it: forward passes run again in backward.
+
+    For information where much of the memory is taken, or where that is not known.
+    """
+    lines = main_lines(snapshot, lambda entry: entry.work == "recompute" and entry.phase == "backward")
+    if lines.share < LEAST_RECOMPUTED:
+        return None
+    room = snapshot.host.memory_room if snapshot.host is not None else None
+    taken = 1.0 - room[0] / room[1] if room else None
+    where = "the machine's memory"
+    if on_gpu(snapshot):
+        fullest = max(held_memory(snapshot), key=lambda held: held.share, default=None)
+        taken, where = (fullest.level, fullest.name) if fullest is not None else (None, "the device")
+    free = taken is not None and taken <= MOSTLY_FREE
+    known = "not known" if taken is None else percent(taken)
+    share = lines.share
+    return Explanation(
+        severity="warning" if free else "info",
+        subtype="recompute",
+        share=share,
+        level=_computing(snapshot),
+        gone=estimated(share, 0.7 * share, share + 0.3 * (1.0 - share)),
+        signals=(lines.samples >= MIN_SAMPLES, free),
+        doubtful=on_gpu(snapshot),
+        title=f"{percent(share)} of {each_unit(snapshot)} computes activations again, which checkpointing did not keep",
+        where=lines.where,
+        claims=(),
+        evidence=(
+            f"parts of the forward pass run again in the backward pass, in {lines.samples:.0f} stack samples",
+            f"used of {where}: {known}",
+        ),
+        fixes=(fix(KEEP_ACTIVATIONS, share),),
     )
 
 
