@@ -220,6 +220,19 @@ def test_picking_examples_by_their_loss_is_no_environment() -> None:
     assert not found.answers(at["draw"]) and not found.answers(at["weigh"])
 
 
+def test_a_method_of_the_model_between_two_of_its_calls_is_no_environment() -> None:
+    found, at = calls("""
+        def train(net, opt, images):
+            while True:
+                features = net(images)  # MODEL
+                regions = net.propose(features)  # propose
+                loss = net.classify(features, regions)  # MODEL
+                loss.backward()  # UPDATE
+                opt.step()
+        """)
+    assert not found.answers(at["propose"]) and not found.feeds(at["propose"])
+
+
 def test_what_is_drawn_from_a_replay_memory_is_data_though_the_policy_filled_it() -> None:
     found, at = calls("""
         def train(agent, env, memory, state):

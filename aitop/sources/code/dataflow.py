@@ -134,6 +134,8 @@ class Reading:
         self._scope = scope
         self._modules = modules
         self._instance = instance
+        # What is called itself, such as a model, computes: its methods are no more a change of it than calling it is.
+        self._called = {self._path(node.func) for node in ast.walk(scope) if isinstance(node, ast.Call)}
         self._ends: dict[int, int] = {}
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
@@ -401,7 +403,8 @@ class Reading:
         function = node.func
         if isinstance(function, ast.Attribute):
             self._collect(function.value, uses)
-            if given and (path := self._path(function.value)) is not None:
+            path = self._path(function.value)
+            if given and path is not None and path not in self._called:
                 uses.changes.add(path)
         elif not isinstance(function, ast.Name):
             self._collect(function, uses)
