@@ -612,6 +612,16 @@ def test_a_closure_counts_once_in_what_computes():
     assert verdict.evidence[0] == "forward 20 %, optimizer 40 %, between them 35 %"
 
 
+def test_rows_of_embeddings_that_no_step_uses_need_no_update():
+    slow = steps(seconds=0.02, optimizer=0.0106)
+    told = adam(1_700_000, 11, foreach=False, fused=False, looked_up_parameters=1_680_000)
+    first, *_ = fired(optimizer.judge(snapshot(slow, facts=told))).fixes
+    assert "sparse=True" in first.text and first.speedup == pytest.approx(2.1, abs=0.05)
+    for other in (replace(told, optimizers=("SparseAdam", "Adam")), replace(told, looked_up_parameters=400_000)):
+        fixes = fired(optimizer.judge(snapshot(slow, facts=other))).fixes
+        assert not any("sparse" in fix.text for fix in fixes)
+
+
 def test_denormal_numbers_are_why_an_update_takes_too_long():
     slow = steps(seconds=0.0078, optimizer=0.0046)
     verdict = fired(optimizer.judge(snapshot(slow, facts=adam(431_425, 6, foreach=False, fused=False, denormals=0.55))))

@@ -37,6 +37,10 @@ OTHER_MAKING = (
 SAME = 0.8
 
 
+# Embeddings are named if at least this part of all parameters is in them.
+MOSTLY_LOOKED_UP = 0.5
+
+
 @rule("optimizer-bound", 0.2, 0.14, scope=Scope(each_unit=True))
 def judge(snapshot: Snapshot) -> Explanation | None:
     """The verdict on an optimizer that takes longer than updating its parameters needs."""
@@ -80,7 +84,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
         title=f"{percent(lost)} of each step is {_beyond(facts, expected, update, denormal=denormal is not None)}",
         lines=lines,
         evidence=evidence,
-        fixes=_fixes(facts, update, share, lost) if denormal is None else (fix(FLUSH, lost),),
+        fixes=(fix(FLUSH, lost),) if denormal is not None else _fixes(facts, update, share, lost),
     )
 
 
@@ -205,7 +209,22 @@ def _seconds(facts: HookFacts, cost: tuple[float, float]) -> float:
     return max(1e-9, (facts.parameter_tensors or 1) * cost[0] + (facts.parameters or 0) * cost[1])
 
 
+def _sparse(facts: HookFacts | None, share: float) -> tuple[Fix, ...]:
+    """The fix for an update of whole embeddings, of which a step uses some rows; empty where they are not most of all."""
+    if facts is None or not facts.parameters or "SparseAdam" in facts.optimizers:
+        return ()
+    part = (facts.looked_up_parameters or 0) / facts.parameters
+    if part < MOSTLY_LOOKED_UP:
+        return ()
+    rows = f"{percent(part)} of the parameters are rows of embeddings"
+    return (fix(f"update only the rows that a step uses (sparse=True, SparseAdam): {rows}", share * part),)
+
+
 def _fixes(facts: HookFacts | None, update: Update | None, share: float, lost: float) -> tuple[Fix, ...]:
+    return (*_sparse(facts, share), *_faster(facts, update, share, lost))
+
+
+def _faster(facts: HookFacts | None, update: Update | None, share: float, lost: float) -> tuple[Fix, ...]:
     rarely = fix("accumulate gradients over several batches and update less often")
     foreach = "foreach=True updates all parameters in a few operations"
     if facts is not None and facts.fused:
