@@ -210,7 +210,7 @@ def _seconds(facts: HookFacts, cost: tuple[float, float]) -> float:
 
 
 def _sparse(facts: HookFacts | None, share: float) -> tuple[Fix, ...]:
-    """The fix for an update of whole embeddings, of which a step uses some rows; empty where they are not most of all."""
+    """The fix for an update of whole embeddings, of which a step uses some rows; empty where they are a small part."""
     if facts is None or not facts.parameters or "SparseAdam" in facts.optimizers:
         return ()
     part = (facts.looked_up_parameters or 0) / facts.parameters
