@@ -9,6 +9,7 @@ from aitop.diagnosis.causes import between_steps, computing, preprocessing
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.causes.input_bound import FIRST_TIME, PASSED, STARVED, Wait, why_transient
 from aitop.diagnosis.evidence import NO_LINES
+from aitop.model.serving import Serving
 from aitop.model.snapshot import Phases, ProcessStacks
 from aitop.model.verdict import Setting
 
@@ -160,7 +161,11 @@ def test_a_server_that_waits_to_be_given_a_request_does_not_wait_for_data(activi
 def test_a_server_at_leisure_is_told_that_nothing_holds_it_up():
     finding = computing.compute_bound(inference(line("main", 0.9, activity="wait-network", number=19)))
     assert finding.level >= 0.5 and fired(finding).severity == "info" and finding.verdict.confidence <= 0.5
-    assert finding.verdict.title.startswith("90 % of the time is waiting for requests")
+    assert finding.verdict.title == "90 % of the time is waiting for requests, or for a batch of them to fill"
+    served = inference(
+        line("main", 0.9, activity="wait-network", number=19), serving=Serving(basis="hook", concurrency=0.1)
+    )
+    assert "nothing holds this run up" in computing.compute_bound(served).verdict.title, "hardly any is under way"
     asks = line("main", 0.9, activity="wait-network", work="network", number=19)
     assert computing.compute_bound(inference(asks)).level < 0.2, "who asks for data does not rest"
 

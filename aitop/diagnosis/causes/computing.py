@@ -119,7 +119,10 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
     if unseen and snapshot.ranks is not None and judged_pid(snapshot) in exchanging(snapshot):
         title = f"{computes}, or is exchange between ranks: only the hook tells these apart"
     if waiting >= MOSTLY_IDLE:
-        title = f"{percent(waiting)} of the time is waiting for requests: nothing holds this run up"
+        serving = snapshot.serving
+        seen = serving is not None and (bool(serving.requests) or serving.concurrency is not None)
+        why = ": nothing holds this run up" if seen else ", or for a batch of them to fill"
+        title = f"{percent(waiting)} of the time is waiting for requests{why}"
         level = max(waiting, computing / max(0.01, 1.0 - waiting))
     elif idle:
         title = f"{computes}, but the GPU is busy only {percent(busy)} of the time"
