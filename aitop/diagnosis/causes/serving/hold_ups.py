@@ -68,9 +68,8 @@ class HoldUp(msgspec.Struct, frozen=True):
 
     `tokens` is the number of prompt tokens of a long turn. `owner` is the request whose handling took so long; other
     requests lose to it only time in which they wait before they are worked on, and none where it waits for a core.
-    `worked` is the part (0..1) in which its
-    handler surely ran, as its thread used that much CPU time. `pid` is the process whose requests it holds up, None if
-    those of all.
+    `worked` is the part (0..1) in which its handler surely ran, as its thread used that much CPU time. `pid` is the
+    process whose requests it holds up, None if those of all.
     """
 
     kind: Kind
