@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aitop.diagnosis import what_if
-from aitop.diagnosis.evidence import judged_pid
+from aitop.diagnosis.evidence import judged_pid, shares_by
 from aitop.diagnosis.rule import Finding, Judgement, Rule, claim
 from aitop.diagnosis.rules import RULES
 from aitop.model.ledger import Ledger
@@ -57,7 +57,7 @@ class Judge:
         resort: Verdict | None = None
         unclaimed = snapshot
         owned: frozenset[tuple[object, ...]] = frozenset()
-        shares = {claim(entry): entry.share for ledger in snapshot.ledgers for entry in ledger.entries}
+        shares = shares_by((entry for ledger in snapshot.ledgers for entry in ledger.entries), claim)
         for rule in self._rules:
             judgement = _judged(rule, unclaimed)
             if isinstance(judgement, Abstention):
@@ -167,8 +167,7 @@ def _processes(verdict: Verdict, snapshot: Snapshot) -> tuple[int, ...]:
 
 def _share_at(places: set[tuple[str, int]], ledger: Ledger) -> float:
     """The share of the process's main lane at these lines."""
-    entries = [entry for entry in ledger.entries if entry.lane == "main"]
-    return sum(entry.share for entry in entries if entry.at in places)
+    return sum(entry.share for entry in ledger.main if entry.at in places)
 
 
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:

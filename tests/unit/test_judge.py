@@ -243,6 +243,25 @@ def test_a_finding_keeps_its_claims_while_it_is_shown():
     assert second.saw == [10, 12, 16], "and lets go of it when it goes"
 
 
+def test_entries_with_one_key_weigh_together_in_what_is_explained():
+    """Line 10 has two functions, as a lambda and its caller: the lighter one does not stand for both."""
+    lines = [
+        line("load", 0.5, number=10, activity="wait-disk", position="before"),
+        line("<lambda>", 0.1, number=10, activity="wait-disk", position="before"),
+        line("log", 0.2, number=16, position="after"),
+        line("save", 0.2, number=20, position="after"),
+    ]
+    first, second = Claiming("input-bound", 16, 20), Claiming("host-bound", 10, 16, 20)
+    first.level = 0.0
+    judge = Judge([first.rule, second.rule])
+    for time in range(3):
+        judge.judge(snapshot(phases=Phases(outside=1.0), lines=lines, time=time))
+    first.level, second.level = 0.5, 0.01
+    for time in range(3, 5):
+        shown = judge.judge(snapshot(phases=Phases(outside=1.0), lines=lines, time=time)).verdicts
+    assert {one.id for one in shown} == {"input-bound", "host-bound"}
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_no_entry_is_blamed_twice(data):

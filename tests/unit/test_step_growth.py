@@ -153,6 +153,15 @@ def sampled(*counts, beside=()):
     return changed(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
 
 
+def test_a_line_that_waits_in_two_ways_is_counted_whole():
+    grows = sampled(2, 6, 11, 16, 21, 26)
+    (ledger,) = grows.ledgers
+    heavy = next(entry for entry in ledger.entries if entry.line == 41)
+    light = msgspec.structs.replace(heavy, activity="wait-lock", share=0.01, by_window=(1, 0, 0, 1, 0, 0))
+    both = msgspec.structs.replace(ledger, entries=(*ledger.entries, light))
+    assert fired(step_growth.judge(msgspec.structs.replace(grows, ledgers=(both,)))).where[0].line == 41
+
+
 def test_lines_drift_apart_where_others_take_the_cores():
     assert fired(step_growth.judge(sampled(2, 6, 11, 16, 21, 26))).share == pytest.approx(82 / 240, abs=0.01)
     crowded = {"run_delay": constant(0.3)}

@@ -12,7 +12,15 @@ import msgspec
 
 from aitop.diagnosis.causes.optimizer import slowed_by_denormals
 from aitop.diagnosis.device import on_gpu
-from aitop.diagnosis.evidence import Lines, function_of, lines_of, main_lines, main_stacks, short_place
+from aitop.diagnosis.evidence import (
+    Lines,
+    function_of,
+    lines_of,
+    main_lines,
+    main_stacks,
+    samples_by_window,
+    short_place,
+)
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import gradual, in_parts, line_through, mean_of
 from aitop.diagnosis.what_if import fix, without
@@ -33,6 +41,8 @@ LEAST_GROWTH, IF_CROWDED = 0.12, 2.5
 # by itself, and so does the update of the parameters, with the memory bandwidth that other programs leave.
 LASTING, LASTING_DRIFT = 8.0, 25.0
 DRIFTS: tuple[Phase, ...] = ("data", "optimizer")
+# The line must explain at least FIT of the variance. A run that waits for cores for less than CALM of its time has
+# them to itself.
 FIT, CALM = 0.7, 0.1
 # Growth claims the lines of its phase if it is at least this part of their share.
 EXPLAINS = 0.3
@@ -141,13 +151,13 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
     host = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.where is not None)
     for place in host.where:
         lines = _at(snapshot, place)
-        ends = rising_share(_by_window(lines), process.by_window)
+        ends = rising_share(samples_by_window(lines.entries), process.by_window)
         if ends is None:
             continue
         # In quick code, samples may move from one line to its neighbours though none of them takes longer.
         own = {function_of(entry) for entry in lines.entries}
         around = lines_of(entry for entry in host.entries if function_of(entry) in own)
-        parts = [count / number for count, number in _parts(_by_window(around), process.by_window)]
+        parts = [count / number for count, number in _parts(samples_by_window(around.entries), process.by_window)]
         slope, _ = line_through(range(SHARE_PARTS), parts)
         if slope * (SHARE_PARTS - 1) < WITH_FUNCTION * (ends[1] - ends[0]):
             continue
@@ -165,14 +175,6 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
             fixes=(_fix(f" ({at})", share),),
         )
     return None
-
-
-def _by_window(lines: Lines) -> list[int]:
-    """How many samples these entries have in each window of stacks."""
-    # Entries that differ only in activity share the counts of their line: count them once. Two functions may have
-    # samples on one line, as a lambda and its caller have.
-    counts = {(entry.at, entry.function, entry.position, entry.work): entry.by_window for entry in lines.entries}
-    return [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
 
 
 def _at(snapshot: Snapshot, place: Where) -> Lines:
