@@ -254,7 +254,7 @@ def test_work_of_threads_per_request_limits_the_gain_of_batches(thread, other, m
 def test_training_on_one_sample_at_the_cost_of_calls():
     tiny = steps(seconds=0.0005, forward=0.00008, backward=0.0001, optimizer=0.0002, samples=1)
     verdict = fired(underbatched.judge(snapshot(tiny, facts=facts(ops=10, parameters=6000))))
-    assert "samples are taken 1 at a time" in verdict.title and "batch 1 → 32" in verdict.fixes[0].text
+    assert "1 sample per forward pass" in verdict.title and "batch 1 → 32" in verdict.fixes[0].text
     assert verdict.fixes[0].setting == Setting(name="batch_size", to=32, current=1)
     large = steps(seconds=0.05, forward=0.02, backward=0.02, samples=1)
     assert underbatched.judge(snapshot(large, facts=facts(ops=10, parameters=6000))) is None
@@ -457,7 +457,7 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
     verdict = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL])))
     assert verdict.id == "underbatched" and verdict.where[0].line == 20
     assert 4 < verdict.speedup < 10 and verdict.confidence <= 0.6
-    assert "requests are taken 1 at a time" in verdict.title
+    assert "1 sample per forward pass" in verdict.title
 
 
 def tracing(*parts, traced=0.1, other=100):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 from statistics import median_high
+from typing import Literal
 
 import msgspec
 
@@ -24,8 +25,8 @@ from aitop.diagnosis.evidence import (
     producer_entries,
     records,
     running,
+    server_idle_share,
     share_of_steps,
-    takes_request,
 )
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Length, Scope, estimated, fix, with_batch
@@ -52,13 +53,20 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 class Cost(msgspec.Struct, frozen=True):
     """Seconds of a forward pass (or step) of `samples` samples: `fixed`, however many there are, and `each` per sample.
 
-    `measured`: it is no estimate.
+    `basis` is what that follows from: how long the device idles, which is measured; how many operations are called; or
+    how long reading `weights` weights takes, None where not all of them are read.
     """
 
     samples: float
     fixed: float
     each: float
-    measured: bool
+    basis: Literal["device", "operations", "weights"]
+    weights: int | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is no estimate."""
+        return self.basis == "device"
 
 
 @rule("underbatched", 0.3, 0.22, scope=Scope(capacity=True))
@@ -91,7 +99,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     together = BATCH if training else calls if calls > 1 else _under_way(snapshot)
     if together < 2:
         return None
-    waiting = main_lines(snapshot, takes_request).share
+    waiting = server_idle_share(snapshot)
     # What a request costs matters at leisure, too. But a GPU then idles for want of requests.
     busy = waiting <= AT_LEISURE or (calls > 1 and not on_gpu(snapshot))
     cost = _cost(snapshot, steps, samples, facts) if busy else None
@@ -111,7 +119,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         signals=(cost.measured, waiting < 0.1, cost.samples <= 1),
         # Only how long a GPU idles is measured; elsewhere the cost of a sample is an estimate.
         doubtful=not cost.measured or calls > 1,
-        title=_taken(training, calls, cost) + f": {percent(share)} of the time could serve {together}",
+        title=_title(cost, calls, together, share),
         # The lines that call the model, not those within it: batches are put together there.
         where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _around_call(snapshot).entries,
@@ -120,10 +128,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
 
 
-def _taken(training: bool, calls: int, cost: Cost) -> str:
+def _title(cost: Cost, calls: int, together: int, share: float) -> str:
+    samples = plural(round(cost.samples), "sample")
+    saved = f"{together} would save {percent(share)} of the time"
     if calls > 1:
-        return f"a request calls the model {calls} times, for {plural(round(cost.samples), 'sample')} each"
-    return f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time"
+        return f"a request calls the model {calls} times, for {samples} each: one batch of {saved}"
+    return f"{samples} per forward pass: batches of {saved}"
 
 
 def _calls_of_a_request(snapshot: Snapshot, steps: Sequence[StepRecord]) -> int:
@@ -193,7 +203,7 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
         whole = median_high(step.seconds / max(1, step.backwards) for step in steps)
         # The idle time of the device is a fixed cost that more samples could fill; its busy time grows with the batch,
         # and so does the time in which data are loaded.
-        return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, True)
+        return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, "device")
     if snapshot.kind == "training":
         passes = [(step, max(1, step.backwards)) for step in steps]
         return _of_operations(
@@ -222,7 +232,7 @@ def _of_operations(  # noqa: PLR0917
     computes = max(0.05, 1.0 - op_cost.FORWARD / each) * computing
     # With few samples, computing mostly leaves vector registers unfilled: 1 / FEW_SAMPLES of it grows with the batch.
     grows = computes / FEW_SAMPLES + beside
-    return Cost(samples, max(0.0, whole - grows), grows / samples, False)
+    return Cost(samples, max(0.0, whole - grows), grows / samples, "operations")
 
 
 def _beside_batches(step: StepRecord) -> float:
@@ -254,14 +264,14 @@ def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanatio
     # What is done with each output, such as sampling an action, can be done for a batch as well.
     share, high = share + around.share * (1.0 - batched.likely), high + around.share
     gone = estimated(min(0.99, share), low, min(0.99, high))
+    saved = f"batches of {BATCH} would save {percent(share)} of the time"
     passes = f"{calls / len(steps):.0f} forward passes without gradient a step"
-    taken = f"the policy is called for {cost.samples:.0f} at a time"
     return Explanation(
         share=min(0.99, share),
         gone=gone,
         signals=(True, cost.samples <= 1),
         doubtful=True,
-        title=f"{taken}: {percent(share)} of the time could serve {BATCH}",
+        title=f"the policy is called for {cost.samples:.0f} at a time: {saved}",
         where=lines_of((*map(above_forward, model.entries), *around.entries)).where,
         claims=(*model.entries, *around.entries),
         evidence=(
@@ -286,30 +296,29 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
     weights = facts.parameters - (facts.looked_up_parameters or 0)
     width = ITEM_BYTES.get(facts.parameter_dtypes[0] if facts.parameter_dtypes else "", 4)
     reading = weights * width / (CORE_BYTES * min(threads, MOST_READERS))
-    if reading > ALL_READ * forward:
+    all_read = reading <= ALL_READ * forward
+    if not all_read:
         reading = 0.0
     products = min(forward, 2.0 * weights * samples / (CORE_FLOPS * threads) * width / 4) if reading else 0.0
     fixed = min(reading + facts.parameter_tensors * op_cost.LAYER, forward - products)
     if fixed < LEAST_FIXED * forward:
         return None
-    return Cost(samples, fixed / ran, (forward - fixed) / samples / ran, False)
+    return Cost(samples, fixed / ran, (forward - fixed) / samples / ran, "weights", weights if all_read else None)
 
 
 def _evidence(  # noqa: PLR0917
     snapshot: Snapshot, cost: Cost, waiting: float, beside: float, speedup: float, calls: int
 ) -> list[str]:
-    facts, training, gpu = snapshot.facts, snapshot.kind == "training", on_gpu(snapshot)
+    training = snapshot.kind == "training"
     each_time = duration(cost.fixed + cost.each * cost.samples)
-    evidence = [
-        f"{plural(round(cost.samples), 'sample')} at a time, {each_time} each",
-        f"GPU idle {percent(idle_share(snapshot))} of the time"
-        if gpu
-        else f"about {duration(cost.fixed)} of it is the same for any number of samples (by the size of the model)",
-    ]
-    if facts is not None and facts.parameters:
-        evidence.append(
-            f"{count(facts.parameters - (facts.looked_up_parameters or 0))} parameters are read for every one of them"
-        )
+    evidence = [f"{plural(round(cost.samples), 'sample')} at a time, {each_time} each"]
+    if cost.basis == "device":
+        evidence.append(f"GPU idle {percent(idle_share(snapshot))} of the time")
+    else:
+        by = "the number of operations" if cost.basis == "operations" else "the size of the model"
+        evidence.append(f"about {duration(cost.fixed)} of it is the same for any number of samples (by {by})")
+    if cost.weights:
+        evidence.append(f"{count(cost.weights)} parameters are read for every one of them")
     if not training:
         if calls > 1:
             evidence.append("no call is given what an earlier one gave, as far as the code around them shows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, fills_batch, lines_of, server_idle_share, takes_request
+from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, lines_of, waits_for_requests
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import fix, turn_cost
@@ -37,20 +37,19 @@ def around_model(snapshot: Snapshot) -> Explanation | None:
         return None
     if not any(one.model is not None for one in serving.iterations):
         return None
-    entries = [entry for entry in ledger.entries if entry.lane == "main" and entry.phase in AROUND]
-    lines = lines_of(entry for entry in entries if not takes_request(entry) and not fills_batch(entry))
+    lines = lines_of(entry for entry in ledger.main if entry.phase in AROUND and not waits_for_requests(entry))
     share = min(lines.share, host_limit(snapshot, in_phases=True), 0.99)
     parts = {phase: sum(entry.share for entry in lines.entries if entry.phase == phase) for phase in AROUND}
     named = [f"{NAMES.get(key, 'between them')} {percent(part)}" for key, part in parts.items() if part >= 0.01]
     lasts = fmean(one.seconds for one in serving.iterations)
-    full = server_idle_share(snapshot) < FULL
+    full = (idle_share(serving) or 0.0) < FULL
     return Explanation(
         subtype="iteration",
         severity=None if full else "info",
         share=share,
         gains=full,
         signals=(ledger.length is not None, len(serving.iterations) >= 10 * MIN_STEPS),
-        doubtful=host_unproven(snapshot),
+        doubtful=host_unproven(snapshot, in_phases=True),
         title=f"{percent(share)} of the engine's time passes in its iterations outside of the model",
         lines=lines,
         evidence=(
@@ -103,7 +102,7 @@ def small_batches(snapshot: Snapshot) -> Explanation | None:
         gone=length,
         signals=(True, idle < FULL, now < 2.0),
         title=f"{now:.1f} requests are in a batch while {_waiting(serving):.0f} wait: "
-        f"{percent(share)} of the time could serve {size}",
+        f"batches of {size} would save {percent(share)} of the time",
         evidence=(
             f"an iteration takes {duration(cost.fixed)}, and {duration(cost.decode)} more for each request in it",
             f"the engine waits for requests {percent(idle)} of the time",
