@@ -153,7 +153,7 @@ class Loading(msgspec.Struct, frozen=True):
 
 def estimated(share: float, low: float, high: float) -> Length:
     """The unit without `share` of it, which is only known to lie between `low` and `high`."""
-    return Length(1.0 - min(0.99, share), 1.0 - min(0.99, high), 1.0 - max(0.0, min(low, high)))
+    return Length(1.0 - min(0.99, share), 1.0 - min(0.99, high), 1.0 - max(0.0, min(0.99, low, high)))
 
 
 def waits_for_core(now: float, running: float, wanted: float, cores: float) -> float:

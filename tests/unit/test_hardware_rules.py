@@ -101,6 +101,12 @@ def test_a_device_at_its_own_limit_is_as_it_should_be():
 def test_a_lowered_limit_costs_nothing_while_the_device_waits():
     idle = gpu(power_limit=300.0, power_limit_default=700.0, **{**CAPPED, "busy": 0.05})
     assert fired(clocks.power_capped(on(idle))).severity == "info"
+
+
+def test_a_lowered_limit_that_costs_nothing_promises_nothing():
+    full_clock = {**CAPPED, "sm_clock": 1980}
+    verdict = fired(clocks.power_capped(on(gpu(power_limit=300.0, power_limit_default=700.0, **full_clock))))
+    assert verdict.share is None and [fix.speedup for fix in verdict.fixes] == [None]
     assert clocks.power_capped(on(gpu(power_limit=300.0, power_limit_default=700.0, throttle=()))) is None
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from snapshot_builder import RANK, host, line, on_gpu, snapshot, steps
 
 from aitop.diagnosis.rules import RULES
-from aitop.diagnosis.what_if import Loading, together, waits_for_core, with_batch, without
+from aitop.diagnosis.what_if import Loading, estimated, together, waits_for_core, with_batch, without
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Fix, Verdict, Where
 
@@ -19,6 +19,11 @@ def test_amdahl():
     assert without(0.0).speedup == 1.0
     assert without(0.5).speedup == pytest.approx(2.0)
     assert without(1.0).speedup == pytest.approx(100.0)
+
+
+def test_a_bound_above_all_of_the_time_still_leaves_a_range():
+    low, high = estimated(0.9, 1.0, 1.2).speedup_range
+    assert 1.0 < low <= high
 
 
 def test_workers_scale_until_loading_is_hidden_or_the_cores_are_full():

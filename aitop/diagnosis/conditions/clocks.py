@@ -72,7 +72,7 @@ def power_capped(snapshot: Snapshot) -> Explanation | str | None:
         confidence=0.85 if share is None else PREDICTED,
         title=title,
         evidence=(f"reasons: {', '.join(device.throttle or ())}", *_power(device), *_heat(device)),
-        fixes=_fixes(device, braked=braked, lowered=lowered),
+        fixes=_fixes(device, share, braked=braked, lowered=lowered),
         level=1.0,
     )
 
@@ -131,11 +131,10 @@ def _heat(device: GpuDevice) -> tuple[str, ...]:
     return () if device.temperature is None else (f"{device.temperature:.0f} °C",)
 
 
-def _fixes(device: GpuDevice, *, braked: bool, lowered: bool) -> tuple[Fix, ...]:
+def _fixes(device: GpuDevice, share: float | None, *, braked: bool, lowered: bool) -> tuple[Fix, ...]:
     if braked:
         return (fix("the power supply or the rack asks for less: have its load and cabling checked"),)
     if lowered:
-        share = _worth(device, 1.0 - 1.0 / _gain(device))
         restore = f"nvidia-smi -i {device.index} -pl {device.power_limit_default:.0f}"
         return (fix(f"if nobody lowered it on purpose: sudo {restore}", share),)
     return (fix("nothing to mend: lower precision or fewer operations get more done for the same power"),)

@@ -18,7 +18,9 @@ from aitop.model.steps import AllocatorSample, Kind
 from aitop.model.units import duration, percent, rate, size
 from aitop.model.verdict import Fix, Severity
 
-FULL = 0.92
+# A device whose memory is this full (0..1) gets the verdict, which goes once it is less than LEAVE full.
+FULL, LEAVE = 0.92, 0.88
+# It will be full soon enough to matter now.
 SOON_SECONDS = 600.0
 WATCH_SECONDS = 60.0
 # The driver and CUDA's libraries take up to this for themselves; only if more is missing it is worth a search.
@@ -181,20 +183,18 @@ def _times(number: float) -> str:
     return "once" if number == 1 else f"{number:.0f} times"
 
 
-@condition("oom-risk", FULL, 0.88)
+@condition("oom-risk", FULL, LEAVE)
 def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on a device that is nearly full; else on a rank that holds much more than the others."""
-    full = _full(snapshot)
-    if isinstance(full, Explanation) and (full.level or 0.0) >= FULL:
-        return full
-    uneven = _uneven(snapshot)
-    return uneven if uneven is not None and (uneven.level or 0.0) >= 1.0 else full
+    full, uneven = _full(snapshot), _uneven(snapshot)
+    level = (full.level or 0.0) if isinstance(full, Explanation) else 0.0
+    return uneven if uneven is not None and level < FULL and (uneven.level or 0.0) >= max(level, LEAVE) else full
 
 
 def _uneven(snapshot: Snapshot) -> Explanation | None:
     """The verdict on a rank that needs more memory than the others, on devices or else on the host.
 
-    Its level is at least 1 where the difference is large enough to count (MORE, LEAST_BYTES).
+    Its level is at least FULL where the difference is large enough to count (MORE, LEAST_BYTES).
     """
     ranks = snapshot.ranks.ranks if snapshot.ranks else ()
     devices = {device.index: device for device in snapshot.gpu.devices} if snapshot.gpu else {}
@@ -232,7 +232,7 @@ def _beside_others(
         evidence=tuple(evidence),
         fixes=(fix(STRANGERS if strangers else UNEVEN),),
         ranks=(most.rank,) if most.rank is not None else (),
-        level=over / usual / MORE if over >= LEAST_BYTES and usual > 0 else 0.0,
+        level=FULL * over / usual / MORE if over >= LEAST_BYTES and usual > 0 else 0.0,
     )
 
 

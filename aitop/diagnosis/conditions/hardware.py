@@ -14,6 +14,8 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, plural, rate, size
 from aitop.model.verdict import Fix, Severity
 
+# Another process is on the device if it holds more than SHARED_MEMORY of its memory; the device is contended if it is
+# busy for at least CONTENDED of the time.
 SHARED_MEMORY = 0.05
 CONTENDED = 0.8
 # An idle device slows its link down, and links are read at every fifth tick only: the device must have worked in all

@@ -270,9 +270,9 @@ def _of_cores(change: Slowdown) -> list[Reason]:
             remedy = "see which of its processes or threads began at {at}"
             reasons.append(Reason("cores", longer, words, remedy))
     if throttled >= LEAST_CHANGE and change.certain("throttled"):
-        words = f"the quota of the control group stops it for {percent(throttled)} more of the time"
+        words = f"the quota of the control group runs out in {percent(throttled)} more of the kernel's periods"
         remedy = "see what uses the quota up since {at}, or raise it"
-        reasons.append(Reason("quota", throttled * change.now, words, remedy))
+        reasons.append(Reason("quota", longer, words, remedy))
     return reasons
 
 

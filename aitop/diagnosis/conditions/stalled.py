@@ -10,7 +10,7 @@ from aitop.model.host import ProcessSample
 from aitop.model.ledger import HANDED_WAITS, Activity, Entry
 from aitop.model.serving import Serving
 from aitop.model.snapshot import ProcessStacks, Snapshot
-from aitop.model.units import duration
+from aitop.model.units import duration, plural
 from aitop.model.verdict import Where
 
 # A server is stalled if nothing ends for OF_LONGEST times as long as anything took before, and for LEAST_SECONDS at
@@ -60,7 +60,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
     return _verdict(
         snapshot,
         subtype="stalled",
-        title=f"{serving.alive} requests are under way, and nothing has got on for {serving.still:.0f} s{place}",
+        title=f"no progress for {serving.still:.0f} s with {plural(serving.alive, 'request')} under way{place}",
         confidence=UNSURE if computing else LIKELY,
         pid=serving.pid if serving.still_pid is None else serving.still_pid,
         where=where,
@@ -118,7 +118,7 @@ def _verdict(
     serving = snapshot.serving
     evidence = []
     if serving is not None and serving.alive is not None:
-        evidence.append(f"{serving.alive} requests are under way")
+        evidence.append(f"{plural(serving.alive, 'request')} under way")
     if serving is not None and serving.still is not None:
         evidence.append(f"the last progress was {serving.still:.0f} s ago")
         longest = _longest(serving)
