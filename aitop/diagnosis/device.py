@@ -110,7 +110,7 @@ class Held(msgspec.Struct, frozen=True):
 def held_memory(snapshot: Snapshot) -> list[Held]:
     """How full each device of the run is.
 
-    Where the hook sees allocators, what else the run is on are devices of other ranks, with allocators of theirs.
+    Where the hook reports allocators, only their devices are returned: others belong to other ranks.
     """
     devices: dict[int | None, GpuDevice] = {device.index: device for device in own_devices(snapshot)}
     both: list[tuple[AllocatorSample | None, GpuDevice | None]] = [

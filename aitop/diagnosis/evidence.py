@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, zip_longest
 from operator import attrgetter
 from typing import TypeVar
 
@@ -139,7 +139,8 @@ def samples_of(snapshot: Snapshot) -> int:
 
 def main_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool]) -> Lines:
     """The entries of the stepping thread that are `wanted` and that no other cause has claimed."""
-    return lines_of(entry for entry in entries_of(snapshot) if entry.lane == "main" and wanted(entry))
+    ledger = lead_ledger(snapshot)
+    return lines_of(filter(wanted, ledger.main)) if ledger is not None else NO_LINES
 
 
 def producer_entries(snapshot: Snapshot) -> tuple[Entry, ...]:
@@ -430,17 +431,23 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
     return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
 
 
+def samples_by_window(entries: Iterable[Entry]) -> list[int]:
+    """How many samples these entries' lines have in each window of stacks, the oldest first."""
+    # Entries that differ only in activity have the counts of their line in common: count them once.
+    counts = {
+        (entry.pid, entry.thread, entry.at, entry.function, entry.phase, entry.position, entry.work, entry.by_window)
+        for entry in entries
+    }
+    return [sum(numbers) for numbers in zip_longest(*(each for *_, each in counts), fillvalue=0)]
+
+
 def by_window(entries: Iterable[Entry], process: ProcessStacks) -> list[float]:
     """The part (0..1) of the samples of each window of stacks that these entries' lines take, the oldest first.
 
     `process` is the judged one.
     """
-    # Entries that differ only in activity have the counts of their line in common: count them once.
-    counts = {(entry.at, entry.function, entry.phase, entry.position, entry.work, entry.by_window) for entry in entries}
-    return [
-        sum(each[number] for *_, each in counts if number < len(each)) / whole if whole else 0.0
-        for number, whole in enumerate(process.by_window)
-    ]
+    counts = samples_by_window(entries)
+    return [count / whole if whole else 0.0 for count, whole in zip_longest(counts, process.by_window, fillvalue=0)]
 
 
 def serves(snapshot: Snapshot) -> bool:
@@ -492,6 +499,11 @@ def stands_in_line(entry: Entry) -> bool:
 def fills_batch(entry: Entry) -> bool:
     """Whether an engine waits for more requests, with some in the batch that it makes."""
     return entry.phase == "schedule" and entry.activity == "wait-queue"
+
+
+def waits_for_requests(entry: Entry) -> bool:
+    """Whether a thread that runs the model has nothing to do: there is no request, or not yet enough for its batch."""
+    return entry.phase == "queue" or takes_request(entry) or fills_batch(entry)
 
 
 def takes_request(entry: Entry) -> bool:

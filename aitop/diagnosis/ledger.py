@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import msgspec
 
-from aitop.diagnosis.evidence import RUNNING, interval, run_delay, share_of_steps, takes_request, where_of
+from aitop.diagnosis.evidence import MAIN, RUNNING, interval, run_delay, share_of_steps, takes_request, where_of
 from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
 from aitop.model.phases import APART, MEASURED, SERVED, Phase
@@ -201,7 +201,7 @@ def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
 
 def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
     """Share of the time in which the main thread was runnable but had no core; 0 where that is not known."""
-    if snapshot.host is None or process.thread != "MainThread":
+    if snapshot.host is None or process.thread != MAIN:
         return 0.0
     if snapshot.ranks is None and snapshot.steps is not None and snapshot.steps.pid not in (None, process.pid):
         return 0.0
@@ -290,8 +290,10 @@ def _fitted(
     if closures:
         measured["optimizer"] -= closures
         measured["host"] += closures
-    held = min(seen_in.get("idle", 0.0) - measured.get("idle", 0.0), measured["host"] - seen_in.get("host", 0.0))
-    if requests and held > 0.0:
+    held = 0.0
+    if requests:
+        held = min(seen_in.get("idle", 0.0) - measured.get("idle", 0.0), measured["host"] - seen_in.get("host", 0.0))
+    if held > 0.0:
         # The thread rested for longer than there were no requests, so for the rest of that time requests under way
         # waited for something else: a queue.
         by_phase["queue"] = [msgspec.structs.replace(entry, phase="queue") for entry in by_phase["idle"]]

@@ -365,7 +365,7 @@ def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Ch
     reason: str | None = None
     record: float | None = None
     if equal is False and not _in_spite_of_load(old, new):
-        reason = "neither as many requests a second nor as many at a time in both runs"
+        reason = "the load differs: neither requests per second nor requests under way are equal"
     elif low > 1 + SAME or high < 1 - SAME:
         outcome = "faster" if ratio > 1 else "slower"
     elif phase is not None and (low <= 1 if longer > 0 else high >= 1):

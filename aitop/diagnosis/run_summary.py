@@ -174,8 +174,8 @@ def _settings(snapshot: Snapshot) -> dict[str, Scalar]:
 
 def _facts(facts: HookFacts) -> dict[str, object]:
     named: dict[str, object] = {name.replace("_", " "): getattr(facts, name) for name in FACTS}
-    if facts.loaders:
-        named |= {f"loader {name.replace('_', ' ')}": getattr(facts.loaders[0], name) for name in LOADER_FACTS}
+    if (loader := facts.main_loader) is not None:
+        named |= {f"loader {name.replace('_', ' ')}": getattr(loader, name) for name in LOADER_FACTS}
     return named
 
 

@@ -140,6 +140,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     length: float | None = None
     threads: int = 1
 
+    @property
+    def main(self) -> tuple[Entry, ...]:
+        """The entries of the main lane."""
+        return tuple(entry for entry in self.entries if entry.lane == "main")
+
     def account(self, lane: Lane) -> tuple[Entry, ...]:
         """The entries of a lane for people to read, heaviest first: entries that read the same become one.
 

@@ -9,6 +9,7 @@ import pytest
 from aitop.engine.core import Engine
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookSample
+from aitop.model.units import duration
 from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -30,7 +31,7 @@ def test_a_loader_with_too_few_workers(name):
     primary = snapshot.diagnosis.primary
     assert (primary.id, primary.subtype) == ("input-bound", "workers")
     waits = [step.loading for step in snapshot.steps.recent]
-    assert primary.evidence[0].startswith(f"data wait {1e3 * sum(waits) / len(waits):.1f} ms a step, ")
+    assert primary.evidence[0].startswith(f"data wait {duration(sum(waits) / len(waits))} a step, ")
     assert (primary.where[0].function, primary.where[0].line) == ("fetch", 17)
 
 

@@ -24,7 +24,7 @@ def judged(requests=(), iterations=(), seen=None, **fields):
 def test_requests_under_way_and_nothing_gets_on():
     verdict = fired(judged(ANSWERED, alive=3, still=4.0))
     assert (verdict.id, verdict.subtype, verdict.severity) == ("hang", "stalled", "critical")
-    assert "3 requests are under way" in verdict.title and verdict.confidence >= 0.8
+    assert "with 3 requests under way" in verdict.title and verdict.confidence >= 0.8
 
 
 @pytest.mark.parametrize(

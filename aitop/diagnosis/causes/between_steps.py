@@ -236,7 +236,7 @@ def _stall(
     return Explanation(
         severity="info" if once else None,
         share=share,
-        # Where steps are timed, the clock of the hook bounds what lies between their phases, too.
+        # Steps are timed; the lines were sampled; the kernel saw waits for storage.
         signals=(bool(steps), sampled, kernel),
         # On a GPU, host times may be waits for the device.
         doubtful=once or host_unproven(snapshot),

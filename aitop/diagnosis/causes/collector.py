@@ -33,7 +33,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if not asked.lines and collecting.entries:
         asked = _asked_elsewhere(snapshot, collecting.entries[0].pid)
     measured = share_of_steps(records(snapshot), attrgetter("gc"))
-    share = min(collecting.share, host_limit(snapshot))
+    share = min(collecting.share, host_limit(snapshot, in_phases=True))
     if share < LEAVE:
         # Collections that start by themselves show on no stack.
         return None if measured is not None else "only the hook sees the collector at work"
@@ -52,7 +52,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         gone=gone,
         signals=(measured is not None and measured >= LEAVE, explicit),
-        doubtful=host_unproven(snapshot),
+        doubtful=host_unproven(snapshot, in_phases=True),
         title=f"{percent(share)} of the time goes into garbage collection",
         where=asked.where if explicit else (),
         claims=collecting.entries,

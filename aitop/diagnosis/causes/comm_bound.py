@@ -10,22 +10,26 @@ from aitop.diagnosis.device import calls_of, on_gpu
 from aitop.diagnosis.evidence import MIN_SAMPLES, interval, main_lines, records, short_place
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import fix
-from aitop.model.ledger import HANDED_WAITS, RESTS, Entry
+from aitop.model.ledger import RESTS, Entry
 from aitop.model.phases import Phase
 from aitop.model.ranks import Ranks
 from aitop.model.snapshot import CallNode, Snapshot
 from aitop.model.steps import CallSite, DdpInfo
-from aitop.model.units import percent
+from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Where
 from aitop.stacks.libraries import exchanges
 
 # Fewer steps of several ranks say little.
 MIN_STEPS = 10
+# The number of batches over which the fix proposes to accumulate gradients.
 ACCUMULATED = 4
 ACCUMULATE = f"accumulate gradients over {ACCUMULATED} batches under `model.no_sync()`, and exchange once"
 HALF = "exchange half the bytes: model.register_comm_hook(None, bf16_compress_hook)"
+# DDP hides too little of its exchange if less than this part of it overlaps with the backward pass.
 OVERLAPPED = 0.5
+# Threads that exchange take cores from those that compute if that costs at least this share of a step.
 OVERHEAD = 0.05
+# The part of the exchange from which one of its causes counts as the main one.
 MOSTLY = 0.5
 # An exchange of fewer bytes than LARGE_STEP_BYTES that is slower than FAST_BYTES_PER_SECOND is limited by latency, not
 # by bandwidth.
@@ -61,7 +65,7 @@ def waits_without_hook(snapshot: Snapshot) -> Mapping[int, RankWaits]:
         if ledger.pid not in resting or samples.get(ledger.pid, 0) < MIN_SAMPLES:
             continue
         rests = resting[ledger.pid]
-        other = sum(entry.share for entry in ledger.entries if entry.lane == "main" and _rests_alone(entry))
+        other = sum(entry.share for entry in ledger.main if _rests_alone(entry))
         low, high = interval(other, samples[ledger.pid])
         share, least, most = (max(0.0, rests - each) for each in (other, high, low))
         waits[ledger.pid] = RankWaits(share, least, most)
@@ -89,7 +93,7 @@ def _rests_alone(entry: Entry) -> bool:
 
     That is outside of the passes and the exchange, or where it sleeps.
     """
-    return entry.activity == "sleep" or (entry.activity in HANDED_WAITS | RESTS and entry.phase not in TOGETHER)
+    return entry.activity == "sleep" or (entry.activity in RESTS and entry.phase not in TOGETHER)
 
 
 def too_few_steps(snapshot: Snapshot) -> str | None:
@@ -169,7 +173,7 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
         title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
         where=_where(snapshot, sites),
         evidence=(
-            *_evidence(1e3 * ranks.exchange, ddp),
+            *_evidence(ranks.exchange, ddp),
             *_cores_taken(ranks, gone - share),
             *scaling(ranks),
             *_elsewhere(ranks),
@@ -229,19 +233,19 @@ def _where(snapshot: Snapshot, sites: Sequence[CallSite]) -> tuple[Where, ...]:
 
 
 def _site_words(site: CallSite) -> str:
-    each = f": {1e3 * site.seconds / site.calls:.1f} ms each, lateness included" if site.seconds and site.calls else ""
+    each = f": {duration(site.seconds / site.calls)} each, lateness included" if site.seconds and site.calls else ""
     return f"{site.name} at {short_place(site)}{each}"
 
 
-def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
-    words = [f"from when the last rank has come, {milliseconds:.1f} ms of each step go by in the exchange"]
+def _evidence(exchange: float, ddp: DdpInfo | None) -> list[str]:
+    words = [f"from when the last rank has come, {duration(exchange)} of each step go by in the exchange"]
     if ddp is not None and ddp.gradient_bytes:
         buckets = f", in buckets of {ddp.bucket_cap_mb:.0f} MB" if ddp.bucket_cap_mb else ""
         backend = ddp.backend or "an unnamed backend"
         words.append(f"{ddp.gradient_bytes / 1e6:.0f} MB of gradients a step over {backend}{buckets}")
     if ddp is not None and ddp.communication and ddp.overlap is not None:
         hidden = min(1.0, ddp.overlap / ddp.communication)
-        words.append(f"{percent(hidden)} of the exchange lies in the shadow of the backward pass")
+        words.append(f"{percent(hidden)} of the exchange overlaps with the backward pass")
     return words
 
 
@@ -249,7 +253,7 @@ def _cores_taken(ranks: Ranks, more: float) -> list[str]:
     """Evidence that the threads which exchange also take cores from those that compute; empty if they hardly do."""
     if more < OVERHEAD or ranks.apart is None:
         return []
-    without = f"without any exchange a step would take {1e3 * ranks.apart:.1f} ms"
+    without = f"without any exchange a step would take {duration(ranks.apart)}"
     return [f"its threads also keep those that compute from their cores: {without}"]
 
 

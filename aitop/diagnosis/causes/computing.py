@@ -21,7 +21,7 @@ from aitop.diagnosis.evidence import (
     serves,
     short_place,
     stepping,
-    takes_request,
+    waits_for_requests,
     where_of,
 )
 from aitop.diagnosis.rule import Explanation, rule
@@ -179,7 +179,7 @@ def _unevenly(snapshot: Snapshot) -> _Uneven | None:
     """The processes that run the same model, if one of them does most of the work; None if they share it."""
     if snapshot.kind != "inference" or not snapshot.ledgers:
         return None
-    models = [{each.at for each in ledger.entries if _runs_model(each)} for ledger in snapshot.ledgers]
+    models = [{entry.at for entry in ledger.main if _runs_model(entry)} for ledger in snapshot.ledgers]
     same = [ledger for ledger, lines in zip(snapshot.ledgers, models, strict=True) if lines & models[0]]
     workers = sorted((_Worker(ledger.pid, _rests(ledger)) for ledger in same), key=lambda worker: worker.rests)
     work = [1.0 - worker.rests for worker in workers]
@@ -191,12 +191,11 @@ def _unevenly(snapshot: Snapshot) -> _Uneven | None:
 
 
 def _runs_model(entry: Entry) -> bool:
-    return entry.lane == "main" and entry.phase == "forward" and entry.where is not None
+    return entry.phase == "forward" and entry.where is not None
 
 
 def _rests(ledger: Ledger) -> float:
-    main = [entry for entry in ledger.entries if entry.lane == "main"]
-    return min(1.0, sum(entry.share for entry in main if entry.phase == "queue" or takes_request(entry)))
+    return min(1.0, sum(entry.share for entry in ledger.main if waits_for_requests(entry)))
 
 
 def _busiest(snapshot: Snapshot) -> tuple[Where, ...]:

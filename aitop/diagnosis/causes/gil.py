@@ -42,14 +42,14 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     threads = snapshot.stacks.threads if snapshot.stacks else ()
     own = [thread for thread in threads if process and thread.pid == process.pid]
     if process is None or all(thread.gil is None for thread in own):
-        return "GIL not sampled yet"
+        return "which thread holds the GIL is known only from stack samples"
     one = process.pool.threads if process.pool is not None else (process.thread,)
     holding = (thread for thread in own if thread.thread not in one and thread.gil)
     others = sorted(holding, key=lambda thread: -(thread.gil or 0.0))
     held = min(1.0, sum(thread.gil or 0.0 for thread in others))
     waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-gil")
     # Holding the GIL costs nothing while no other thread wants it.
-    share = min(held, waiting.share, host_limit(snapshot), 0.97)
+    share = min(held, waiting.share, host_limit(snapshot, in_phases=True), 0.97)
     if not others:
         return None
     most = others[0].gil or 0.0
@@ -77,7 +77,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         gone=rarely,
         # Who holds the GIL is sampled; for how long the main thread did not run, the kernel knows (step.cpu).
         signals=(bool(where), any(step.cpu is not None for step in records(snapshot)), held > 0.4),
-        doubtful=host_unproven(snapshot),
+        doubtful=host_unproven(snapshot, in_phases=True),
         title=f"{percent(share)} of {each_unit(snapshot)} waits for the interpreter's lock, held by {name}",
         where=where,
         claims=waiting.entries,

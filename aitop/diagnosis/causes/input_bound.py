@@ -34,7 +34,7 @@ from aitop.diagnosis.what_if import Length, Scope, without
 from aitop.model.ledger import HANDED_WAITS
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
-from aitop.model.units import percent
+from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix
 
 # If workers work for less than this part of their time, batches are ready when needed: taking one is no wait for them.
@@ -211,7 +211,7 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
         mean = sum(step.loading for step in steps) / len(steps)
         measured = f"{percent(wait.covered or wait.share)} of the time of {len(steps)} steps (measured in the process)"
         idle = f"; for {percent(wait.share)} the device had nothing to do" if wait.covered else ""
-        return f"data wait {mean * 1e3:.1f} ms a step, {measured}{idle}"
+        return f"data wait {duration(mean)} a step, {measured}{idle}"
     doing = "step the environment" if wait.kind == "environment" else "make or await a batch"
     thread = "stepping thread"
     if not stepping(snapshot):

@@ -105,6 +105,7 @@ def tokens_again(snapshot: Snapshot) -> Explanation | None:
         severity="warning",
         subtype="prefix",
         share=share,
+        level=max(share, _computing(snapshot)),
         gone=None if again is None else estimated(share, 0.7 * share, share + 0.5 * (1.0 - share)),
         gains=again is not None,
         signals=(again is not None, fits > 0.5),

@@ -234,6 +234,6 @@ def _faster(facts: HookFacts | None, update: Update | None, share: float, lost: 
     if update is not None:
         return (fix(FUSE, lost), fix(foreach, share * UNCOUNTED) if update.single else rarely)
     if facts is None or not (facts.foreach or (not facts.cuda and facts.parameters is not None and _fuses(facts))):
-        return (fix(foreach, lost), fix("fused=True, where the optimizer has it, takes a third of that again"))
+        return (fix(foreach, lost), fix("fused=True, where the optimizer has it, takes a third of the time of foreach"))
     gains = not facts.foreach and _with_foreach(facts) <= SAME
     return (fix(FUSE, lost), fix(foreach, share * (1.0 - _with_foreach(facts))) if gains else rarely)

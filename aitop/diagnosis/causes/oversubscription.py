@@ -29,6 +29,7 @@ from aitop.model.verdict import Fix, Setting
 CROWDED, OWN_CROWD = 1.5, 1.1
 # A process that wants at least MORE_THAN_ONE cores has several threads at work; one that wants at least SOME has one.
 MORE_THAN_ONE, SOME = 1.3, 0.3
+# The part of the kernel's periods in which the quota runs out from which it is the cause.
 THROTTLED = 0.1
 # Other programs are to blame if the main thread waits for a core for OTHERS_DELAY of the time, and they use OTHERS_PART
 # of the cores.
@@ -154,7 +155,9 @@ def _of_own_threads(snapshot: Snapshot, crowd: CoreDemand) -> Explanation:
     # Only the part of these waits counts in which the run's own threads have the cores, rather than others.
     own = max(0.0, crowd.wanted - 1.0 - crowd.making)
     waits = crowd.delay + together.share
-    share = min(waits * own / (own + crowd.making + crowd.others) if own else 0.0, host_limit(snapshot), 0.95)
+    share = min(
+        waits * own / (own + crowd.making + crowd.others) if own else 0.0, host_limit(snapshot, in_phases=True), 0.95
+    )
     waiting = crowd.delay > 0.15
     evidence = [
         f"{crowd.everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
@@ -170,7 +173,7 @@ def _of_own_threads(snapshot: Snapshot, crowd: CoreDemand) -> Explanation:
     return Explanation(
         share=share,
         signals=(waiting, crowd.wanted > 2 * crowd.usable),
-        doubtful=host_unproven(snapshot),
+        doubtful=host_unproven(snapshot, in_phases=True),
         most_sure=SURE,
         title=f"{crowd.everyone} threads compete for {crowd.usable:g} cores",
         evidence=evidence,
@@ -203,7 +206,7 @@ def _fewer_threads(snapshot: Snapshot, crowd: CoreDemand) -> str:
 
 def _of_quota(snapshot: Snapshot, crowd: CoreDemand, throttled: float) -> Explanation:
     """The verdict that the control group's quota runs out: the kernel stops every thread until the next period."""
-    share = min(crowd.delay, throttled, host_limit(snapshot), 0.95)
+    share = min(crowd.delay, throttled, host_limit(snapshot, in_phases=True), 0.95)
     enough = max(1, int(crowd.usable // max(1, crowd.ranks)))
     return Explanation(
         share=share,

@@ -25,6 +25,7 @@ FLOAT64_SAVED, LEAST_SAVED, MOST_SAVED = 0.5, 0.25, 0.83
 MOST_FASTER, USUALLY_FASTER = 4.0, 2.0
 # The share of the data sheet's figure that good matrix products reach.
 REACHED = 0.8
+# A device that idles for more than MOST_IDLE is not the limit; tensor cores active for TENSOR_CORES_IN_USE are in use.
 MOST_IDLE = 0.35
 TENSOR_CORES_IN_USE = 0.1
 
@@ -142,7 +143,7 @@ def _by_counters(snapshot: Snapshot) -> Explanation | None:
     share, fixes = _narrower(snapshot, min(0.95, products / REACHED), "")
     return Explanation(
         share=share,
-        signals=(True, False, tf32),
+        signals=(True, True),
         most_sure=0.6,
         title="the GPU computes in float32 beside idle tensor cores",
         lines=main_lines(snapshot, lambda entry: entry.phase in ("forward", "host")),

@@ -34,7 +34,7 @@ from aitop.diagnosis.series import mean_of, values_since
 from aitop.diagnosis.what_if import LEFT, WAITING, Length, Loading, estimated, fix, without
 from aitop.model.ledger import HANDED_WAITS, RESTS, Activity, Entry
 from aitop.model.snapshot import ProcessStacks, Snapshot
-from aitop.model.units import percent, plural, rate
+from aitop.model.units import duration, percent, plural, rate
 from aitop.model.verdict import Fix, Setting, Where
 
 # Workers wait rather than compute if the cores that they want are less than this part of the time that they work.
@@ -46,7 +46,7 @@ WORTH_IT, MOST_OF_IT = 1.03, 0.5
 LEAST_MAKING = 0.3
 # Fewer samples of them may all be of stacks that changed while they were read.
 LEAST_SAMPLES = 4
-# Nor is it held up by handing over if the busiest process does so for less than this share of the time.
+# Handing over counts as the cause if the busiest process does so for at least this share of the time.
 LEAST_HANDING = 0.15
 # One worker holds up the others if it is busy for at least SLOW_BUSY of the time, and each of them for at most
 # MOST_OF_OTHERS as long, in at least SLOW_READINGS readings.
@@ -126,7 +126,7 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
         if len(starts) < 2 or waited <= 0 or lost < MOSTLY_STARTS * waited:
             return None
         times = f"the loader was started {len(starts)} times in {len(steps)} steps"
-        evidence = f"{times}, {lost / len(starts) * 1e3:.0f} ms each (every {len(steps) / len(starts):.0f} steps)"
+        evidence = f"{times}, {duration(lost / len(starts))} each (every {len(steps) / len(starts):.0f} steps)"
     elif waits_for_start(snapshot):
         evidence = f"{percent(spawning.share)} of samples start loader workers"
         if ended := len(_ended_workers(snapshot)):
@@ -530,7 +530,7 @@ def handing_between(snapshot: Snapshot) -> HandingOver | None:
             running[entry.pid] = running.get(entry.pid, 0.0) + entry.share
         elif entry.activity not in RESTS:
             at_work += entry.share
-    most = max(running.values(), default=0.0)
+    most = min(1.0, max(running.values(), default=0.0))
     return HandingOver(most, min(1.0, at_work)) if most >= max(LEAST_HANDING, at_work) else None
 
 

@@ -110,7 +110,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     evidence = [f"the interpreter's lock is held {percent(held)} of the forward pass"] if in_model else []
     if mostly_model and tiny and per_op is not None:
         each = f"{count(round(operations_of_step(snapshot) or 0))} operations a step at {per_op * 1e6:.0f} µs each"
-        evidence.append(f"{each}: hardly worth a call")
+        evidence.append(f"{each}: little more than the cost of a call")
     if mostly_model:
         evidence.append("how long one large operation would take instead is not known: the gain may be larger")
     evidence += [f"most of it at {short_place(lines.where[0])}"] if lines.where else []

@@ -14,14 +14,19 @@ from aitop.diagnosis.what_if import estimated, fix
 from aitop.model.ledger import Entry
 from aitop.model.ranks import RankPhases, Ranks, RankView
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import percent
+from aitop.model.units import duration, percent
 from aitop.model.verdict import Where
 
+# The share of a step that is lost from which the verdict appears; where no rank is always the late one, it is UNEVEN.
+ENTER, UNEVEN = 0.1, 0.15
+# A rank is the late one if it comes last in at least this part of the steps.
 MOSTLY = 0.6
+# Its batches are larger from this factor over the others' mean on; its clock is low below this part of theirs.
 LONGER, SLOWER = 1.2, 0.9
+# It waits for a core from this share of a step more than the others on.
 WAITED = 0.05
+# The least share of a step for which a rank without a core keeps the others waiting.
 HELD = 0.1
-UNEVEN = 0.15
 FIXES = {
     "input": "give this rank the data as fast as the others: local copies, more loader workers, equal shards",
     "batches": "give ranks equal work: bucket samples by length over all ranks, equal numbers of samples",
@@ -43,7 +48,7 @@ def _too_few_steps(snapshot: Snapshot) -> str | None:
     return None if waits_without_hook(snapshot) else too_few_steps(snapshot)
 
 
-@rule("straggler", 0.1, 0.06, missing=_too_few_steps)
+@rule("straggler", ENTER, 0.06, missing=_too_few_steps)
 def straggler(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the rank that the others wait for: the one that is latest, or that is kept from its core."""
     ranks = snapshot.ranks
@@ -127,16 +132,19 @@ def _without_hook(snapshot: Snapshot, views: Sequence[RankView], waits: Mapping[
     )
 
 
+def _main_entries(snapshot: Snapshot, pid: int) -> tuple[Entry, ...]:
+    """The entries of the thread that makes a rank's steps."""
+    return next((ledger.main for ledger in snapshot.ledgers if ledger.pid == pid), ())
+
+
 def _data_of(snapshot: Snapshot, pid: int) -> tuple[Entry, ...]:
     """The entries of a rank's own thread that make its data or wait for them."""
-    entries = (entry for ledger in snapshot.ledgers for entry in ledger.entries)
-    return tuple(entry for entry in entries if entry.pid == pid and entry.lane == "main" and entry.phase == "data")
+    return tuple(entry for entry in _main_entries(snapshot, pid) if entry.phase == "data")
 
 
 def _parts(snapshot: Snapshot, pid: int) -> RankPhases:
     """The phases of a rank by its stacks, as parts (0..1) of its time."""
-    own = [entry for ledger in snapshot.ledgers if ledger.pid == pid for entry in ledger.entries]
-    shares = shares_by((entry for entry in own if entry.lane == "main"), lambda entry: entry.phase)
+    shares = shares_by(_main_entries(snapshot, pid), lambda entry: entry.phase)
     data, forward, backward, optimizer = (shares.get(key, 0.0) for key in ("data", "forward", "backward", "optimizer"))
     rest = max(0.0, 1.0 - data - forward - backward - optimizer)
     return RankPhases(data_wait=data, forward=forward, backward=backward, optimizer=optimizer, outside=rest)
@@ -150,7 +158,7 @@ def _each_collective(ranks: Ranks, least: float) -> list[str]:
     """Evidence of who comes last to each collective of a step in which the others wait for `least` seconds or more."""
     return [
         f"collective {collective.place} of {len(ranks.collectives)} in a step: rank {collective.last} comes last in "
-        f"{percent(collective.often)} of the steps, the others wait {1e3 * collective.waited:.1f} ms for the last one"
+        f"{percent(collective.often)} of the steps, the others wait {duration(collective.waited)} for the last one"
         for collective in ranks.collectives
         if collective.waited >= least
     ]
@@ -167,8 +175,8 @@ def _for_a_core(late: RankView, others: Sequence[RankView], step: float) -> list
     more = _over_others(late, others)
     if more is None or more < WAITED or late.run_delay is None:
         return []
-    mine, theirs = 1e3 * step * late.run_delay, 1e3 * step * (late.run_delay - more)
-    return [f"rank {late.rank} could run and waits for a core for {mine:.1f} ms of a step, the others {theirs:.1f} ms"]
+    mine, theirs = duration(step * late.run_delay), duration(step * (late.run_delay - more))
+    return [f"rank {late.rank} could run and waits for a core for {mine} of a step, the others {theirs}"]
 
 
 def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:
@@ -184,7 +192,7 @@ def _uneven(ranks: Ranks) -> Explanation:
         subtype="uneven",
         severity="warning",
         share=share,
-        level=share if share >= UNEVEN else 0.0,
+        level=ENTER * share / UNEVEN,
         signals=(ranks.steps >= 50,),
         title=f"now one rank is late and now another: {percent(share)} of each step goes by in waiting for it",
         evidence=(f"{ranks.steps} steps compared; no rank is the last one in {percent(MOSTLY)} of them",),
@@ -244,7 +252,7 @@ def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
             "other": phases.optimizer + phases.outside,
             "waits": phases.wait or 0.0,
         }
-        return f"rank {view.rank}: " + ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in parts.items())
+        return f"rank {view.rank}: " + ", ".join(f"{name} {duration(value)}" for name, value in parts.items())
 
     return f"{words(late)} – {words(min(others, key=lambda view: view.lateness or 0.0))}"
 
@@ -262,4 +270,4 @@ def _since(late: RankView) -> str:
     """Evidence of how long the rank has been late without a break."""
     big = 0.5 * (late.lateness or 0.0)
     number = next((back for back, skew in enumerate(reversed(late.skew)) if skew < big), len(late.skew))
-    return f"late by more than {1e3 * big:.1f} ms in each of the last {number} steps"
+    return f"late by more than {duration(big)} in each of the last {number} steps"

@@ -82,7 +82,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 def _waits(entry: Entry) -> bool:
     waits = entry.activity == "wait-device" or entry.work == "read"
-    return waits and entry.phase not in ("save", "evaluation", "data")
+    return waits and entry.phase not in ("save", "evaluation", "data", "transfer")
 
 
 def _call_words(snapshot: Snapshot, call: CallSite) -> str:

@@ -74,6 +74,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         signals=(copies.measured, copies.lines.share >= LEAVE, (copies.link or 0.0) > 0.2),
         title=f"{percent(share)} of {each_unit(snapshot)} the GPU waits for copies from the host",
         where=copies.where,
+        claims=copies.lines.entries,
         evidence=(
             f"copying to the GPU takes {percent(copies.share)} of {each_unit(snapshot)} ({how})",
             *idle_words(snapshot),

@@ -312,7 +312,7 @@ def phases_of(rank: Rank, snapshot: Snapshot) -> dict[str, float]:
         return _shares(compared)
     ledger = next((ledger for ledger in snapshot.ledgers if ledger.pid == rank.pid), None)
     if ledger is not None and ledger.unit in ("request", "iteration"):
-        return shares_by((entry for entry in ledger.entries if entry.lane == "main"), lambda entry: entry.phase)
+        return shares_by(ledger.main, lambda entry: entry.phase)
     processes = snapshot.stacks.processes if snapshot.stacks else ()
     sampled = next((process.phases for process in processes if process.pid == rank.pid), Phases())
     phases = snapshot.steps.phases if snapshot.steps and snapshot.steps.pid == rank.pid else sampled

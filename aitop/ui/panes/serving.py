@@ -306,11 +306,11 @@ def _by_activity(shares: Iterable[tuple[Activity, float]]) -> dict[Activity, flo
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def _account(snapshot: Snapshot) -> list[Entry]:
+def _account(snapshot: Snapshot) -> tuple[Entry, ...]:
     """The main lane of the ledger of the process that takes the requests; empty if that process has no ledger."""
     pid = snapshot.serving.pid if snapshot.serving else None
     own = next((ledger for ledger in snapshot.ledgers if ledger.pid == pid), None)
-    return [entry for entry in own.entries if entry.lane == "main"] if own else []
+    return own.main if own else ()
 
 
 def _handlers(snapshot: Snapshot) -> list[Entry]:

@@ -225,7 +225,7 @@ def _behind_a_lock(
     usual: float,
     snapshot: Snapshot,
 ) -> list[HoldUp]:
-    """What is left of these hold-ups, in which handlers did not run, for standing in line behind another thread.
+    """The part of these hold-ups, in which handlers did not run, that waiting in line for another thread explains.
 
     That is no longer than threads were seen to stand in line, or than another request's handler `worked` meanwhile: by
     their CPU time, the others hardly ran. In a queue, too, requests stand in line, but one after the other is answered:

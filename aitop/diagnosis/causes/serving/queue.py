@@ -17,7 +17,6 @@ from aitop.diagnosis.evidence import (
     NO_LINES,
     RUNNING,
     Lines,
-    fills_batch,
     interval,
     lines_of,
     main_lines,
@@ -27,6 +26,7 @@ from aitop.diagnosis.evidence import (
     serves,
     short_place,
     takes_request,
+    waits_for_requests,
     where_of,
 )
 from aitop.diagnosis.queueing import Change, Load, change, load_of
@@ -90,7 +90,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if held is not None and held >= ENTER:
         return _of_held(serving, held, _waits(serving, snapshot))
     beside = _waiting_beside_rest(serving, snapshot)
-    if beside is not None and beside > (held or 0.0):
+    if beside is not None and beside.waiting > (held or 0.0):
         return _of_few_at_work(serving, beside, snapshot)
     if held is not None and held >= LEAVE:
         return _of_held(serving, held, _waits(serving, snapshot))
@@ -149,12 +149,18 @@ def _held(idle: float | None, snapshot: Snapshot) -> float | None:
 
 def _at_work(ledger: Ledger) -> float:
     """The part (0..1) of its time in which a thread that runs the model does not wait for requests."""
-    main = [entry for entry in ledger.entries if entry.lane == "main"]
-    return 1.0 - sum(one.share for one in main if one.phase == "queue" or takes_request(one) or fills_batch(one))
+    return 1.0 - sum(entry.share for entry in ledger.main if waits_for_requests(entry))
 
 
-def _waiting_beside_rest(serving: Serving, snapshot: Snapshot) -> float | None:
-    """The part (0..1) of requests' time in which they wait although processes that run the model rest.
+class _BesideRest(msgspec.Struct, frozen=True):
+    """The part (0..1) of requests' time in which they wait, and that of the processes' time in which they rest."""
+
+    waiting: float
+    rest: float
+
+
+def _waiting_beside_rest(serving: Serving, snapshot: Snapshot) -> _BesideRest | None:
+    """How much requests wait although processes that run the model rest.
 
     None where that is not known, where no more requests wait than where they come at random, where the processes are
     mostly busy, and where one of them, or a thread beside them, always is: that is what requests wait for. A process
@@ -163,15 +169,18 @@ def _waiting_beside_rest(serving: Serving, snapshot: Snapshot) -> float | None:
     samples = [step.samples for step in records(snapshot) if step.samples is not None]
     if len(snapshot.ledgers) < 2 or serving.concurrency is None or serving.iterations or not samples:
         return None
-    main = [[entry for entry in ledger.entries if entry.lane == "main"] for ledger in snapshot.ledgers]
-    sleeps = (sum(entry.share for entry in entries if entry.activity == "sleep") for entries in main)
-    working = [_at_work(ledger) + asleep for ledger, asleep in zip(snapshot.ledgers, sleeps, strict=True)]
+    working = [
+        _at_work(ledger) + sum(entry.share for entry in ledger.main if entry.activity == "sleep")
+        for ledger in snapshot.ledgers
+    ]
     busy, beside = sum(working) / len(working), _at_work_beside(snapshot)
     if busy > MOSTLY or max(*working, beside) >= ALWAYS_BUSY:
         return None
     at_once = max(1.0, sum(samples) / len(samples))
     waiting = serving.concurrency - at_once * sum(working) - beside
-    return waiting / serving.concurrency if waiting > len(working) * _by_chance(busy) else None
+    if waiting <= len(working) * _by_chance(busy):
+        return None
+    return _BesideRest(waiting / serving.concurrency, 1.0 - busy)
 
 
 def _at_work_beside(snapshot: Snapshot) -> float:
@@ -274,9 +283,9 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
     )
 
 
-def _of_few_at_work(serving: Serving, waiting: float, snapshot: Snapshot) -> Explanation:
+def _of_few_at_work(serving: Serving, beside: _BesideRest, snapshot: Snapshot) -> Explanation:
     """The verdict on requests that wait although processes rest that could work on them, with their handlers' lines."""
-    count = len(snapshot.ledgers)
+    count, waiting = len(snapshot.ledgers), beside.waiting
     return Explanation(
         subtype="held",
         share=waiting,
@@ -287,7 +296,7 @@ def _of_few_at_work(serving: Serving, waiting: float, snapshot: Snapshot) -> Exp
         title=f"requests wait {percent(waiting)} of their time while {count} processes that run the model mostly rest",
         evidence=(
             f"{serving.concurrency:.1f} requests are under way on average",
-            f"each of these processes waits for requests for more than {percent(1.0 - MOSTLY)} of the time on average",
+            f"these processes rest {percent(beside.rest)} of the time on average",
         ),
         where=lines_of(filter(_runs_in_loop, producer_entries(snapshot))).where,
         fixes=(

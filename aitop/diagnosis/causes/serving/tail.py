@@ -27,11 +27,13 @@ from aitop.diagnosis.causes.serving.hold_ups import (
 from aitop.diagnosis.evidence import (
     AT_WORK,
     MAIN,
+    NO_LINES,
     Lines,
     entries_of,
     lead_ledger,
     lines_of,
     main_stacks,
+    samples_by_window,
     short_place,
     where_of,
 )
@@ -177,7 +179,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         where=lines,
         claims=() if slight else _claims(first, snapshot, bursts, held),
         evidence=(
-            *_evidence(snapshot, serving, tail, kinds, left),
+            *_evidence(snapshot, serving, len(requests), tail, kinds, left),
             *(_holder(snapshot, lines, held) if first == "own-lock" else ()),
             *_rarity(times, seconds_of_requests(snapshot)),
         ),
@@ -298,11 +300,13 @@ def _behind_others(kinds: Mapping[Kind, float], tail: Tail) -> float:
     return max(0.0, min(tail.queue, 1.0 - tail.size - sum(kinds.values())))
 
 
-def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
+def _evidence(  # noqa: PLR0917
+    snapshot: Snapshot, serving: Serving, requests: int, tail: Tail, kinds: dict[Kind, float], left: float
+) -> list[str]:
     parts: list[tuple[Kind, float]] = [*kinds.items(), ("size", tail.size), ("queue", _behind_others(kinds, tail))]
     named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]
     evidence = [
-        f"the {tail.slow} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
+        f"the {tail.slow} slowest of {requests} requests take {duration(tail.slowest)} on average, "
         f"the median {duration(tail.usual)}",
         f"of the difference: {', '.join(named)}",
         f"without it the slowest would take about {duration(left)}",
@@ -467,12 +471,10 @@ def _compiler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
 def _handler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
     """Lines of handlers in threads that run for long in few requests: other threads wait for the GIL meanwhile."""
     called = [entry for entry in handler_entries(snapshot) if entry.handler != "event-loop" and entry.does in AT_WORK]
-    places = {entry.at: [each for each in called if each.where == entry.where] for entry in called}
-    found = []
-    for entries in places.values():
-        windows = {entry.thread: entry.by_window for entry in entries}
-        if bursty([sum(counts) for counts in zip(*windows.values(), strict=True)]):
-            found += entries
+    by_line: dict[tuple[int, str, int], list[Entry]] = {}
+    for entry in called:
+        by_line.setdefault((entry.pid, *entry.at), []).append(entry)
+    found = [entry for entries in by_line.values() if bursty(samples_by_window(entries)) for entry in entries]
     share, lines, basis = _share(snapshot, ledger, found)
     return Stop("handler", share, basis, lines.lines) if lines.lines else None
 
@@ -493,7 +495,7 @@ def _share(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> tupl
     threads = snapshot.stacks.threads if snapshot.stacks is not None else ()
     looks = next((each.samples for each in threads if (each.pid, each.thread) == (ledger.pid, MAIN)), 0)
     if samples < LEAST_SAMPLES or not looks:
-        return 0.0, Lines(0.0, ()), ""
+        return 0.0, NO_LINES, ""
     return min(1.0, samples / looks), lines, f"{samples:.0f} of {looks} looks at the process"
 
 
@@ -503,7 +505,7 @@ def _quota(snapshot: Snapshot) -> Stop | None:
     delays = values_since(snapshot, "run_delay", snapshot.window)
     lost = sum(min(1.0, part) * (now - before) for (before, _), (now, part) in pairwise(delays) if throttled.get(now))
     times = sum(1 for part in throttled.values() if part)
-    basis = f"the control group was stopped in {times} of {len(throttled)} seconds"
+    basis = f"the control group was stopped in {times} of {len(throttled)} readings"
     return Stop("quota", lost / snapshot.window, basis) if lost > 0.0 else None
 
 
