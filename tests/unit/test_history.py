@@ -105,7 +105,7 @@ def test_each_worker_has_a_lane():
     assert lanes["worker7.cpu"].values == (0.5, 0.5)
     assert lanes["worker8.cpu"].values == (None, 0.5)
     assert "worker7.idle" not in lanes
-    many = worker_lanes([host(float(n), range(40)) for n in range(300)], [], StackView())
+    many = worker_lanes([host(float(n), range(100)) for n in range(300)], [], StackView())
     assert len(many) == MOST_LANES
     assert len(many["worker0.cpu"].times) == LANE_SAMPLES
     assert worker_lanes([], [], StackView()) == {}

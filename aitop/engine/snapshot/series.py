@@ -15,7 +15,8 @@ from aitop.model.steps import AllocatorSample
 from aitop.stacks.view import StackView
 
 CHART_STEPS = 300
-MOST_LANES = 16
+# Eight ranks with eight workers each.
+MOST_LANES = 64
 LANE_SAMPLES = 120
 COMPUTING: tuple[Role, ...] = ("rank",)
 LOADING: tuple[Role, ...] = ("loader-worker",)
@@ -90,7 +91,7 @@ def series(history: History, hook: HookHistory | None) -> dict[str, Series]:
 
 
 def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], stacks: StackView) -> dict[str, Series]:
-    """Series of each loader worker (the first sixteen): the cores it used, and where stacks tell its idle share."""
+    """Series of each loader worker (the first 64): the cores it used, and where stacks tell its idle share."""
     samples = list(hosts)[-LANE_SAMPLES:]
     workers = (process.pid for process in samples[-1].processes if process.role == "loader-worker") if samples else ()
     pids = dict.fromkeys(islice(workers, MOST_LANES))
