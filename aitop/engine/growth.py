@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from aitop.stacks.origin import is_user
 from aitop.diagnosis.conditions.memory import rises
 from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSites, Snapshot
@@ -50,7 +51,8 @@ class GrowthFinder:
         for line in snapshot.stacks.lines if snapshot.stacks is not None else ():
             frames = [*((frame.file, frame.line) for frame in line.via), (line.file, line.line)]
             for file, _ in frames:
-                if len(self._files) < MOST_FILES:
+                # In a server, the lines of libraries count where none of the user's is on the stack.
+                if len(self._files) < MOST_FILES and is_user(file, script=None):
                     self._files.setdefault(file, line.pid)
             if line.phase in UPDATES:
                 self._steps.update(frames[: line.callers])

@@ -61,11 +61,11 @@ def is_user(file: str, script: str | None, packages: Callable[[str], str | None]
     if script is not None and _beside(file, script):
         return True
     return not (
-        not file
+        # Code that a library generates has a name of its choice. What is imported ends in ".py".
+        not _PYTHON.search(file)
         or _INSTALLED.search(file)
         or _STANDARD_LIBRARY.search(file)
         or _TORCH_ITSELF.search(file)
-        or _COMMAND.search(file)
         or (packages is not None and packages(file) is not None)
     )
 
@@ -97,6 +97,8 @@ def _beside(file: str, script: str) -> bool:
         return False
     if file == script:
         return True
+    if not _PYTHON.search(file):
+        return False
     folder = os.path.dirname(script).rstrip("/")
     of_all_packages = installed and "/" not in _INSTALLED.split(script)[-1]
     if not folder or of_all_packages or not file.startswith(f"{folder}/"):

@@ -465,6 +465,16 @@ def test_a_file_is_read_once(tmp_path, rising):
     assert len(told) == 1
 
 
+def test_code_of_libraries_is_not_read(rising, monkeypatch):
+    """A server that is a library altogether has lines of the standard library on its stacks."""
+    read = []
+    monkeypatch.setattr(growth, "growth_sites", lambda texts, models, steps: read.extend(texts) or ())
+    finder = GrowthFinder(os.getpid(), lambda event: None)
+    look(finder, line("Thread.run", 0.5, file=threading.__file__), line("main", 0.5))
+    finder._reader.join(10)
+    assert read == ["/x/train.py"]
+
+
 def test_stacks_say_which_lines_call_the_model_and_which_update_it(rising, monkeypatch):
     """Those above the library: a loop over the layers of the model makes no steps."""
     read = []

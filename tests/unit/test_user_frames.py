@@ -48,6 +48,8 @@ def test_the_users_files(file: str):
         "/home/eve/pytorch/torch/nn/modules/module.py",
         "/home/eve/pytorch/torch/_tensor.py",
         "/usr/local/bin/torchrun",
+        "/home/ada/proj/handle_request",
+        "send",
     ],
 )
 def test_library_files(file: str):
