@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from aitop.stacks.origin import is_user
 from aitop.diagnosis.conditions.memory import rises
 from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSites, Snapshot
 from aitop.sources.code.growth import Line, growth_sites
 from aitop.sources.stacks.window import CodeOfProcesses
+from aitop.stacks.origin import is_user
 from aitop.stacks.position import UPDATES
 
 MOST_FILES = 30
