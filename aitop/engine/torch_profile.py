@@ -112,9 +112,13 @@ def take_profile(
         serial = serial_number()
         ring.ask_for_burst(serial, steps)
         timeout = max(LEAST_SECONDS, SECONDS_PER_STEP * steps)
-        burst = wait_for(pid, serial, timeout, wanted=wanted, progress=progress)
+        try:
+            burst = wait_for(pid, serial, timeout, wanted=wanted, progress=progress)
+        except BaseException:
+            # However the waiting ended (Ctrl-C, too): the process must not run a profile that nobody will read.
+            ring.ask_for_burst(0, 0)
+            raise
     except SourceError as error:
-        ring.ask_for_burst(0, 0)
         raise AitopError(error.reason) from error
     finally:
         ring.close()
