@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from aitop.sources.host.target import look
 
     for pid in args.pid or ():
-        look(pid)
+        look(pid, even_stopped=True)
     collector = new_collector(node_name())
     # A look sees the requests of one window: so that none is missed, looks overlap where the hook tells of requests.
     interval = min(args.every, WINDOW_SECONDS / 2) if args.settings.hook else args.every

@@ -156,7 +156,7 @@ class Node:
         try:
             target = self._look(top)
         except AitopError as error:
-            self._refuse(top, str(error))
+            self._refuse(top, error)
             return False
         feed = LiveFeed([target], self._options, shared=self._shared)
         watched = self._watched[top] = _Watched(feed, top, self.name, self._receiver)
@@ -167,18 +167,20 @@ class Node:
     def _look(self, top: int) -> Target:
         member = self._member.get(top, top)
         try:
-            return look(top)
+            return look(top, even_stopped=True)
         except NotPermittedError:
             if member == top:
                 raise
-            return look(member)
+            return look(member, even_stopped=True)
 
-    def _refuse(self, top: int, why: str) -> None:
-        key = (top, start_ticks(top))
+    def _refuse(self, top: int, error: AitopError) -> None:
+        """Say why a job is not watched. Only one that aitop may not look into has series; a C++ program is no job."""
+        key, why = (top, start_ticks(top)), str(error)
         if key[1] is None or self._refused.get(key) == why:
             return
         self._refused[key] = why
-        self._receiver.close(job_of(top, top, self.name))
+        if isinstance(error, NotPermittedError):
+            self._receiver.close(job_of(top, top, self.name))
         self._say(why)
 
     def _forget_refused(self, running: Sequence[int]) -> None:

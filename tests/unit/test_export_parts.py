@@ -2,11 +2,13 @@
 
 import os
 import platform
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from importlib.resources import files
 
@@ -19,7 +21,7 @@ from aitop.commands import export
 from aitop.commands.export import notify
 from aitop.engine import node
 from aitop.engine.live import Options
-from aitop.errors import AitopError, NotPermittedError
+from aitop.errors import AitopError, NoTargetError, NotPermittedError
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.job import Candidate
 from aitop.outputs.prometheus.destinations import Address, parse_address, write_textfile
@@ -268,29 +270,64 @@ def test_a_driver_that_was_opened_in_part_is_closed(monkeypatch):
     assert calls == ["open", "close"] * 2
 
 
-def test_a_job_that_may_not_be_looked_into_is_told_once_and_dropped_at_its_end(monkeypatch):
+@pytest.fixture
+def job(monkeypatch):
+    """A process that `export --all` finds."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        found = {"user": "ada", "framework": "torch", "ranks": 1, "workers": 0, "age": 1.0}
+        running = [Candidate(pid=process.pid, command="train.py", **found)]
+        monkeypatch.setattr(node, "candidates", lambda gpu_users: running if process.poll() is None else [])
+        monkeypatch.setattr(node, "SEARCH_SECONDS", 0.0)
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(("error", "closed"), [(NotPermittedError, True), (NoTargetError, False)])
+def test_a_job_that_is_not_watched_is_told_once_and_is_down_only_if_it_may_not_be_looked_into(
+    job, monkeypatch, error, closed
+):
     said, collector = [], JobsCollector("n1")
 
-    def refuse(pid):
-        raise NotPermittedError(f"process {pid} belongs to ada")
+    def refuse(pid, *, even_stopped):
+        raise error(f"process {pid} is not one for us")
 
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as job:
-        found = {"user": "ada", "framework": "torch", "ranks": 1, "workers": 0, "age": 1.0}
-        running = [Candidate(pid=job.pid, command="train.py", **found)]
-        monkeypatch.setattr(node, "candidates", lambda gpu_users: running)
-        monkeypatch.setattr(node, "look", refuse)
-        monkeypatch.setattr(node, "SEARCH_SECONDS", 0.0)
-        watching = node.Node(None, Options(gpu=False), collector, said.append)
-        for _ in range(3):
-            watching.update()
-        (up,) = [family for family in collector.collect() if family.name == "aitop_up"]
-        assert [(sample.labels["pid"], sample.value) for sample in up.samples] == [(str(job.pid), 0.0)]
-        running.clear()
+    monkeypatch.setattr(node, "look", refuse)
+    watching = node.Node(None, Options(gpu=False), collector, said.append)
+    for _ in range(3):
         watching.update()
-        watching.stop()
-        job.communicate(b"\n")
-    assert said == [f"process {job.pid} belongs to ada"]
+    up = [sample for family in collector.collect() if family.name == "aitop_up" for sample in family.samples]
+    assert [(sample.labels["pid"], sample.value) for sample in up] == ([(str(job.pid), 0.0)] if closed else [])
+    job.communicate(b"\n")
+    watching.update()
+    watching.stop()
+    assert said == [f"process {job.pid} is not one for us"]
     assert [family.name for family in collector.collect()] == ["aitop_jobs"]
+
+
+class Feed:
+    """A feed that takes `SECONDS` to stop."""
+
+    SECONDS = 0.0
+    pids = frozenset()
+
+    def __init__(self, targets, options, shared):
+        self.targets = targets
+
+    def start(self, publish):
+        self.publish = publish
+
+    def stop(self):
+        time.sleep(self.SECONDS)
+
+
+def test_a_job_that_a_signal_has_stopped_is_watched(job, monkeypatch):
+    said = []
+    monkeypatch.setattr(node, "LiveFeed", Feed)
+    job.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, job.pid, os.WSTOPPED | os.WNOWAIT)
+    watching = node.Node(None, Options(gpu=False), JobsCollector("n1"), said.append)
+    watching.update()
+    assert said == [f"watching the job of process {job.pid}"]
 
 
 MANY_THREADS = """
