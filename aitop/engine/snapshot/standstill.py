@@ -155,7 +155,9 @@ def _is_still(process: ProcessSample, host: HostSample, history: History) -> boo
         return False
     if process.state in ("T", "t"):
         return True
-    if process.voluntary_switches <= STILL_SWITCHES and (process.main_cpu or 0.0) <= STILL_CORES:
+    # A kernel without schedstat does not count the CPU time of the main thread alone.
+    used = process.cpu if process.main_cpu is None else process.main_cpu
+    if process.voluntary_switches <= STILL_SWITCHES and used is not None and used <= STILL_CORES:
         return (process.cpu or 0.0) <= 1.0 and not _has_working_child(process, host)
     since = _spins_since(process.pid, host, history)
     return since is not None and host.time > since
