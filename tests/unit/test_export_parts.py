@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from importlib.resources import files
 
@@ -270,6 +269,32 @@ def test_a_driver_that_was_opened_in_part_is_closed(monkeypatch):
     assert calls == ["open", "close"] * 2
 
 
+def test_jobs_do_not_wait_for_a_driver_that_hangs_in_the_read_of_another(monkeypatch):
+    driver, reads, goes_on = Driver(), threading.Event(), threading.Event()
+
+    def hang():
+        reads.set()
+        goes_on.wait(30)
+        return []
+
+    driver.read = hang
+    monkeypatch.setattr(devices, "all_devices", lambda: driver)
+    shared = devices.SharedDevices(15.0)
+    shared.patience = 0.05
+    first = threading.Thread(target=shared.read, daemon=True)
+    first.start()
+    assert reads.wait(30)
+    at_last = threading.Timer(5.0, goes_on.set)
+    at_last.start()
+    with pytest.raises(SourceError, match="has not come back") as raised:
+        shared.read()
+    assert raised.value.state == "stale"
+    goes_on.set()
+    at_last.cancel()
+    first.join()
+    assert shared.read() == []
+
+
 @pytest.fixture
 def job(monkeypatch):
     """A process that `export --all` finds."""
@@ -305,9 +330,8 @@ def test_a_job_that_is_not_watched_is_told_once_and_is_down_only_if_it_may_not_b
 
 
 class Feed:
-    """A feed that takes `SECONDS` to stop."""
+    """A feed that watches nothing."""
 
-    SECONDS = 0.0
     pids = frozenset()
 
     def __init__(self, targets, options, shared):
@@ -317,7 +341,7 @@ class Feed:
         self.publish = publish
 
     def stop(self):
-        time.sleep(self.SECONDS)
+        pass
 
 
 def test_a_job_that_a_signal_has_stopped_is_watched(job, monkeypatch):
@@ -328,6 +352,17 @@ def test_a_job_that_a_signal_has_stopped_is_watched(job, monkeypatch):
     watching = node.Node(None, Options(gpu=False), JobsCollector("n1"), said.append)
     watching.update()
     assert said == [f"watching the job of process {job.pid}"]
+
+
+def test_jobs_that_end_together_are_ended_side_by_side(monkeypatch):
+    said, together = [], threading.Barrier(3, timeout=20)
+    monkeypatch.setattr(Feed, "stop", lambda feed: together.wait())
+    watching = node.Node([], Options(gpu=False), JobsCollector("n1"), said.append)
+    for top in range(3):
+        watching._watched[top] = node._Watched(Feed((), None, None), top, "n1", JobsCollector("n1"))
+        watching._watched[top].ended.set()
+    watching.update()
+    assert watching.ended == len(said) == 3 and watching.over
 
 
 MANY_THREADS = """
