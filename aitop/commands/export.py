@@ -237,13 +237,16 @@ def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.Exit
 
 def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) -> Callable[[], None]:
     """The function that sends metrics, and changes of verdicts as log records, to an OpenTelemetry collector."""
+    from aitop.sources.prometheus.address import without_password
+
+    shown = without_password(url)
     if not url.startswith(("http://", "https://")):
-        raise WrongUsageError(f"{url!r} is not the URL of a collector, such as http://localhost:4318")
+        raise WrongUsageError(f"{shown!r} is not the URL of a collector, such as http://localhost:4318")
     try:
         from aitop.outputs.otlp import OtlpSender
     except ImportError as error:
         raise AitopError(f"{error.name} is not installed", "in aitop's clone: pip install '.[otlp]'") from None
-    sender = OtlpSender(url, collector, say)
+    sender = OtlpSender(url, collector, say, shown)
     ending.callback(sender.close)
     return sender.send
 
