@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from aitop.commands import say
+from aitop.commands import how_ended, say
 from aitop.errors import WrongUsageError
 from aitop.model.verdict import SEVERITY_ORDER, Severity, Verdict
 
@@ -179,8 +179,7 @@ class Alert:
             return
         self._process = None
         if code:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            say(f"the command of --exec {how}: {self._command}")
+            say(f"the command of --exec {how_ended(code)}: {self._command}")
 
 
 def _refuse_foreign(command: str) -> None:

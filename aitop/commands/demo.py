@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from aitop.commands import how_ended
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 from aitop.sources import procfs
@@ -128,7 +129,7 @@ def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> No
         printed = os.pread(output, 1 << 16, 0).decode(errors="replace")
         if ended:
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"
-            raise NoTargetError(f"the demo {name} ended with code {child.returncode} before its first step: {last}")
+            raise NoTargetError(f"the demo {name} {how_ended(child.returncode)} before its first step: {last}")
         if "\n" in printed:
             return
         if time.monotonic() > deadline:

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from aitop.commands import say
+from aitop.commands import how_ended, say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.diagnose import check_writable
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
@@ -153,9 +152,7 @@ def _farewell(child: subprocess.Popen[bytes], command: list[str], log: Path) -> 
         return
     with log.open(errors="replace") as file:
         sys.stdout.writelines(deque(file, LOG_LINES_SHOWN))
-    code = child.returncode
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    print(f"{shlex.join(command)} {how}; all of its output is in {log}.", file=sys.stderr)
+    print(f"{shlex.join(command)} {how_ended(child.returncode)}; all of its output is in {log}.", file=sys.stderr)
 
 
 def _exit_code(child: subprocess.Popen[bytes]) -> int:

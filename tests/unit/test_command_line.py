@@ -14,7 +14,7 @@ import pytest
 import snapshot_builder
 
 from aitop import __version__, cli
-from aitop.commands import demo, diagnose, headless, monitor, run
+from aitop.commands import demo, diagnose, headless, how_ended, monitor, run
 from aitop.commands.options import duration, interval, process_id
 from aitop.engine.feed import own_failure
 from aitop.errors import (
@@ -488,6 +488,25 @@ def test_a_screen_whose_engine_has_failed_ends_with_a_sentence_and_a_code(monkey
     arguments = cli.parse(["--pid", "7"])
     assert monitor.watch([target], arguments) == AitopError.exit_code
     assert "aitop itself failed and stopped watching (ZeroDivisionError: of nothing)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "ended with code 0"),
+        (-signal.SIGKILL, "was ended by SIGKILL"),
+        (-signal.SIGRTMIN - 1, f"was ended by signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_how_a_process_ended(code, words):
+    assert how_ended(code) == words
+
+
+def test_a_demo_that_a_signal_ends_says_so(monkeypatch, tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(NoTargetError, match="was ended by SIGKILL before its first step"), demo.running(script, []):
+        pass
 
 
 def test_the_hook_goes_before_other_paths():
