@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import shlex
 import subprocess
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from aitop.commands.alert import Alert
     from aitop.model.snapshot import Target
 
-LOG_LINES_SHOWN = 20
+LOG_LINES_SHOWN, LOG_BYTES_SHOWN = 20, 64 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +78,11 @@ def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:
 
     check_terminal("`aitop run --headless -- CMD ...` does without")
     with tempfile.NamedTemporaryFile("wb", prefix="aitop-run-", suffix=".log", delete=False) as log:
-        child = _start(args.command, environment, log)
+        try:
+            child = _start(args.command, environment, log)
+        except WrongUsageError:
+            os.unlink(log.name)
+            raise
     try:
         code = watch([_target(child.pid, args.command)], args)
     finally:
@@ -150,9 +155,15 @@ def _farewell(child: subprocess.Popen[bytes], command: list[str], log: Path) -> 
             file=sys.stderr,
         )
         return
-    with log.open(errors="replace") as file:
-        sys.stdout.writelines(deque(file, LOG_LINES_SHOWN))
-    print(f"{shlex.join(command)} {how_ended(child.returncode)}; all of its output is in {log}.", file=sys.stderr)
+    where = f"all of its output is in {log}"
+    try:
+        with log.open("rb") as file:
+            # The log may be large.
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES_SHOWN))
+            sys.stdout.writelines(deque(io.TextIOWrapper(file, errors="replace"), LOG_LINES_SHOWN))
+    except OSError as error:
+        where = f"its output cannot be read from {log}: {error.strerror}"
+    print(f"{shlex.join(command)} {how_ended(child.returncode)}; {where}.", file=sys.stderr)
 
 
 def _exit_code(child: subprocess.Popen[bytes]) -> int:

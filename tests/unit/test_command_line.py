@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import tracemalloc
 from types import SimpleNamespace
 
 import msgspec
@@ -162,6 +164,8 @@ def test_a_full_disk_behind_stdout_is_one_sentence():
 
 NO_EVIDENCE = """
 import sys
+import tempfile
+import tracemalloc
 from types import SimpleNamespace
 from aitop import cli
 from aitop.errors import NotEnoughEvidenceError
@@ -507,6 +511,51 @@ def test_a_demo_that_a_signal_ends_says_so(monkeypatch, tmp_path):
     script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(NoTargetError, match="was ended by SIGKILL before its first step"), demo.running(script, []):
         pass
+
+
+@pytest.fixture
+def on_screen(monkeypatch, tmp_path):
+    """`aitop run` with a screen that closes when the command has ended; returns its exit code."""
+
+    def run_on_screen(watch, *command):
+        monkeypatch.setattr("aitop.commands.monitor.check_terminal", lambda instead: None)
+        monkeypatch.setattr("aitop.commands.monitor.watch", watch)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        return cli.run(["run", "--", *command])
+
+    return run_on_screen
+
+
+def ended(targets, args):
+    """A screen that closes once the command has ended."""
+    os.waitid(os.P_PID, targets[0].pid, os.WEXITED | os.WNOWAIT)
+    return 0
+
+
+def test_a_command_that_does_not_start_leaves_no_log(on_screen, tmp_path):
+    assert on_screen(ended, "/no/such/command") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_large_log_only_its_end_is_read(on_screen, capsys, tmp_path):
+    loud = "print('x' * 80_000_000); print(*range(30), sep='\\n')"
+    tracemalloc.start()
+    assert on_screen(ended, sys.executable, "-c", loud) == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    out, err = capsys.readouterr()
+    assert out.split() == [str(number) for number in range(10, 30)]
+    assert "ended with code 0; all of its output is in" in err and peak < 40_000_000
+
+
+def test_a_log_that_is_gone_is_told_with_how_the_command_ended(on_screen, capsys, tmp_path):
+    def remove(targets, args):
+        for log in tmp_path.iterdir():
+            log.unlink()
+        return ended(targets, args)
+
+    assert on_screen(remove, "true") == 0
+    assert "true ended with code 0; its output cannot be read" in capsys.readouterr().err
 
 
 def test_the_hook_goes_before_other_paths():
