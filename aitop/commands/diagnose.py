@@ -14,7 +14,7 @@ from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.monitor import source_around
 from aitop.commands.options import add_record_option, add_watch_options, duration, process_id
-from aitop.errors import NoTargetError, NotEnoughEvidenceError, WrongUsageError
+from aitop.errors import INTERRUPTED, AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
@@ -48,23 +48,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch and write the report. Returns 1 where --fail-on is reached.
+    """Watch and write the report. Returns 1 where --fail-on is reached or --record failed, 130 where interrupted.
 
     Raises NotEnoughEvidenceError where nothing was sampled.
     """
     from aitop.commands.compare import read_run
-    from aitop.commands.headless import watching
+    from aitop.commands.headless import Watcher, watching
     from aitop.sources.host.target import look
 
     check_writable(args.output)
     alert = alert_of(args)
     baseline = read_run(args.baseline) if args.baseline is not None else None
     target = look(args.pid, even_stopped=True)
-    with watching([target], args.settings, args.record, alert) as watcher:
-        watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
+    watcher: Watcher | None = None
+    interrupted = False
+    try:
+        with watching([target], args.settings, args.record, alert) as watcher:
+            watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
+    except KeyboardInterrupt:
+        # What was seen may be of hours.
+        if watcher is None or watcher.snapshot is None or not has_answer(watcher.snapshot):
+            raise
+        interrupted = True
     if watcher.recording_failed is not None:
         say(watcher.recording_failed)
-    return conclude(watcher.snapshot, args.pid, args.format, args.output, args.fail_on, baseline=baseline)
+    fail_on = None if interrupted else args.fail_on
+    code = conclude(watcher.snapshot, args.pid, args.format, args.output, fail_on, baseline=baseline)
+    if interrupted:
+        return INTERRUPTED
+    return code if watcher.recording_failed is None else AitopError.exit_code
 
 
 def hangs(snapshot: Snapshot) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from aitop.errors import AitopError, WrongUsageError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from aitop.engine.node import Node
     from aitop.outputs.prometheus.families import JobsCollector
 
 DEPLOYMENTS = {
@@ -71,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
     check_usage(args)
     use_one_arena()
     from aitop.engine.history import WINDOW_SECONDS
-    from aitop.engine.live import CpuMeter
     from aitop.engine.node import Node
     from aitop.sources.host.identity import node_name
     from aitop.sources.host.target import look
@@ -82,26 +82,37 @@ def run(args: argparse.Namespace) -> int:
     # A look sees the requests of one window: so that none is missed, looks overlap where the hook tells of requests.
     interval = min(args.every, WINDOW_SECONDS / 2) if args.settings.hook else args.every
     options = replace(args.settings, interval=interval, history=False)
-    node, cpu = Node(args.pid, options, collector, say), CpuMeter()
-    ended, due = 0, 0.0
+    node = Node(args.pid, options, collector, say)
     with contextlib.ExitStack() as ending:
         exports = list(exports_of(args, collector, ending))
         ending.callback(node.stop)
         notify("READY=1")
-        while True:
-            pause = node.update()
-            if node.ended > ended:
-                ended = node.ended
-                give_memory_back()
-            collector.cpu = cpu.cores()
-            if node.over or time.monotonic() >= due:
-                due = time.monotonic() + args.every
-                for export in exports:
-                    export()
-            notify("WATCHDOG=1")
-            if node.over:
-                return 0
-            time.sleep(min(pause, max(0.0, due - time.monotonic())))
+        # Ctrl-C is how it is meant to end.
+        with contextlib.suppress(KeyboardInterrupt):
+            keep_exporting(node, collector, exports, args.every)
+    return 0
+
+
+def keep_exporting(node: Node, collector: JobsCollector, exports: Sequence[Callable[[], None]], every: float) -> None:
+    """Call `exports` once in `every` seconds, until all processes that were named have ended."""
+    from aitop.engine.live import CpuMeter
+
+    cpu = CpuMeter()
+    ended, due = 0, 0.0
+    while True:
+        pause = node.update()
+        if node.ended > ended:
+            ended = node.ended
+            give_memory_back()
+        collector.cpu = cpu.cores()
+        if node.over or time.monotonic() >= due:
+            due = time.monotonic() + every
+            for export in exports:
+                export()
+        notify("WATCHDOG=1")
+        if node.over:
+            return
+        time.sleep(min(pause, max(0.0, due - time.monotonic())))
 
 
 def notify(state: str) -> None:

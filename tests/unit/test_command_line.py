@@ -259,6 +259,51 @@ def test_where_aitop_itself_fails_every_verb_says_so_and_leaves_with_1(line, tmp
     assert ("what was seen until then is in" in said.err) == ("record" in line)
 
 
+@pytest.fixture
+def diagnosed(monkeypatch):
+    """`aitop diagnose` of a run that is seen; `wait` is called in place of the waiting."""
+
+    def diagnose_seen(wait, *options):
+        good = msgspec.structs.replace(snapshot_builder.snapshot(snapshot_builder.steps()), ledgers=(LEDGER,))
+
+        class Engine:
+            def __init__(self, *_):
+                pass
+
+            def start(self, publish):
+                publish(good)
+
+            def conclude(self):
+                pass
+
+            stop = conclude
+
+        monkeypatch.setattr("aitop.engine.live.LiveFeed", Engine)
+        monkeypatch.setattr("aitop.sources.host.target.look", lambda pid, **_: good.target)
+        monkeypatch.setattr(headless.Watcher, "wait", wait)
+        return cli.run(["diagnose", "--pid", "7", *options])
+
+    return diagnose_seen
+
+
+def interrupt(watcher, *words, **more):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_keeps_the_report_of_what_was_seen(diagnosed, tmp_path):
+    assert diagnosed(interrupt, "--for", "8h", "-o", f"{tmp_path}/report", "--fail-on", "regression") == 130
+    assert "100 %  host  runs Python" in (tmp_path / "report").read_text()
+
+
+def test_a_recording_that_failed_is_1_and_the_report_is_written_nevertheless(diagnosed, tmp_path, capsys):
+    def fill_the_disk(watcher, *words, **more):
+        watcher._recording.failed = "the recording has stopped: No space left on device"
+
+    assert diagnosed(fill_the_disk, "--record", f"{tmp_path}/seen.jsonl") == 1
+    said = capsys.readouterr()
+    assert "100 %  host  runs Python" in said.out and "No space left on device" in said.err
+
+
 def failing(monkeypatch, error):
     def fail(args):
         raise error

@@ -174,6 +174,16 @@ def test_looks_overlap_where_the_hook_tells_of_requests_however_seldom_they_are_
     assert intervals == [seconds]
 
 
+def test_ctrl_c_ends_it_with_0_and_removes_the_text_file(tmp_path, monkeypatch):
+    def interrupt(watching):
+        (tmp_path / "aitop.prom").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node.Node, "update", interrupt)
+    assert cli.run(["export", "--all", "--textfile", f"{tmp_path}/aitop.prom"]) == 0
+    assert not os.listdir(tmp_path)
+
+
 def test_a_library_that_is_missing_is_named_with_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
     for name in [name for name in sys.modules if name.startswith("aitop.outputs.prometheus.")]:
