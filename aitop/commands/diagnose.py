@@ -27,7 +27,7 @@ FORMATS = ("text", "json", "html")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid --for --format -o --fail-on --record, alerts and the options of watching."""
-    parser.add_argument("--pid", type=process_id, required=True, help="the process to look at, with its children")
+    parser.add_argument("-p", "--pid", type=process_id, required=True, help="the process to look at, with its children")
     parser.add_argument(
         "--for", dest="seconds", type=duration, default=15.0, metavar="T", help="how long to look (default: 15s)"
     )

@@ -39,7 +39,9 @@ SUFFIX = ".prom"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid or --all, where to export to, how often, and --print."""
     which = parser.add_argument_group("which jobs")
-    which.add_argument("--pid", type=process_id, nargs="+", metavar="PID", help="these processes, with their children")
+    which.add_argument(
+        "-p", "--pid", type=process_id, nargs="+", metavar="PID", help="these processes, with their children"
+    )
     which.add_argument("--all", action="store_true", help="all AI processes of this machine, as they come and go")
     where = parser.add_argument_group("where to")
     where.add_argument(

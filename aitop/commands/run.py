@@ -34,9 +34,10 @@ LOG_LINES_SHOWN, LOG_BYTES_SHOWN = 20, 64 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--headless, --record, alerts and the options of watching; the command stands behind `--`."""
-    parser.usage = "aitop run [options] -- CMD ..."
+    """CMD --headless --record, alerts and the options of watching. CMD may also stand behind `--`: see `cli.parse`."""
+    parser.usage = "aitop run [options] [--] CMD ..."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD ...", help="the command with its arguments")
     parser.add_argument("--headless", action="store_true", help="no screen: watch, and report on stderr at the end")
     add_record_option(parser)
     add_alert_options(parser)
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the command and watch it. Returns its own exit code if it has ended, else 0."""
     if not args.command:
-        raise WrongUsageError("there is nothing to run: put the command after --, as in `aitop run -- python train.py`")
+        raise WrongUsageError("there is nothing to run: name a command, as in `aitop run -- python train.py`")
     alert = alert_of(args)
     if alert is not None and not args.headless:
         raise WrongUsageError("--on and --exec need --headless: on the screen you see the verdict yourself")

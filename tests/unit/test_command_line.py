@@ -98,9 +98,29 @@ def test_everything_behind_the_dashes_belongs_to_the_command():
 
 
 @pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("python train.py", "python train.py"),
+        ("--interval 2s python train.py --interval 3 -- -h", "python train.py --interval 3 -- -h"),
+        ("-- python train.py -- -h", "python train.py -- -h"),
+    ],
+)
+def test_the_command_begins_at_the_first_word_that_is_no_option(line, command):
+    args = cli.parse(["run", *line.split()])
+    assert args.command == command.split()
+    assert args.settings.interval == (2.0 if "2s" in line else 1.0)
+
+
+@pytest.mark.parametrize("verb", ["", "diagnose", "record -o x", "export", "profile", "doctor"])
+def test_p_is_short_for_pid(verb):
+    assert cli.parse([*verb.split(), "-p", "7"]).pid == cli.parse([*verb.split(), "--pid", "7"]).pid
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("4242", "aitop --pid 4242"),
+        ("run --frobnicate python train.py", "unrecognized arguments: --frobnicate"),
         ("--passive diagnose --pid 1", "aitop diagnose --passive"),
         ("--pid", "expected at least one argument"),
         ("--pid x", "'x' is not the number of a process"),
