@@ -164,6 +164,13 @@ def check_usage(args: argparse.Namespace) -> None:
         raise WrongUsageError("say where to: --prometheus HOST:PORT, --textfile FILE or --otlp URL")
     if (args.tls_cert is None) != (args.tls_key is None) or (args.tls_clients and not args.tls_cert):
         raise WrongUsageError("HTTPS needs both --tls-cert and --tls-key")
+    if args.tls_cert and not args.prometheus:
+        raise WrongUsageError("--tls-cert, --tls-key and --tls-clients need --prometheus, which they make HTTPS")
+    for file in filter(None, (args.tls_cert, args.tls_key, args.tls_clients)):
+        try:
+            Path(file).open("rb").close()
+        except OSError as error:
+            raise WrongUsageError(f"cannot read {file}: {error.strerror}") from None
     if args.textfile and args.textfile.suffix != SUFFIX:
         raise WrongUsageError(f"node_exporter reads only files that end in {SUFFIX}: {args.textfile} does not")
 
@@ -198,6 +205,8 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
 
     With `--tls-clients`, only holders of a certificate that is signed by it may ask.
     """
+    import ssl
+
     from prometheus_client import start_http_server
 
     from aitop.outputs.prometheus.destinations import parse_address
@@ -215,6 +224,8 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
         )
     except ValueError as error:
         raise WrongUsageError(str(error)) from None
+    except ssl.SSLError as error:
+        raise WrongUsageError(f"no HTTPS with {args.tls_cert} and {args.tls_key}: {error.strerror}") from None
     except OSError as error:
         raise WrongUsageError(f"cannot listen on {args.prometheus}: {error.strerror or error}") from None
     scheme = "https" if args.tls_cert else "http"
