@@ -31,6 +31,7 @@ FIRST_STEP_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 REPORT_SECONDS = 10.0
 END_SECONDS = 3.0
+AGAIN = "start the demo again, and see what is missing with `aitop doctor`"
 PR_SET_PDEATHSIG = 1
 
 
@@ -117,7 +118,7 @@ def look_at(pid: int, args: argparse.Namespace) -> int:
             watcher.wait(REPORT_SECONDS)
         if watcher.recording_failed is not None:
             raise AitopError(watcher.recording_failed) from None
-        return conclude(watcher.snapshot, pid, "text", None)
+        return conclude(watcher.snapshot, pid, "text", None, remedy=AGAIN)
     return watch([look(pid)], args)
 
 

@@ -93,24 +93,24 @@ def conclude(
     fail_on: Severity | Literal["stalled", "regression"] | None = None,
     *,
     baseline: Run | None = None,
+    remedy: str | None = None,
 ) -> int:
     """Write the report of the last snapshot and return the exit code. Raises an AitopError where nothing could be said.
 
-    A ledger is an answer even without a verdict: it says where the time goes.
+    A ledger is an answer even without a verdict: it says where the time goes. `remedy` is what to do where there was no
+    answer, if that is not what `diagnose` advises.
     """
+    remedy = remedy or f"look longer with --for, and see what is missing with `aitop doctor --pid {pid}`"
     answered = snapshot is not None and has_answer(snapshot)
     if not answered and snapshot is not None and snapshot.target.ended is not None:
         raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:
-        raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given: look longer with --for")
+        raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given", remedy)
     if baseline is not None:
         snapshot = replace(snapshot, before=baseline)
     write_report(render(snapshot, form, source_around), output)
     if not answered:
-        raise NotEnoughEvidenceError(
-            f"process {pid} gave nothing to sample in the time given: look longer with --for, "
-            f"and see what is missing with `aitop doctor --pid {pid}`"
-        )
+        raise NotEnoughEvidenceError(f"process {pid} gave nothing to sample in the time given", remedy)
     if fail_on == "regression":
         from aitop.diagnosis.run_comparison import compared
 

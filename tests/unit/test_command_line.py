@@ -492,6 +492,8 @@ def test_nothing_to_sample_is_5_and_the_report_is_written_nevertheless(capsys, l
     assert "NO VERDICT" in capsys.readouterr().out
     with pytest.raises(NotEnoughEvidenceError):
         diagnose.conclude(None, 7, "text", None)
+    with pytest.raises(NotEnoughEvidenceError, match="in the time given: start the demo again"):
+        diagnose.conclude(snapshot(ledgers=ledgers), 7, "text", None, remedy=demo.AGAIN)
 
 
 def test_a_ledger_without_a_verdict_is_an_answer(capsys):
