@@ -276,7 +276,7 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
     """The numbers of ranks of this machine that have ended and that no other process has taken over."""
     present = {rank.rank for rank in ranks if rank.rank is not None}
     missing = set(history.rank_numbers.values()) - present
-    processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
+    processes = host.living_ranks
     here = max((process.local_world_size or 0 for process in processes), default=0)
     offsets = {one.rank - one.local_rank for one in processes if one.rank is not None and one.local_rank is not None}
     if here and len(offsets) == 1:
