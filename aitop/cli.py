@@ -99,9 +99,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(options)
     if args.verb and options[0] != args.verb:
         parser.error(f"the options of {args.verb} stand behind it: aitop {args.verb} {options[0]} …")
-    if command is not None and args.verb != "run":
+    if args.verb == "run":
+        # The command begins at the first word that is no option of ours, or at the first --.
+        args.command = [*args.command, "--", *command] if args.command and command else args.command or command
+    elif command is not None:
         parser.error("only `aitop run` takes a command after --")
-    args.command = command
     if args.verb not in WITHOUT_SETTINGS:
         settle(args, config.read())
     return args
@@ -127,7 +129,7 @@ def run(arguments: Sequence[str]) -> int:
             args = parse(arguments)
             return int(args.run(args))
         finally:
-            # However it ended: what cannot be written is told in place of that.
+            # Flush here, so that a write error (full disk, closed pipe) is reported instead of the verb's result.
             sys.stdout.flush()
     except AitopError as error:
         say(str(error))

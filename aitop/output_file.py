@@ -62,7 +62,7 @@ def open_output(path: Path, mode: int = 0o666, *, new: bool = False) -> int:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write `data` in place of what was there, for which the user has given the name. Raises OSError."""
+    """Overwrite the file that the user named with `data`. Raises OSError."""
     descriptor = open_output(path)
     with open(descriptor, "wb") as file:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -17,9 +17,10 @@ import stat
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from aitop.commands import say
+from aitop.commands import how_ended, say
 from aitop.errors import WrongUsageError
 from aitop.model.verdict import SEVERITY_ORDER, Severity, Verdict
 
@@ -55,8 +56,10 @@ def trigger(text: str) -> Trigger:
         raise argparse.ArgumentTypeError(no_such(name))
     if colon and severity not in SEVERITY_ORDER:
         raise argparse.ArgumentTypeError(f"{severity!r} is none of {', '.join(SEVERITY_ORDER)}")
+    if colon:
+        return Trigger(name, cast("Severity", severity))
     # A verdict that is named counts however severe it is. `any` leaves out "info", as some of these say all is well.
-    return Trigger(name, cast("Severity", severity) if colon else "warning" if name == ANY else "info")
+    return Trigger(name, "warning" if name == ANY else "info")
 
 
 def add_alert_options(parser: argparse.ArgumentParser) -> None:
@@ -176,12 +179,11 @@ class Alert:
             return
         self._process = None
         if code:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            say(f"the command of --exec {how}: {self._command}")
+            say(f"the command of --exec {how_ended(code)}: {self._command}")
 
 
 def _refuse_foreign(command: str) -> None:
-    """Raise WrongUsageError where root would run a program that somebody else can change."""
+    """Raise WrongUsageError where root would run a program, or have one read a file, that somebody else can change."""
     if os.geteuid() != 0:
         return
     try:
@@ -189,10 +191,25 @@ def _refuse_foreign(command: str) -> None:
     except ValueError:
         # The shell will say what is wrong with it.
         return
-    for program in (program_path for word in words if (program_path := shutil.which(word)) is not None):
-        status = os.stat(program)
-        if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    for word in words:
+        # A shell or Python also runs a file that is not executable.
+        path = shutil.which(word) or (word if os.path.isfile(word) else None)
+        if path is not None and (place := _foreign(Path(path))) is not None:
             raise WrongUsageError(
-                f"--exec: {program} can be changed by others than root, and aitop runs as root: "
-                "run aitop as its owner, or give the file to root"
+                f"--exec: {place} can be changed by others than root, and aitop runs as root: "
+                "run aitop as its owner, or give it to root"
             )
+
+
+def _foreign(path: Path) -> Path | None:
+    """The file, or a folder that it or the target of its links is in, that others than root can change; else None."""
+    named, target = path.absolute(), path.resolve()
+    for place in (named, target, *named.parents, *target.parents):
+        status = place.stat()
+        # In a sticky folder such as /tmp only the owner of a file can replace it.
+        open_to_all = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (
+            stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        )
+        if status.st_uid != 0 or open_to_all:
+            return place
+    return None

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from aitop.commands import how_ended
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 from aitop.sources import procfs
@@ -30,6 +31,7 @@ FIRST_STEP_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 REPORT_SECONDS = 10.0
 END_SECONDS = 3.0
+AGAIN = "start the demo again, and see what is missing with `aitop doctor`"
 PR_SET_PDEATHSIG = 1
 
 
@@ -116,7 +118,7 @@ def look_at(pid: int, args: argparse.Namespace) -> int:
             watcher.wait(REPORT_SECONDS)
         if watcher.recording_failed is not None:
             raise AitopError(watcher.recording_failed) from None
-        return conclude(watcher.snapshot, pid, "text", None)
+        return conclude(watcher.snapshot, pid, "text", None, remedy=AGAIN)
     return watch([look(pid)], args)
 
 
@@ -128,7 +130,7 @@ def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> No
         printed = os.pread(output, 1 << 16, 0).decode(errors="replace")
         if ended:
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"
-            raise NoTargetError(f"the demo {name} ended with code {child.returncode} before its first step: {last}")
+            raise NoTargetError(f"the demo {name} {how_ended(child.returncode)} before its first step: {last}")
         if "\n" in printed:
             return
         if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ from aitop.commands import say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.monitor import source_around
 from aitop.commands.options import add_record_option, add_watch_options, duration, process_id
-from aitop.errors import NoTargetError, NotEnoughEvidenceError, WrongUsageError
+from aitop.errors import INTERRUPTED, AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
@@ -27,7 +27,7 @@ FORMATS = ("text", "json", "html")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid --for --format -o --fail-on --record, alerts and the options of watching."""
-    parser.add_argument("--pid", type=process_id, required=True, help="the process to look at, with its children")
+    parser.add_argument("-p", "--pid", type=process_id, required=True, help="the process to look at, with its children")
     parser.add_argument(
         "--for", dest="seconds", type=duration, default=15.0, metavar="T", help="how long to look (default: 15s)"
     )
@@ -48,23 +48,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch and write the report. Returns 1 where --fail-on is reached.
+    """Watch and write the report. Returns 1 where --fail-on is reached or --record failed, 130 where interrupted.
 
     Raises NotEnoughEvidenceError where nothing was sampled.
     """
     from aitop.commands.compare import read_run
-    from aitop.commands.headless import watching
+    from aitop.commands.headless import Watcher, watching
     from aitop.sources.host.target import look
 
     check_writable(args.output)
     alert = alert_of(args)
     baseline = read_run(args.baseline) if args.baseline is not None else None
     target = look(args.pid, even_stopped=True)
-    with watching([target], args.settings, args.record, alert) as watcher:
-        watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
+    watcher: Watcher | None = None
+    interrupted = False
+    try:
+        with watching([target], args.settings, args.record, alert) as watcher:
+            watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
+    except KeyboardInterrupt:
+        # What was seen may be of hours.
+        if watcher is None or watcher.snapshot is None or not has_answer(watcher.snapshot):
+            raise
+        interrupted = True
     if watcher.recording_failed is not None:
         say(watcher.recording_failed)
-    return conclude(watcher.snapshot, args.pid, args.format, args.output, args.fail_on, baseline=baseline)
+    fail_on = None if interrupted else args.fail_on
+    code = conclude(watcher.snapshot, args.pid, args.format, args.output, fail_on, baseline=baseline)
+    if interrupted:
+        return INTERRUPTED
+    return code if watcher.recording_failed is None else AitopError.exit_code
 
 
 def hangs(snapshot: Snapshot) -> bool:
@@ -81,24 +93,24 @@ def conclude(
     fail_on: Severity | Literal["stalled", "regression"] | None = None,
     *,
     baseline: Run | None = None,
+    remedy: str | None = None,
 ) -> int:
     """Write the report of the last snapshot and return the exit code. Raises an AitopError where nothing could be said.
 
-    A ledger is an answer even without a verdict: it says where the time goes.
+    A ledger is an answer even without a verdict: it says where the time goes. `remedy` is what to do where there was no
+    answer, if that is not what `diagnose` advises.
     """
+    remedy = remedy or f"look longer with --for, and see what is missing with `aitop doctor --pid {pid}`"
     answered = snapshot is not None and has_answer(snapshot)
     if not answered and snapshot is not None and snapshot.target.ended is not None:
         raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:
-        raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given: look longer with --for")
+        raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given", remedy)
     if baseline is not None:
         snapshot = replace(snapshot, before=baseline)
     write_report(render(snapshot, form, source_around), output)
     if not answered:
-        raise NotEnoughEvidenceError(
-            f"process {pid} gave nothing to sample in the time given: look longer with --for, "
-            f"and see what is missing with `aitop doctor --pid {pid}`"
-        )
+        raise NotEnoughEvidenceError(f"process {pid} gave nothing to sample in the time given", remedy)
     if fail_on == "regression":
         from aitop.diagnosis.run_comparison import compared
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from aitop.errors import AitopError, WrongUsageError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from aitop.engine.node import Node
     from aitop.outputs.prometheus.families import JobsCollector
 
 DEPLOYMENTS = {
@@ -38,7 +39,9 @@ SUFFIX = ".prom"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid or --all, where to export to, how often, and --print."""
     which = parser.add_argument_group("which jobs")
-    which.add_argument("--pid", type=process_id, nargs="+", metavar="PID", help="these processes, with their children")
+    which.add_argument(
+        "-p", "--pid", type=process_id, nargs="+", metavar="PID", help="these processes, with their children"
+    )
     which.add_argument("--all", action="store_true", help="all AI processes of this machine, as they come and go")
     where = parser.add_argument_group("where to")
     where.add_argument(
@@ -71,37 +74,47 @@ def run(args: argparse.Namespace) -> int:
     check_usage(args)
     use_one_arena()
     from aitop.engine.history import WINDOW_SECONDS
-    from aitop.engine.live import CpuMeter
     from aitop.engine.node import Node
     from aitop.sources.host.identity import node_name
     from aitop.sources.host.target import look
 
     for pid in args.pid or ():
-        look(pid)
+        look(pid, even_stopped=True)
     collector = new_collector(node_name())
     # A look sees the requests of one window: so that none is missed, looks overlap where the hook tells of requests.
     interval = min(args.every, WINDOW_SECONDS / 2) if args.settings.hook else args.every
     options = replace(args.settings, interval=interval, history=False)
-    node, cpu = Node(args.pid, options, collector, say), CpuMeter()
-    ended, due = 0, 0.0
+    node = Node(args.pid, options, collector, say)
     with contextlib.ExitStack() as ending:
         exports = list(exports_of(args, collector, ending))
         ending.callback(node.stop)
         notify("READY=1")
-        while True:
-            pause = node.update()
-            if node.ended > ended:
-                ended = node.ended
-                give_memory_back()
-            collector.cpu = cpu.cores()
-            if node.over or time.monotonic() >= due:
-                due = time.monotonic() + args.every
-                for export in exports:
-                    export()
-            notify("WATCHDOG=1")
-            if node.over:
-                return 0
-            time.sleep(min(pause, max(0.0, due - time.monotonic())))
+        # Ctrl-C is how it is meant to end.
+        with contextlib.suppress(KeyboardInterrupt):
+            keep_exporting(node, collector, exports, args.every)
+    return 0
+
+
+def keep_exporting(node: Node, collector: JobsCollector, exports: Sequence[Callable[[], None]], every: float) -> None:
+    """Call `exports` once in `every` seconds, until all processes that were named have ended."""
+    from aitop.engine.live import CpuMeter
+
+    cpu = CpuMeter()
+    ended, due = 0, 0.0
+    while True:
+        pause = node.update()
+        if node.ended > ended:
+            ended = node.ended
+            give_memory_back()
+        collector.cpu = cpu.cores()
+        if node.over or time.monotonic() >= due:
+            due = time.monotonic() + every
+            for export in exports:
+                export()
+        notify("WATCHDOG=1")
+        if node.over:
+            return
+        time.sleep(min(pause, max(0.0, due - time.monotonic())))
 
 
 def notify(state: str) -> None:
@@ -151,6 +164,13 @@ def check_usage(args: argparse.Namespace) -> None:
         raise WrongUsageError("say where to: --prometheus HOST:PORT, --textfile FILE or --otlp URL")
     if (args.tls_cert is None) != (args.tls_key is None) or (args.tls_clients and not args.tls_cert):
         raise WrongUsageError("HTTPS needs both --tls-cert and --tls-key")
+    if args.tls_cert and not args.prometheus:
+        raise WrongUsageError("--tls-cert, --tls-key and --tls-clients need --prometheus, which they make HTTPS")
+    for file in filter(None, (args.tls_cert, args.tls_key, args.tls_clients)):
+        try:
+            Path(file).open("rb").close()
+        except OSError as error:
+            raise WrongUsageError(f"cannot read {file}: {error.strerror}") from None
     if args.textfile and args.textfile.suffix != SUFFIX:
         raise WrongUsageError(f"node_exporter reads only files that end in {SUFFIX}: {args.textfile} does not")
 
@@ -185,6 +205,8 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
 
     With `--tls-clients`, only holders of a certificate that is signed by it may ask.
     """
+    import ssl
+
     from prometheus_client import start_http_server
 
     from aitop.outputs.prometheus.destinations import parse_address
@@ -202,6 +224,8 @@ def listen(registry: CollectorRegistry, args: argparse.Namespace) -> None:
         )
     except ValueError as error:
         raise WrongUsageError(str(error)) from None
+    except ssl.SSLError as error:
+        raise WrongUsageError(f"no HTTPS with {args.tls_cert} and {args.tls_key}: {error.strerror}") from None
     except OSError as error:
         raise WrongUsageError(f"cannot listen on {args.prometheus}: {error.strerror or error}") from None
     scheme = "https" if args.tls_cert else "http"
@@ -237,13 +261,16 @@ def textfile_of(registry: CollectorRegistry, path: Path, ending: contextlib.Exit
 
 def otlp_of(collector: JobsCollector, url: str, ending: contextlib.ExitStack) -> Callable[[], None]:
     """The function that sends metrics, and changes of verdicts as log records, to an OpenTelemetry collector."""
+    from aitop.sources.prometheus.address import without_password
+
+    shown = without_password(url)
     if not url.startswith(("http://", "https://")):
-        raise WrongUsageError(f"{url!r} is not the URL of a collector, such as http://localhost:4318")
+        raise WrongUsageError(f"{shown!r} is not the URL of a collector, such as http://localhost:4318")
     try:
         from aitop.outputs.otlp import OtlpSender
     except ImportError as error:
         raise AitopError(f"{error.name} is not installed", "in aitop's clone: pip install '.[otlp]'") from None
-    sender = OtlpSender(url, collector, say)
+    sender = OtlpSender(url, collector, say, shown)
     ending.callback(sender.close)
     return sender.send
 

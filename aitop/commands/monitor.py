@@ -29,6 +29,7 @@ LONGEST_FILE = 100_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid, --record and the options of watching."""
     parser.add_argument(
+        "-p",
         "--pid",
         type=process_id,
         nargs="+",

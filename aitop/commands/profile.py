@@ -19,7 +19,7 @@ HOOK_PATIENCE_SECONDS = 15.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid --steps -o."""
     parser.add_argument(
-        "--pid", type=process_id, required=True, help="the process to profile (of several ranks: rank 0)"
+        "-p", "--pid", type=process_id, required=True, help="the process to profile (of several ranks: rank 0)"
     )
     parser.add_argument("--steps", type=steps, default=5, metavar="N", help="how many steps (default: 5)")
     parser.add_argument(

@@ -13,7 +13,7 @@ from aitop.errors import AitopError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid -o --for, alerts and the options of watching."""
-    parser.add_argument("--pid", type=process_id, nargs="+", required=True, help="the processes to record")
+    parser.add_argument("-p", "--pid", type=process_id, nargs="+", required=True, help="the processes to record")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", required=True, help="the recording to write (FILE.gz: compressed)"
     )

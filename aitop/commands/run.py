@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +20,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from aitop.commands import say
+from aitop.commands import how_ended, say
 from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.diagnose import check_writable
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from aitop.commands.alert import Alert
     from aitop.model.snapshot import Target
 
-LOG_LINES_SHOWN = 20
+LOG_LINES_SHOWN, LOG_BYTES_SHOWN = 20, 64 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--headless, --record, alerts and the options of watching; the command stands behind `--`."""
-    parser.usage = "aitop run [options] -- CMD ..."
+    """CMD --headless --record, alerts and the options of watching. CMD may also stand behind `--`: see `cli.parse`."""
+    parser.usage = "aitop run [options] [--] CMD ..."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD ...", help="the command with its arguments")
     parser.add_argument("--headless", action="store_true", help="no screen: watch, and report on stderr at the end")
     add_record_option(parser)
     add_alert_options(parser)
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the command and watch it. Returns its own exit code if it has ended, else 0."""
     if not args.command:
-        raise WrongUsageError("there is nothing to run: put the command after --, as in `aitop run -- python train.py`")
+        raise WrongUsageError("there is nothing to run: name a command, as in `aitop run -- python train.py`")
     alert = alert_of(args)
     if alert is not None and not args.headless:
         raise WrongUsageError("--on and --exec need --headless: on the screen you see the verdict yourself")
@@ -78,7 +79,11 @@ def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:
 
     check_terminal("`aitop run --headless -- CMD ...` does without")
     with tempfile.NamedTemporaryFile("wb", prefix="aitop-run-", suffix=".log", delete=False) as log:
-        child = _start(args.command, environment, log)
+        try:
+            child = _start(args.command, environment, log)
+        except WrongUsageError:
+            os.unlink(log.name)
+            raise
     try:
         code = watch([_target(child.pid, args.command)], args)
     finally:
@@ -151,11 +156,15 @@ def _farewell(child: subprocess.Popen[bytes], command: list[str], log: Path) -> 
             file=sys.stderr,
         )
         return
-    with log.open(errors="replace") as file:
-        sys.stdout.writelines(deque(file, LOG_LINES_SHOWN))
-    code = child.returncode
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    print(f"{shlex.join(command)} {how}; all of its output is in {log}.", file=sys.stderr)
+    where = f"all of its output is in {log}"
+    try:
+        with log.open("rb") as file:
+            # The log may be large.
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES_SHOWN))
+            sys.stdout.writelines(deque(io.TextIOWrapper(file, errors="replace"), LOG_LINES_SHOWN))
+    except OSError as error:
+        where = f"its output cannot be read from {log}: {error.strerror}"
+    print(f"{shlex.join(command)} {how_ended(child.returncode)}; {where}.", file=sys.stderr)
 
 
 def _exit_code(child: subprocess.Popen[bytes]) -> int:

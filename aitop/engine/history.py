@@ -357,7 +357,7 @@ class History:
 
         Ranks started by `spawn` have no number of their own: they are counted, and counted anew when one ends.
         """
-        living = {process.pid for process in host.processes if process.role == "rank" and process.state != "Z"}
+        living = {process.pid for process in host.living_ranks}
         started_anew = bool(living) and living.isdisjoint(self.rank_numbers)
         if started_anew or len(self.rank_numbers) > MOST_RANKS:
             self.rank_numbers.clear()
@@ -365,7 +365,7 @@ class History:
             if process.role == "launcher":
                 # A launcher looks like a rank until its children turn out to be the ranks.
                 self.rank_numbers.pop(process.pid, None)
-            elif process.role == "rank" and process.rank is not None and process.state != "Z":
+            elif process.pid in living and process.rank is not None:
                 self.rank_numbers.setdefault(process.pid, process.rank)
 
     def _note_steps(self, window: StackWindow) -> None:

@@ -154,7 +154,7 @@ class LiveFeed:
         for runner in list(self._runners.values()):
             runner.join(max(0.1, deadline - time.monotonic()))
         if "hook" in self._runners:
-            take_out({*self._hook_requests.hooked, *self._hook_pids()})
+            self._take_out()
         thread = self._thread
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(2.0)
@@ -199,9 +199,13 @@ class LiveFeed:
         self._hook_requests.give_up()
         runner.ask_to_stop()
         runner.join(STOP_SECONDS)
-        is_out = take_out({*self._hook_requests.hooked, *self._hook_pids()})
+        is_out = self._take_out()
         self._events.put(SourceStatus(time=time.monotonic(), source="hook", state="absent", reason=reason))
         return is_out
+
+    def _take_out(self) -> bool:
+        """Take the hook out of all processes that have it in from us; see `take_out`."""
+        return take_out({*self._hook_requests.hooked, *self._hook_pids()})
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
         """Run torch.profiler for `steps` steps in the process whose steps are shown. Raises AitopError."""

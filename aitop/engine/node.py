@@ -93,7 +93,8 @@ class Node:
         self._broken: set[tuple[int, int | None]] = set()
         # The topmost processes of jobs that are to be watched next.
         self._waiting: list[int] = []
-        # A process of each of these jobs. Of a job that a daemon of root's started, its user may not look at the top.
+        # The topmost process of a job may be a daemon of root's that its user may not look into. So, for each topmost
+        # process, the process of the job by which it was found.
         self._member: dict[int, int] = {}
         self._search_at = 0.0
         # How many watched jobs have ended.
@@ -108,8 +109,7 @@ class Node:
 
     def update(self) -> float:
         """Follow jobs that come and go, begin to watch at most one, and return the seconds until the next call."""
-        for top in [top for top, watched in self._watched.items() if watched.ended.is_set()]:
-            self._end(top)
+        self._end_over()
         now = time.monotonic()
         if not self._waiting and (self._pids is not None or now >= self._search_at):
             self._search_at = now + SEARCH_SECONDS
@@ -120,22 +120,21 @@ class Node:
                 return APART_SECONDS
         return min(self._options.interval, SEARCH_SECONDS)
 
-    def _end(self, top: int) -> None:
-        watched = self._watched.pop(top)
-        watched.feed.stop()
-        if watched.failed is not None:
-            # It would fail again, so it is not watched again.
-            self._broken.add((top, start_ticks(top)))
-        self.ended += 1
-        self._say(watched.failed or f"the job of process {top} has ended")
+    def _end_over(self) -> None:
+        """End the feeds of jobs that have ended."""
+        over = {top: watched for top, watched in self._watched.items() if watched.ended.is_set()}
+        _stop_all(watched.feed for watched in over.values())
+        for top, watched in over.items():
+            del self._watched[top]
+            if watched.failed is not None:
+                # It would fail again, so it is not watched again.
+                self._broken.add((top, start_ticks(top)))
+            self.ended += 1
+            self._say(watched.failed or f"the job of process {top} has ended")
 
     def stop(self) -> None:
-        """End all feeds, side by side: each may take seconds."""
-        endings = [threading.Thread(target=watched.feed.stop) for watched in self._watched.values()]
-        for ending in endings:
-            ending.start()
-        for ending in endings:
-            ending.join()
+        """End all feeds."""
+        _stop_all(watched.feed for watched in self._watched.values())
         self._shared.devices.end()
 
     def _running(self) -> list[int]:
@@ -156,7 +155,7 @@ class Node:
         try:
             target = self._look(top)
         except AitopError as error:
-            self._refuse(top, str(error))
+            self._refuse(top, error)
             return False
         feed = LiveFeed([target], self._options, shared=self._shared)
         watched = self._watched[top] = _Watched(feed, top, self.name, self._receiver)
@@ -167,18 +166,20 @@ class Node:
     def _look(self, top: int) -> Target:
         member = self._member.get(top, top)
         try:
-            return look(top)
+            return look(top, even_stopped=True)
         except NotPermittedError:
             if member == top:
                 raise
-            return look(member)
+            return look(member, even_stopped=True)
 
-    def _refuse(self, top: int, why: str) -> None:
-        key = (top, start_ticks(top))
+    def _refuse(self, top: int, error: AitopError) -> None:
+        """Say why a job is not watched. Only one that aitop may not look into has series; a C++ program is no job."""
+        key, why = (top, start_ticks(top)), str(error)
         if key[1] is None or self._refused.get(key) == why:
             return
         self._refused[key] = why
-        self._receiver.close(job_of(top, top, self.name))
+        if isinstance(error, NotPermittedError):
+            self._receiver.close(job_of(top, top, self.name))
         self._say(why)
 
     def _forget_refused(self, running: Sequence[int]) -> None:
@@ -186,3 +187,12 @@ class Node:
             del self._refused[key]
             if key[0] not in self._watched:
                 self._receiver.drop(key[0])
+
+
+def _stop_all(feeds: Iterable[LiveFeed]) -> None:
+    """Stop feeds side by side: each may take seconds."""
+    endings = [threading.Thread(target=feed.stop) for feed in feeds]
+    for ending in endings:
+        ending.start()
+    for ending in endings:
+        ending.join()

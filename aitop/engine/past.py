@@ -96,14 +96,13 @@ class PastHistory:
             self._put(event.time, lines=dict(lines), samples=lines.total())
 
     def _add_units(self, sample: HookSample) -> None:
-        units = sample.requests if self.of.unit == "request" else sample.steps
-        if units:
+        steps = [step for step in sample.steps if (step.kind == "train") == self.of.trains]
+        if sample.requests if self.of.unit == "request" else steps:
             self.newest = sample.time
         if self.of.unit == "request":
             for second, requests in _by_second(sample.requests):
                 self._put(second, _of_units(requests, self.of.unit))
             return
-        steps = [step for step in sample.steps if (step.kind == "train") == self.of.trains]
         for second, of_second in _by_second(steps):
             self._put(second, _of_units(of_second, self.of.unit), first=of_second[0].index)
         if sample.facts is not None and sample.facts.recompiles is not None:

@@ -70,11 +70,13 @@ class Recorder:
     def begin(self, path: Path) -> OpenRecording:
         """Record to a new file from now on; a recording that is under way ends."""
         recording = self._open(path, True)
-        self.end()
+        # Under one lock: each event comes into one of the two.
         with self._lock:
+            before, self.recording = self.recording, recording
+            if before is not None:
+                before.close()
             for event in self._standing.values():
                 recording.write(msgspec.structs.replace(event, time=self._time))
-            self.recording = recording
             self.made.append(recording)
         return recording
 

@@ -163,16 +163,24 @@ class ReplayFeed:
 
     def _is_due(self) -> bool:
         """Wait until the next tick is due; False where something else came first."""
-        tick, speed = self._pending, self._speed
-        if tick is None or self._last is None or not speed:
-            return True
-        now = time.monotonic()
+        tick = self._pending
         with self._wake:
+            # What was asked for before the lock was taken wakes nobody.
+            if self._asked_otherwise():
+                return False
+            speed = self._speed
+            if tick is None or self._last is None or not speed:
+                return True
+            now = time.monotonic()
             if self._due == 0.0 or now > self._due + BEHIND_SECONDS:
                 self._due = now + max(0.0, tick.time - self._last.time) / speed
             if self._due > now and self._wake.wait(self._due - now):
                 return False
-        return self._playing and self._wanted is None and not self._stopping
+        return not self._asked_otherwise()
+
+    def _asked_otherwise(self) -> bool:
+        """Whether something else is asked for than to play the next tick."""
+        return not self._playing or self._wanted is not None or self._stopping
 
     def _take_tick(self, publish: Publish | None, *, judged: bool = True) -> None:
         """Take the tick that is ahead, and publish its Snapshot where `publish` is given."""

@@ -112,9 +112,13 @@ def take_profile(
         serial = serial_number()
         ring.ask_for_burst(serial, steps)
         timeout = max(LEAST_SECONDS, SECONDS_PER_STEP * steps)
-        burst = wait_for(pid, serial, timeout, wanted=wanted, progress=progress)
+        try:
+            burst = wait_for(pid, serial, timeout, wanted=wanted, progress=progress)
+        except BaseException:
+            # However the waiting ended (Ctrl-C, too): the process must not run a profile that nobody will read.
+            ring.ask_for_burst(0, 0)
+            raise
     except SourceError as error:
-        ring.ask_for_burst(0, 0)
         raise AitopError(error.reason) from error
     finally:
         ring.close()
@@ -130,7 +134,7 @@ def analyse(trace: bytes, *, pid: int, steps: int, holds: Holds) -> Profile:
     ops, by_id = _operators(events)
     on_device = [event for event in events if event.cat in ON_DEVICE]
     for event in on_device:
-        op = by_id.get(_number(event, "External id"))
+        op = _launched_by(event, by_id)
         if op is not None:
             op.device += event.dur / 1e6
     memory = [event for event in events if event.name == MEMORY]
@@ -181,20 +185,25 @@ def _operators(events: Sequence[_Event]) -> tuple[list[_Op], dict[int, _Op]]:
             threads[str(event.tid)].append(event)
     for thread in threads.values():
         stack: list[_Op] = []
+        # How many calls of each operator are on the stack: a hostile trace may nest as deep as it is long.
+        open_calls: Counter[str] = Counter()
         for event in sorted(thread, key=lambda event: (event.ts, -event.dur)):
             while stack and stack[-1].end <= event.ts:
-                stack.pop()
+                open_calls[stack.pop().name] -= 1
             if event.name == MEMORY:
                 if stack:
-                    stack[-1].allocated += max(0, _number(event, "Bytes"))
+                    stack[-1].allocated += max(0, _number(event, "Bytes") or 0)
                 continue
             seconds = event.dur / 1e6
-            op = _Op(event.name, event.ts + event.dur, seconds, all(outer.name != event.name for outer in stack))
+            op = _Op(event.name, event.ts + event.dur, seconds, outermost=not open_calls[event.name])
             if stack:
                 stack[-1].inner += seconds
             stack.append(op)
+            open_calls[event.name] += 1
             ops.append(op)
-            by_id[_number(event, "External id")] = op
+            number = _number(event, "External id")
+            if number is not None:
+                by_id[number] = op
     return ops, by_id
 
 
@@ -236,9 +245,15 @@ def _kind(event: _Event, by_id: Mapping[int, _Op]) -> OpClass:
 
     The operator comes first because cuDNN convolves with kernels named gemm.
     """
-    op = by_id.get(_number(event, "External id"))
+    op = _launched_by(event, by_id)
     kind = class_of(op.name) if op and op.name.startswith("aten::") and event.cat == "kernel" else "other"
     return kind if kind != "other" else class_of(event.name)
+
+
+def _launched_by(event: _Event, by_id: Mapping[int, _Op]) -> _Op | None:
+    """The operator that launched a kernel; None where the trace does not say."""
+    number = _number(event, "External id")
+    return by_id.get(number) if number is not None else None
 
 
 def _classes(parts: Iterable[tuple[OpClass, float]]) -> tuple[ClassRow, ...]:
@@ -252,13 +267,14 @@ def _classes(parts: Iterable[tuple[OpClass, float]]) -> tuple[ClassRow, ...]:
 
 def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float, end: float) -> tuple[DeviceUse, ...]:
     launched = {
-        _number(event, "correlation"): event.ts + event.dur
+        number: event.ts + event.dur
         for event in events
-        if event.cat in LAUNCHES and "correlation" in event.args
+        if event.cat in LAUNCHES and (number := _number(event, "correlation")) is not None
     }
     devices: dict[int, list[_Event]] = defaultdict(list)
     for event in on_device:
-        devices[_number(event, "device")].append(event)
+        device = _number(event, "device")
+        devices[-1 if device is None else device].append(event)
     uses = []
     for device, work in sorted(devices.items()):
         busy, gaps = _covered(work, begin, end)
@@ -305,8 +321,8 @@ def _peak(memory: Sequence[_Event]) -> int | None:
     """The most bytes that were allocated on a device at a time; on the host where no device allocated."""
     kinds: dict[bool, int] = {}
     for event in memory:
-        on_gpu = _number(event, "Device Type") > 0
-        kinds[on_gpu] = max(kinds.get(on_gpu, 0), _number(event, "Total Allocated"))
+        on_gpu = (_number(event, "Device Type") or 0) > 0
+        kinds[on_gpu] = max(kinds.get(on_gpu, 0), _number(event, "Total Allocated") or 0)
     return kinds.get(True, kinds.get(False))
 
 
@@ -320,6 +336,6 @@ def class_of(name: str) -> OpClass:
     return "other"
 
 
-def _number(event: _Event, name: str) -> int:
+def _number(event: _Event, name: str) -> int | None:
     value = event.args.get(name)
-    return int(value) if isinstance(value, (int, float)) and abs(value) < 1 << 62 else -1
+    return int(value) if isinstance(value, (int, float)) and abs(value) < 1 << 62 else None

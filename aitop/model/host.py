@@ -126,6 +126,11 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
         return next((process.id for process in self.processes if process.pid == pid), None)
 
     @property
+    def living_ranks(self) -> tuple[ProcessSample, ...]:
+        """The ranks that have not ended."""
+        return tuple(process for process in self.processes if process.role == "rank" and process.state != "Z")
+
+    @property
     def cores_used(self) -> float | None:
         """Cores that its processes use together; None where that is known of none of them."""
         known = [process.cpu for process in self.processes if process.cpu is not None]

@@ -113,7 +113,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
-    `flows` has the dataflow of those of the user's functions on these stacks that no earlier window had it for.
+    `flows`: the dataflow of the user's functions on these stacks that call the model or may collect garbage.
     """
 
     time: float

@@ -1,7 +1,7 @@
 """Sends the metrics to an OpenTelemetry collector, and a log record whenever a verdict appears or ends.
 
-The metrics are those that Prometheus would scrape, under the same names. The SDK's own exporters encode and send them;
-its instruments are not used, since all values are already there at each moment.
+The metrics are those that Prometheus would scrape, under the same names (counters without `_total`). The SDK's own
+exporters encode and send them; its instruments are not used, since all values are already there at each moment.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ Labels = dict[str, str]
 
 
 class OtlpSender:
-    """Sends to the collector at `url`. `say` gets a sentence when sending begins to fail, and when it works again."""
+    """Sends to the collector at `url`. `say` gets a sentence when sending begins to fail, and when it works again.
 
-    def __init__(self, url: str, collector: JobsCollector, say: Callable[[str], None]) -> None:
+    In these sentences the collector is called `shown`: its URL without a password.
+    """
+
+    def __init__(self, url: str, collector: JobsCollector, say: Callable[[str], None], shown: str) -> None:
         # The SDK would log every failed attempt to stderr.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         logging.getLogger("opentelemetry").propagate = False
         base = url.rstrip("/")
-        self._url = url
+        self._shown = shown
         self._collector = collector
         self._say = say
         self._began = time.time_ns()
@@ -76,7 +79,7 @@ class OtlpSender:
         failed = self._metrics.export(data) is not MetricExportResult.SUCCESS
         if failed != self._failing:
             self._failing = failed
-            self._say(f"cannot send to {self._url}: trying again" if failed else f"sending to {self._url}")
+            self._say(f"cannot send to {self._shown}: trying again" if failed else f"sending to {self._shown}")
         self._tell_changes(families, now)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import os
 import stat
+import threading
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -20,38 +21,34 @@ from aitop.output_file import open_output
 
 
 class RecordingWriter:
-    """One recording being written. Opening may raise a WrongUsageError; writing never raises.
+    """One recording being written. Opening may raise a WrongUsageError; writing never raises. Any thread may call.
 
-    A file whose name ends in .gz is compressed. After every tick, all that was written can be read. `failed` says in
-    words why the recording stopped (a full disk, say), None while it has not.
+    A file whose name ends in .gz is compressed. After every tick, all that was written can be read. What comes after
+    `close` is not written. `failed` says in words why the recording stopped (a full disk, say), None while it has not.
     """
 
     def __init__(self, path: Path, target: Target, *, new: bool = False) -> None:
         self.path = path
         self.failed: str | None = None
         self._size: int | None = None
+        self._closed = False
+        self._lock = threading.Lock()
         self._encoder = msgspec.json.Encoder()
         self._raw = _open_empty(path, new=new)
         compressed = path.name.endswith(".gz")
         self._out = cast("BinaryIO", gzip.GzipFile(fileobj=self._raw, mode="wb", mtime=0)) if compressed else self._raw
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._append(Header(aitop_recording=RECORDING_VERSION, aitop=__version__, target=target, created=created))
-        self.flush()
+        self._flush()
 
     def write(self, event: Event) -> None:
         """Add one event; a tick also flushes everything so far to the file."""
-        self._append(event)
-        if isinstance(event, Tick):
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand what was written to the operating system."""
-        if self.failed is None:
-            try:
-                self._out.flush()
-                self._raw.flush()
-            except (OSError, ValueError) as error:
-                self._fail(error)
+        with self._lock:
+            if self._closed:
+                return
+            self._append(event)
+            if isinstance(event, Tick):
+                self._flush()
 
     @property
     def written(self) -> int | None:
@@ -65,15 +62,27 @@ class RecordingWriter:
 
     def close(self) -> None:
         """End the recording; may be called twice."""
-        if not self._raw.closed:
-            self.flush()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._flush()
             self._size = self.written
-        for file in (self._out, self._raw):
+            for file in (self._out, self._raw):
+                try:
+                    file.close()
+                except (OSError, ValueError) as error:
+                    if self.failed is None:
+                        self._fail(error)
+
+    def _flush(self) -> None:
+        """Hand what was written to the operating system."""
+        if self.failed is None:
             try:
-                file.close()
+                self._out.flush()
+                self._raw.flush()
             except (OSError, ValueError) as error:
-                if self.failed is None:
-                    self._fail(error)
+                self._fail(error)
 
     def _append(self, record: Event | Header) -> None:
         if self.failed is None:

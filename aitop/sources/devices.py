@@ -67,8 +67,10 @@ class SharedDevices(Source):
         return _JobDevices(self, tree, set())
 
     def read(self) -> list[Sample]:
-        """The newest sample. Raises SourceError."""
-        with self._lock:
+        """The newest sample. Raises SourceError, also where the driver hangs in the read of another job."""
+        if not self._lock.acquire(timeout=self.patience):
+            raise SourceError("stale", "an earlier call into the driver has not come back")
+        try:
             # Every job asks once in an interval, so a sample of half that age is new enough.
             if time.monotonic() - self._read_at > self.interval / 2:
                 try:
@@ -83,6 +85,8 @@ class SharedDevices(Source):
                     raise
                 self._read_at = time.monotonic()
             return self._samples
+        finally:
+            self._lock.release()
 
     def end(self) -> None:
         """Give the driver back. One that hangs in a read is left to the end of the program."""

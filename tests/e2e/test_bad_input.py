@@ -216,7 +216,9 @@ def test_an_interrupted_diagnosis_leaves_no_hook(slow_loader, number):
     wait_until(watching, lambda: hooked(slow_loader.pid))
     watching.send_signal(number)
     out, err = watching.communicate(timeout=60)
-    assert (watching.returncode, out, err) == (128 + number, "", "")
+    assert (watching.returncode, err) == (128 + number, "")
+    # After Ctrl-C there is a report, if enough was seen.
+    assert out == "" or number == signal.SIGINT
     assert not hooked(slow_loader.pid)
     assert slow_loader.alive()
 

@@ -15,6 +15,7 @@ from aitop.engine.torch_profile import take_profile
 from aitop.errors import AitopError
 from aitop.protocol.burst import MOST_STEPS
 from aitop.sources.ring import burst as read
+from aitop.sources.source import SourceError
 
 # A machine with many other things to do takes its time.
 PATIENCE = 60.0
@@ -150,6 +151,24 @@ def until_profiling(watched, run, asking):
     while burst._profile is None or burst._left > asking.steps - 1:
         assert time.monotonic() < deadline, "the burst never began"
         hook_runs.train(*run)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SourceError("failed", "it made no step")])
+def test_a_profile_that_nobody_waits_for_any_more_never_runs(watched, run, monkeypatch, error):
+    states = []
+
+    def give_up(*words, **more):
+        watched.session.burst.look(time.monotonic_ns())
+        states.append(watched.session.burst.active)
+        raise error
+
+    monkeypatch.setattr("aitop.engine.torch_profile.wait_for", give_up)
+    with pytest.raises((KeyboardInterrupt, AitopError)):
+        take_profile(os.getpid(), 3)
+    watched.session.burst.look(time.monotonic_ns())
+    assert states == [True] and not watched.session.burst.active and memfds() == []
+    hook_runs.train(*run, times=2)
+    assert watched.session.burst._profile is None
 
 
 def test_a_forked_child_records_nothing_and_the_profile_ends_with_the_steps_so_far(watched, run):

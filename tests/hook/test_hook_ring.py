@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -430,6 +431,30 @@ sys.stdin.read()
         assert source.read() == []
         source.close()
         made[0].close()
+
+    @pytest.mark.parametrize("late", [True, False], ids=["after the end", "before the end"])
+    def test_a_ring_that_nobody_takes_is_closed(self, monkeypatch, late):
+        ring, opened, answers = Ring("attach"), [], threading.Event()
+
+        def enter(source, pid):
+            answers.wait(20)
+            opened.append(HookRing(pid))
+            return opened[-1]
+
+        monkeypatch.setattr(HookSource, "_enter", enter)
+        monkeypatch.setattr(source_module, "LONGEST_ENTRY_SECONDS", 0.05)
+        source = HookSource(lambda: [os.getpid()], list, list)
+        with pytest.raises(SourceError, match="on its way in"):
+            source.open()
+        (entry,) = [one for one in threading.enumerate() if one.name == f"aitop-hook-{os.getpid()}"]
+        for do in (source.close, answers.set, entry.join) if late else (answers.set, entry.join, source.close):
+            do()
+        assert [reader._fd for reader in opened] == [-1]
+        monkeypatch.undo()
+        source.open()
+        assert list(source._rings) == [os.getpid()]
+        source.close()
+        ring.close()
 
     def test_the_way_in_is_gone_when_there_is_no_hook(self):
         made = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ from aitop.commands import alert as alerts
 from aitop.commands.alert import Alert, alert_of
 from aitop.errors import WrongUsageError
 from aitop.model.verdict import Diagnosis, Verdict
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="what root owns is made by root")
 
 
 def seen(*verdicts):
@@ -156,11 +159,34 @@ def test_an_unknown_verdict_or_severity_is_wrong_usage(text, words, capsys):
     assert ended.value.code == 2 and words in capsys.readouterr().err
 
 
-def test_root_does_not_run_what_others_can_change(tmp_path, monkeypatch):
-    script = tmp_path / "alert.sh"
+@pytest.mark.parametrize(
+    ("command", "folder", "file", "refused"),
+    [
+        ("{} now", 0o755, 0o777, True),
+        ("sh {}", 0o755, 0o666, True),
+        ("sh {}", 0o777, 0o644, True),
+        pytest.param("sh {}", 0o755, 0o644, False, marks=AS_ROOT),
+        pytest.param("sh {}", 0o1777, 0o644, False, marks=AS_ROOT),
+    ],
+)
+def test_root_does_not_run_what_others_can_change(command, folder, file, refused, tmp_path, monkeypatch):
+    script = tmp_path / "there" / "alert.sh"
+    script.parent.mkdir()
     script.write_text("#!/bin/sh\n")
-    script.chmod(0o777)
+    script.chmod(file)
+    script.parent.chmod(folder)
+    monkeypatch.setattr(alerts.os, "geteuid", lambda: 0)
+    if refused:
+        with pytest.raises(WrongUsageError, match="can be changed by others than root"):
+            alert_of(parse(["diagnose", "--pid", "1", "--on", "hang", "--exec", command.format(script)]))
+    else:
+        assert alert_of(parse(["diagnose", "--pid", "1", "--on", "hang", "--exec", command.format(script)])) is not None
+
+
+def test_root_does_not_run_a_link_that_others_can_change(tmp_path, monkeypatch):
+    (tmp_path / "echo").symlink_to("/bin/echo")
+    tmp_path.chmod(0o777)
     monkeypatch.setattr(alerts.os, "geteuid", lambda: 0)
     with pytest.raises(WrongUsageError, match="can be changed by others than root"):
-        alert_of(parse(["diagnose", "--pid", "1", "--on", "hang", "--exec", f"{script} now"]))
+        alert_of(parse(["diagnose", "--pid", "1", "--on", "hang", "--exec", f"{tmp_path}/echo now"]))
     assert alert_of(parse(["diagnose", "--pid", "1", "--on", "hang", "--exec", "echo now"])) is not None

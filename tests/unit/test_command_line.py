@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import tracemalloc
 from types import SimpleNamespace
 
 import msgspec
@@ -14,7 +16,7 @@ import pytest
 import snapshot_builder
 
 from aitop import __version__, cli
-from aitop.commands import demo, diagnose, headless, monitor, run
+from aitop.commands import demo, diagnose, headless, how_ended, monitor, run
 from aitop.commands.options import duration, interval, process_id
 from aitop.engine.feed import own_failure
 from aitop.errors import (
@@ -96,9 +98,29 @@ def test_everything_behind_the_dashes_belongs_to_the_command():
 
 
 @pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("python train.py", "python train.py"),
+        ("--interval 2s python train.py --interval 3 -- -h", "python train.py --interval 3 -- -h"),
+        ("-- python train.py -- -h", "python train.py -- -h"),
+    ],
+)
+def test_the_command_begins_at_the_first_word_that_is_no_option(line, command):
+    args = cli.parse(["run", *line.split()])
+    assert args.command == command.split()
+    assert args.settings.interval == (2.0 if "2s" in line else 1.0)
+
+
+@pytest.mark.parametrize("verb", ["", "diagnose", "record -o x", "export", "profile", "doctor"])
+def test_p_is_short_for_pid(verb):
+    assert cli.parse([*verb.split(), "-p", "7"]).pid == cli.parse([*verb.split(), "--pid", "7"]).pid
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("4242", "aitop --pid 4242"),
+        ("run --frobnicate python train.py", "unrecognized arguments: --frobnicate"),
         ("--passive diagnose --pid 1", "aitop diagnose --passive"),
         ("--pid", "expected at least one argument"),
         ("--pid x", "'x' is not the number of a process"),
@@ -162,6 +184,8 @@ def test_a_full_disk_behind_stdout_is_one_sentence():
 
 NO_EVIDENCE = """
 import sys
+import tempfile
+import tracemalloc
 from types import SimpleNamespace
 from aitop import cli
 from aitop.errors import NotEnoughEvidenceError
@@ -253,6 +277,51 @@ def test_where_aitop_itself_fails_every_verb_says_so_and_leaves_with_1(line, tmp
     assert "aitop: aitop itself failed and stopped watching (ZeroDivisionError: of nothing)" in said.err
     assert said.out == "" and "--for" not in said.err
     assert ("what was seen until then is in" in said.err) == ("record" in line)
+
+
+@pytest.fixture
+def diagnosed(monkeypatch):
+    """`aitop diagnose` of a run that is seen; `wait` is called in place of the waiting."""
+
+    def diagnose_seen(wait, *options):
+        good = msgspec.structs.replace(snapshot_builder.snapshot(snapshot_builder.steps()), ledgers=(LEDGER,))
+
+        class Engine:
+            def __init__(self, *_):
+                pass
+
+            def start(self, publish):
+                publish(good)
+
+            def conclude(self):
+                pass
+
+            stop = conclude
+
+        monkeypatch.setattr("aitop.engine.live.LiveFeed", Engine)
+        monkeypatch.setattr("aitop.sources.host.target.look", lambda pid, **_: good.target)
+        monkeypatch.setattr(headless.Watcher, "wait", wait)
+        return cli.run(["diagnose", "--pid", "7", *options])
+
+    return diagnose_seen
+
+
+def interrupt(watcher, *words, **more):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_keeps_the_report_of_what_was_seen(diagnosed, tmp_path):
+    assert diagnosed(interrupt, "--for", "8h", "-o", f"{tmp_path}/report", "--fail-on", "regression") == 130
+    assert "100 %  host  runs Python" in (tmp_path / "report").read_text()
+
+
+def test_a_recording_that_failed_is_1_and_the_report_is_written_nevertheless(diagnosed, tmp_path, capsys):
+    def fill_the_disk(watcher, *words, **more):
+        watcher._recording.failed = "the recording has stopped: No space left on device"
+
+    assert diagnosed(fill_the_disk, "--record", f"{tmp_path}/seen.jsonl") == 1
+    said = capsys.readouterr()
+    assert "100 %  host  runs Python" in said.out and "No space left on device" in said.err
 
 
 def failing(monkeypatch, error):
@@ -423,6 +492,8 @@ def test_nothing_to_sample_is_5_and_the_report_is_written_nevertheless(capsys, l
     assert "NO VERDICT" in capsys.readouterr().out
     with pytest.raises(NotEnoughEvidenceError):
         diagnose.conclude(None, 7, "text", None)
+    with pytest.raises(NotEnoughEvidenceError, match="in the time given: start the demo again"):
+        diagnose.conclude(snapshot(ledgers=ledgers), 7, "text", None, remedy=demo.AGAIN)
 
 
 def test_a_ledger_without_a_verdict_is_an_answer(capsys):
@@ -488,6 +559,70 @@ def test_a_screen_whose_engine_has_failed_ends_with_a_sentence_and_a_code(monkey
     arguments = cli.parse(["--pid", "7"])
     assert monitor.watch([target], arguments) == AitopError.exit_code
     assert "aitop itself failed and stopped watching (ZeroDivisionError: of nothing)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "ended with code 0"),
+        (-signal.SIGKILL, "was ended by SIGKILL"),
+        (-signal.SIGRTMIN - 1, f"was ended by signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_how_a_process_ended(code, words):
+    assert how_ended(code) == words
+
+
+def test_a_demo_that_a_signal_ends_says_so(monkeypatch, tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(NoTargetError, match="was ended by SIGKILL before its first step"), demo.running(script, []):
+        pass
+
+
+@pytest.fixture
+def on_screen(monkeypatch, tmp_path):
+    """`aitop run` with a screen that closes when the command has ended; returns its exit code."""
+
+    def run_on_screen(watch, *command):
+        monkeypatch.setattr("aitop.commands.monitor.check_terminal", lambda instead: None)
+        monkeypatch.setattr("aitop.commands.monitor.watch", watch)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        return cli.run(["run", "--", *command])
+
+    return run_on_screen
+
+
+def ended(targets, args):
+    """A screen that closes once the command has ended."""
+    os.waitid(os.P_PID, targets[0].pid, os.WEXITED | os.WNOWAIT)
+    return 0
+
+
+def test_a_command_that_does_not_start_leaves_no_log(on_screen, tmp_path):
+    assert on_screen(ended, "/no/such/command") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_large_log_only_its_end_is_read(on_screen, capsys, tmp_path):
+    loud = "print('x' * 80_000_000); print(*range(30), sep='\\n')"
+    tracemalloc.start()
+    assert on_screen(ended, sys.executable, "-c", loud) == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    out, err = capsys.readouterr()
+    assert out.split() == [str(number) for number in range(10, 30)]
+    assert "ended with code 0; all of its output is in" in err and peak < 40_000_000
+
+
+def test_a_log_that_is_gone_is_told_with_how_the_command_ended(on_screen, capsys, tmp_path):
+    def remove(targets, args):
+        for log in tmp_path.iterdir():
+            log.unlink()
+        return ended(targets, args)
+
+    assert on_screen(remove, "true") == 0
+    assert "true ended with code 0; its output cannot be read" in capsys.readouterr().err
 
 
 def test_the_hook_goes_before_other_paths():

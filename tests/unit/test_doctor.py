@@ -417,3 +417,12 @@ def test_the_keys_of_the_json_report_stay():
     assert (told["schema"], told["ok"], told["pid"]) == (1, False, 7)
     assert [list(check) for check in told["checks"]] == [["name", "state", "reason", "remedy"]] * 2
     assert told["checks"][1] == {"name": "gpm", "state": "not-needed", "reason": "no GPU", "remedy": None}
+
+
+def test_a_fault_of_ours_is_no_hung_driver(monkeypatch):
+    def fail():
+        raise ValueError("not a version")
+
+    monkeypatch.setattr("aitop.sources.nvml.abilities.abilities", fail)
+    (nvml, *_) = machine_checks.gpu_checks(place())
+    assert (nvml.state, nvml.reason) == ("does-not", "NVML cannot be asked: ValueError: not a version")

@@ -172,6 +172,21 @@ def test_steps_are_counted_once_though_windows_overlap():
     assert (buckets["0.01"], buckets["0.025"], buckets["+Inf"]) == (0.0, 90.0, 90.0)
 
 
+def test_no_step_is_counted_anew_when_another_rank_leads():
+    """The hook had counted 5000 steps before the exporter came, which has seen ten of them."""
+
+    def led_by(leads: int, last: int) -> Snapshot:
+        ranks = tuple(RankView(pid=pid, rank=rank, step=last) for rank, pid in enumerate((7, 8)))
+        led = stepped(last - 9, last, pid=leads, count=10)
+        (process,) = led.host.processes
+        processes = tuple(msgspec.structs.replace(process, pid=view.pid, rank=view.rank) for view in ranks)
+        host = msgspec.structs.replace(led.host, processes=processes)
+        return msgspec.structs.replace(led, ranks=Ranks(ranks=ranks), host=host)
+
+    seen = exported(led_by(7, 5010), led_by(8, 5020), led_by(7, 5030))
+    assert {labels["rank"]: value for labels, value in seen["aitop_units_total"]} == {"0": 20.0, "1": 20.0}
+
+
 def test_counters_go_on_when_a_rank_is_started_anew():
     collector = JobsCollector("n1")
     before = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import threading
@@ -17,6 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from test_export_metrics import JOB, recorded
 
 from aitop import cli
+from aitop.commands import export
 from aitop.model.verdict import Diagnosis
 from aitop.outputs import otlp
 from aitop.outputs.otlp import OtlpSender
@@ -75,7 +77,7 @@ def attributes(point):
 
 def test_metrics_and_changes_of_verdicts_arrive(receiver):
     collector, said = JobsCollector("n1"), []
-    sender = OtlpSender(receiver.url + "/", collector, said.append)
+    sender = OtlpSender(receiver.url + "/", collector, said.append, receiver.url)
     snapshots = recorded("slow-loader")
     for snapshot in (snapshots[0], snapshots[-1]):
         collector.take(JOB, snapshot)
@@ -106,7 +108,7 @@ def test_metrics_and_changes_of_verdicts_arrive(receiver):
 
 def test_a_verdict_that_is_told_with_another_severity_does_not_end(receiver):
     collector = JobsCollector("n1")
-    sender = OtlpSender(receiver.url, collector, [].append)
+    sender = OtlpSender(receiver.url, collector, [].append, receiver.url)
     last = recorded("slow-loader")[-1]
     for severity in ("warning", "info", "info", "critical"):
         verdict = replace(last.diagnosis.primary, severity=severity)
@@ -122,17 +124,17 @@ def test_a_verdict_that_is_told_with_another_severity_does_not_end(receiver):
     ]  # fmt: skip
 
 
-def test_a_collector_that_is_away_is_told_once(capfd, monkeypatch):
+def test_a_collector_that_is_away_is_told_once_without_its_password(capfd, monkeypatch):
     monkeypatch.setattr(otlp, "TIMEOUT_SECONDS", 0.3)
-    said = []
-    sender = OtlpSender("http://127.0.0.1:9", JobsCollector("n1"), said.append)
-    sender.send()
-    sender.send()
-    sender.close()
-    assert said == ["cannot send to http://127.0.0.1:9: trying again"]
-    assert capfd.readouterr().err == ""
+    with contextlib.ExitStack() as ending:
+        send = export.otlp_of(JobsCollector("n1"), "http://ada:secret@127.0.0.1:9", ending)
+        send()
+        send()
+    assert capfd.readouterr().err == "aitop: cannot send to http://ada:***@127.0.0.1:9: trying again\n"
 
 
-def test_what_is_no_url_is_refused(capsys):
-    assert cli.run(["export", "--all", "--otlp", "localhost:4317"]) == 2
-    assert "is not the URL of a collector" in capsys.readouterr().err
+@pytest.mark.parametrize(("url", "shown"), [("localhost:4317", "localhost:4317"), ("ada:secret@n1:4318", "ada:***@n1")])
+def test_what_is_no_url_is_refused(url, shown, capsys):
+    assert cli.run(["export", "--all", "--otlp", url]) == 2
+    err = capsys.readouterr().err
+    assert "is not the URL of a collector" in err and shown in err and "secret" not in err

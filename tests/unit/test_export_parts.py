@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 import socket
 import stat
 import subprocess
@@ -19,7 +20,7 @@ from aitop.commands import export
 from aitop.commands.export import notify
 from aitop.engine import node
 from aitop.engine.live import Options
-from aitop.errors import AitopError, NotPermittedError
+from aitop.errors import AitopError, NoTargetError, NotPermittedError
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.job import Candidate
 from aitop.outputs.prometheus.destinations import Address, parse_address, write_textfile
@@ -143,7 +144,10 @@ def test_systemd_hears_of_it_where_it_asked(tmp_path, monkeypatch):
         (["--all"], "say where to"),
         (["--all", "--prometheus", "nonsense"], "not HOST:PORT"),
         (["--all", "--prometheus", "9464", "--tls-cert", "x"], "--tls-key"),
-        (["--all", "--prometheus", "9464", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"], "cannot listen"),
+        (["--all", "--prometheus", "9464", "--tls-cert", "/no/c", "--tls-key", __file__], "cannot read /no/c: No such"),
+        (["--all", "--prometheus", "9464", "--tls-cert", __file__, "--tls-key", __file__], f"no HTTPS with {__file__}"),
+        (["--all", "--textfile", "x.prom", "--tls-cert", "c", "--tls-key", "k"], "need --prometheus"),
+        (["--all", "--prometheus", "192.0.2.1:9464"], "cannot listen on 192.0.2.1:9464: "),
         (["--all", "--textfile", "metrics.txt"], "end in .prom"),
         (["--all", "--textfile", "/nowhere/aitop.prom"], "cannot write"),
     ],
@@ -171,6 +175,16 @@ def test_looks_overlap_where_the_hook_tells_of_requests_however_seldom_they_are_
     monkeypatch.setattr("aitop.engine.node.Node", Ended)
     assert cli.run(["export", "--all", *words.split(), "--textfile", f"{tmp_path}/aitop.prom"]) == 0
     assert intervals == [seconds]
+
+
+def test_ctrl_c_ends_it_with_0_and_removes_the_text_file(tmp_path, monkeypatch):
+    def interrupt(watching):
+        (tmp_path / "aitop.prom").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node.Node, "update", interrupt)
+    assert cli.run(["export", "--all", "--textfile", f"{tmp_path}/aitop.prom"]) == 0
+    assert not os.listdir(tmp_path)
 
 
 def test_a_library_that_is_missing_is_named_with_the_command(monkeypatch):
@@ -268,29 +282,100 @@ def test_a_driver_that_was_opened_in_part_is_closed(monkeypatch):
     assert calls == ["open", "close"] * 2
 
 
-def test_a_job_that_may_not_be_looked_into_is_told_once_and_dropped_at_its_end(monkeypatch):
+def test_jobs_do_not_wait_for_a_driver_that_hangs_in_the_read_of_another(monkeypatch):
+    driver, reads, goes_on = Driver(), threading.Event(), threading.Event()
+
+    def hang():
+        reads.set()
+        goes_on.wait(30)
+        return []
+
+    driver.read = hang
+    monkeypatch.setattr(devices, "all_devices", lambda: driver)
+    shared = devices.SharedDevices(15.0)
+    shared.patience = 0.05
+    first = threading.Thread(target=shared.read, daemon=True)
+    first.start()
+    assert reads.wait(30)
+    at_last = threading.Timer(5.0, goes_on.set)
+    at_last.start()
+    with pytest.raises(SourceError, match="has not come back") as raised:
+        shared.read()
+    assert raised.value.state == "stale"
+    goes_on.set()
+    at_last.cancel()
+    first.join()
+    assert shared.read() == []
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """A process that `export --all` finds."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        found = {"user": "ada", "framework": "torch", "ranks": 1, "workers": 0, "age": 1.0}
+        running = [Candidate(pid=process.pid, command="train.py", **found)]
+        monkeypatch.setattr(node, "candidates", lambda gpu_users: running if process.poll() is None else [])
+        monkeypatch.setattr(node, "SEARCH_SECONDS", 0.0)
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(("error", "closed"), [(NotPermittedError, True), (NoTargetError, False)])
+def test_a_job_that_is_not_watched_is_told_once_and_is_down_only_if_it_may_not_be_looked_into(
+    job, monkeypatch, error, closed
+):
     said, collector = [], JobsCollector("n1")
 
-    def refuse(pid):
-        raise NotPermittedError(f"process {pid} belongs to ada")
+    def refuse(pid, *, even_stopped):
+        raise error(f"process {pid} is not one for us")
 
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as job:
-        found = {"user": "ada", "framework": "torch", "ranks": 1, "workers": 0, "age": 1.0}
-        running = [Candidate(pid=job.pid, command="train.py", **found)]
-        monkeypatch.setattr(node, "candidates", lambda gpu_users: running)
-        monkeypatch.setattr(node, "look", refuse)
-        monkeypatch.setattr(node, "SEARCH_SECONDS", 0.0)
-        watching = node.Node(None, Options(gpu=False), collector, said.append)
-        for _ in range(3):
-            watching.update()
-        (up,) = [family for family in collector.collect() if family.name == "aitop_up"]
-        assert [(sample.labels["pid"], sample.value) for sample in up.samples] == [(str(job.pid), 0.0)]
-        running.clear()
+    monkeypatch.setattr(node, "look", refuse)
+    watching = node.Node(None, Options(gpu=False), collector, said.append)
+    for _ in range(3):
         watching.update()
-        watching.stop()
-        job.communicate(b"\n")
-    assert said == [f"process {job.pid} belongs to ada"]
+    up = [sample for family in collector.collect() if family.name == "aitop_up" for sample in family.samples]
+    assert [(sample.labels["pid"], sample.value) for sample in up] == ([(str(job.pid), 0.0)] if closed else [])
+    job.communicate(b"\n")
+    watching.update()
+    watching.stop()
+    assert said == [f"process {job.pid} is not one for us"]
     assert [family.name for family in collector.collect()] == ["aitop_jobs"]
+
+
+class Feed:
+    """A feed that watches nothing."""
+
+    pids = frozenset()
+
+    def __init__(self, targets, options, shared):
+        self.targets = targets
+
+    def start(self, publish):
+        self.publish = publish
+
+    def stop(self):
+        pass
+
+
+def test_a_job_that_a_signal_has_stopped_is_watched(job, monkeypatch):
+    said = []
+    monkeypatch.setattr(node, "LiveFeed", Feed)
+    job.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, job.pid, os.WSTOPPED | os.WNOWAIT)
+    watching = node.Node(None, Options(gpu=False), JobsCollector("n1"), said.append)
+    watching.update()
+    assert said == [f"watching the job of process {job.pid}"]
+
+
+def test_jobs_that_end_together_are_ended_side_by_side(monkeypatch):
+    said, together = [], threading.Barrier(3, timeout=20)
+    monkeypatch.setattr(Feed, "stop", lambda feed: together.wait())
+    watching = node.Node([], Options(gpu=False), JobsCollector("n1"), said.append)
+    for top in range(3):
+        watching._watched[top] = node._Watched(Feed((), None, None), top, "n1", JobsCollector("n1"))
+        watching._watched[top].ended.set()
+    watching.update()
+    assert watching.ended == len(said) == 3 and watching.over
 
 
 MANY_THREADS = """

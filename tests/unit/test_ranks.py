@@ -534,6 +534,8 @@ def test_a_job_that_moves_or_stands_only_briefly_does_not_hang():
         still(*stacks_of_both, seconds=3),
         still(*stacks_of_both, voluntary_switches=20.0),
         still(*stacks_of_both, main_cpu=0.9),
+        # As on a kernel without schedstat.
+        still(*stacks_of_both, main_cpu=None, cpu=0.9),
         still(*stacks_of_both, read_bytes=1e6),
         still(*stacks_of_both, channel="hrtimer_nanosleep"),
     ):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from aitop.engine.recorder import Recorder
 from aitop.errors import UnreadableRecordingError, WrongUsageError
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
@@ -107,6 +109,43 @@ def test_gz_is_compressed_and_told_from_content(tmp_path):
     packed = write(tmp_path / "a.gz")
     assert gzip.decompress(packed.read_bytes()).splitlines()[0].startswith(b'{"aitop_recording":1,')
     assert len(list(read_recording(packed.rename(tmp_path / "b.jsonl"))[1])) == len(EVENTS)
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])
+def test_what_comes_after_the_end_is_no_failure(tmp_path, name):
+    recording = RecordingWriter(tmp_path / name, TARGET)
+    recording.close()
+    size = recording.written
+    for event in EVENTS:
+        recording.write(event)
+    recording.close()
+    assert (recording.failed, recording.written) == (None, size)
+    assert list(read_recording(tmp_path / name)[1]) == []
+
+
+class GivenBack:
+    """A lock; `then` is called each time that it has been given back."""
+
+    def __init__(self, then):
+        self._lock, self._then = threading.Lock(), then
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *error):
+        self._lock.release()
+        self._then()
+
+
+def test_no_event_is_lost_between_two_recordings(tmp_path):
+    recorder = Recorder(lambda path, new: RecordingWriter(path, TARGET, new=new), tmp_path / "first.jsonl")
+    events = [event for event in EVENTS if isinstance(event, (HostSample, Tick))]
+    left = events[::-1]
+    recorder._lock = GivenBack(lambda: left and recorder.write(left.pop()))
+    recorder.begin(tmp_path / "second.jsonl")
+    recorder.close()
+    first, second = (list(read_recording(tmp_path / f"{name}.jsonl")[1]) for name in ("first", "second"))
+    assert first + second == events
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])

@@ -108,6 +108,18 @@ def test_the_past_is_of_another_rank_only_if_the_others_go_on_without_it():
     assert history.past.of.pids == (other,)
 
 
+def test_the_past_of_training_ends_where_the_process_only_infers():
+    history = History(Target(pid=1, command="python run.py"))
+    engine = Engine(history.target, history)
+    for second in range(1, 200):
+        kind = "train" if second < 10 else "infer"
+        record = StepRecord(index=second, end=float(second), seconds=1.0, kind=kind)
+        engine.handle(HookSample(time=float(second), pid=1, steps=(record,)), judged=False)
+        engine.handle(Tick(time=second + 0.5, wall=second + 0.5), judged=False)
+        if second in (100, 199):
+            assert history.past.of.trains == (second == 100)
+
+
 def test_requests_of_a_server_are_judged_too():
     [verdict] = changing(plan(preprocess=0.01, model=0.05), plan(preprocess=0.06, model=0.05), unit="request")
     assert verdict.title.startswith("requests take 1.8× as long since ")

@@ -69,6 +69,19 @@ def test_every_place_reached_from_anywhere_is_what_playing_shows(replay, played)
     assert seen.at(16) == played[15]
 
 
+def test_a_request_just_before_the_wait_for_a_tick_is_not_missed(replay, monkeypatch):
+    replay.resume()
+    replay._rewind()
+    assert replay._ahead() is not None
+    replay._take_tick(None)
+    waits = []
+    monkeypatch.setattr(replay._wake, "wait", lambda seconds: waits.append(seconds) or True)
+    assert not replay._is_due() and len(waits) == 1
+    for ask in (lambda: replay.step(1), replay.pause):
+        ask()
+        assert not replay._is_due() and len(waits) == 1
+
+
 def test_it_says_where_it_stands_and_where_verdicts_change(replay, played):
     seen = Seen()
     replay.start(seen)

@@ -488,6 +488,17 @@ def test_several_servers_add_up():
     assert (found.requests_per_second, found.alive, found.concurrency) == (pytest.approx(20.0), 4, pytest.approx(4.0))
 
 
+def test_percentiles_of_servers_with_different_buckets_are_of_the_bounds_that_both_have():
+    def at(time, pid, bounds, *counts):
+        seen = Histogram(bounds=bounds, counts=counts, sum=0.15 * counts[-1], count=counts[-1])
+        return look(time, 0.0, latency=seen, pid=pid)
+
+    looks = [at(90.0, API, (0.1, 0.2, 0.4), 0.0, 0.0, 0.0), at(90.0, ENGINE, (0.1, 0.15, 0.2), 0.0, 0.0, 0.0)]
+    looks += [at(100.0, API, (0.1, 0.2, 0.4), 0.0, 100.0, 100.0), at(100.0, ENGINE, (0.1, 0.15, 0.2), 0.0, 0.0, 100.0)]
+    latency = figures(*looks).latency
+    assert (latency.p50, latency.p95) == (pytest.approx(0.15), pytest.approx(0.195))
+
+
 def test_of_hook_and_metrics_each_figure_is_the_better_one():
     looks = look(90.0, 0.0, 0.0), look(99.5, 100.0, 9500.0, running=3.0)
     found = figures(hook(API, 90.0, alive=0), hook(API, requests=spread(100, seconds=10.0, tokens=90), alive=2), *looks)

@@ -115,3 +115,12 @@ def test_windows_share_their_frames(script):
         builder.indices(os.getpid(), [RawFrame("load", script, 3), RawFrame("wait", "/lib/python3.11/queue.py", 7)])
         tables.append(builder.result()[0])
     assert [first is second for first, second in zip(*tables, strict=True)] == [True, True]
+
+
+def test_what_is_known_of_processes_that_come_and_go_is_bounded(script, monkeypatch):
+    monkeypatch.setattr(window, "MOST_PROCESSES", 10)
+    code = window.CodeOfProcesses()
+    for pid in range(2**22, 2**22 + 25):
+        builder = window.WindowBuilder(script, code)
+        builder.add(pid, [RawFrame("load", script, 3)], [ThreadSamples("MainThread", True, Counter())])
+    assert 0 < len(code.applications) <= 10

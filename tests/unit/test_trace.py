@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -74,6 +75,30 @@ def test_memory_belongs_to_the_innermost_operator():
     profile = analyse(trace(event("aten::mm", "cpu_op", 0, 10)), pid=7, steps=1, holds=HOLDS)
     assert profile.ops[0].allocated is profile.peak_memory is None, "not watched is not zero"
     assert "allocated" not in profile_text(profile)
+
+
+def test_a_kernel_whose_operator_is_not_known_belongs_to_none():
+    profile = analyse(
+        trace(
+            event("aten::mm", "cpu_op", 0, 20),
+            event("cudaLaunchKernel", "cuda_runtime", 5, 5, correlation=None),
+            event("some_kernel", "kernel", 30, 50, tid=9, device=0),
+        ),
+        pid=7,
+        steps=1,
+        holds=HOLDS,
+    )
+    assert [(row.name, row.device) for row in profile.ops] == [("aten::mm", 0.0)]
+    assert [(row.kind, row.device) for row in profile.kernels] == [("other", pytest.approx(50e-6))]
+    assert profile.devices[0].launch_delay is None
+
+
+def test_a_trace_that_nests_deep_takes_no_time():
+    count = 20_000
+    nested = trace(*(event(f"op{number}", "cpu_op", number, 2 * (count - number)) for number in range(count)))
+    began = time.process_time()
+    assert analyse(nested, pid=7, steps=1, holds=HOLDS).events == count
+    assert time.process_time() - began < 3.0
 
 
 def test_an_operator_inside_its_own_kind_is_counted_once():

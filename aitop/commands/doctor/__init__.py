@@ -21,7 +21,7 @@ FORMATS = ("text", "json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid --format."""
-    parser.add_argument("--pid", type=process_id, help="also say what can be seen of this process")
+    parser.add_argument("-p", "--pid", type=process_id, help="also say what can be seen of this process")
     parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
 
 

@@ -250,8 +250,9 @@ def _ask(answers: list[Abilities | SourceError]) -> None:
         answers.append(abilities())
     except SourceError as error:
         answers.append(error)
-    except OSError as error:
-        answers.append(SourceError("failed", f"NVML cannot be asked: {error.strerror or error}"))
+    except Exception as error:  # without an answer, the driver would be said to hang
+        why = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+        answers.append(SourceError("failed", f"NVML cannot be asked: {why}"))
 
 
 def _counters(there: Sequence[DeviceAbilities]) -> Check:

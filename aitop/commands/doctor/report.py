@@ -69,6 +69,8 @@ def _broken(head: str, text: str, indent: int, columns: int | None) -> list[str]
 
 def as_json(checks: Sequence[Check], pid: int | None) -> str:
     """One object with `schema`, `aitop`, `ok`, `pid` and `checks`; keys are added, none removed."""
+    from aitop.outputs.report import as_json as indented
+
     report = {
         "schema": SCHEMA,
         "aitop": __version__,
@@ -76,4 +78,4 @@ def as_json(checks: Sequence[Check], pid: int | None) -> str:
         "pid": pid,
         "checks": checks,
     }
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+    return indented(report)

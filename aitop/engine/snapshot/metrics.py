@@ -105,18 +105,23 @@ def _are_brief(span: Span) -> bool:
 
 
 def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
-    """Percentiles of the values added to the histograms in these spans; None where a bucket is too wide for one."""
-    added: dict[float, float] = defaultdict(float)
-    total = 0.0
+    """Percentiles of the values added to the histograms in these spans; None where a bucket is too wide for one.
+
+    Servers may have different buckets: only up to a bound that all of them have can their values be added up.
+    """
+    added: dict[float, list[float]] = defaultdict(list)
+    total, histograms = 0.0, 0
     for before, after in ((span[0].histograms.get(name), span[1].histograms.get(name)) for span in spans):
         if before is None or after is None or before.bounds != after.bounds or after.count < before.count:
             return None
         total += after.count - before.count
+        histograms += 1
         for bound, earlier, count in zip(after.bounds, before.counts, after.counts, strict=False):
-            added[bound] += count - earlier
+            added[bound].append(count - earlier)
     if total <= 0:
         return None
-    p50, p95, p99 = (_within(sorted(added.items()), share * total) for share in (0.5, 0.95, 0.99))
+    buckets = [(bound, sum(counts)) for bound, counts in sorted(added.items()) if len(counts) == histograms]
+    p50, p95, p99 = (_within(buckets, share * total) for share in (0.5, 0.95, 0.99))
     return None if p50 is None or p95 is None or p99 is None else Percentiles(p50=p50, p95=p95, p99=p99)
 
 

@@ -43,7 +43,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     host = history.hosts.last
     if host is None:
         return None
-    processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
+    processes: Sequence[ProcessSample] = host.living_ranks
     world = world_size(history, host)
     if world < 2:
         # Trainers without a process group have no step in common. Where the hook is in, it would know of one.

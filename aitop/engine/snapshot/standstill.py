@@ -155,7 +155,9 @@ def _is_still(process: ProcessSample, host: HostSample, history: History) -> boo
         return False
     if process.state in ("T", "t"):
         return True
-    if process.voluntary_switches <= STILL_SWITCHES and (process.main_cpu or 0.0) <= STILL_CORES:
+    # A kernel without schedstat does not count the CPU time of the main thread alone.
+    used = process.cpu if process.main_cpu is None else process.main_cpu
+    if process.voluntary_switches <= STILL_SWITCHES and used is not None and used <= STILL_CORES:
         return (process.cpu or 0.0) <= 1.0 and not _has_working_child(process, host)
     since = _spins_since(process.pid, host, history)
     return since is not None and host.time > since
@@ -274,7 +276,7 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
     """The numbers of ranks of this machine that have ended and that no other process has taken over."""
     present = {rank.rank for rank in ranks if rank.rank is not None}
     missing = set(history.rank_numbers.values()) - present
-    processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
+    processes = host.living_ranks
     here = max((process.local_world_size or 0 for process in processes), default=0)
     offsets = {one.rank - one.local_rank for one in processes if one.rank is not None and one.local_rank is not None}
     if here and len(offsets) == 1:

@@ -67,7 +67,7 @@ class Burst(Measure):
         return self._state in (at.WAITING, at.RUNNING)
 
     def look(self, now: int) -> None:
-        """Accept a monitor's new request, and drop a trace that was kept for long enough."""
+        """Accept a monitor's new request, or its withdrawal, and drop a trace that was kept for long enough."""
         request = self._session.ring.burst if self._session.ring is not None else 0
         if self._state == at.RUNNING and now > self._begun + 2 * LONGEST_NS:
             # The thread that began it, which would end it, seems to be gone.
@@ -75,6 +75,9 @@ class Burst(Measure):
         if self._fd >= 0 and not self.active and now > self._ended + HELD_FOR_NS:
             self._close()
         serial, steps = request >> 16, request & 0xFFFF
+        if not steps and self._state == at.WAITING:
+            # Whoever asked waits no more. A profile that runs already ends by itself within a few steps.
+            self._close()
         if not steps or serial == self._serial or self.active:
             return
         self._close()

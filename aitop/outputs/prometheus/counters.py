@@ -61,11 +61,12 @@ class RankCounters:
     def _take_steps(self, pid: int, snapshot: Snapshot) -> None:
         steps, facts = snapshot.steps, snapshot.facts
         leads = steps is not None and steps.pid == pid
-        count = steps.count if steps is not None and leads else _step_of(pid, snapshot)
-        if count is None:
+        # By the number that the hook gives each step: a rank's steps go on when another one leads.
+        number = steps.recent[-1].index if steps is not None and leads and steps.recent else _step_of(pid, snapshot)
+        if number is None:
             return
-        made = max(0, count - self._steps) if self._steps is not None else 0
-        self._steps = count
+        made = max(0, number - self._steps) if self._steps is not None else 0
+        self._steps = number
         self.steps = (self.steps or 0) + made
         if steps is None or not leads:
             return

@@ -270,7 +270,7 @@ def _label(text: str) -> str:
 
 def ranks_here(snapshot: Snapshot) -> tuple[Rank, ...]:
     """The ranks of the job on this machine; of a server or a program without ranks, the processes that do the work."""
-    ranks = (process for process in snapshot.processes if process.role == "rank" and process.state != "Z")
+    ranks = snapshot.host.living_ranks if snapshot.host is not None else ()
     numbers = {process.pid: process.rank for process in ranks}
     if snapshot.engine is not None or not numbers:
         serving = sorted(snapshot.serving.side_by_side) if snapshot.serving is not None else ()

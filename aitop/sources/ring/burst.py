@@ -45,11 +45,10 @@ OLD_SECONDS = 300.0
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """A finished burst: the trace as torch wrote it, its steps, how long it took, and how long it held up the run."""
+    """A finished burst: the trace as torch wrote it, its steps, and how long it held up the run."""
 
     trace: bytes
     steps: int
-    seconds: float
     holds: Holds
 
 
@@ -57,7 +56,6 @@ class _Header(msgspec.Struct, frozen=True):
     serial: int
     state: int
     steps: int
-    seconds: float
     holds: Holds
     size: int
 
@@ -115,12 +113,11 @@ def _find(pid: int, serial: int) -> tuple[int, _Header] | None:
 def _header(data: bytes) -> _Header | None:
     if len(data) < HEADER.size:
         return None
-    magic, serial, state, steps, begun, ended, start, stop, save, size = HEADER.unpack(data)
+    magic, serial, state, steps, _, _, start, stop, save, size = HEADER.unpack(data)
     if magic != MAGIC or state not in (WAITING, RUNNING, DONE, REFUSED):
         return None
-    seconds = _seconds(max(0, ended - begun))
     holds = Holds(start=_seconds(start), stop=_seconds(stop), save=_seconds(save))
-    return _Header(serial, state, min(steps, MOST_STEPS), seconds, holds, size)
+    return _Header(serial, state, min(steps, MOST_STEPS), holds, size)
 
 
 def _seconds(nanoseconds: int) -> float:
@@ -132,7 +129,7 @@ def _read(fd: int, header: _Header) -> Burst:
         raise SourceError("failed", f"the trace is too large to be read ({header.size} bytes): ask for fewer steps")
     with os.fdopen(os.dup(fd), "rb") as opened:
         opened.seek(TRACE_AT)
-        return Burst(opened.read(header.size), header.steps, header.seconds, header.holds)
+        return Burst(opened.read(header.size), header.steps, header.holds)
 
 
 def _text(fd: int, header: _Header) -> str:

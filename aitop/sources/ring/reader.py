@@ -228,7 +228,10 @@ class HookRing:
         return any(pid not in (0, mine) and deadline > now for pid, deadline in self._slots())
 
     def ask_for_burst(self, serial: int, steps: int) -> None:
-        """Ask for a profile of `steps` steps (1 to 1000) under a serial number of ours. See burst.py."""
+        """Ask for a profile of `steps` steps (1 to 1000) under a serial number of ours; 0 steps withdraw a request.
+
+        See burst.py.
+        """
         self._pwrite(struct.pack("=Q", serial << 16 | steps), ring.WORD * ring.W_BURST)
 
     def close(self) -> None:

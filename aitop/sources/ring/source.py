@@ -62,6 +62,9 @@ class HookSource(Source):
         # Processes that are being entered, each by a thread of its own, as it may take long.
         self._entering: set[int] = set()
         self._results: queue.SimpleQueue[tuple[int, HookRing | SourceError]] = queue.SimpleQueue()
+        # While closed nobody takes a ring from the results. The lock guards both.
+        self._closed = False
+        self._lock = threading.Lock()
 
     @property
     def note(self) -> str | None:
@@ -75,6 +78,8 @@ class HookSource(Source):
     def open(self) -> None:
         """Open the ring of every process. Raises SourceError if there is none at all."""
         remove_leftovers()
+        with self._lock:
+            self._closed = False
         now = time.monotonic()
         # Not forgotten: a process that is no longer wanted may still have a request queued.
         for failure in self._failures.values():
@@ -102,6 +107,12 @@ class HookSource(Source):
 
     def close(self) -> None:
         """Release the leases: hooks that came by attach leave unless another monitor uses them."""
+        with self._lock:
+            self._closed = True
+        while not self._results.empty():
+            pid, result = self._results.get()
+            self._entering.discard(pid)
+            self._arrive(pid, result, wanted=False)
         for pid in list(self._rings):
             self._drop(pid)
 
@@ -124,7 +135,7 @@ class HookSource(Source):
             except queue.Empty:
                 return
             self._entering.discard(pid)
-            self._arrive(pid, result, pid in wanted)
+            self._arrive(pid, result, wanted=pid in wanted)
             due = [other for other in due if other != pid]
             self._begin(due)
 
@@ -136,18 +147,25 @@ class HookSource(Source):
                 threading.Thread(target=self._try, args=(pid,), name=f"aitop-hook-{pid}", daemon=True).start()
 
     def _try(self, pid: int) -> None:
+        result: HookRing | SourceError
         try:
-            self._results.put((pid, self._enter(pid)))
+            result = self._enter(pid)
         except SourceError as error:
-            self._results.put((pid, error))
+            result = error
         except Exception as error:  # a failure in one process must not end the others
-            self._results.put((pid, unexpected(error)))
+            result = unexpected(error)
+        with self._lock:
+            if self._closed and isinstance(result, HookRing):
+                result.close()
+                self._entering.discard(pid)
+            else:
+                self._results.put((pid, result))
 
     def _is_due(self, pid: int, now: float) -> bool:
         failure = self._failures.get(pid)
         return failure is None or now >= failure.again_at
 
-    def _arrive(self, pid: int, result: HookRing | SourceError, wanted: bool) -> None:
+    def _arrive(self, pid: int, result: HookRing | SourceError, *, wanted: bool) -> None:
         """Take the ring of a process that was entered, or the reason why there is none."""
         if isinstance(result, SourceError):
             self._failures[pid] = _Failure(result, time.monotonic(), self._failures.get(pid))

@@ -245,4 +245,4 @@ def _parsed(spy: Spy, mains: frozenset[str]) -> tuple[list[RawFrame], list[Threa
 
 def main_threads(pid: int) -> frozenset[str]:
     """Ids of the main thread: the pid here, and in the process's own pid namespace."""
-    return frozenset((str(pid), *procfs.status(pid).get("NSpid", "").split()[-1:]))
+    return frozenset((str(pid), str(procfs.inner_pid(pid))))

@@ -25,6 +25,7 @@ from aitop.stacks.reading import Seen, own_start, read_stack
 MOST_FLOWS = 40
 MOST_CALLING = 1000
 MOST_FRAMES = 10_000
+MOST_PROCESSES = 1000
 
 _View = tuple[str, "str | None", "User | None"]
 
@@ -183,6 +184,9 @@ class WindowBuilder:
         known = self._code.applications
         if known.get(pid, "") is None:
             return
+        if len(known) >= MOST_PROCESSES:
+            # A server may fork a process for each request.
+            known.clear()
         frames = [Frame(frame.name, file, 0) for frame, file in zip(raw, _files(pid, raw), strict=True)]
         stacks = ([frames[index] for index in stack] for thread in threads for stack in thread.stacks)
         own = ([frame.file for frame in stack[own_start(stack) :]] for stack in stacks)
@@ -193,7 +197,7 @@ class WindowBuilder:
         return tuple(self._table), tuple(self._stacks)
 
     def flows(self) -> tuple[Flow, ...]:
-        """The dataflow of the user's functions in the table that call the model, or may call the garbage collector."""
+        """The dataflow of the user's functions in the table that call the model or may collect garbage."""
         flows: list[Flow] = []
         for file, (code, lines) in self._lines.items():
             text = code.text(file) or ""
