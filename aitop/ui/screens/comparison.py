@@ -50,6 +50,9 @@ class ChangesPane(CodePane):
         lines = lines or [Line("one of the runs has no stacks to compare", DIM)]
         return Drawing(lines, "Stacks of both, by change · f words", legend((GREW, SHRANK, EVEN)), foot=foot)
 
+    def action_look(self) -> None:
+        """Do nothing: a node of two runs is no line of one of them. The screen would take the key and close."""
+
 
 def changed_node(tree: ChangedNode, above: TreePath, name: str = "") -> Node:
     """The node for the flame view; a chain of library functions that each call only one other becomes one node."""
