@@ -170,10 +170,14 @@ def also_line(others: tuple[Verdict, ...], width: int) -> Line | None:
 
 
 def looking_lines(view: View, width: int, height: int) -> list[Line]:
-    """What is shown while there is no verdict: how much was sampled, and what the rules still need."""
+    """What is shown without a verdict: that all are about other ranks; else how much was sampled, and what the rules
+    still need.
+    """
     snapshot = view.snapshot
     if snapshot is None:
         return [Line("looking…", BRIGHT).add("  nothing has come in yet", DIM)]
+    if snapshot.diagnosis.verdicts:
+        return about_others(view, snapshot.diagnosis.verdicts, width)[:height]
     lines = [Line("looking… ", BRIGHT).add(seen_so_far(snapshot), DIM)]
     failing = [
         Line("  ").join(line)
@@ -188,6 +192,16 @@ def looking_lines(view: View, width: int, height: int) -> list[Line]:
         waiting = f"  {len(ids)} verdicts wait for more: {', '.join(ids)}"
         rest = [*rest[: room - 1], Line(shorten(waiting, width), FAINT)]
     return [*lines, *rest][:height]
+
+
+def about_others(view: View, verdicts: tuple[Verdict, ...], width: int) -> list[Line]:
+    """That no verdict is about the rank that the screen is narrowed to, and which ranks they are about."""
+    ranks = sorted({rank for verdict in verdicts for rank in verdict.ranks})
+    about = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    ids = ", ".join(dict.fromkeys(verdict.id for verdict in verdicts))
+    text = f"{len(verdicts)} {'are' if len(verdicts) > 1 else 'is'} about {about}: {ids} · 0 shows all"
+    none = Line(shorten(f"No verdict is about rank {view.rank}", width), BRIGHT)
+    return [none, *(Line(part, DIM) for part in wrap(text, width))]
 
 
 def seen_so_far(snapshot: Snapshot) -> str:
@@ -210,6 +224,8 @@ def tiny_lines(view: View, width: int) -> list[Line]:
     if view.paused:
         lines.append(Line("PAUSED", NOTICE))
     verdicts = shown_verdicts(view)
+    if snapshot is not None and not verdicts and snapshot.diagnosis.verdicts:
+        return [*lines, *about_others(view, snapshot.diagnosis.verdicts, width)]
     if snapshot is None or not verdicts:
         words = "looking…" if snapshot is None else f"looking… {seen_so_far(snapshot)}"
         return [*lines, *(Line(text) for text in wrap(words, width))]

@@ -38,7 +38,9 @@ class VerdictList(Pane, can_focus=False):
         self.top = max(0, min(self.top, self.selected), self.selected - height + 1)
         lines = [_list_line(verdict, width, number == self.selected) for number, verdict in enumerate(verdicts)]
         note = Line(self.notice or "↑↓ choose · pgup pgdn scroll · e edit · esc back", TEXT if self.notice else DIM)
-        return Drawing(lines or [Line("no verdict yet", DIM)], "Why", note)
+        judged = view.snapshot is not None and view.snapshot.diagnosis.verdicts
+        nothing = f"no verdict is about rank {view.rank}" if judged else "no verdict yet"
+        return Drawing(lines or [Line(nothing, DIM)], "Why", note)
 
 
 class EvidencePane(Pane, can_focus=False):
