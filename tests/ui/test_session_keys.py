@@ -1,5 +1,6 @@
 """Marks, pictures, recordings, colours: what somebody does with a session, key by key."""
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -283,6 +284,17 @@ async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at
         assert "COMPUTE-BOUND" not in eyes.text()
         monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: False)
         await eyes.until("COMPUTE-BOUND")
+
+
+async def test_however_many_pictures_a_slow_link_skips_one_timer_catches_up(look_at, monkeypatch):
+    asked = []
+    async with look_at(samples.input_bound()) as eyes:
+        monkeypatch.setattr("aitop.ui.screens.monitor.CATCH_UP_SECONDS", 0.05)
+        monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: not asked.append(None))
+        for tick in range(8):
+            await eyes.give(samples.input_bound(tick=tick))
+        await asyncio.sleep(0.5)
+        assert 8 < len(asked) < 8 + 15
 
 
 async def test_panes_are_folded_from_the_start_where_that_is_set():

@@ -12,6 +12,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.widget import Widget
 
 from aitop.diagnosis.fix_edit import SourceAround
@@ -129,6 +130,8 @@ class MonitorScreen(Screen[int]):
         self.recorder = recorder
         self._folded = frozenset(folded)
         self._newest: Snapshot | None = None
+        # Runs while the terminal has not taken the last frame.
+        self._catching_up: Timer | None = None
         self._plan: Plan = {}
         self._zoomed: str | None = None
         self._zoomed_for_room = False
@@ -175,7 +178,8 @@ class MonitorScreen(Screen[int]):
         self._newest = message.snapshot
         if output_is_blocked():
             # The terminal has not taken the last frame yet. Skipping this one saves bytes on a slow link.
-            self.set_timer(CATCH_UP_SECONDS, self._catch_up)
+            if self._catching_up is None:
+                self._catching_up = self.set_timer(CATCH_UP_SECONDS, self._catch_up)
         # A paused replay must still show the moment that the user seeks to.
         elif not self.view.paused or not self.view.live:
             try:
@@ -200,6 +204,7 @@ class MonitorScreen(Screen[int]):
 
     def _catch_up(self) -> None:
         """Draw the newest snapshot, if it is not on the screen yet."""
+        self._catching_up = None
         if self._newest is not None and self._newest is not self.view.snapshot:
             self.post_message(SnapshotArrived(self._newest))
 
