@@ -257,6 +257,10 @@ async def test_every_screen_draws_in_every_theme(theme):
         text = "\n".join("".join(segment.text for segment in row) for row in rows)
         assert "INPUT-BOUND" in text
         assert text.isascii() == (theme == "monochrome")
+        assert ("enter why" in text) == (theme == "monochrome") != ("⏎ why" in text)
+        await pilot.press("T")
+        keys = app.screen.query_one("#processes").drawn[-2].text
+        assert ("enter narrow to it" in keys and "left/right fold" in keys) == (theme == "monochrome")
         colours = {segment.style.color.name for row in rows for segment in row if segment.style and segment.style.color}
         assert (colours == {"default"}) == (theme == "monochrome")
 

@@ -307,7 +307,7 @@ class ProcessPane(RowPane[ProcessRow]):
         pids = family(snapshot.host.processes, row.process.pid) if snapshot.host else frozenset()
         title = f"what {process_words(snapshot, row.process.pid)} runs"
         room = room_below(len(self.rows) + 1, height - 1)
-        return [*lines_below(view, title, width, room, pids=pids), key_hints(KEYS)]
+        return [*lines_below(view, title, width, room, pids=pids), key_hints(KEYS, view.appearance)]
 
     def key_of(self, row: ProcessRow) -> int:
         return row.process.pid

@@ -14,7 +14,8 @@ from aitop.model.verdict import Diagnosis, Verdict, Where, by_reason
 from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
-from aitop.ui.widgets.line import Line, hanging, rule, shorten, spread, wrap
+from aitop.ui.theme.themes import Appearance
+from aitop.ui.widgets.line import Line, hanging, key_words, rule, shorten, spread, wrap
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, state_lines
 
@@ -44,9 +45,9 @@ class VerdictPane(Pane):
         if view.snapshot is None or not verdicts:
             lines = looking_lines(view, width, height)
         elif height >= ROOM_FOR_ALL:
-            lines = all_lines(verdicts, view.snapshot.diagnosis, width)
+            lines = all_lines(verdicts, view.snapshot.diagnosis, width, view.appearance)
         else:
-            lines = verdict_lines(verdicts, width, height)
+            lines = verdict_lines(verdicts, width, height, view.appearance)
         scope = None if view.pids() is None else WHOLE_JOB
         return Drawing(lines, "Verdict", since_mark(view, width - 14), scope=scope)
 
@@ -61,13 +62,13 @@ def shown_verdicts(view: View) -> tuple[Verdict, ...]:
     return tuple(verdict for verdict in verdicts if not verdict.ranks or view.rank in verdict.ranks)
 
 
-def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> list[Line]:
+def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int, appearance: Appearance) -> list[Line]:
     """The first verdict: headline, line of code, best fix, and evidence if there is room; then the other verdicts."""
     primary = verdicts[0]
     lines = [headline(primary, width)]
     if primary.where:
         lines.append(where_line(primary.where[0], width))
-    lines.extend(fix_line(primary, width))
+    lines.extend(fix_line(primary, width, appearance))
     also = also_line(verdicts[1:], width) if height > 3 else None
     room = height - len(lines) - (1 if also else 0)
     lines.extend(Line("  ").add(shorten(one_line(text), width - 2), DIM) for text in primary.evidence[: max(0, room)])
@@ -77,11 +78,13 @@ def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> lis
     return lines[:height]
 
 
-def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int) -> list[Line]:
+def all_lines(
+    verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int, appearance: Appearance
+) -> list[Line]:
     """Every verdict with its evidence, one below the other, then what could not be judged."""
     lines: list[Line] = []
     for verdict in verdicts:
-        lines += [*verdict_lines((verdict,), width, MOST_OF_ONE), Line()]
+        lines += [*verdict_lines((verdict,), width, MOST_OF_ONE, appearance), Line()]
     silent = unjudged_lines(diagnosis, width)
     return [*lines, rule("could not be judged", width), *silent] if silent else lines
 
@@ -139,12 +142,12 @@ def where_line(where: Where, width: int) -> Line:
     return spread(line, right, width)
 
 
-def fix_line(verdict: Verdict, width: int) -> list[Line]:
+def fix_line(verdict: Verdict, width: int, appearance: Appearance) -> list[Line]:
     """The fix with the largest predicted speedup, in one line with that speedup; empty if no fix is known."""
     if not verdict.fixes:
         return []
     best = max(verdict.fixes, key=lambda fix: fix.speedup or 0.0)
-    right = Line("⏎ why", DIM)
+    right = Line(key_words("⏎ why", appearance), DIM)
     gain = Line("  predicts ", DIM).add(factor(best.speedup), GAIN) if best.speedup is not None else Line()
     room = width - 2 - gain.width - right.width - 2
     line = Line("→ ", GAIN).add(shorten(one_line(best.text), room), TEXT).join(gain)

@@ -146,7 +146,7 @@ class TableScreen(Screen[None]):
     def _hint(self, view: View, _width: int) -> Line:
         """The last line: the newest notice, else the keys."""
         line = Line(" ")
-        return line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys))
+        return line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys, view.appearance))
 
     def took(self, answer: Fleet | JobRanks) -> None:
         """Take a new answer into the listing."""

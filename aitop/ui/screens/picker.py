@@ -106,7 +106,7 @@ class PickerScreen(Screen[int]):
         yield OneLine(lambda _view, _width: Line(" aitop ", BRAND).add("  which one?", DIM), id="header")
         yield CandidatesPane(id="candidates")
         hints = (("↑↓", "choose"), ("⏎", "monitor"), ("r", "look again"), ("?", "help"), ("q", "quit"))
-        yield OneLine(lambda _view, _width: Line(" ").join(key_hints(hints)), id="hint")
+        yield OneLine(lambda view, _width: Line(" ").join(key_hints(hints, view.appearance)), id="hint")
 
     def on_mount(self) -> None:
         for pane in self.query(Pane):

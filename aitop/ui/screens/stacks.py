@@ -18,7 +18,7 @@ from aitop.ui.messages import in_background
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
-from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
+from aitop.ui.widgets.line import Line, columns, key_words, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, place
 
@@ -61,7 +61,7 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         if lines:
             lines[self.selected] = lit(lines[self.selected])
         state = self.doing or self.when
-        return Drawing([*above, *lines], f"{self.heading} · {state}" if state else self.heading, Line(self.note(), DIM))
+        return Drawing([*above, *lines], f"{self.heading} · {state}" if state else self.heading, Line(key_words(self.note(), view.appearance), DIM))
 
 
 class GroupList(StackList[StackGroup]):
