@@ -161,6 +161,11 @@ class LineScreen(HeadedScreen):
         self._place = place
         self._source_around = source_around
 
+    def take(self, view: View) -> None:
+        super().take(view)
+        if self.is_mounted:
+            self.show()
+
     def on_mount(self) -> None:
         if self._source_around is not None:
             read_excerpt(self, self._source_around, self._place.pid, self._place, self._show_source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.comparison_words import comparison_text
@@ -82,6 +83,9 @@ class ComparisonScreen(HeadedScreen):
         self.words, self.stacks = ComparisonPane(id="comparison"), ChangesPane(id="changes")
         super().__init__(view, self.words, self.stacks)
         self._stacks_chosen = False
+
+    def take(self, view: View) -> None:
+        super().take(replace(view, compared=self.view.compared))
 
     def action_switch(self) -> None:
         """Switch between the text and the stacks."""

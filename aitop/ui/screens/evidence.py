@@ -199,6 +199,11 @@ class EvidenceScreen(HeadedScreen):
         self._source_around = source_around
         self._selected: tuple[str, str | None] | None = None
 
+    def take(self, view: View) -> None:
+        super().take(view)
+        if self.is_mounted:
+            self.show()
+
     def show(self) -> None:
         """Redraw everything. The selected verdict stays selected as long as it exists."""
         verdicts = shown_verdicts(self.view)

@@ -42,7 +42,7 @@ from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.comparison import ComparisonScreen
 from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.headed import HeadedScreen
-from aitop.ui.screens.stacks import StackScreen, StacksScreen
+from aitop.ui.screens.stacks import StacksScreen
 from aitop.ui.screens.torch_profile import ProfileScreen
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
@@ -280,6 +280,8 @@ class MonitorScreen(Screen[int]):
         if not self.app.is_screen_installed("profile"):
             self.app.install_screen(ProfileScreen(self._run, self.view), "profile")
         self.app.push_screen("profile")
+        # It may have been left in other colours.
+        self._show()
 
     def action_edit(self) -> None:
         """Open a line in the editor: the selected one if the code pane has the focus, else the one that the first
@@ -510,24 +512,11 @@ class MonitorScreen(Screen[int]):
         self._show()
 
     def _show(self) -> None:
-        """Pass the view to the panes. While the evidence screen covers this one, only that screen is updated.
-
-        Screens of stacks keep what they show, but it is told anew by the newest view when the user asks again.
-        """
-        for screen in self.app.screen_stack:
-            if isinstance(screen, HeadedScreen) and screen.is_mounted:
-                screen.header.show(self.view)
-            if isinstance(screen, (StackScreen, LineScreen)):
-                screen.view = self.view
-            if isinstance(screen, LineScreen) and screen.is_mounted:
-                screen.show()
-        evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
-        if evidence is not None:
-            evidence.view = self.view
-            if evidence.is_mounted:
-                evidence.show()
-            return
-        for name in self._plan:
+        """Pass the view to the screens that cover this one, or else to the panes."""
+        covering = [screen for screen in self.app.screen_stack if isinstance(screen, HeadedScreen)]
+        for screen in covering:
+            screen.take(self.view)
+        for name in self._plan if not covering else ():
             self._pane(name).show(self.view)
 
     def _lay_out(self) -> None:

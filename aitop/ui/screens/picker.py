@@ -92,8 +92,8 @@ class PickerScreen(Screen[int]):
         Binding("down,j", "app.none", "next job"),
         Binding("enter", "choose", "monitor the marked job"),
         Binding("r", "find", "look again"),
-        Binding("question_mark", "app.help", "this help"),
-        Binding("q,escape", "app.quit", "quit"),
+        Binding("question_mark,f1", "app.help", "this help"),
+        Binding("q,escape,f10", "app.quit", "quit"),
     ]
 
     def __init__(self, find: Callable[[], list[Candidate]], view: View) -> None:

@@ -279,5 +279,4 @@ class StacksScreen(StackScreen[StackGroup]):
     def action_edit(self) -> None:
         group = self.stack.group
         if group is not None:
-            self.listing.problem = edit(self.app, group.place, self.view.process(group.members[0].pid))
-            self.show()
+            self.tell(edit(self.app, group.place, self.view.process(group.members[0].pid)))
