@@ -301,6 +301,26 @@ async def test_however_many_pictures_a_slow_link_skips_one_timer_catches_up(look
         assert 8 < len(asked) < 8 + 15
 
 
+async def test_a_pause_before_the_first_picture_keeps_the_mark_of_the_earlier_run(look_at, feeds):
+    feed = feeds["run"]()
+    feed.marked = samples.healthy
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("space")
+        await eyes.give(samples.input_bound())
+        assert "looking" in eyes.pane("verdict")
+        await eyes.press("space")
+        assert eyes.app.screen.view.mark is not None and "INPUT-BOUND" in eyes.pane("verdict")
+
+
+async def test_a_notice_goes_while_the_picture_is_held(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("space", "M")
+        assert "there is no mark" in eyes.pane("footer")
+        for tick in range(8):
+            await eyes.give(samples.input_bound(tick=tick))
+        assert "there is no mark" not in eyes.pane("footer")
+
+
 async def test_panes_are_folded_from_the_start_where_that_is_set():
     app = MonitorApp(StillFeed(samples.input_bound()), settings=Settings(folded=("code", "memory")))
     async with app.run_test(size=(120, 36)) as pilot:

@@ -188,6 +188,8 @@ class MonitorScreen(Screen[int]):
                 if self.app.is_headless:
                     raise
                 self.post_message(Failed(error))
+        else:
+            self._change(notice=self._notice(), recording=recording_state(self.recorder))
 
     def _take(self, snapshot: Snapshot) -> None:
         if self.view.snapshot is None and self._run is not None:
@@ -349,8 +351,9 @@ class MonitorScreen(Screen[int]):
 
     def action_pause(self) -> None:
         """Freeze the screen, or go on with the newest Snapshot. The run itself is not paused."""
-        paused = not self.view.paused
-        self._change(paused=paused, snapshot=self.view.snapshot if paused else self._newest)
+        self._change(paused=not self.view.paused)
+        if not self.view.paused and self._newest is not None:
+            self._take(self._newest)
 
     def action_rank(self, number: int) -> None:
         pids = list(self.view.ranks().values())
