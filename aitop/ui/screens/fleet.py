@@ -305,7 +305,7 @@ class FleetScreen(TableScreen):
 
     def on_row_chosen(self, message: RowChosen) -> None:
         job: FleetJob = message.row
-        self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every, job.finding_text))
+        self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every))
 
     def action_command(self) -> None:
         """Query the ranks of the job at the cursor, then show the command for the worst one."""
@@ -383,12 +383,9 @@ class RanksScreen(TableScreen):
     keys = (*KEYS, ("esc", "back"))
     listing: RanksPane
 
-    def __init__(
-        self, cluster: FleetReader, view: View, job: str, every: float = ASK_SECONDS, finding: str | None = None
-    ) -> None:
+    def __init__(self, cluster: FleetReader, view: View, job: str, every: float = ASK_SECONDS) -> None:
         super().__init__(cluster, every, View(appearance=view.appearance), RanksPane(id="ranks"))
         self.job = job
-        self._finding = finding
 
     def took(self, answer: Fleet | JobRanks) -> None:
         if isinstance(answer, JobRanks):
@@ -398,7 +395,8 @@ class RanksScreen(TableScreen):
         line = Line(" aitop ", BRAND).add("  ")
         job = Line(f"job {one_line(self.job or '')}", BRIGHT)
         ranks = self.answer.ranks if isinstance(self.answer, JobRanks) else ()
-        parts = [job, waited_for(ranks), Line(self._finding or "", DIM)]
+        worst = worst_of(ranks)
+        parts = [job, waited_for(ranks), Line(one_line(worst.finding_text) if worst is not None else "", DIM)]
         return line.join_fitting([part for part in parts if part.width], width, " · ")
 
     def on_row_chosen(self) -> None:
