@@ -35,6 +35,7 @@ class CandidatesPane(RowPane[Candidate]):
     problem: str | None = None
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.rows = ()
         if self.problem:
             return Drawing([Line(text, LOSS) for text in wrap(self.problem, width)], "AI processes")
         if not self.searched:
