@@ -120,6 +120,11 @@ async def test_at_80x24_hidden_gpus_are_counted(look_at):
         assert "more · busy" in eyes.pane("gpu")
 
 
+async def test_one_row_for_many_gpus_is_that_of_the_target(look_at):
+    async with look_at(samples.eight_gpus(), size=(80, 16)) as eyes:
+        assert "▸0  20%" in eyes.pane("gpu") and "+7 more" in eyes.pane("gpu")
+
+
 async def test_healthy_runs_are_not_red(look_at):
     async with look_at(samples.healthy()) as eyes:
         assert "COMPUTE-BOUND" in eyes.pane("verdict")

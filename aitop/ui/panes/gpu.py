@@ -74,6 +74,9 @@ def line_each(view: View, devices: tuple[GpuDevice, ...], width: int, height: in
     if len(devices) <= height:
         return device_lines(view, devices, width)
     ordered = sorted(devices, key=lambda device: (not device.mine, device.index))
+    if height == 1:
+        others = Line(f"  +{len(ordered) - 1} more", DIM)
+        return [device_lines(view, ordered[:1], width - others.width)[0].join(others)]
     shown, hidden = ordered[: height - 1], ordered[height - 1 :]
     busy = [device.busy for device in hidden if device.busy is not None]
     line = Line(f"    {len(hidden)} more", DIM)
