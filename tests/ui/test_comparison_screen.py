@@ -14,6 +14,9 @@ async def test_the_header_says_how_fast_the_run_is_beside_the_last_one(look_at):
         assert "1.33× faster than yesterday" in eyes.pane("header")
         await eyes.give(msgspec.structs.replace(alike, time=first.time + 6.0))
         assert "faster than" not in eyes.pane("header")
+        # Sought back in a recording.
+        await eyes.give(first)
+        assert "1.33× faster than yesterday" in eyes.pane("header")
 
 
 async def test_a_narrow_header_does_without(look_at):

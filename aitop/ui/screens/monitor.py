@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -141,7 +142,7 @@ class MonitorScreen(Screen[int]):
         self._most_processes = 0
         self._shown_notice: str | None = None
         self._notice_ticks = 0
-        self._compared_at = -COMPARE_SECONDS
+        self._compared_at = -math.inf
         self.view = replace(view, live=feed.live)
 
     def compose(self) -> ComposeResult:
@@ -195,7 +196,7 @@ class MonitorScreen(Screen[int]):
         if self.view.snapshot is None and self._run is not None:
             self._change(mark=self._run.made().marked())
         compared_now = self.view.compared
-        if snapshot.time >= self._compared_at + COMPARE_SECONDS:
+        if abs(snapshot.time - self._compared_at) >= COMPARE_SECONDS:
             compared_now, self._compared_at = compared(snapshot), snapshot.time
         recording, notice = recording_state(self.recorder), self._notice()
         self._change(snapshot=snapshot, recording=recording, notice=notice, compared=compared_now)
