@@ -45,10 +45,11 @@ from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.screens.stacks import StacksScreen
 from aitop.ui.screens.torch_profile import ProfileScreen
-from aitop.ui.state import CodeView, View, next_part, next_thread, serves
+from aitop.ui.state import EVERYBODY, CodeView, View, is_seen, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import OneLine, Pane
 from aitop.ui.widgets.table import RowChosen
+from aitop.ui.words import one_line
 
 if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader
@@ -107,7 +108,7 @@ class MonitorScreen(Screen[int]):
         Binding("s", "save", "save this screen here as a picture and as text"),
         Binding("p", "profile", "profile 5 steps with torch.profiler"),
         Binding("d", "detach", "take the hook out of the target and go on without it"),
-        Binding("escape", "back", "back: out of filter, zoom, process, rank or pause"),
+        Binding("escape", "back", "back: out of filter, zoom, process, rank, thread or pause"),
         Binding("q,f10", "app.quit", "quit"),
     ]
 
@@ -204,6 +205,9 @@ class MonitorScreen(Screen[int]):
         if chosen is not None and known and all(process.pid != chosen for process in self.view.processes):
             # The chosen process is gone, so stop narrowing to it.
             self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
+        who = self.view.who
+        if snapshot.stacks is not None and not is_seen(snapshot.stacks, who):
+            self._change(who=EVERYBODY, notice=f"nothing of {one_line(who.words())} is seen any more: all code is shown")
 
     def _catch_up(self) -> None:
         """Draw the newest snapshot, if it is not on the screen yet."""
@@ -418,13 +422,15 @@ class MonitorScreen(Screen[int]):
             self._change(who=following(stacks, self.view.pids(), self.view.who))
 
     def action_back(self) -> None:
-        """Undo one restriction of the view: filter, zoom, process or rank, pause, in this order."""
+        """Undo one restriction of the view: filter, zoom, process or rank, part of the code, pause, in this order."""
         if self.view.filter:
             self._change(filter="")
         elif self._zoomed is not None:
             self._leave_zoom()
         elif self.view.chosen is not None:
             self._change(chosen=None)
+        elif self.view.who != EVERYBODY:
+            self._change(who=EVERYBODY)
         elif self.view.paused:
             self.action_pause()
 
