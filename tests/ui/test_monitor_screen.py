@@ -199,6 +199,7 @@ async def test_number_keys_narrow_to_a_rank(look_at):
         assert "2 ranks" in eyes.pane("header")
         await eyes.press("9")
         assert "2 ranks" in eyes.pane("header")
+        assert "there are only 2 ranks" in eyes.pane("footer")
 
 
 @pytest.mark.parametrize("size", [(120, 36), (36, 8)])

@@ -81,7 +81,10 @@ def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
     keys = [key for key in KEYS if key[0] != "d" or view.can_detach]
     if len(view.ranks()) > 1:
         keys[4:4] = [("1-9", "rank", ""), ("h", "hang", "screen.hang")]
-    keys = [(key_words(key, view.appearance), meant.get(word, word), "" if word in meant else action) for key, word, action in keys]
+    keys = [
+        (key_words(key, view.appearance), meant.get(word, word), "" if word in meant else action)
+        for key, word, action in keys
+    ]
     for key, word, action in keys:
         is_on = (word == "pause" and view.paused) or word == view.code
         shown = {"pause": "go on", "tree": "lines", "flame": "lines"}.get(word, word) if is_on else word

@@ -78,9 +78,7 @@ def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int, appear
     return lines[:height]
 
 
-def all_lines(
-    verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int, appearance: Appearance
-) -> list[Line]:
+def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int, appearance: Appearance) -> list[Line]:
     """Every verdict with its evidence, one below the other, then what could not be judged."""
     lines: list[Line] = []
     for verdict in verdicts:

@@ -23,6 +23,7 @@ from aitop.engine.recorder import Recorder
 from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
+from aitop.model.units import plural
 from aitop.ui.editor import EDITOR_HAS_TERMINAL, edit
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
@@ -87,7 +88,10 @@ class MonitorScreen(Screen[int]):
         Binding("up,down", "app.none", "scroll the focused pane"),
         Binding("left,right", "app.none", "read the focused pane's charts at a cursor"),
         Binding("space", "pause", "hold the picture still, and go on"),
-        *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
+        *[
+            Binding(str(number), f"rank({number})", "show one rank only: 1 is the first (rank 0)")
+            for number in range(1, 10)
+        ],
         Binding("0", "rank(0)", "show all ranks"),
         Binding("h,H", "hang", "where every rank stands at this moment, and which one keeps the others waiting"),
         Binding("E", "everywhere", "the job's ranks on all machines, from Prometheus (setting: prometheus)"),
@@ -207,7 +211,9 @@ class MonitorScreen(Screen[int]):
             self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
         who = self.view.who
         if snapshot.stacks is not None and not is_seen(snapshot.stacks, who):
-            self._change(who=EVERYBODY, notice=f"nothing of {one_line(who.words())} is seen any more: all code is shown")
+            self._change(
+                who=EVERYBODY, notice=f"nothing of {one_line(who.words())} is seen any more: all code is shown"
+            )
 
     def _catch_up(self) -> None:
         """Draw the newest snapshot, if it is not on the screen yet."""
@@ -364,7 +370,10 @@ class MonitorScreen(Screen[int]):
         pids = list(self.view.ranks().values())
         if number == 0:
             self._change(chosen=None)
-        elif len(pids) > 1 and number <= len(pids):
+        elif number > len(pids) or len(pids) == 1:
+            verb = "is" if len(pids) == 1 else "are"
+            self._change(notice=f"there {verb} only {plural(len(pids), 'rank')}" if pids else "there are no ranks")
+        else:
             self._narrow(pids[number - 1])
 
     def _narrow(self, pid: int) -> None:
