@@ -127,6 +127,18 @@ async def test_w_goes_through_parts_and_threads(look_at):
         assert "·" in eyes.pane("code") and "workers" not in upper(eyes).split("\n")[0]
 
 
+@pytest.mark.parametrize("view", ["t", None])
+async def test_the_share_of_the_line_is_renewed(look_at, view):
+    snapshot = samples.input_bound()
+    async with look_at(snapshot, size=(120, 60)) as eyes:
+        eyes.app.screen.show_pane("code")
+        await eyes.press(*([view, "end"] if view else []), "o")
+        assert " % of the samples of" in eyes.pane("line") and " 0 % of" not in eyes.pane("line")
+        stacks = msgspec.structs.replace(snapshot.stacks, lines=(), processes=snapshot.stacks.processes[:1], trees=())
+        await eyes.give(msgspec.structs.replace(snapshot, stacks=stacks))
+        assert " 0 % of the samples of" in eyes.pane("line")
+
+
 async def test_the_code_of_a_thread_is_left_with_esc_and_when_the_thread_has_ended(look_at):
     snapshot = samples.input_bound()
     async with look_at(snapshot, size=(120, 60)) as eyes:

@@ -181,13 +181,14 @@ class CodePane(Pane):
         """The selected line of code; None if the selected row or cell is not a line of code."""
         if self._hot:
             row = self._hot[self._hot_index()]
-            return Place(row.pid, row.file, row.line, row.function, row.share, row.who)
+            return Place(row.pid, row.file, row.line, row.function, row.share, row.who, key=row.key)
         node = self._selected_node()
         if node is None or not node.file or self._forest is None:
             return None
         path = call_tree.way_to(self._forest[2], node.path)
         callers = tuple((caller.name, caller.file, caller.origin) for caller in path[1:-1])
-        return Place(path[0].pid, node.file, node.line, node.function, node.share, one_line(path[0].name), callers)
+        whose = one_line(path[0].name)
+        return Place(path[0].pid, node.file, node.line, node.function, node.share, whose, callers, path=node.path)
 
     def _selected_node(self) -> Node | None:
         if self._rows:
