@@ -61,11 +61,8 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         if lines:
             lines[self.selected] = lit(lines[self.selected])
         state = self.doing or self.when
-        return Drawing(
-            [*above, *lines],
-            f"{self.heading} · {state}" if state else self.heading,
-            Line(key_words(self.note(), view.appearance), DIM),
-        )
+        note = Line(key_words(self.note(), view.appearance), DIM)
+        return Drawing([*above, *lines], f"{self.heading} · {state}" if state else self.heading, note)
 
 
 class GroupList(StackList[StackGroup]):
