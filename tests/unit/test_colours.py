@@ -131,6 +131,7 @@ def test_a_theme_keeps_what_a_click_does_and_draws_back_what_is_old():
     ink = clickable(PHASES[0].ink, "screen.why")
     for theme in THEMES.values():
         assert themed(ink, theme).meta == {"@click": "screen.why"}
+    assert dimmed(ink).meta == lifted(ink).meta == {"@click": "screen.why"}
     assert themed(ink, LIGHT).color == Color.parse(LIGHT.colours["phase-data"])
     assert themed(dimmed(ink), LIGHT).color not in (themed(ink, LIGHT).color, colour_of(LIGHT, "ground"))
     assert themed(lifted(ink), SIXTEEN).color == Color.parse("bright_white")
