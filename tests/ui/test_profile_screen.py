@@ -146,6 +146,7 @@ async def test_a_trace_that_cannot_be_written_says_so(look_at, profiling, monkey
 
 async def test_a_replay_cannot_be_profiled(look_at, feeds):
     async with look_at(feed=feeds["scripted"](samples.input_bound(), live=False)) as eyes:
+        assert "p profile" not in eyes.pane("footer") and "pane" in eyes.pane("footer")
         await eyes.press("p")
         assert "only a live run can be profiled" in eyes.text()
 

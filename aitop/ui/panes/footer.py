@@ -78,7 +78,7 @@ def cost_line(view: View, width: int) -> Line:
 
 def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
     line = Line(" ")
-    keys = [key for key in KEYS if key[0] != "d" or view.can_detach]
+    keys = [key for key in KEYS if (key[0] != "d" or view.can_detach) and (key[0] != "p" or view.live)]
     if len(view.ranks()) > 1:
         keys[4:4] = [("1-9", "rank", ""), ("h", "hang", "screen.hang")]
     keys = [

@@ -134,8 +134,9 @@ class StandingPane(StackList[StandingPlace]):
             cells += [(Line(step, DIM), STEP), (Line(shorten(state, STATE), FAINT), STATE)]
         return line.join(columns(cells))
 
-    def note(self) -> str:
-        return "↑↓ choose · ⏎ whole stack · h look again · n below Python · esc back"
+    def note(self, view: View) -> str:
+        below = " · n below Python" if view.live else ""
+        return f"↑↓ choose · ⏎ whole stack · h look again{below} · esc back"
 
 
 def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:

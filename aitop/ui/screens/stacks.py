@@ -47,7 +47,8 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         """An entry as a line, without the marker of the selected entry."""
         raise NotImplementedError
 
-    def note(self) -> str:
+    def note(self, view: View) -> str:
+        """The keys, for the right of the title."""
         raise NotImplementedError
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
@@ -61,7 +62,7 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         if lines:
             lines[self.selected] = lit(lines[self.selected])
         state = self.doing or self.when
-        note = Line(key_words(self.note(), view.appearance), DIM)
+        note = Line(key_words(self.note(view), view.appearance), DIM)
         return Drawing([*above, *lines], f"{self.heading} · {state}" if state else self.heading, note)
 
 
@@ -89,7 +90,7 @@ class GroupList(StackList[StackGroup]):
         ]
         return columns([*cells, (Line(shorten(who, who_width), DIM), who_width)] if who_width >= 8 else cells)
 
-    def note(self) -> str:
+    def note(self, view: View) -> str:
         threads = sum(len(group.members) for group in self.entries)
         return f"{plural(threads, 'thread')} · ↑↓ choose · ⏎ whole stack · S look again · esc back"
 
