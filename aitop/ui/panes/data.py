@@ -96,10 +96,10 @@ def _known_ready(snapshot: Snapshot) -> list[float]:
     return [value for value in snapshot.series.get("queue_ready", Series()).values if value is not None]
 
 
-def _hundredth_ready(snapshot: Snapshot) -> float | None:
-    """The number of ready batches divided by 100: `change` multiplies by 100, so the change is shown in batches."""
+def _ready(snapshot: Snapshot) -> float | None:
+    """The number of batches that were ready at the last step."""
     known = _known_ready(snapshot)
-    return known[-1] / 100 if known else None
+    return known[-1] if known else None
 
 
 def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
@@ -114,7 +114,7 @@ def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
         return line.add(missing, DIM).add("  " + why, FAINT), None
     # How many batches the workers prefetch together; torch prefetches 2 per worker by default.
     capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
-    line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _hundredth_ready, points=True))
+    line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _ready, points=True, unit=1.0))
     return line.add(f" of {capacity} ready" if capacity else " ready", DIM), capacity or max(known) or 1
 
 

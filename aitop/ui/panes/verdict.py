@@ -15,7 +15,7 @@ from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
 from aitop.ui.theme.themes import Appearance
-from aitop.ui.widgets.line import Line, hanging, key_words, rule, shorten, spread, wrap
+from aitop.ui.widgets.line import Line, hanging, key_words, rule, shorten, spread, wrapped
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, state_lines
 
@@ -202,7 +202,7 @@ def about_others(view: View, verdicts: tuple[Verdict, ...], width: int) -> list[
     ids = ", ".join(dict.fromkeys(verdict.id for verdict in verdicts))
     text = f"{len(verdicts)} {'are' if len(verdicts) > 1 else 'is'} about {about}: {ids} · 0 shows all"
     none = Line(shorten(f"No verdict is about rank {view.rank}", width), BRIGHT)
-    return [none, *(Line(part, DIM) for part in wrap(text, width))]
+    return [none, *wrapped(text, width, DIM)]
 
 
 def seen_so_far(snapshot: Snapshot) -> str:
@@ -229,7 +229,7 @@ def tiny_lines(view: View, width: int) -> list[Line]:
         return [*lines, *about_others(view, snapshot.diagnosis.verdicts, width)]
     if snapshot is None or not verdicts:
         words = "looking…" if snapshot is None else f"looking… {seen_so_far(snapshot)}"
-        return [*lines, *(Line(text) for text in wrap(words, width))]
+        return [*lines, *wrapped(words, width)]
     primary = verdicts[0]
     text, style = label(primary)
     lines.append(Line(shorten(text, width), style))
@@ -242,5 +242,5 @@ def tiny_lines(view: View, width: int) -> list[Line]:
         lines.append(figures)
     if primary.where:
         lines.append(Line(shorten(place(primary.where[0]), width), BRIGHT))
-    lines.extend(Line(text, DIM) for text in wrap(one_line(primary.title), width))
+    lines.extend(wrapped(one_line(primary.title), width, DIM))
     return lines

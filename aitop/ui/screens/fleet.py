@@ -30,7 +30,7 @@ from aitop.ui.messages import Failed, in_background
 from aitop.ui.panes.footer import Filtered, FilterLine
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, GAIN, LOSS, TEXT
-from aitop.ui.widgets.line import Line, key_hints, wrap
+from aitop.ui.widgets.line import Line, key_hints, wrapped
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
 from aitop.ui.widgets.table import Column, RowChosen, RowPane, fit, heading, in_order, row_line
 from aitop.ui.words import one_line, tight_percent
@@ -70,7 +70,7 @@ class TablePane(RowPane[Row]):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         if self.entries is None:
-            problem = [Line(text, LOSS) for text in wrap(self.problem, width)]
+            problem = wrapped(self.problem, width, LOSS)
             return Drawing(problem or [Line("asking Prometheus…", DIM)], self.name_of_rows)
         rows = [row for row in self.entries if matches(view.filter, *self.texts(row))] if view.filter else self.entries
         title = f"{self.name_of_rows} · {len(self.entries)}"

@@ -18,7 +18,7 @@ from aitop.ui.messages import in_background
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
-from aitop.ui.widgets.line import Line, columns, key_words, lit, shorten, shorten_left, spread, wrap
+from aitop.ui.widgets.line import Line, columns, key_words, lit, shorten, shorten_left, spread, wrapped
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, place
 
@@ -75,7 +75,7 @@ class GroupList(StackList[StackGroup]):
     def above(self, view: View, width: int) -> list[Line]:
         texts = [self.problem] if self.problem else []
         texts += [f"no stacks of {pid}: {why}" for pid, why in self.refused]
-        return [Line(part, STATE_DENIED) for text in texts for part in wrap(text, width)]
+        return [line for text in texts for line in wrapped(text, width, STATE_DENIED)]
 
     def row(self, entry: StackGroup, view: View, width: int) -> Line:
         room = width - COUNT - PLACE - STATE - 6

@@ -16,7 +16,7 @@ from aitop.ui.saving import write_new
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
-from aitop.ui.widgets.line import Line, columns, wrap
+from aitop.ui.widgets.line import Line, columns, wrap, wrapped
 from aitop.ui.widgets.pane import Drawing, Pane
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ProfilePane(Pane):
             lines = [Line(text, STATE_FAILED if self.problem and not row else TEXT) for row, text in enumerate(texts)]
             return Drawing(lines, "Profile", Line("esc back", DIM))
         ink = STATE_FAILED if self.write_failed else GAIN
-        lines = [Line(text, ink) for text in wrap(self.written, width)] if self.written else []
+        lines = wrapped(self.written, width, ink) if self.written else []
         lines += [*_head(profile, width), Line(), *_classes(profile, width)]
         lines += [Line(), *_operators(profile, width)]
         if profile.kernels:
@@ -60,7 +60,7 @@ def _head(profile: Profile, width: int) -> list[Line]:
     timed = f" in {duration(profile.seconds)}, {each} each with the profiler on"
     lines = [Line(plural(profile.steps, "step"), BRIGHT).add(timed, TEXT)]
     held = f"the run was held for {duration(profile.holds.total)} by this profile; {count(profile.events)} events"
-    lines += [Line(text, DIM) for text in wrap(held, width)]
+    lines += wrapped(held, width, DIM)
     if profile.peak_memory is not None:
         lines.append(Line("peak memory allocated ", DIM).add(size(profile.peak_memory), TEXT))
     for use in profile.devices:

@@ -166,6 +166,11 @@ def hanging(head: Line, text: str, width: int, style: Style = TEXT) -> list[Line
     return [Line().join(Line() if row else head).to(head.width).add(part, style) for row, part in enumerate(parts)]
 
 
+def wrapped(text: str, width: int, style: Style = TEXT) -> list[Line]:
+    """`text` broken at spaces into lines of at most `width` cells."""
+    return [Line(part, style) for part in wrap(text, width)]
+
+
 def spread(left: Line, right: Line, width: int) -> Line:
     """`left` at the left edge and `right` at the right edge; if both do not fit, `left` is cut."""
     if right.width >= width:
