@@ -22,6 +22,10 @@ SOURCE_STATES: dict[SourceState, tuple[str, Style, str]] = {
 }
 
 
+PROCESS_STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
+"""Words of at most six cells by the letter that /proc has for the state of a process."""
+
+
 def waits_for_target(status: SourceStatus | None) -> bool:
     """Whether the hook has been requested but can enter only when the target runs Python code again."""
     return status is not None and status.code == "waiting-for-target"

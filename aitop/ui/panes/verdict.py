@@ -118,7 +118,7 @@ def _clauses(text: str, width: int) -> str:
 def _gain_and_confidence(verdict: Verdict, *, roomy: bool) -> Line:
     line = Line("  ")
     if verdict.speedup is not None and verdict.severity != "info":
-        before, after = ("fix it: up to ", " faster") if roomy else ("", "")
+        before, after = ("fix it: up to ", " as fast") if roomy else ("", "")
         line.add(before, DIM).add(factor(verdict.speedup), GAIN).add(after, DIM).add("   ")
     return line.add("confidence " if roomy else "", DIM).join(confidence_dots(verdict.confidence))
 
