@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress, zip_longest
+from itertools import zip_longest
 from operator import attrgetter
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from aitop.model.ledger import HANDED_WAITS, QUEUE_WAITS, RESTS, Activity, Entry
 from aitop.model.phases import Phase
 from aitop.model.snapshot import GrowthSite, HotLine, ProcessStacks, Snapshot
 from aitop.model.stacks import Frame
-from aitop.model.steps import CallSite, StepRecord
+from aitop.model.steps import CallSite, StepRecord, measured_in
 from aitop.model.units import percent
 from aitop.model.verdict import Base, Where
 from aitop.stacks.libraries import COMPUTES, meaning
@@ -315,9 +315,7 @@ def share_of_steps(
 
     Only steps with a value count; None with fewer than `least` of them.
     """
-    values = list(map(value, steps))
-    known = [seconds for seconds in values if seconds is not None]
-    timed = steps if len(known) == len(steps) else list(compress(steps, (seconds is not None for seconds in values)))
+    timed, known = measured_in(steps, value)
     total = sum(map(_SECONDS, timed))
     return min(1.0, sum(known) / total) if len(known) >= least and total > 0 else None
 

@@ -17,7 +17,7 @@ from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
 from aitop.model.phases import APART, MEASURED, SERVED, Phase
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
-from aitop.model.steps import CallKind, CallSite, StepRecord
+from aitop.model.steps import CallKind, CallSite, StepRecord, measured_in
 
 # An activity of a line that takes less than this share of the lane is added to the line's other activities.
 LEAST_PART = 0.004
@@ -189,7 +189,7 @@ def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
     A phase that was not measured (copies, the exchange) has no key: its time is in "host". The hook starts to time
     copies a few steps after its first one, so if copies were timed in some steps, only those steps count.
     """
-    records = [step for step in records if step.transfer is not None] or records
+    records = measured_in(records, attrgetter("transfer"))[0] or records
     length = sum(step.seconds for step in records)
     if length <= 0:
         return {}

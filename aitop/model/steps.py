@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Literal
 
@@ -94,6 +95,15 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of the step in no other phase of `Phases`. Saving, evaluation and `others` are part of it."""
         known = self.loading + self.forward + self.backward + self.optimizer
         return max(0.0, self.seconds - known - (self.transfer_apart or 0.0) - (self.communication_apart or 0.0))
+
+
+def measured_in(
+    steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None]
+) -> tuple[Sequence[StepRecord], list[float]]:
+    """The steps in which `value` was measured, and its values there. A share of time is one of these steps alone."""
+    values = list(map(value, steps))
+    known = [each for each in values if each is not None]
+    return steps if len(known) == len(steps) else list(compress(steps, (each is not None for each in values))), known
 
 
 def total(steps: Iterable[StepRecord], field: str) -> float | None:

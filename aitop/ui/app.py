@@ -32,7 +32,7 @@ from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, forget_exported_size, signals_as_input, writing_changes_only
 from aitop.ui.theme.themes import THEMES, Appearance, Theme, appearance_for, textual_theme
-from aitop.ui.widgets.line import to_ascii
+from aitop.ui.widgets.line import key_words, to_ascii
 from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ class AitopApp(App[ResultType]):
         return writing_changes_only(super().get_driver_class(), self._cells)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        plain = to_ascii if self.appearance.ascii else str
+        def plain(text: str) -> str:
+            return to_ascii(key_words(text, self.appearance)) if self.appearance.ascii else text
+
         for keys, binding in described(our_bindings(screen)):
             if binding.action not in ("app.none", "command_palette"):
                 owner = "app" if any(binding is own for own in self.BINDINGS) else "screen"

@@ -10,7 +10,7 @@ import msgspec
 
 from aitop.model.host import ProcessId, ProcessSample, Role
 from aitop.model.run import RunComparison
-from aitop.model.snapshot import ProcessStacks, Snapshot, Stacks, ThreadTree
+from aitop.model.snapshot import ProcessStacks, Snapshot, Stacks, ThreadShare, ThreadTree
 from aitop.model.source import SourceName, SourceStatus
 from aitop.ui.theme.themes import Appearance
 
@@ -88,6 +88,12 @@ def next_thread(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
         row += [Who(who.part, pid, name) for name in names] if len(names) > 1 else []
     at = row.index(who) if who in row else 0
     return row[(at + 1) % len(row)]
+
+
+def is_seen(stacks: Stacks, who: Who) -> bool:
+    """Whether the process or thread that `who` narrows to is among the stacks; a part of the job always is."""
+    seen: list[ProcessStacks | ThreadTree | ThreadShare] = [*stacks.processes, *stacks.trees, *stacks.threads]
+    return who.pid is None or any(who.pid == one.pid and who.thread in (None, one.thread) for one in seen)
 
 
 def children(processes: Sequence[ProcessSample]) -> dict[int, list[ProcessSample]]:

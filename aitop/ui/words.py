@@ -11,7 +11,7 @@ from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
 from aitop.model.verdict import Verdict
 from aitop.ui.theme.palette import DIM, FAINT, SEVERITY_LABELS, STATE_DENIED, STATE_FAILED, STATE_OK, STATE_STALE, TEXT
-from aitop.ui.widgets.line import Line, hanging, wrap
+from aitop.ui.widgets.line import Line, hanging, wrapped
 
 SOURCE_STATES: dict[SourceState, tuple[str, Style, str]] = {
     "ok": ("●", STATE_OK, "works"),
@@ -20,6 +20,10 @@ SOURCE_STATES: dict[SourceState, tuple[str, Style, str]] = {
     "stale": ("◐", STATE_STALE, "nothing new"),
     "failed": ("✗", STATE_FAILED, "broken"),
 }
+
+
+PROCESS_STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
+"""Words of at most six cells by the letter that /proc has for the state of a process."""
 
 
 def waits_for_target(status: SourceStatus | None) -> bool:
@@ -62,7 +66,7 @@ def state_lines(name: str, status: SourceStatus | None, width: int) -> list[Line
 def needs_hook(text: str, status: SourceStatus | None, width: int) -> list[Line]:
     """`text`, which says what needs the hook, and the state of the hook unless that is ok; wrapped to `width`."""
     texts = [text] if status is None or status.state == "ok" else [text, state_line("hook", status).text]
-    return [Line(line, DIM) for text in texts for line in wrap(text, width)]
+    return [line for text in texts for line in wrapped(text, width, DIM)]
 
 
 def label(verdict: Verdict) -> tuple[str, Style]:

@@ -42,6 +42,7 @@ def test_ascii_has_the_same_width():
     strip = line.to_strip("#000000", Appearance(ascii=True))
     assert strip.text.isascii()
     assert len(strip.text) == cell_len(line.text)
+    assert Line("240 ms → 180 ms").to_strip("#000000", Appearance(ascii=True)).text == "240 ms-> 180 ms"
 
 
 def test_an_area_is_drawn_from_the_right_and_scales():

@@ -14,6 +14,9 @@ async def test_the_header_says_how_fast_the_run_is_beside_the_last_one(look_at):
         assert "1.33× faster than yesterday" in eyes.pane("header")
         await eyes.give(msgspec.structs.replace(alike, time=first.time + 6.0))
         assert "faster than" not in eyes.pane("header")
+        # Sought back in a recording.
+        await eyes.give(first)
+        assert "1.33× faster than yesterday" in eyes.pane("header")
 
 
 async def test_a_narrow_header_does_without(look_at):
@@ -45,6 +48,26 @@ async def test_the_stacks_of_both_runs_are_coloured_by_change(look_at):
         assert function in eyes.pane("changes")
         await eyes.press("f")
         assert "Change by phase" in eyes.text()
+
+
+async def test_a_leaf_of_the_flame_stays_what_it_is(look_at):
+    async with look_at(samples.compared(), size=(100, 30)) as eyes:
+        await eyes.press("b", "f")
+        leaf = next(number for number, line in enumerate(eyes.pane("changes").split("\n")) if " forw…" in line)
+        at = eyes.pane("changes").split("\n")[leaf].index(" forw…") + 1
+        await eyes.pilot.click("#changes", offset=(at, leaf), times=2)
+        await eyes.press("enter", "o")
+        assert "forward " in eyes.pane("changes").split("\n")[-2]
+        assert "takes longer" in eyes.text()
+
+
+async def test_a_click_on_the_foot_of_the_flame_selects_no_cell_behind_it(look_at):
+    async with look_at(samples.compared(), size=(100, 8)) as eyes:
+        await eyes.press("b", "f")
+        foot = len(eyes.pane("changes").split("\n")) - 2
+        before = eyes.pane("changes")
+        await eyes.pilot.click("#changes", offset=(4, foot))
+        assert eyes.pane("changes") == before
 
 
 async def test_a_high_screen_shows_words_and_stacks(look_at):

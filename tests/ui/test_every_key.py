@@ -27,6 +27,7 @@ PLACES = {
     "ProcessPane": MAIN | {"keys": ("T",)},
     "RowPane": MAIN | {"keys": ("T",)},
     "RankPane": {"snapshot": samples.many_ranks, "keys": (), "focus": "ranks", "size": (200, 50)},
+    "HeadedScreen": MAIN | {"keys": ("enter",)},
     "EvidenceScreen": MAIN | {"keys": ("enter",)},
     "ComparisonScreen": {"snapshot": samples.compared, "keys": ("b",)},
     "HelpScreen": MAIN | {"keys": ("question_mark",)},

@@ -159,3 +159,5 @@ async def test_the_rank_chooses_the_ledger_and_the_filter_its_entries(look_at):
         await eyes.press("slash", *"lock", "enter")
         assert "waits for a lock" in eyes.pane("ledger")
         assert "waits for a queue" not in eyes.pane("ledger")
+        await eyes.press("slash", "ctrl+u", *"zzz", "enter")
+        assert "nothing here matches zzz" in eyes.pane("ledger")

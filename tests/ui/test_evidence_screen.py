@@ -130,6 +130,16 @@ async def test_without_a_verdict_it_says_what_is_missing(look_at):
         assert "4 of 20 steps seen: input-bound" in eyes.text()
 
 
+async def test_it_has_help_and_is_saved_like_the_main_screen(look_at, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("enter", "question_mark")
+        assert "scroll the evidence" in eyes.text() and "this help" in eyes.text()
+        await eyes.press("escape", "s")
+        assert "saved aitop-3720-1.svg and .txt" in eyes.pane("header")
+        assert "What to do" in (tmp_path / "aitop-3720-1.txt").read_text()
+
+
 async def test_the_screen_below_is_fresh_when_it_closes(look_at):
     async with look_at(samples.input_bound()) as eyes:
         await eyes.press("enter")

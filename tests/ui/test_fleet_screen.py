@@ -166,6 +166,16 @@ async def test_asked_again_it_shows_what_is_new_and_the_cursor_stays_on_its_job(
             assert [row for row in eyes.words() if row.startswith("▸")] == ["▸ ddp-8"]
 
 
+async def test_the_verdict_above_the_ranks_is_that_of_the_last_answer():
+    with served(Rank("j", "n", 0, 7, verdicts=(INPUT,))) as fake:
+        async with looking(fake, until="on 1 node") as eyes:
+            await eyes.press("enter")
+            await eyes.until("job j · input-bound/workers")
+            fake.change(Rank("j", "n", 0, 7, verdicts=(COMPUTE,)))
+            await eyes.press("r")
+            await eyes.until("job j · compute-bound")
+
+
 async def test_what_was_seen_stays_when_prometheus_is_gone_and_it_says_how_old_it_is():
     with served() as fake:
         async with looking(fake, (160, 24)) as eyes:

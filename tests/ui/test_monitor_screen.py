@@ -120,6 +120,11 @@ async def test_at_80x24_hidden_gpus_are_counted(look_at):
         assert "more · busy" in eyes.pane("gpu")
 
 
+async def test_one_row_for_many_gpus_is_that_of_the_target(look_at):
+    async with look_at(samples.eight_gpus(), size=(80, 16)) as eyes:
+        assert "▸0  20%" in eyes.pane("gpu") and "+7 more" in eyes.pane("gpu")
+
+
 async def test_healthy_runs_are_not_red(look_at):
     async with look_at(samples.healthy()) as eyes:
         assert "COMPUTE-BOUND" in eyes.pane("verdict")
@@ -194,6 +199,22 @@ async def test_number_keys_narrow_to_a_rank(look_at):
         assert "2 ranks" in eyes.pane("header")
         await eyes.press("9")
         assert "2 ranks" in eyes.pane("header")
+        assert "there are only 2 ranks" in eyes.pane("footer")
+
+
+@pytest.mark.parametrize("size", [(120, 36), (36, 8)])
+async def test_a_rank_that_no_verdict_is_about_is_not_looked_at_for_ever(look_at, size):
+    snapshot = samples.two_ranks()
+    verdicts = tuple(msgspec.structs.replace(one, ranks=(0,)) for one in snapshot.diagnosis.verdicts[:2])
+    snapshot = msgspec.structs.replace(snapshot, diagnosis=Diagnosis(verdicts=verdicts))
+    async with look_at(snapshot, size=size) as eyes:
+        await eyes.press("2")
+        shown = " ".join(eyes.pane("verdict").replace("│", " ").split())
+        assert "No verdict is about rank 1" in shown and "looking" not in shown
+        assert "2 are about rank 0: input-bound, checkpoint-stall · 0 shows all" in shown
+        await eyes.press("enter")
+        assert "no verdict yet" not in eyes.text()
+        assert "No verdict is about rank 1" in eyes.pane("evidence")
 
 
 async def test_one_rank_has_no_rank_key(look_at):

@@ -46,6 +46,30 @@ async def test_the_choice_stays_on_its_job_when_the_list_changes():
     assert app.return_value == 811
 
 
+async def test_the_cursor_stays_on_the_first_job_when_another_comes_before_it():
+    jobs = samples.candidates()
+    lists = [jobs[1:]]
+    async with picker(lambda: lists.pop(0) if lists else jobs) as (app, pilot, text):
+        assert "811" in text().split("\n")[2]
+        await pilot.press("r")
+        while "3720" not in text().split("\n")[2]:
+            await pilot.pause(0.01)
+        await pilot.press("enter")
+    assert app.return_value == 811
+
+
+async def test_a_job_that_is_gone_cannot_be_chosen():
+    lists = [samples.candidates()]
+    async with picker(lambda: lists.pop(0) if lists else []) as (app, pilot, text):
+        await pilot.press("r")
+        while "There is no AI process" not in text():
+            await pilot.pause(0.01)
+        await pilot.press("enter")
+        assert app.is_running
+        await pilot.press("q")
+    assert app.return_value is None
+
+
 @pytest.mark.parametrize("key", ["q", "escape"])
 async def test_leaving_chooses_nothing(key):
     async with picker(samples.candidates) as (app, pilot, _text):

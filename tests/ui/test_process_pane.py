@@ -4,6 +4,7 @@ import msgspec
 import sample_snapshots as samples
 from sample_parts import MAIN, WORKERS
 
+from aitop.model.source import SourceStatus
 from aitop.ui.widgets.pane import Pane
 
 
@@ -125,6 +126,16 @@ async def test_keys_and_mouse_fold_and_zoom_panes(look_at):
         await eyes.pilot.click("#processes", offset=(20, 0), times=2)
         await eyes.pilot.pause()
         assert eyes.shown() == {"header", "processes", "footer"}, "a pane with rows as well"
+
+
+async def test_a_click_sorts_what_is_old_as_well(look_at):
+    snapshot = samples.two_ranks()
+    old = {"host": SourceStatus(time=0.0, source="host", state="stale", age=9.0)}
+    async with look_at(msgspec.structs.replace(snapshot, sources=snapshot.sources | old), size=(200, 50)) as eyes:
+        assert "9 s old" in eyes.pane("processes")
+        await eyes.pilot.click("#processes", offset=(eyes.pane("processes").split("\n")[1].index("cpu") + 1, 1))
+        await eyes.pilot.pause()
+        assert "cpu↓" in eyes.pane("processes")
 
 
 async def test_a_click_sorts_folds_and_chooses(look_at):

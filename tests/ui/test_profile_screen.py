@@ -9,6 +9,7 @@ import sample_snapshots as samples
 from aitop.engine.torch_profile import TakenProfile
 from aitop.errors import AitopError
 from aitop.model.profile import ClassRow, DeviceUse, Holds, KernelRow, OpRow, Profile
+from aitop.ui.theme.palette import STATE_FAILED
 
 HOLDS = Holds(start=0.001, stop=0.08, save=0.03)
 TRACE = json.dumps({"traceEvents": []}).encode()
@@ -139,9 +140,20 @@ async def test_a_trace_that_cannot_be_written_says_so(look_at, profiling, monkey
         await eyes.until("aten::addmm")
         await eyes.press("w")
         await eyes.until("No space left on device")
+        said = next(line for line in eyes.app.screen.pane.drawn if "No space left" in line.text)
+        assert any(style == STATE_FAILED for _, style in said.spans)
 
 
 async def test_a_replay_cannot_be_profiled(look_at, feeds):
     async with look_at(feed=feeds["scripted"](samples.input_bound(), live=False)) as eyes:
+        assert "p profile" not in eyes.pane("footer") and "pane" in eyes.pane("footer")
         await eyes.press("p")
         assert "only a live run can be profiled" in eyes.text()
+
+
+async def test_it_comes_back_in_the_colours_chosen_meanwhile(look_at, profiling):
+    profiling.go_on.clear()
+    async with look_at(feed=profiling) as eyes:
+        await eyes.press("p", "escape", "C", "p")
+        assert eyes.app.screen.pane.view.appearance == eyes.app.appearance
+        profiling.go_on.set()

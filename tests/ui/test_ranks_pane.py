@@ -141,6 +141,12 @@ async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at, fee
         await eyes.until("below Python, rank 1: futex_wait (libc.so.6) ← wait (libgloo.so)")
 
 
+async def test_a_replay_offers_no_look_below_python(look_at, feeds):
+    async with look_at(feed=feeds["scripted"](hanging(2, odd=1), live=False), size=(120, 36)) as eyes:
+        await eyes.press("h")
+        assert "h look again" in eyes.pane("standing") and "below Python" not in eyes.pane("standing")
+
+
 async def test_beside_the_title_stands_as_much_as_fits(look_at):
     whole = job(64)
     scaled = msgspec.structs.replace(whole, ranks=msgspec.structs.replace(whole.ranks, efficiency=0.41))

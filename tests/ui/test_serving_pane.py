@@ -174,6 +174,14 @@ async def test_the_cursor_reads_the_charts(look_at):
         assert " ago " not in eyes.pane("serving").split("\n")[-2]
 
 
+async def test_the_cursor_reads_the_memory_of_a_server_and_of_no_ranks(look_at):
+    async with look_at(servers.engine(), size=(120, 36)) as eyes:
+        eyes.app.screen.show_pane("memory")
+        await eyes.press("z", "left", "left")
+        bottom = next(line for line in eyes.pane("memory").split("\n") if " ago " in line)
+        assert "server" in bottom and "ranks" not in bottom
+
+
 async def test_only_rows_that_changed_are_painted_again(look_at):
     before = servers.engine()
     serving = msgspec.structs.replace(before.serving, alive=9)

@@ -1,5 +1,6 @@
 """Marks, pictures, recordings, colours: what somebody does with a session, key by key."""
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -256,6 +257,10 @@ async def test_every_screen_draws_in_every_theme(theme):
         text = "\n".join("".join(segment.text for segment in row) for row in rows)
         assert "INPUT-BOUND" in text
         assert text.isascii() == (theme == "monochrome")
+        assert ("enter why" in text) == (theme == "monochrome") != ("⏎ why" in text)
+        await pilot.press("T")
+        keys = app.screen.query_one("#processes").drawn[-2].text
+        assert ("enter narrow to it" in keys and "left/right fold" in keys) == (theme == "monochrome")
         colours = {segment.style.color.name for row in rows for segment in row if segment.style and segment.style.color}
         assert (colours == {"default"}) == (theme == "monochrome")
 
@@ -283,6 +288,37 @@ async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at
         assert "COMPUTE-BOUND" not in eyes.text()
         monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: False)
         await eyes.until("COMPUTE-BOUND")
+
+
+async def test_however_many_pictures_a_slow_link_skips_one_timer_catches_up(look_at, monkeypatch):
+    asked = []
+    async with look_at(samples.input_bound()) as eyes:
+        monkeypatch.setattr("aitop.ui.screens.monitor.CATCH_UP_SECONDS", 0.05)
+        monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: not asked.append(None))
+        for tick in range(8):
+            await eyes.give(samples.input_bound(tick=tick))
+        await asyncio.sleep(0.5)
+        assert 8 < len(asked) < 8 + 15
+
+
+async def test_a_pause_before_the_first_picture_keeps_the_mark_of_the_earlier_run(look_at, feeds):
+    feed = feeds["run"]()
+    feed.marked = samples.healthy
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("space")
+        await eyes.give(samples.input_bound())
+        assert "looking" in eyes.pane("verdict")
+        await eyes.press("space")
+        assert eyes.app.screen.view.mark is not None and "INPUT-BOUND" in eyes.pane("verdict")
+
+
+async def test_a_notice_goes_while_the_picture_is_held(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("space", "M")
+        assert "there is no mark" in eyes.pane("footer")
+        for tick in range(8):
+            await eyes.give(samples.input_bound(tick=tick))
+        assert "there is no mark" not in eyes.pane("footer")
 
 
 async def test_panes_are_folded_from_the_start_where_that_is_set():

@@ -15,6 +15,7 @@ from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.sources import procfs
 from aitop.ui.editor import arguments, edit, editor_command, has_window
 from aitop.ui.panes.code.hot_lines import Place
+from aitop.ui.state import EVERYBODY
 
 FRAMES = (
     Frame("feed", "/home/ada/data.py", 31, True, "batch = queue.get()"),
@@ -126,6 +127,31 @@ async def test_w_goes_through_parts_and_threads(look_at):
         assert "·" in eyes.pane("code") and "workers" not in upper(eyes).split("\n")[0]
 
 
+@pytest.mark.parametrize("view", ["t", None])
+async def test_the_share_of_the_line_is_renewed(look_at, view):
+    snapshot = samples.input_bound()
+    async with look_at(snapshot, size=(120, 60)) as eyes:
+        eyes.app.screen.show_pane("code")
+        await eyes.press(*([view, "end"] if view else []), "o")
+        assert " % of the samples of" in eyes.pane("line") and " 0 % of" not in eyes.pane("line")
+        stacks = msgspec.structs.replace(snapshot.stacks, lines=(), processes=snapshot.stacks.processes[:1], trees=())
+        await eyes.give(msgspec.structs.replace(snapshot, stacks=stacks))
+        assert " 0 % of the samples of" in eyes.pane("line")
+
+
+async def test_the_code_of_a_thread_is_left_with_esc_and_when_the_thread_has_ended(look_at):
+    snapshot = samples.input_bound()
+    async with look_at(snapshot, size=(120, 60)) as eyes:
+        await eyes.press("w", "escape")
+        assert eyes.app.screen.view.who == EVERYBODY
+        await eyes.press("w", "w", "W")
+        assert "process 3731" in eyes.pane("code")
+        stacks = msgspec.structs.replace(snapshot.stacks, processes=snapshot.stacks.processes[:1], threads=(), trees=())
+        await eyes.give(msgspec.structs.replace(snapshot, stacks=stacks))
+        assert eyes.app.screen.view.who == EVERYBODY
+        assert "nothing of process 3731 is seen any more" in eyes.pane("footer")
+
+
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 async def test_s_groups_all_stacks(look_at, feeds, size):
     class Dumping(feeds["run"]):
@@ -149,7 +175,8 @@ async def test_s_groups_all_stacks(look_at, feeds, size):
             while asked < looks or "looking" in eyes.pane("groups"):
                 await eyes.pilot.pause(0.01)
         await eyes.press("e")
-        assert "cannot be read from here" in eyes.pane("groups")
+        assert "cannot be read from here" in eyes.pane("header")
+        assert "cannot be read from here" not in eyes.pane("groups")
         await eyes.press("enter")
         assert eyes.shown() >= {"group"} and "groups" not in eyes.shown()
         await eyes.press("escape", "escape")

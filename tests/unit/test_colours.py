@@ -8,7 +8,7 @@ from rich.color import Color
 from rich.style import Style
 
 from aitop.model.settings import THEME_NAMES, Settings
-from aitop.ui.theme.palette import CODE_KINDS, PHASES, clickable, dimmed, lifted
+from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, PHASES, TEXT, TROUGH, clickable, dimmed, lifted, over
 from aitop.ui.theme.themes import (
     COLOUR_BLIND,
     DARK,
@@ -95,6 +95,20 @@ def test_all_text_has_enough_contrast(theme):
     assert min(contrast(theme, "text", "raised"), contrast(theme, "bright", "selected")) >= 4.5
 
 
+@pytest.mark.parametrize("theme", COLOURED, ids=lambda theme: theme.name)
+@pytest.mark.parametrize("changed", [dimmed, lifted])
+def test_what_is_old_or_at_the_cursor_stands_out_from_its_ground(theme, changed):
+    fills = [one.fill for one in (*PHASES, *CODE_KINDS)]
+    halves = [over(one.ink, TROUGH) for one in PHASES]
+    drawn = [themed(changed(style), theme) for style in (*fills, *halves)]
+    assert all(style.color != style.bgcolor for style in drawn)
+    assert themed(dimmed(over(TROUGH, TROUGH)), theme).bgcolor != themed(dimmed(PHASES[0].ink), theme).color
+
+
+def test_without_colours_old_text_is_no_brighter_than_before():
+    assert all(themed(dimmed(style), MONO).dim for style in (TEXT, DIM, BRIGHT))
+
+
 @pytest.mark.parametrize("sight", list(SIGHTS))
 def test_every_eye_tells_the_phases_apart(sight):
     assert closest_phases(COLOUR_BLIND, sight) > 0.085
@@ -117,6 +131,7 @@ def test_a_theme_keeps_what_a_click_does_and_draws_back_what_is_old():
     ink = clickable(PHASES[0].ink, "screen.why")
     for theme in THEMES.values():
         assert themed(ink, theme).meta == {"@click": "screen.why"}
+    assert dimmed(ink).meta == lifted(ink).meta == {"@click": "screen.why"}
     assert themed(ink, LIGHT).color == Color.parse(LIGHT.colours["phase-data"])
     assert themed(dimmed(ink), LIGHT).color not in (themed(ink, LIGHT).color, colour_of(LIGHT, "ground"))
     assert themed(lifted(ink), SIXTEEN).color == Color.parse("bright_white")

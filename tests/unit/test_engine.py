@@ -110,6 +110,12 @@ def test_copies_are_a_phase_of_steps_that_are_timed_on_the_device_as_well():
     assert (phases.forward, phases.transfer, phases.outside) == pytest.approx((0.5, 0.4, 0.1))
 
 
+def test_phases_are_shares_of_the_steps_in_which_copies_were_timed():
+    timed = steps(20, 0.1, forward=0.05, transfer=0.04, transfer_apart=0.04)
+    phases = steps_view(RANK, [*steps(20, 0.1, forward=0.05), *timed], 40).phases
+    assert (phases.forward, phases.transfer, phases.outside) == pytest.approx((0.5, 0.4, 0.1))
+
+
 def test_verdicts_come_with_the_snapshot():
     last = play(session(data_wait=0.08, forward=0.01, backward=0.01))[-1]
     assert last.diagnosis.primary is not None and last.diagnosis.primary.id == "input-bound"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.peaks import peak
 from aitop.model.snapshot import Phases, Steps
-from aitop.model.steps import HookFacts, StepRecord
+from aitop.model.steps import HookFacts, StepRecord, measured_in
 
 # Floating-point operations per parameter and token: of forward and backward, and of a forward alone.
 TRAINED, INFERRED = 6, 2
@@ -54,6 +55,10 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
     on_device = [record for record in records if record.device_forward is not None]
     if len(on_device) >= ENOUGH_ON_DEVICE:
         return _device_phases(records, on_device, total)
+    # As in the ledger: the steps before copies were timed have that time in no phase.
+    watched = measured_in(records, attrgetter("transfer"))[0]
+    length = sum(record.seconds for record in watched)
+    records, total = (watched, length) if length > 0 else (records, total)
 
     def share(values: Iterable[float | None]) -> float | None:
         measured = [value for value in values if value is not None]

@@ -19,7 +19,7 @@ from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field, area
-from aitop.ui.words import one_line, share_text, state_lines
+from aitop.ui.words import PROCESS_STATES, one_line, share_text, state_lines
 
 ROOM_FOR_STRIPS = 9
 MOST_STRIPS = 16
@@ -96,10 +96,10 @@ def _known_ready(snapshot: Snapshot) -> list[float]:
     return [value for value in snapshot.series.get("queue_ready", Series()).values if value is not None]
 
 
-def _hundredth_ready(snapshot: Snapshot) -> float | None:
-    """The number of ready batches divided by 100: `change` multiplies by 100, so the change is shown in batches."""
+def _ready(snapshot: Snapshot) -> float | None:
+    """The number of batches that were ready at the last step."""
     known = _known_ready(snapshot)
-    return known[-1] / 100 if known else None
+    return known[-1] if known else None
 
 
 def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
@@ -114,7 +114,7 @@ def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
         return line.add(missing, DIM).add("  " + why, FAINT), None
     # How many batches the workers prefetch together; torch prefetches 2 per worker by default.
     capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
-    line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _hundredth_ready, points=True))
+    line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _ready, points=True, unit=1.0))
     return line.add(f" of {capacity} ready" if capacity else " ready", DIM), capacity or max(known) or 1
 
 
@@ -222,7 +222,6 @@ def _copy_rate(snapshot: Snapshot) -> float | None:
 LANE = 22
 ROOMY = 30
 LEAST_BUSY = 0.02
-STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
 
 
 class Use(NamedTuple):
@@ -251,7 +250,7 @@ def use_of(cpu: float | None, idle: float | None) -> Use | None:
 
 
 def _lane(view: View, process: ProcessSample, idle: float | None, width: int) -> Line:
-    state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED)
+    state = PROCESS_STATES.get(process.state or "", process.state or NOT_SUPPORTED)
     state = state if width < ROOMY else state.ljust(7)
     line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT)
     line.join(_cpu_change(view, process.pid)).add(" ")

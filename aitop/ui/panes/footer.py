@@ -12,7 +12,7 @@ from aitop.model.text import printable
 from aitop.model.units import NOT_YET
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, KEY, NOTICE, TEXT, clickable
-from aitop.ui.widgets.line import Line, key_hints, shorten_left, spread
+from aitop.ui.widgets.line import Line, key_hints, key_words, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 
 ROOM_FOR_COST = 50
@@ -78,10 +78,13 @@ def cost_line(view: View, width: int) -> Line:
 
 def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
     line = Line(" ")
-    keys = [key for key in KEYS if key[0] != "d" or view.can_detach]
+    keys = [key for key in KEYS if (key[0] != "d" or view.can_detach) and (key[0] != "p" or view.live)]
     if len(view.ranks()) > 1:
         keys[4:4] = [("1-9", "rank", ""), ("h", "hang", "screen.hang")]
-    keys = [(key, meant.get(word, word), "" if word in meant else action) for key, word, action in keys]
+    keys = [
+        (key_words(key, view.appearance), meant.get(word, word), "" if word in meant else action)
+        for key, word, action in keys
+    ]
     for key, word, action in keys:
         is_on = (word == "pause" and view.paused) or word == view.code
         shown = {"pause": "go on", "tree": "lines", "flame": "lines"}.get(word, word) if is_on else word
@@ -121,7 +124,7 @@ class FilterLine(Pane):
     typed = ""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        hint = key_hints((("⏎", "keep"), ("esc", "drop"), ("!word", "without")))
+        hint = key_hints((("⏎", "keep"), ("esc", "drop"), ("!word", "without")), view.appearance)
         room = max(1, width - 12)
         line = Line(" filter ", BRIGHT).add("/", KEY).add(shorten_left(self.typed, room), TEXT).add(" ", NOTICE)
         return Drawing([spread(line, hint, width) if line.width + hint.width < width else line])

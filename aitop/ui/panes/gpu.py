@@ -10,7 +10,7 @@ import msgspec
 from aitop.model.gpu import GpuDevice, GpuSample, MigDevice
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, plural, rate, size
-from aitop.ui.panes.since_mark import WIDTH, change, recent
+from aitop.ui.panes.since_mark import POINT, WIDTH, change, recent
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
 from aitop.ui.widgets.bars import bar, gauge
@@ -74,6 +74,9 @@ def line_each(view: View, devices: tuple[GpuDevice, ...], width: int, height: in
     if len(devices) <= height:
         return device_lines(view, devices, width)
     ordered = sorted(devices, key=lambda device: (not device.mine, device.index))
+    if height == 1:
+        others = Line(f"  +{len(ordered) - 1} more", DIM)
+        return [device_lines(view, ordered[:1], width - others.width)[0].join(others)]
     shown, hidden = ordered[: height - 1], ordered[height - 1 :]
     busy = [device.busy for device in hidden if device.busy is not None]
     line = Line(f"    {len(hidden)} more", DIM)
@@ -106,8 +109,8 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
             line.add(LOST, LOSS)
             continue
         line.join(_share(view, device, _busy)).add(" ").join(bar(device.busy, LEAST_BAR + min(24, room), DEVICE_CHART))
-        for text_of, cells, share_of in parts:
-            line.add("  ").add(text_of(device).rjust(cells), TEXT).join(_change(view, device, share_of))
+        for text_of, cells, figure_of, unit in parts:
+            line.add("  ").add(text_of(device).rjust(cells), TEXT).join(_change(view, device, figure_of, unit=unit))
         if reason:
             line.add("  ").add(shorten(reason, width - line.width), LOSS)
     return lines
@@ -180,7 +183,15 @@ def _history(view: View, device: GpuDevice) -> Values:
     return known.get(f"gpu{device.index}.busy", Series()).values
 
 
-def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = "", *, points: bool = True) -> Line:
+def _change(
+    view: View,
+    device: GpuDevice,
+    figure_of: FigureOf,
+    series: str = "",
+    *,
+    points: bool = True,
+    unit: float = POINT,
+) -> Line:
     """The change of a figure of this device since the mark; with `points`, of a share in percentage points.
 
     `series` names the series of the figure, such as "busy": then means of the last seconds are compared, not single
@@ -195,7 +206,7 @@ def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = ""
         mean = recent(snapshot, f"gpu{device.index}.{series}") if series and whole else None
         return now if mean is None or not whole else mean / whole
 
-    return change(view, value_of, points=points)
+    return change(view, value_of, points=points, unit=unit)
 
 
 def _share(view: View, device: GpuDevice, share_of: FigureOf, series: str = "") -> Line:
@@ -209,7 +220,8 @@ def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
 
 def _power_row(view: View, device: GpuDevice, width: int) -> Line:
     head = Line("power   ", DIM).join(_share(view, device, _power_share, "power")).add(" ")
-    amounts, hotter = Line(f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS)), _change(view, device, _warmth)
+    amounts = Line(f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS))
+    hotter = _change(view, device, _temperature, unit=1.0)
     amounts.join_fitting([hotter], width - head.width - LEAST_BAR)
     return gauge(head, _power_share(device), amounts, width, DEVICE_CHART)
 
@@ -299,11 +311,6 @@ def _fraction(part: str, whole: str) -> FigureOf:
 _memory_share, _power_share = _fraction("memory_used", "memory_total"), _fraction("power", "power_limit")
 
 
-def _warmth(device: GpuDevice) -> float | None:
-    """The temperature in units of 100 °C: `change` multiplies by 100, so the change is shown in degrees."""
-    return None if device.temperature is None else device.temperature / 100
-
-
 COUNTERS: tuple[tuple[str, FigureOf], ...] = (
     ("sm", lambda device: device.gpm.sm_active if device.gpm else None),
     ("tensor", lambda device: device.gpm.tensor_active if device.gpm else None),
@@ -314,13 +321,14 @@ OLDER_COUNTERS: tuple[tuple[str, FigureOf], ...] = (("memory busy", lambda devic
 
 
 _busy: FigureOf = attrgetter("busy")
+_temperature: FigureOf = attrgetter("temperature")
 
 
-LINE_PARTS: tuple[tuple[Callable[[GpuDevice], str], int, FigureOf], ...] = (
-    (_memory, 13, _memory_share),
-    (_degrees, 5, _warmth),
-    (_watts, 9, _power_share),
-    (_clock, 8, _fraction("sm_clock", "sm_clock_max")),
+LINE_PARTS: tuple[tuple[Callable[[GpuDevice], str], int, FigureOf, float], ...] = (
+    (_memory, 13, _memory_share, POINT),
+    (_degrees, 5, _temperature, 1.0),
+    (_watts, 9, _power_share, POINT),
+    (_clock, 8, _fraction("sm_clock", "sm_clock_max"), POINT),
 )
 """The columns of a device's line after its bar, the most important first: the text, its cells, and the value whose
-change since the mark is shown."""
+change since the mark is shown, in multiples of the last number."""

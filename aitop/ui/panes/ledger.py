@@ -44,6 +44,8 @@ class LedgerPane(Pane):
         note = Line(f"pid {ledger.pid}", DIM) if len(view.ranks()) > 1 else None
         # A process that does not lead any work has no ledger of its own.
         scope = None if own is not None else WHOLE_JOB
+        if not lines and view.filter:
+            lines.append(Line(f"nothing here matches {one_line(view.filter)}", DIM))
         return Drawing(lines, f"Time · {_unit(ledger)}", note, view.stale("stacks"), scope=scope)
 
 

@@ -61,7 +61,7 @@ class MemoryPane(ChartPane):
             for allocator in allocators:
                 lines += [_allocator_bar(view, allocator, width), allocator_figures(view, allocator, width)]
                 lines += _allocator_chart(view, field, allocator, rows)
-            lines += [field.axis(lambda line: _reading(line, field, allocators)), *listed]
+            lines += [field.axis(lambda line: _reading(line, field, allocators, resident["rss"])), *listed]
         pids = view.pids()
         # The chart is always of the whole job; the allocators belong to the process whose steps are timed.
         narrowed = not allocators or (snapshot.steps is not None and snapshot.steps.pid in (pids or ()))
@@ -152,8 +152,9 @@ def _allocator_chart(view: View, field: Field, allocator: AllocatorSample, rows:
     return field.chart(layers, rows, top, size)
 
 
-def _reading(line: Line, field: Field, allocators: Sequence[AllocatorSample]) -> Line:
-    names = [("ranks", "rss"), ("workers", "workers_rss")]
+def _reading(line: Line, field: Field, allocators: Sequence[AllocatorSample], resident: str) -> Line:
+    """Append what the charts show at the cursor. `resident` is the word for who has the resident memory."""
+    names = [(resident, "rss"), ("workers", "workers_rss")]
     for device in (allocator.device for allocator in allocators):
         names += [(f"cuda {device}", f"alloc{device}.allocated"), ("of", f"alloc{device}.reserved")]
     for word, name in names:

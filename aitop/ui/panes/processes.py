@@ -23,7 +23,7 @@ from aitop.ui.widgets.line import Line, columns, key_hints, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.table import GAP, MARK, Column, Fit, Order, RowPane, in_order, row_line
 from aitop.ui.widgets.table import fit as table_fit
-from aitop.ui.words import one_line, short_command, state_lines, tight_percent
+from aitop.ui.words import PROCESS_STATES, one_line, short_command, state_lines, tight_percent
 
 ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "helper": 3, "other": 4}
 UNNUMBERED = 1 << 30
@@ -148,7 +148,6 @@ def _summed(row: ProcessRow, hidden: Sequence[ProcessRow]) -> ProcessRow:
 
 TREE_LEAST, TREE_MOST, TREE_STEP = 16, 40, 6
 NEW_SECONDS = 3.0
-STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
 STATE_STYLES = {"R": TEXT, "D": STATE_STALE, "Z": STATE_FAILED, "T": STATE_STALE}
 
 
@@ -171,7 +170,7 @@ FIGURES = (
     Column("read/s", 7, 5, lambda row: row.process.read_bytes, size),
     Column("write/s", 7, 6, lambda row: row.process.write_bytes, size),
     Column("thr", 4, 8, lambda row: row.process.threads, style=lambda _: DIM),
-    Column("state", 6, 4, lambda row: row.process.state, lambda letter: STATES.get(letter, letter),
+    Column("state", 6, 4, lambda row: row.process.state, lambda letter: PROCESS_STATES.get(letter, letter),
            lambda row: STATE_STYLES.get(row.process.state, FAINT), rising=False),
     Column("age", 5, 9, lambda row: row.age, age_text, lambda _: DIM),
 )  # fmt: skip
@@ -307,7 +306,7 @@ class ProcessPane(RowPane[ProcessRow]):
         pids = family(snapshot.host.processes, row.process.pid) if snapshot.host else frozenset()
         title = f"what {process_words(snapshot, row.process.pid)} runs"
         room = room_below(len(self.rows) + 1, height - 1)
-        return [*lines_below(view, title, width, room, pids=pids), key_hints(KEYS)]
+        return [*lines_below(view, title, width, room, pids=pids), key_hints(KEYS, view.appearance)]
 
     def key_of(self, row: ProcessRow) -> int:
         return row.process.pid

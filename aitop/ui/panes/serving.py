@@ -38,7 +38,7 @@ from aitop.ui.theme.palette import (
     doing,
 )
 from aitop.ui.widgets.bars import nice_ceiling, phase_bar
-from aitop.ui.widgets.line import Line, columns, wrap
+from aitop.ui.widgets.line import Line, columns, wrapped
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing
 from aitop.ui.widgets.plot import ChartPane, Curve, Field
 from aitop.ui.words import needs_hook, share_text, significant, waits_for_target
@@ -121,7 +121,7 @@ def _why_no_charts(view: View, snapshot: Snapshot, serving: Serving, width: int)
     if serving.basis != "hook":
         return needs_hook("single requests are seen with the hook only", view.source("hook"), width)
     text = f"{NOT_YET} no request was answered in the last {duration(round(snapshot.window))}"
-    return [Line(line, DIM) for line in wrap(text, width)]
+    return wrapped(text, width, DIM)
 
 
 AMOUNTS = {

@@ -20,8 +20,9 @@ from aitop.ui.words import significant
 
 WIDTH = 6
 NO_CHANGE = Line()
-LEAST_SHARE, LEAST_POINTS = 0.005, 0.005
-MOST = 9.99
+POINT = 0.01
+"""A percentage point of a share (0..1)."""
+MOST = 999
 SETTLING_SECONDS = 10.0
 MINUTE = 59.5
 ValueOf = Callable[[Snapshot], "float | None"]
@@ -29,22 +30,24 @@ ValueOf = Callable[[Snapshot], "float | None"]
 OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM, "cannot-tell": DIM}
 
 
-def change(view: View, value_of: ValueOf, *, is_speed: bool = False, points: bool = False) -> Line:
+def change(view: View, value_of: ValueOf, *, is_speed: bool = False, points: bool = False, unit: float = POINT) -> Line:
     """The change of a figure since the mark; empty without a mark.
 
     It is coloured only if the figure `is_speed` and steps became faster or slower by more than noise, because a single
-    figure proves nothing. `points`: the figure is a share, and its change is in percentage points.
+    figure proves nothing. `points` and `unit` are those of `difference`.
     """
     if view.mark is None:
         return Line()
     now = value_of(view.snapshot) if view.snapshot else None
     is_speed = is_speed and judged(view.mark, view.snapshot).outcome in ("faster", "slower")
-    return difference(now, value_of(view.mark), is_speed=is_speed, points=points)
+    return difference(now, value_of(view.mark), is_speed=is_speed, points=points, unit=unit)
 
 
-def difference(now: float | None, then: float | None, *, is_speed: bool = False, points: bool = False) -> Line:
-    """The change from `then` to `now` in WIDTH cells: in percent of `then` or, with `points`, times 100 (for shares:
-    percentage points). A dash if one of them is None or `then` is negative.
+def difference(
+    now: float | None, then: float | None, *, is_speed: bool = False, points: bool = False, unit: float = POINT
+) -> Line:
+    """The change from `then` to `now` in WIDTH cells: in percent of `then` or, with `points`, in multiples of `unit`
+    (percentage points of a share, if it is left out). A dash if one of them is None or `then` is negative.
 
     The change of a speed is coloured as gain or loss.
     """
@@ -52,11 +55,11 @@ def difference(now: float | None, then: float | None, *, is_speed: bool = False,
         return Line("–".rjust(WIDTH), FAINT)
     if not points and then == 0:
         return Line(("▲" if now else "=").rjust(WIDTH), DIM if now else FAINT)
-    by = now - then if points else now / then - 1
-    if abs(by) < (LEAST_POINTS if points else LEAST_SHARE):
+    by = (now - then) / unit if points else (now / then - 1) * 100
+    if abs(by) < 0.5:
         return Line("=".rjust(WIDTH), FAINT)
     style = DIM if not is_speed else GAIN if by > 0 else LOSS
-    amount = f"{abs(by) * 100:.0f}" if abs(by) < MOST else f">{MOST * 100:.0f}"
+    amount = f"{abs(by):.0f}" if abs(by) < MOST else f">{MOST}"
     return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
 
 

@@ -14,7 +14,8 @@ from aitop.model.verdict import Diagnosis, Verdict, Where, by_reason
 from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
-from aitop.ui.widgets.line import Line, hanging, rule, shorten, spread, wrap
+from aitop.ui.theme.themes import Appearance
+from aitop.ui.widgets.line import Line, hanging, key_words, rule, shorten, spread, wrapped
 from aitop.ui.widgets.pane import WHOLE_JOB, Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, state_lines
 
@@ -44,9 +45,9 @@ class VerdictPane(Pane):
         if view.snapshot is None or not verdicts:
             lines = looking_lines(view, width, height)
         elif height >= ROOM_FOR_ALL:
-            lines = all_lines(verdicts, view.snapshot.diagnosis, width)
+            lines = all_lines(verdicts, view.snapshot.diagnosis, width, view.appearance)
         else:
-            lines = verdict_lines(verdicts, width, height)
+            lines = verdict_lines(verdicts, width, height, view.appearance)
         scope = None if view.pids() is None else WHOLE_JOB
         return Drawing(lines, "Verdict", since_mark(view, width - 14), scope=scope)
 
@@ -61,13 +62,13 @@ def shown_verdicts(view: View) -> tuple[Verdict, ...]:
     return tuple(verdict for verdict in verdicts if not verdict.ranks or view.rank in verdict.ranks)
 
 
-def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> list[Line]:
+def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int, appearance: Appearance) -> list[Line]:
     """The first verdict: headline, line of code, best fix, and evidence if there is room; then the other verdicts."""
     primary = verdicts[0]
     lines = [headline(primary, width)]
     if primary.where:
         lines.append(where_line(primary.where[0], width))
-    lines.extend(fix_line(primary, width))
+    lines.extend(fix_line(primary, width, appearance))
     also = also_line(verdicts[1:], width) if height > 3 else None
     room = height - len(lines) - (1 if also else 0)
     lines.extend(Line("  ").add(shorten(one_line(text), width - 2), DIM) for text in primary.evidence[: max(0, room)])
@@ -77,11 +78,11 @@ def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> lis
     return lines[:height]
 
 
-def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int) -> list[Line]:
+def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int, appearance: Appearance) -> list[Line]:
     """Every verdict with its evidence, one below the other, then what could not be judged."""
     lines: list[Line] = []
     for verdict in verdicts:
-        lines += [*verdict_lines((verdict,), width, MOST_OF_ONE), Line()]
+        lines += [*verdict_lines((verdict,), width, MOST_OF_ONE, appearance), Line()]
     silent = unjudged_lines(diagnosis, width)
     return [*lines, rule("could not be judged", width), *silent] if silent else lines
 
@@ -117,7 +118,7 @@ def _clauses(text: str, width: int) -> str:
 def _gain_and_confidence(verdict: Verdict, *, roomy: bool) -> Line:
     line = Line("  ")
     if verdict.speedup is not None and verdict.severity != "info":
-        before, after = ("fix it: up to ", " faster") if roomy else ("", "")
+        before, after = ("fix it: up to ", " as fast") if roomy else ("", "")
         line.add(before, DIM).add(factor(verdict.speedup), GAIN).add(after, DIM).add("   ")
     return line.add("confidence " if roomy else "", DIM).join(confidence_dots(verdict.confidence))
 
@@ -139,12 +140,12 @@ def where_line(where: Where, width: int) -> Line:
     return spread(line, right, width)
 
 
-def fix_line(verdict: Verdict, width: int) -> list[Line]:
+def fix_line(verdict: Verdict, width: int, appearance: Appearance) -> list[Line]:
     """The fix with the largest predicted speedup, in one line with that speedup; empty if no fix is known."""
     if not verdict.fixes:
         return []
     best = max(verdict.fixes, key=lambda fix: fix.speedup or 0.0)
-    right = Line("⏎ why", DIM)
+    right = Line(key_words("⏎ why", appearance), DIM)
     gain = Line("  predicts ", DIM).add(factor(best.speedup), GAIN) if best.speedup is not None else Line()
     room = width - 2 - gain.width - right.width - 2
     line = Line("→ ", GAIN).add(shorten(one_line(best.text), room), TEXT).join(gain)
@@ -170,10 +171,14 @@ def also_line(others: tuple[Verdict, ...], width: int) -> Line | None:
 
 
 def looking_lines(view: View, width: int, height: int) -> list[Line]:
-    """What is shown while there is no verdict: how much was sampled, and what the rules still need."""
+    """What is shown without a verdict: that all are about other ranks; else how much was sampled, and what the rules
+    still need.
+    """
     snapshot = view.snapshot
     if snapshot is None:
         return [Line("looking…", BRIGHT).add("  nothing has come in yet", DIM)]
+    if snapshot.diagnosis.verdicts:
+        return about_others(view, snapshot.diagnosis.verdicts, width)[:height]
     lines = [Line("looking… ", BRIGHT).add(seen_so_far(snapshot), DIM)]
     failing = [
         Line("  ").join(line)
@@ -188,6 +193,16 @@ def looking_lines(view: View, width: int, height: int) -> list[Line]:
         waiting = f"  {len(ids)} verdicts wait for more: {', '.join(ids)}"
         rest = [*rest[: room - 1], Line(shorten(waiting, width), FAINT)]
     return [*lines, *rest][:height]
+
+
+def about_others(view: View, verdicts: tuple[Verdict, ...], width: int) -> list[Line]:
+    """That no verdict is about the rank that the screen is narrowed to, and which ranks they are about."""
+    ranks = sorted({rank for verdict in verdicts for rank in verdict.ranks})
+    about = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    ids = ", ".join(dict.fromkeys(verdict.id for verdict in verdicts))
+    text = f"{len(verdicts)} {'are' if len(verdicts) > 1 else 'is'} about {about}: {ids} · 0 shows all"
+    none = Line(shorten(f"No verdict is about rank {view.rank}", width), BRIGHT)
+    return [none, *wrapped(text, width, DIM)]
 
 
 def seen_so_far(snapshot: Snapshot) -> str:
@@ -210,9 +225,11 @@ def tiny_lines(view: View, width: int) -> list[Line]:
     if view.paused:
         lines.append(Line("PAUSED", NOTICE))
     verdicts = shown_verdicts(view)
+    if snapshot is not None and not verdicts and snapshot.diagnosis.verdicts:
+        return [*lines, *about_others(view, snapshot.diagnosis.verdicts, width)]
     if snapshot is None or not verdicts:
         words = "looking…" if snapshot is None else f"looking… {seen_so_far(snapshot)}"
-        return [*lines, *(Line(text) for text in wrap(words, width))]
+        return [*lines, *wrapped(words, width)]
     primary = verdicts[0]
     text, style = label(primary)
     lines.append(Line(shorten(text, width), style))
@@ -225,5 +242,5 @@ def tiny_lines(view: View, width: int) -> list[Line]:
         lines.append(figures)
     if primary.where:
         lines.append(Line(shorten(place(primary.where[0]), width), BRIGHT))
-    lines.extend(Line(text, DIM) for text in wrap(one_line(primary.title), width))
+    lines.extend(wrapped(one_line(primary.title), width, DIM))
     return lines

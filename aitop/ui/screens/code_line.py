@@ -14,6 +14,7 @@ from aitop.diagnosis.fix_edit import SourceAround
 from aitop.model.units import percent
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
+from aitop.ui.panes.code.call_tree import forest, way_to
 from aitop.ui.panes.code.hot_lines import Place, hot_rows
 from aitop.ui.panes.verdict import shown_verdicts
 from aitop.ui.screens.headed import HeadedScreen
@@ -94,16 +95,27 @@ class LinePane(Pane):
         self._place = place
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        above = [self._head(width), *self._verdicts(view), *self._callers(width), Line()]
+        above = [self._head(view, width), *self._verdicts(view), *self._callers(width), Line()]
         note = Line(self.notice or "e edit · ↑↓ scroll · esc back", TEXT if self.notice else DIM)
         return Drawing(above + self._source(view, width), place(self._place), note)
 
-    def _head(self, width: int) -> Line:
-        at = self._place
+    def _head(self, view: View, width: int) -> Line:
+        at, share = self._place, self._share(view)
         line = Line(one_line(at.function), BRIGHT)
-        if at.share is not None:
-            line.add(f"  {percent(at.share)}", BRIGHT).add(f" of the samples of {at.who}" if at.who else "", DIM)
+        if share is not None:
+            line.add(f"  {percent(share)}", BRIGHT).add(f" of the samples of {at.who}" if at.who else "", DIM)
         return spread(line.add("  "), Line(shorten_left(at.file, max(8, width - line.width)), FAINT), width)
+
+    def _share(self, view: View) -> float | None:
+        """The share of the line in the newest stacks: 0 where they do not have it, None where it never was known."""
+        at, stacks = self._place, view.snapshot.stacks if view.snapshot else None
+        if stacks is None or at.share is None:
+            return at.share
+        if at.path:
+            way = way_to(forest(stacks, view.pids(), view.who), at.path)
+            return way[-1].share if way and way[-1].path == at.path else 0.0
+        rows = hot_rows(stacks, view.pids(), view.who)
+        return next((row.share for row in rows if row.key == at.key), 0.0)
 
     def _verdicts(self, view: View) -> list[Line]:
         here = (self._place.file, self._place.line)
@@ -160,6 +172,11 @@ class LineScreen(HeadedScreen):
         super().__init__(view, self.pane)
         self._place = place
         self._source_around = source_around
+
+    def take(self, view: View) -> None:
+        super().take(view)
+        if self.is_mounted:
+            self.show()
 
     def on_mount(self) -> None:
         if self._source_around is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.comparison_words import comparison_text
@@ -50,6 +51,9 @@ class ChangesPane(CodePane):
         lines = lines or [Line("one of the runs has no stacks to compare", DIM)]
         return Drawing(lines, "Stacks of both, by change · f words", legend((GREW, SHRANK, EVEN)), foot=foot)
 
+    def action_look(self) -> None:
+        """Do nothing: a node of two runs is no line of one of them. The screen would take the key and close."""
+
 
 def changed_node(tree: ChangedNode, above: TreePath, name: str = "") -> Node:
     """The node for the flame view; a chain of library functions that each call only one other becomes one node."""
@@ -79,6 +83,9 @@ class ComparisonScreen(HeadedScreen):
         self.words, self.stacks = ComparisonPane(id="comparison"), ChangesPane(id="changes")
         super().__init__(view, self.words, self.stacks)
         self._stacks_chosen = False
+
+    def take(self, view: View) -> None:
+        super().take(replace(view, compared=self.view.compared))
 
     def action_switch(self) -> None:
         """Switch between the text and the stacks."""

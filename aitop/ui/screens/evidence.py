@@ -18,7 +18,7 @@ from aitop.ui.screens.code_line import Excerpt, read_excerpt, source_line
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
-from aitop.ui.widgets.line import Line, columns, hanging, lit, shorten, shorten_left, spread, wrap
+from aitop.ui.widgets.line import Line, columns, hanging, lit, shorten, shorten_left, spread, wrapped
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, confidence_dots, confidence_words, label, one_line, place, share_text
 
@@ -38,7 +38,9 @@ class VerdictList(Pane, can_focus=False):
         self.top = max(0, min(self.top, self.selected), self.selected - height + 1)
         lines = [_list_line(verdict, width, number == self.selected) for number, verdict in enumerate(verdicts)]
         note = Line(self.notice or "↑↓ choose · pgup pgdn scroll · e edit · esc back", TEXT if self.notice else DIM)
-        return Drawing(lines or [Line("no verdict yet", DIM)], "Why", note)
+        judged = view.snapshot is not None and view.snapshot.diagnosis.verdicts
+        nothing = f"no verdict is about rank {view.rank}" if judged else "no verdict yet"
+        return Drawing(lines or [Line(nothing, DIM)], "Why", note)
 
 
 class EvidencePane(Pane, can_focus=False):
@@ -117,7 +119,7 @@ def _list_line(verdict: Verdict, width: int, selected: bool) -> Line:
 
 def _what(verdict: Verdict, width: int) -> list[Line]:
     """The head of a verdict: its title, share, predicted speedup, confidence and ranks."""
-    lines = [Line(text, BRIGHT) for text in wrap(one_line(verdict.title), width)]
+    lines = wrapped(one_line(verdict.title), width, BRIGHT)
     figures = Line()
     if verdict.share is not None:
         figures.add(percent(verdict.share), figure_style(verdict)).add(f" of {BASES[verdict.base]}   ", DIM)
@@ -163,7 +165,7 @@ def page_lines(verdict: str, width: int) -> tuple[Line, ...]:
         return ()
     lines = [Line(), Line("─" * width, FAINT)]
     width = min(width, WIDEST)
-    lines += [Line(text, BRIGHT) for text in wrap(f"{shown.id}: {shown.summary}", width)]
+    lines += wrapped(f"{shown.id}: {shown.summary}", width, BRIGHT)
     for title, blocks in shown.parts:
         lines += [Line(), Line(title, TITLE)]
         for number, block in enumerate(blocks):
@@ -196,6 +198,11 @@ class EvidenceScreen(HeadedScreen):
         super().__init__(view, self.listing, self.evidence)
         self._source_around = source_around
         self._selected: tuple[str, str | None] | None = None
+
+    def take(self, view: View) -> None:
+        super().take(view)
+        if self.is_mounted:
+            self.show()
 
     def show(self) -> None:
         """Redraw everything. The selected verdict stays selected as long as it exists."""

@@ -30,7 +30,7 @@ from aitop.ui.messages import Failed, in_background
 from aitop.ui.panes.footer import Filtered, FilterLine
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRAND, BRIGHT, COMMUNICATION, DIM, FAINT, GAIN, LOSS, TEXT
-from aitop.ui.widgets.line import Line, key_hints, wrap
+from aitop.ui.widgets.line import Line, key_hints, wrapped
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
 from aitop.ui.widgets.table import Column, RowChosen, RowPane, fit, heading, in_order, row_line
 from aitop.ui.words import one_line, tight_percent
@@ -70,7 +70,7 @@ class TablePane(RowPane[Row]):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         if self.entries is None:
-            problem = [Line(text, LOSS) for text in wrap(self.problem, width)]
+            problem = wrapped(self.problem, width, LOSS)
             return Drawing(problem or [Line("asking Prometheus…", DIM)], self.name_of_rows)
         rows = [row for row in self.entries if matches(view.filter, *self.texts(row))] if view.filter else self.entries
         title = f"{self.name_of_rows} · {len(self.entries)}"
@@ -146,7 +146,7 @@ class TableScreen(Screen[None]):
     def _hint(self, view: View, _width: int) -> Line:
         """The last line: the newest notice, else the keys."""
         line = Line(" ")
-        return line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys))
+        return line.add(view.notice, BRIGHT) if view.notice else line.join(key_hints(self.keys, view.appearance))
 
     def took(self, answer: Fleet | JobRanks) -> None:
         """Take a new answer into the listing."""
@@ -305,7 +305,7 @@ class FleetScreen(TableScreen):
 
     def on_row_chosen(self, message: RowChosen) -> None:
         job: FleetJob = message.row
-        self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every, job.finding_text))
+        self.app.push_screen(RanksScreen(self.cluster, self.view, job.job, self.every))
 
     def action_command(self) -> None:
         """Query the ranks of the job at the cursor, then show the command for the worst one."""
@@ -383,12 +383,9 @@ class RanksScreen(TableScreen):
     keys = (*KEYS, ("esc", "back"))
     listing: RanksPane
 
-    def __init__(
-        self, cluster: FleetReader, view: View, job: str, every: float = ASK_SECONDS, finding: str | None = None
-    ) -> None:
+    def __init__(self, cluster: FleetReader, view: View, job: str, every: float = ASK_SECONDS) -> None:
         super().__init__(cluster, every, View(appearance=view.appearance), RanksPane(id="ranks"))
         self.job = job
-        self._finding = finding
 
     def took(self, answer: Fleet | JobRanks) -> None:
         if isinstance(answer, JobRanks):
@@ -398,7 +395,8 @@ class RanksScreen(TableScreen):
         line = Line(" aitop ", BRAND).add("  ")
         job = Line(f"job {one_line(self.job or '')}", BRIGHT)
         ranks = self.answer.ranks if isinstance(self.answer, JobRanks) else ()
-        parts = [job, waited_for(ranks), Line(self._finding or "", DIM)]
+        worst = worst_of(ranks)
+        parts = [job, waited_for(ranks), Line(one_line(worst.finding_text) if worst is not None else "", DIM)]
         return line.join_fitting([part for part in parts if part.width], width, " · ")
 
     def on_row_chosen(self) -> None:

@@ -20,7 +20,7 @@ from aitop.ui.messages import in_background
 from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, SEVERITY_LABELS, STATE_DENIED, TEXT
-from aitop.ui.widgets.line import Line, columns, hanging, shorten, wrap
+from aitop.ui.widgets.line import Line, columns, hanging, shorten, wrapped
 from aitop.ui.words import confidence_dots, confidence_words, one_line, place
 
 MOVED_SECONDS = 3.0
@@ -83,7 +83,7 @@ class StandingPane(StackList[StandingPlace]):
         self.entries = places(still, self.odd) if still is not None and self.odd is not None else ()
 
     def above(self, view: View, width: int) -> list[Line]:
-        lines = [Line(text, STATE_DENIED) for text in wrap(self.problem, width)]
+        lines = wrapped(self.problem, width, STATE_DENIED)
         if self.still is None or self.odd is None:
             return [*lines, Line(self.doing or "no rank has been looked at yet", DIM)]
         moving = self.still.seconds <= 0
@@ -134,8 +134,9 @@ class StandingPane(StackList[StandingPlace]):
             cells += [(Line(step, DIM), STEP), (Line(shorten(state, STATE), FAINT), STATE)]
         return line.join(columns(cells))
 
-    def note(self) -> str:
-        return "↑↓ choose · ⏎ whole stack · h look again · n below Python · esc back"
+    def note(self, view: View) -> str:
+        below = " · n below Python" if view.live else ""
+        return f"↑↓ choose · ⏎ whole stack · h look again{below} · esc back"
 
 
 def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -13,7 +14,7 @@ from textual.screen import ModalScreen, Screen
 
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
-from aitop.ui.widgets.line import Line, hanging
+from aitop.ui.widgets.line import Line, hanging, key_words
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import SOURCE_STATES
 
@@ -32,7 +33,11 @@ class HelpPane(Pane):
         self._keys = described(bindings)
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        lines = [Line(keys.ljust(INDENT), BRIGHT).add(binding.description, TEXT) for keys, binding in self._keys]
+        spelled = partial(key_words, appearance=view.appearance)
+        lines = [
+            Line(f"{spelled(keys)} ".ljust(INDENT), BRIGHT).add(spelled(binding.description), TEXT)
+            for keys, binding in self._keys
+        ]
         lines.append(Line())
         sources = Line("sources".ljust(INDENT), DIM)
         for glyph, style, meaning in SOURCE_STATES.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -12,6 +13,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.widget import Widget
 
 from aitop.diagnosis.fix_edit import SourceAround
@@ -21,6 +23,7 @@ from aitop.engine.recorder import Recorder
 from aitop.errors import AitopError
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
+from aitop.model.units import plural
 from aitop.ui.editor import EDITOR_HAS_TERMINAL, edit
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
@@ -41,12 +44,13 @@ from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.comparison import ComparisonScreen
 from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.headed import HeadedScreen
-from aitop.ui.screens.stacks import StackScreen, StacksScreen
+from aitop.ui.screens.stacks import StacksScreen
 from aitop.ui.screens.torch_profile import ProfileScreen
-from aitop.ui.state import CodeView, View, next_part, next_thread, serves
+from aitop.ui.state import EVERYBODY, CodeView, View, is_seen, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import OneLine, Pane
 from aitop.ui.widgets.table import RowChosen
+from aitop.ui.words import one_line
 
 if TYPE_CHECKING:
     from aitop.sources.prometheus.fleet import FleetReader
@@ -84,7 +88,10 @@ class MonitorScreen(Screen[int]):
         Binding("up,down", "app.none", "scroll the focused pane"),
         Binding("left,right", "app.none", "read the focused pane's charts at a cursor"),
         Binding("space", "pause", "hold the picture still, and go on"),
-        *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
+        *[
+            Binding(str(number), f"rank({number})", "show one rank only: 1 is the first (rank 0)")
+            for number in range(1, 10)
+        ],
         Binding("0", "rank(0)", "show all ranks"),
         Binding("h,H", "hang", "where every rank stands at this moment, and which one keeps the others waiting"),
         Binding("E", "everywhere", "the job's ranks on all machines, from Prometheus (setting: prometheus)"),
@@ -105,7 +112,7 @@ class MonitorScreen(Screen[int]):
         Binding("s", "save", "save this screen here as a picture and as text"),
         Binding("p", "profile", "profile 5 steps with torch.profiler"),
         Binding("d", "detach", "take the hook out of the target and go on without it"),
-        Binding("escape", "back", "back: out of filter, zoom, process, rank or pause"),
+        Binding("escape", "back", "back: out of filter, zoom, process, rank, thread or pause"),
         Binding("q,f10", "app.quit", "quit"),
     ]
 
@@ -129,6 +136,8 @@ class MonitorScreen(Screen[int]):
         self.recorder = recorder
         self._folded = frozenset(folded)
         self._newest: Snapshot | None = None
+        # Runs while the terminal has not taken the last frame.
+        self._catching_up: Timer | None = None
         self._plan: Plan = {}
         self._zoomed: str | None = None
         self._zoomed_for_room = False
@@ -138,7 +147,7 @@ class MonitorScreen(Screen[int]):
         self._most_processes = 0
         self._shown_notice: str | None = None
         self._notice_ticks = 0
-        self._compared_at = -COMPARE_SECONDS
+        self._compared_at = -math.inf
         self.view = replace(view, live=feed.live)
 
     def compose(self) -> ComposeResult:
@@ -175,7 +184,8 @@ class MonitorScreen(Screen[int]):
         self._newest = message.snapshot
         if output_is_blocked():
             # The terminal has not taken the last frame yet. Skipping this one saves bytes on a slow link.
-            self.set_timer(CATCH_UP_SECONDS, self._catch_up)
+            if self._catching_up is None:
+                self._catching_up = self.set_timer(CATCH_UP_SECONDS, self._catch_up)
         # A paused replay must still show the moment that the user seeks to.
         elif not self.view.paused or not self.view.live:
             try:
@@ -184,12 +194,14 @@ class MonitorScreen(Screen[int]):
                 if self.app.is_headless:
                     raise
                 self.post_message(Failed(error))
+        else:
+            self._change(notice=self._notice(), recording=recording_state(self.recorder))
 
     def _take(self, snapshot: Snapshot) -> None:
         if self.view.snapshot is None and self._run is not None:
             self._change(mark=self._run.made().marked())
         compared_now = self.view.compared
-        if snapshot.time >= self._compared_at + COMPARE_SECONDS:
+        if abs(snapshot.time - self._compared_at) >= COMPARE_SECONDS:
             compared_now, self._compared_at = compared(snapshot), snapshot.time
         recording, notice = recording_state(self.recorder), self._notice()
         self._change(snapshot=snapshot, recording=recording, notice=notice, compared=compared_now)
@@ -197,9 +209,15 @@ class MonitorScreen(Screen[int]):
         if chosen is not None and known and all(process.pid != chosen for process in self.view.processes):
             # The chosen process is gone, so stop narrowing to it.
             self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
+        who = self.view.who
+        if snapshot.stacks is not None and not is_seen(snapshot.stacks, who):
+            self._change(
+                who=EVERYBODY, notice=f"nothing of {one_line(who.words())} is seen any more: all code is shown"
+            )
 
     def _catch_up(self) -> None:
         """Draw the newest snapshot, if it is not on the screen yet."""
+        self._catching_up = None
         if self._newest is not None and self._newest is not self.view.snapshot:
             self.post_message(SnapshotArrived(self._newest))
 
@@ -275,6 +293,8 @@ class MonitorScreen(Screen[int]):
         if not self.app.is_screen_installed("profile"):
             self.app.install_screen(ProfileScreen(self._run, self.view), "profile")
         self.app.push_screen("profile")
+        # It may have been left in other colours.
+        self._show()
 
     def action_edit(self) -> None:
         """Open a line in the editor: the selected one if the code pane has the focus, else the one that the first
@@ -342,14 +362,18 @@ class MonitorScreen(Screen[int]):
 
     def action_pause(self) -> None:
         """Freeze the screen, or go on with the newest Snapshot. The run itself is not paused."""
-        paused = not self.view.paused
-        self._change(paused=paused, snapshot=self.view.snapshot if paused else self._newest)
+        self._change(paused=not self.view.paused)
+        if not self.view.paused and self._newest is not None:
+            self._take(self._newest)
 
     def action_rank(self, number: int) -> None:
         pids = list(self.view.ranks().values())
         if number == 0:
             self._change(chosen=None)
-        elif len(pids) > 1 and number <= len(pids):
+        elif number > len(pids) or len(pids) == 1:
+            verb = "is" if len(pids) == 1 else "are"
+            self._change(notice=f"there {verb} only {plural(len(pids), 'rank')}" if pids else "there are no ranks")
+        else:
             self._narrow(pids[number - 1])
 
     def _narrow(self, pid: int) -> None:
@@ -407,13 +431,15 @@ class MonitorScreen(Screen[int]):
             self._change(who=following(stacks, self.view.pids(), self.view.who))
 
     def action_back(self) -> None:
-        """Undo one restriction of the view: filter, zoom, process or rank, pause, in this order."""
+        """Undo one restriction of the view: filter, zoom, process or rank, part of the code, pause, in this order."""
         if self.view.filter:
             self._change(filter="")
         elif self._zoomed is not None:
             self._leave_zoom()
         elif self.view.chosen is not None:
             self._change(chosen=None)
+        elif self.view.who != EVERYBODY:
+            self._change(who=EVERYBODY)
         elif self.view.paused:
             self.action_pause()
 
@@ -505,24 +531,11 @@ class MonitorScreen(Screen[int]):
         self._show()
 
     def _show(self) -> None:
-        """Pass the view to the panes. While the evidence screen covers this one, only that screen is updated.
-
-        Screens of stacks keep what they show, but it is told anew by the newest view when the user asks again.
-        """
-        for screen in self.app.screen_stack:
-            if isinstance(screen, HeadedScreen) and screen.is_mounted:
-                screen.header.show(self.view)
-            if isinstance(screen, (StackScreen, LineScreen)):
-                screen.view = self.view
-            if isinstance(screen, LineScreen) and screen.is_mounted:
-                screen.show()
-        evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
-        if evidence is not None:
-            evidence.view = self.view
-            if evidence.is_mounted:
-                evidence.show()
-            return
-        for name in self._plan:
+        """Pass the view to the screens that cover this one, or else to the panes."""
+        covering = [screen for screen in self.app.screen_stack if isinstance(screen, HeadedScreen)]
+        for screen in covering:
+            screen.take(self.view)
+        for name in self._plan if not covering else ():
             self._pane(name).show(self.view)
 
     def _lay_out(self) -> None:

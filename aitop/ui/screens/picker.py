@@ -14,7 +14,7 @@ from aitop.model.units import NOT_SUPPORTED, duration, size
 from aitop.ui.messages import in_background
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, DIM, LOSS, TEXT
-from aitop.ui.widgets.line import Line, key_hints, wrap
+from aitop.ui.widgets.line import Line, key_hints, wrapped
 from aitop.ui.widgets.pane import Drawing, OneLine, Pane
 from aitop.ui.widgets.table import Column, RowChosen, RowPane, fit, heading, row_line
 from aitop.ui.words import one_line, short_command
@@ -35,12 +35,13 @@ class CandidatesPane(RowPane[Candidate]):
     problem: str | None = None
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.rows = ()
         if self.problem:
-            return Drawing([Line(text, LOSS) for text in wrap(self.problem, width)], "AI processes")
+            return Drawing(wrapped(self.problem, width, LOSS), "AI processes")
         if not self.searched:
             return Drawing([Line("looking for AI processes…", DIM)], "AI processes")
         if not self.candidates:
-            return Drawing([Line(text, TEXT) for text in wrap(NOTHING, width)], "AI processes")
+            return Drawing(wrapped(NOTHING, width), "AI processes")
         shape = fit(COLUMNS if width >= ROOMY else FEW_COLUMNS, width)
         rows = [heading(shape, self.order)] if height > 1 else []
         rows += [row_line(job, shape, width, cursor=at) for job, at in self.take(self.candidates, height - 1)]
@@ -92,8 +93,8 @@ class PickerScreen(Screen[int]):
         Binding("down,j", "app.none", "next job"),
         Binding("enter", "choose", "monitor the marked job"),
         Binding("r", "find", "look again"),
-        Binding("question_mark", "app.help", "this help"),
-        Binding("q,escape", "app.quit", "quit"),
+        Binding("question_mark,f1", "app.help", "this help"),
+        Binding("q,escape,f10", "app.quit", "quit"),
     ]
 
     def __init__(self, find: Callable[[], list[Candidate]], view: View) -> None:
@@ -106,7 +107,7 @@ class PickerScreen(Screen[int]):
         yield OneLine(lambda _view, _width: Line(" aitop ", BRAND).add("  which one?", DIM), id="header")
         yield CandidatesPane(id="candidates")
         hints = (("↑↓", "choose"), ("⏎", "monitor"), ("r", "look again"), ("?", "help"), ("q", "quit"))
-        yield OneLine(lambda _view, _width: Line(" ").join(key_hints(hints)), id="hint")
+        yield OneLine(lambda view, _width: Line(" ").join(key_hints(hints, view.appearance)), id="hint")
 
     def on_mount(self) -> None:
         for pane in self.query(Pane):

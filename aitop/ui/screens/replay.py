@@ -13,7 +13,7 @@ from aitop.model.units import NOT_YET
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, NOTICE, TEXT, WAITING
-from aitop.ui.widgets.line import Line, key_hints
+from aitop.ui.widgets.line import Line, key_hints, key_words
 from aitop.ui.widgets.pane import Drawing, Pane
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class ReplayBar(Pane):
         ink = NOTICE if self.has_focus else BRIGHT
         line = Line(f" {'■' if now.ended else '▶' if now.playing else '‖'} ", ink).add(" ")
         if self.typed is not None:
-            return line.add("go to ", DIM).add(self.typed, BRIGHT).add(" ", NOTICE).add(" m:ss ⏎  ", DIM)
+            hint = key_words(" m:ss ⏎  ", self.view.appearance)
+            return line.add("go to ", DIM).add(self.typed, BRIGHT).add(" ", NOTICE).add(hint, DIM)
         whole = NOT_YET if now.duration is None else clock(now.duration)
         line.add(clock(now.seconds).rjust(len(whole)), BRIGHT).add(f" / {whole}  ", DIM)
         if now.seeking is not None:
@@ -124,7 +125,8 @@ class ReplayBar(Pane):
         if passed and width >= 100:
             line.add(f"◆ {passed[-1]}  ", WAITING)
         if width >= 120:
-            line.join(key_hints((("[ ]", "10 s"), (", .", "step"), ("- +", "speed"), ("g", "go to"))))
+            hints = (("[ ]", "10 s"), (", .", "step"), ("- +", "speed"), ("g", "go to"))
+            line.join(key_hints(hints, self.view.appearance))
         return line
 
 

@@ -18,7 +18,7 @@ from aitop.ui.messages import in_background
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import ROLE_NAMES, View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
-from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
+from aitop.ui.widgets.line import Line, columns, key_words, lit, shorten, shorten_left, spread, wrapped
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, place
 
@@ -47,7 +47,8 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         """An entry as a line, without the marker of the selected entry."""
         raise NotImplementedError
 
-    def note(self) -> str:
+    def note(self, view: View) -> str:
+        """The keys, for the right of the title."""
         raise NotImplementedError
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
@@ -61,7 +62,8 @@ class StackList(Pane, Generic[Entry], can_focus=False):
         if lines:
             lines[self.selected] = lit(lines[self.selected])
         state = self.doing or self.when
-        return Drawing([*above, *lines], f"{self.heading} · {state}" if state else self.heading, Line(self.note(), DIM))
+        note = Line(key_words(self.note(view), view.appearance), DIM)
+        return Drawing([*above, *lines], f"{self.heading} · {state}" if state else self.heading, note)
 
 
 class GroupList(StackList[StackGroup]):
@@ -73,7 +75,7 @@ class GroupList(StackList[StackGroup]):
     def above(self, view: View, width: int) -> list[Line]:
         texts = [self.problem] if self.problem else []
         texts += [f"no stacks of {pid}: {why}" for pid, why in self.refused]
-        return [Line(part, STATE_DENIED) for text in texts for part in wrap(text, width)]
+        return [line for text in texts for line in wrapped(text, width, STATE_DENIED)]
 
     def row(self, entry: StackGroup, view: View, width: int) -> Line:
         room = width - COUNT - PLACE - STATE - 6
@@ -88,7 +90,7 @@ class GroupList(StackList[StackGroup]):
         ]
         return columns([*cells, (Line(shorten(who, who_width), DIM), who_width)] if who_width >= 8 else cells)
 
-    def note(self) -> str:
+    def note(self, view: View) -> str:
         threads = sum(len(group.members) for group in self.entries)
         return f"{plural(threads, 'thread')} · ↑↓ choose · ⏎ whole stack · S look again · esc back"
 
@@ -279,5 +281,4 @@ class StacksScreen(StackScreen[StackGroup]):
     def action_edit(self) -> None:
         group = self.stack.group
         if group is not None:
-            self.listing.problem = edit(self.app, group.place, self.view.process(group.members[0].pid))
-            self.show()
+            self.tell(edit(self.app, group.place, self.view.process(group.members[0].pid)))

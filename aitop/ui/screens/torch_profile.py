@@ -16,7 +16,7 @@ from aitop.ui.saving import write_new
 from aitop.ui.screens.headed import HeadedScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
-from aitop.ui.widgets.line import Line, columns, wrap
+from aitop.ui.widgets.line import Line, columns, wrap, wrapped
 from aitop.ui.widgets.pane import Drawing, Pane
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ LEAST_NAME = 16
 class ProfilePane(Pane):
     """Shows a profile. `profile` is None until it is there: `doing` then says what happens, `problem` why it failed.
 
-    `written` says where the trace was written, or why it was not; None before that.
+    `written` says where the trace was written or, if `write_failed`, why it was not; None before that.
     """
 
     profile: Profile | None = None
     doing = ""
     problem: str | None = None
     written: str | None = None
+    write_failed = False
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         profile = self.profile
@@ -45,7 +46,8 @@ class ProfilePane(Pane):
             texts = [self.doing] if self.problem is None else wrap(self.problem, width)
             lines = [Line(text, STATE_FAILED if self.problem and not row else TEXT) for row, text in enumerate(texts)]
             return Drawing(lines, "Profile", Line("esc back", DIM))
-        lines = [Line(text, GAIN) for text in wrap(self.written, width)] if self.written else []
+        ink = STATE_FAILED if self.write_failed else GAIN
+        lines = wrapped(self.written, width, ink) if self.written else []
         lines += [*_head(profile, width), Line(), *_classes(profile, width)]
         lines += [Line(), *_operators(profile, width)]
         if profile.kernels:
@@ -58,7 +60,7 @@ def _head(profile: Profile, width: int) -> list[Line]:
     timed = f" in {duration(profile.seconds)}, {each} each with the profiler on"
     lines = [Line(plural(profile.steps, "step"), BRIGHT).add(timed, TEXT)]
     held = f"the run was held for {duration(profile.holds.total)} by this profile; {count(profile.events)} events"
-    lines += [Line(text, DIM) for text in wrap(held, width)]
+    lines += wrapped(held, width, DIM)
     if profile.peak_memory is not None:
         lines.append(Line("peak memory allocated ", DIM).add(size(profile.peak_memory), TEXT))
     for use in profile.devices:
@@ -137,6 +139,11 @@ class ProfileScreen(HeadedScreen):
         self._feed = feed
         self._taken: TakenProfile | None = None
 
+    def take(self, view: View) -> None:
+        super().take(view)
+        if self.is_mounted:
+            self.show()
+
     def on_mount(self) -> None:
         self.pane.doing = "asking the run for a profile…"
         self.pane.focus()
@@ -171,6 +178,7 @@ class ProfileScreen(HeadedScreen):
             in_background(self, "trace", lambda: write_new(Path.cwd(), name, trace), self._written)
 
     def _written(self, answer: list[Path] | Exception) -> None:
+        self.pane.write_failed = isinstance(answer, Exception)
         where = f"not written: {answer}" if isinstance(answer, Exception) else f"written to {answer[0]}"
         self.pane.written = f"trace {where}"
         self.show()

@@ -175,14 +175,14 @@ def doing(activity: Activity) -> Kind:
 @lru_cache(maxsize=512)
 def dimmed(style: Style) -> Style:
     """The style with faded colours, for stale values."""
-    return Style(color=_changed(style.color, FADED), bgcolor=_changed(style.bgcolor, FADED), bold=style.bold)
+    return style + Style(color=_changed(style.color, FADED), bgcolor=_changed(style.bgcolor, FADED))
 
 
 @lru_cache(maxsize=512)
 def lifted(style: Style) -> Style:
     """The style with brighter foreground and background, for what is at the cursor."""
     ground = _changed(style.bgcolor, LIFTED) or role(SELECTED)
-    return Style(color=_changed(style.color, LIFTED), bgcolor=ground, bold=style.bold)
+    return style + Style(color=_changed(style.color, LIFTED), bgcolor=ground)
 
 
 def _changed(color: Color | None, how: str) -> Color | None:

@@ -121,6 +121,16 @@ def colour_of(theme: Theme, name: str) -> Color:
     return Color.from_triplet(blend_rgb(colour.get_truecolor(), Color.parse(towards).get_truecolor(), far))
 
 
+def _ground_of(theme: Theme, name: str) -> Color:
+    """The colour of a role as a background. With sixteen colours all inks that are FADED or LIFTED look alike, so what
+    is behind them has a colour that none of them has.
+    """
+    how = name.partition("/")[2]
+    if theme.ansi and how:
+        name = "ground" if f"/{how}" == FADED else "selected"
+    return colour_of(theme, name)
+
+
 @lru_cache(maxsize=4096)
 def themed(style: Style, theme: Theme) -> Style:
     """A style of the palette with its roles replaced by the colours of a theme."""
@@ -129,9 +139,10 @@ def themed(style: Style, theme: Theme) -> Style:
         # Without colours: reverse video for coloured backgrounds, dim for less important text.
         name, under = ink.name if ink else "", ground.name if ground else "ground"
         reverse = under.partition("/")[0] not in _UNDERLAID and (name.startswith("on-") or under.startswith("selected"))
-        return style + Style(color="default", bgcolor="default", reverse=reverse or None, dim=name in _SOFT or None)
+        soft = name.partition("/")[0] in _SOFT or name.endswith(FADED)
+        return style + Style(color="default", bgcolor="default", reverse=reverse or None, dim=soft or None)
     return style + Style(
-        color=colour_of(theme, ink.name) if ink else None, bgcolor=colour_of(theme, ground.name) if ground else None
+        color=colour_of(theme, ink.name) if ink else None, bgcolor=_ground_of(theme, ground.name) if ground else None
     )
 
 

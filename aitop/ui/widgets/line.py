@@ -166,6 +166,11 @@ def hanging(head: Line, text: str, width: int, style: Style = TEXT) -> list[Line
     return [Line().join(Line() if row else head).to(head.width).add(part, style) for row, part in enumerate(parts)]
 
 
+def wrapped(text: str, width: int, style: Style = TEXT) -> list[Line]:
+    """`text` broken at spaces into lines of at most `width` cells."""
+    return [Line(part, style) for part in wrap(text, width)]
+
+
 def spread(left: Line, right: Line, width: int) -> Line:
     """`left` at the left edge and `right` at the right edge; if both do not fit, `left` is cut."""
     if right.width >= width:
@@ -180,11 +185,22 @@ def rule(title: str, width: int, key: str = "") -> Line:
     return line.add(" ").to(width, "─", FRAME)
 
 
-def key_hints(hints: Iterable[tuple[str, str]]) -> Line:
+_KEY_WORDS = {"←→": "left/right", "← →": "left/right", "←": "left", "→": "right", "⏎": "enter", "⌫": "bksp"}
+
+
+def key_words(text: str, appearance: Appearance) -> str:
+    """`text` with the signs of keys in words if they cannot be drawn: in ASCII enter and left would look the same."""
+    if appearance.ascii:
+        for sign, word in _KEY_WORDS.items():
+            text = text.replace(sign, word)
+    return text
+
+
+def key_hints(hints: Iterable[tuple[str, str]], appearance: Appearance) -> Line:
     """A line of keys, each with what it does in a word or two."""
     line = Line()
     for key, word in hints:
-        line.add(key, KEY).add(f" {word}  ", DIM)
+        line.add(key_words(key, appearance), KEY).add(f" {word}  ", DIM)
     return line
 
 
@@ -219,7 +235,7 @@ _DOTS = " .:-=+*#@"
 @lru_cache(maxsize=2048)
 def to_ascii(text: str) -> str:
     """`text` in ASCII with the same width: braille by the number of its dots, other characters by likeness."""
-    text = text.translate(_ASCII)
+    text = text.replace(" →", "->").translate(_ASCII)
     if text.isascii():
         return text
     return "".join(c if c.isascii() else _ascii_of(c) for c in text)

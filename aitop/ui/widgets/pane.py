@@ -57,6 +57,7 @@ class Pane(Widget, can_focus=True):
         super().__init__(id=id)
         self.view = View()
         self.top = 0
+        self.foot_rows = 0
         self.drawn: list[Line] = []
         self._strips: list[Strip] = []
         self._drawn_for = Appearance()
@@ -134,7 +135,8 @@ class Pane(Widget, can_focus=True):
     def _compose_lines(self, width: int, height: int) -> list[Line]:
         inner_width, inner_height = (width - 4, height - 2) if self.framed else (width, height)
         drawing = self.draw(self.view, max(1, inner_width), max(1, inner_height))
-        room = max(1, inner_height - len(drawing.foot))
+        self.foot_rows = len(drawing.foot)
+        room = max(1, inner_height - self.foot_rows)
         self.top = max(0, min(self.top, len(drawing.lines) - room))
         shown = drawing.lines[self.top : self.top + room]
         shown = [*shown, *[Line()] * (room - len(shown)), *drawing.foot]

@@ -159,6 +159,7 @@ class RowPane(Pane, Generic[Row]):
         self.rows, self.page = rows, max(1, page)
         at = next((number for number, row in enumerate(rows) if self.key_of(row) == self._key), self.cursor)
         self.cursor = max(0, min(at, len(rows) - 1))
+        self._key = self.key_of(rows[self.cursor]) if rows else self._key
         self.first = max(0, min(self.first, self.cursor, len(rows) - self.page), self.cursor + 1 - self.page)
         shown = enumerate(rows[self.first : self.first + self.page], self.first)
         return [(row, self.has_focus and number == self.cursor) for number, row in shown]

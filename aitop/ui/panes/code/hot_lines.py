@@ -120,6 +120,7 @@ class Place(msgspec.Struct, frozen=True):
     """A line of code in a process, which can be shown and opened in an editor.
 
     `share` (0..1) is of the samples of `who`. `above` has its callers, the outermost first: function, file and origin.
+    `key` finds it again among the hot lines, `path` in the call tree.
     """
 
     pid: int
@@ -129,6 +130,8 @@ class Place(msgspec.Struct, frozen=True):
     share: float | None = None
     who: str = ""
     above: tuple[tuple[str, str, Origin], ...] = ()
+    key: HotKey | None = None
+    path: tuple[tuple[str, str], ...] = ()
 
 
 def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:

@@ -84,7 +84,7 @@ class CodePane(Pane):
         self._pointed: TreePath | None = None
         self._zoom: TreePath = ()
         self._folds: dict[TreePath, bool] = {}
-        self._above = self._foot_rows = 0
+        self._above = 0
 
     # What is drawn
 
@@ -122,7 +122,6 @@ class CodePane(Pane):
         whom = view.who.words()
         nothing = f"nothing of {whom} was seen" if whom else "no line of the user's own code was seen"
         nothing = f"nothing here matches {one_line(view.filter)}" if view.filter else nothing
-        self._foot_rows = len(foot)
         return Drawing(lines or [Line(nothing, DIM)], title, note, stale, foot)
 
     def _lines(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
@@ -182,13 +181,14 @@ class CodePane(Pane):
         """The selected line of code; None if the selected row or cell is not a line of code."""
         if self._hot:
             row = self._hot[self._hot_index()]
-            return Place(row.pid, row.file, row.line, row.function, row.share, row.who)
+            return Place(row.pid, row.file, row.line, row.function, row.share, row.who, key=row.key)
         node = self._selected_node()
         if node is None or not node.file or self._forest is None:
             return None
         path = call_tree.way_to(self._forest[2], node.path)
         callers = tuple((caller.name, caller.file, caller.origin) for caller in path[1:-1])
-        return Place(path[0].pid, node.file, node.line, node.function, node.share, one_line(path[0].name), callers)
+        whose = one_line(path[0].name)
+        return Place(path[0].pid, node.file, node.line, node.function, node.share, whose, callers, path=node.path)
 
     def _selected_node(self) -> Node | None:
         if self._rows:
@@ -257,10 +257,16 @@ class CodePane(Pane):
             self.action_look()
 
     def action_look(self) -> None:
-        place = self.place()
-        if place is None:
+        """Show the selected line; if nothing selected is one, leave the key to the screen."""
+        if not self._look():
             raise SkipAction
-        self.post_message(LineWanted(place))
+
+    def _look(self) -> bool:
+        """Ask for the selected line of code. Returns whether there is one."""
+        place = self.place()
+        if place is not None:
+            self.post_message(LineWanted(place))
+        return place is not None
 
     def action_out(self) -> None:
         """Zoom out of the flame by one level; if it is not zoomed, leave the key to the screen."""
@@ -285,7 +291,7 @@ class CodePane(Pane):
 
     async def on_click(self, event: events.Click) -> None:
         row = event.y - self.framed + self.top
-        if event.y < self.framed or event.y >= self.size.height - self.framed - self._foot_rows:
+        if event.y < self.framed or event.y >= self.size.height - self.framed - self.foot_rows:
             return
         cell = self._cell_under(event)
         if cell is not None:
@@ -301,7 +307,7 @@ class CodePane(Pane):
             again, self._hot_at = key == self._hot_at and event.chain > 1, key
             self.redraw()
             if again:
-                self.action_look()
+                self._look()
 
     def _click_cell(self, cell: flame.Cell, clicks: int) -> None:
         """Zoom into the cell, or zoom out if it already fills the view. A double click on a leaf shows its line."""
@@ -311,13 +317,13 @@ class CodePane(Pane):
         elif cell.node.children:
             self.action_open()
         elif clicks > 1:
-            self.action_look()
+            self._look()
         else:
             self.redraw()
 
     def _cell_under(self, event: events.MouseEvent) -> flame.Cell | None:
         if not self._cells:
             return None
-        if event.y >= self.size.height - self.framed - self._foot_rows:
+        if event.y >= self.size.height - self.framed - self.foot_rows:
             return None
         return flame.at(self._cells, event.x - 2 * self.framed, event.y - self.framed + self.top - self._above)
