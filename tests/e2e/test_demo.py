@@ -29,6 +29,7 @@ sys.exit(run(["demo", *sys.argv[2:]]))
 """
 
 
+@pytest.mark.slow
 def test_the_demo_reports_its_planted_fault_and_leaves_nothing_behind(slow_loader_script, tmp_path):
     recording = tmp_path / "demo.jsonl"
 

@@ -48,6 +48,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.slow
 def test_plain_loops_of_all_shapes(script):
     process = script("loops.py", *LOOPS)
     for kind, shape in LOOPS.items():

@@ -108,6 +108,7 @@ def test_a_server_that_stands_is_still_and_alive(serving, watched):
     watched(process.pid, check, "--no-hook")
 
 
+@pytest.mark.slow
 def test_nobody_but_the_server_is_connected_to(serving, tmp_path):
     process, log = serving()
     recording = tmp_path / "run.jsonl.gz"
