@@ -233,7 +233,7 @@ def by_hand(snapshot: Snapshot) -> Lines:
     """
     work = _large_operations(snapshot)
     if not stepping(snapshot):
-        models = lines_of(entry for entry in work.entries if entry.work == "tensor")
+        models = lines_of(entry for entry in work.entries if entry.work in ("tensor", "eager"))
         return models if models.share > 0.5 * work.share else work
     updates = snapshot.phases.optimizer or snapshot.kind != "training"
     places = ("within",) if updates else ("within", "after")

@@ -32,15 +32,16 @@ State = Literal[
     "collect",
 ]
 # What the library below a line works on. "tensor" computes with arrays that gradients may flow through, "array" with
-# others; "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly
+# others; "eager" calls operations of a compiler's library (JAX) one by one, outside of any compiled function;
+# "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly
 # detection, which writes down the Python stack of each operation; "recompute" is activation checkpointing, which runs
 # parts of a forward pass again in the backward pass. "hand-over" pickles, copies and unpickles what one
 # process sends to another, and waits for it.
 Work = Literal[
-    "tensor", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
+    "tensor", "eager", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
     "read", "trace", "anomaly", "recompute", "hand-over",
 ]  # fmt: skip
-COMPUTES: tuple[Work, ...] = ("tensor", "array")
+COMPUTES: tuple[Work, ...] = ("tensor", "eager", "array")
 
 
 class Meaning(NamedTuple):
@@ -201,7 +202,9 @@ TABLE: tuple[Row, ...] = (
          state="compile"),
     _row(r"/site-packages/numba/.*(?:dispatcher|compiler)\.py$", r"_compile_for_args|compile\w*",
          state="compile"),
-    _row(r"/site-packages/(?:jax|jaxlib|flax|haiku|optax|equinox)/", work="tensor"),
+    # A compiled function is called without a frame of JAX's. Its operations have frames where each is called by itself.
+    _row(r"/site-packages/(?:jax/_src/(?:numpy|lax|nn|scipy|image|random\.py)|flax|haiku|optax|equinox)\b", work="eager"),
+    _row(r"/site-packages/(?:jax|jaxlib)/", work="tensor"),
     _row(r"/site-packages/(?:keras|tensorflow)/", work="tensor"),
     # arrays
     _row(r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", phase="save", work="save"),

@@ -38,6 +38,15 @@ def test_a_function_that_is_compiled_for_every_shape_is_named_with_its_call():
     assert first.where[0].text == "table = update(table, tokens, jnp.ones(length))"
 
 
+def test_operations_that_are_called_one_by_one_belong_in_a_compiled_function():
+    """The gain was measured: 4.9 times as many steps with the whole step compiled."""
+    first = judged("jax_eager")[-1][0]
+    assert (first.id, first.severity) == ("host-bound", "warning")
+    assert first.where[0].function == "step.<locals>.<lambda>" and "jax.jit" in first.fixes[0].text
+    low, high = first.speedup_range
+    assert low < 4.9 < high
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -45,7 +45,7 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("stable_baselines3/common/vec_env/dummy_vec_env.py DummyVecEnv.step_wait", "environment", None, None),
         # other frameworks and arrays
         ("jax/_src/compiler.py backend_compile", None, "compile", None),
-        ("jax/_src/numpy/lax_numpy.py dot", None, None, "tensor"),
+        ("jax/_src/numpy/lax_numpy.py dot", None, None, "eager"),
         ("keras/src/trainers/trainer.py fit", None, None, "tensor"),
         ("sklearn/ensemble/_forest.py fit", None, None, "array"),
         ("torchmetrics/metric.py Metric._wrap_compute.<locals>.wrapped_func", None, None, "array"),

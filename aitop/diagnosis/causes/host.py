@@ -157,15 +157,16 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         return None
     first, *others = where
     steps, steps_seen = records(snapshot), stepping(snapshot)
+    eager = lines_of(at_first).part(lambda entry: entry.work == "eager") > 0.5
     if lost is None:
-        lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
+        lost = steps_seen or eager or lines.part(lambda entry: entry.does in LOST) > 0.5
     top = share * (first.share or 1.0)
     weights = shares_by(at_first, lambda entry: entry.does)
     most = max(weights, key=lambda activity: weights[activity])
-    doing = ACTIVITIES[most]
+    doing = "calls operations one by one" if eager else ACTIVITIES[most]
     # Large operations release the GIL for nearly all of their time.
     held = weights.get("python", 0.0) / sum(weights.values())
-    small = most == "native" and held >= MOST_HELD
+    small = eager or (most == "native" and held >= MOST_HELD)
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
         then = (f"{short_place(other)} {percent(share * (other.share or 0.0))}" for other in others[:2])
@@ -182,6 +183,8 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         evidence.append(f"the interpreter's lock is held {percent(held)} of that: these are many small calls")
     if loops:
         ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
+    elif eager:
+        ahead = f"call {place_of(first)} from a function under jax.jit, which makes one program of its operations"
     elif small:
         ahead = f"do the work of {place_of(first)} in fewer, larger operations"
     elif most == "wait-lock" and not any(entry.below for entry in at_first):
@@ -191,16 +194,19 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
     # A fix at that line saves what its function takes, and only that is foretold. What blocks an event loop is moved
     # out of it as a whole.
     saved = gone if loops else gone * within_first(lines)
-    shorter = fix(ahead, saved)
     unit = "each request" if at_leisure else each_unit(snapshot)
     # Larger operations still do the arithmetic of the small ones: only what the calls themselves take is sure to go.
-    calls = without(saved * min(1.0, op_cost.WHOLE_CALL * held), lines.entries)
+    calls, length = without(saved * min(1.0, op_cost.WHOLE_CALL * held), lines.entries), without(saved, lines.entries)
+    if small:
+        # One compiled program also does what the operations do, only not one after the other.
+        length = replace(length, likely=calls.likely if eager else length.likely, most=calls.most)
+    shorter = fix(ahead, length)
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
         doubtful=not steps_seen or host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
-        gone=replace(without(saved, lines.entries), most=calls.most) if small else saved,
+        gone=length,
         level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
