@@ -38,8 +38,8 @@ State = Literal[
 # parts of a forward pass again in the backward pass. "hand-over" pickles, copies and unpickles what one
 # process sends to another, and waits for it.
 Work = Literal[
-    "tensor", "eager", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save",
-    "read", "trace", "anomaly", "recompute", "hand-over",
+    "tensor", "eager", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log",
+    "save", "read", "trace", "anomaly", "recompute", "hand-over",
 ]  # fmt: skip
 COMPUTES: tuple[Work, ...] = ("tensor", "eager", "array")
 
@@ -203,7 +203,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/site-packages/numba/.*(?:dispatcher|compiler)\.py$", r"_compile_for_args|compile\w*",
          state="compile"),
     # A compiled function is called without a frame of JAX's. Its operations have frames where each is called by itself.
-    _row(r"/site-packages/(?:jax/_src/(?:numpy|lax|nn|scipy|image|random\.py)|flax|haiku|optax|equinox)\b", work="eager"),
+    _row(r"/site-packages/(?:jax/_src/(?:numpy|lax|nn|scipy|image|random\.py)|flax|haiku|optax|equinox)\b",
+         work="eager"),
     _row(r"/site-packages/(?:jax|jaxlib)/", work="tensor"),
     _row(r"/site-packages/(?:keras|tensorflow)/", work="tensor"),
     # arrays

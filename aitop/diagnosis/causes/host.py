@@ -74,14 +74,14 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
     told = (
         _queue_is_full(snapshot, lines_of(entry for entry in lines.entries if entry.activity == "wait-room"))
-        or _told(snapshot, lines, lost=True if waited_for else None)
+        or _host_time(snapshot, lines, lost=True if waited_for else None)
         or _handed_over(snapshot)
         or blocked_loop(snapshot)
         or around_model(snapshot)
     )
     if told is None and serving and main_lines(snapshot, lambda entry: entry.does in RUNNING).share < ENTER:
         # Requests queue and no thread works for them: at least the line where they queue is known.
-        return _told(snapshot, main_lines(snapshot, stands_in_line), lost=False)
+        return _host_time(snapshot, main_lines(snapshot, stands_in_line), lost=False)
     return told
 
 
@@ -144,7 +144,16 @@ def _waits_for_answer(entry: Entry, pid: int) -> bool:
     return entry.pid != pid and entry.handler == "thread" and entry.activity == "wait-queue" and entry.where is not None
 
 
-def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Explanation | None:
+def _of_work(place: str, *, small: bool, eager: bool) -> str:
+    """What to do about a line that works; `small`: it calls small operations, `eager`: of JAX, outside of jax.jit."""
+    if eager:
+        return f"call {place} from a function under jax.jit, which makes one program of its operations"
+    if small:
+        return f"do the work of {place} in fewer, larger operations"
+    return f"shorten {place}, or overlap it with the step"
+
+
+def _host_time(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Explanation | None:
     """The verdict on these lines' time. `lost`: whether the run could do without it; None: decide by their activity."""
     share = min(lines.share, host_limit(snapshot), 0.99)
     gone, at_leisure = of_unit(snapshot, share)
@@ -163,10 +172,10 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
     top = share * (first.share or 1.0)
     weights = shares_by(at_first, lambda entry: entry.does)
     most = max(weights, key=lambda activity: weights[activity])
-    doing = "calls operations one by one" if eager else ACTIVITIES[most]
     # Large operations release the GIL for nearly all of their time.
     held = weights.get("python", 0.0) / sum(weights.values())
     small = eager or (most == "native" and held >= MOST_HELD)
+    doing = "calls operations one by one" if eager else ACTIVITIES[most]
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
         then = (f"{short_place(other)} {percent(share * (other.share or 0.0))}" for other in others[:2])
@@ -175,22 +184,17 @@ def _told(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Expl
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if at_leisure:
         evidence.append(at_leisure)
-    if not steps_seen and starved(snapshot):
-        evidence += idle_words(snapshot)
     if not steps_seen:
+        evidence += idle_words(snapshot) if starved(snapshot) else ()
         evidence.append("no phase of a training step and no model call was seen in its stacks")
     if small:
         evidence.append(f"the interpreter's lock is held {percent(held)} of that: these are many small calls")
     if loops:
         ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
-    elif eager:
-        ahead = f"call {place_of(first)} from a function under jax.jit, which makes one program of its operations"
-    elif small:
-        ahead = f"do the work of {place_of(first)} in fewer, larger operations"
     elif most == "wait-lock" and not any(entry.below for entry in at_first):
         ahead = f"let go sooner of the lock that {place_of(first)} waits for, or work on a copy where it is held"
     else:
-        ahead = f"shorten {place_of(first)}, or overlap it with the step"
+        ahead = _of_work(place_of(first), small=small, eager=eager)
     # A fix at that line saves what its function takes, and only that is foretold. What blocks an event loop is moved
     # out of it as a whole.
     saved = gone if loops else gone * within_first(lines)
