@@ -463,6 +463,8 @@ class Session:
             self.leave_soon()
             return False
         self.ring = Ring(self._way)
+        if self.requests is not None:
+            self.requests.write_alive()
         return True
 
     def _leave(self) -> None:

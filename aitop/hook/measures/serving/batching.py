@@ -42,6 +42,7 @@ class Batching(Server):
     """
 
     servers = ("transformers",)
+    layer = "transformers"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.outer: dict[str, Request] = {}
@@ -165,7 +166,7 @@ class Batching(Server):
         end, processor = now_ns(), batch_processor
         scheduler = processor.scheduler
         active, waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
-        self.requests.count("transformers", active + waiting)
+        self.in_flight(active + waiting)
         if len(self.tokenless) > active + waiting or len(self.known) > active + waiting + MOST_GONE:
             self._forget_cancelled(scheduler)
         if not self.stepped:

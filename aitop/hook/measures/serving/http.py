@@ -154,6 +154,7 @@ class Http(Server):
     """
 
     servers = ("uvicorn", "aiohttp", "gunicorn", "http")
+    layer = "http"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.under_way: set[Request] = set()
@@ -199,9 +200,11 @@ class Http(Server):
         """Note how many requests are in flight, unless there may be some that are not known."""
         if not self.requests.watched():
             return
-        earlier = self.earlier.number(now_ns())
-        if earlier is not None:
-            self.requests.count("http", len(self.under_way) + earlier)
+        earlier, number = self.earlier.number(now_ns()), -1
+        # Again if another thread has ended a request meanwhile: it may have written its lower number first.
+        while earlier is not None and number != len(self.under_way):
+            number = len(self.under_way)
+            self.in_flight(number + earlier)
 
     def begin(self, socket: Any, loop: Loop | None = None) -> Request | None:
         """Return a new request that came in on this socket; None inside another request, or where none are measured.
@@ -229,6 +232,14 @@ class Http(Server):
         self.under_way.add(request)
         self.count()
         return request
+
+    def never_began(self, request: Request) -> None:
+        """Forget a request whose task was cancelled before its first step."""
+        try:
+            self.under_way.discard(request)
+            self.count()
+        except Exception:
+            self.failed()
 
     def arrival(self, socket: Any, connection: int) -> int:
         """Return when the data arrived that the event loop has just read."""
@@ -322,6 +333,19 @@ def descriptor(socket: Any) -> int:
         return -1
 
 
+class Pending:
+    """Belongs to the coroutine that answers a request, and sees that it is freed without ever having run."""
+
+    __slots__ = ("http", "request")
+
+    def __init__(self, request: Request, http: Http) -> None:
+        self.request, self.http = request, http
+
+    def __del__(self) -> None:
+        if not self.request.began:
+            self.http.never_began(self.request)
+
+
 def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
     """Wrap a coroutine method that answers a request in an event loop, called when the request's head has arrived.
 
@@ -334,10 +358,12 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
             request = http.begin(self.transport.get_extra_info("socket"), http.loop)
         except Exception:
             http.failed()
-        return original(self, *args, **kwargs) if request is None else within(request, self, args, kwargs)
+        if request is None:
+            return original(self, *args, **kwargs)
+        return within(request, Pending(request, http), self, args, kwargs)
 
     # It calls the original itself: a task may be cancelled before its first step, and would leave a second coroutine.
-    async def within(request: Request, self: Any, args: Any, kwargs: Any) -> Any:
+    async def within(request: Request, pending: Pending, self: Any, args: Any, kwargs: Any) -> Any:
         request.begin()
         http.loop_thread = request.worker
         # This sets it in the context of the task. It is reset below, as the task may go on to the next request.

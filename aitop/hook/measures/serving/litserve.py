@@ -39,6 +39,7 @@ class LitServe(Server):
     """
 
     servers = ("litserve",)
+    layer = "litserve"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.known: dict[str, Request] = {}
@@ -83,7 +84,7 @@ class LitServe(Server):
             self.group_began, self.batch = max(request.arrived, self.group_ended), 0
         self.known[name] = self.group[name] = request
         self.batch += 1
-        self.requests.count("litserve", len(self.known))
+        self.in_flight(len(self.known))
 
     def reached(self, runner: Any, event_name: Any, *_: Any, **__: Any) -> None:
         """Note a stage (DECODES, PREDICTS, PREDICTED) that the current request or group has reached.
@@ -127,7 +128,7 @@ class LitServe(Server):
         del self.known[name]
         own = self.group.pop(name, None) is not None
         self.requests.answered(request, now)
-        self.requests.count("litserve", len(self.known))
+        self.in_flight(len(self.known))
         if own and not self.group:
             self.turned(request, now)
 

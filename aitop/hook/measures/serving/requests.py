@@ -86,8 +86,9 @@ class Request:
 
         -1: not known. The parts do not overlap. Time between two calls of the model counts as postprocess.
         """
-        began, submitted, model, after = self.began, self.submitted, self.model_began, self.model_ended
-        between = self.between
+        began, model, after, between = self.began, self.model_began, self.model_ended, self.between
+        # Code that runs a model before it hands the request to an engine waits there between two calls of the model.
+        submitted = self.submitted if self.submitted <= model else 0
         queue = began - self.arrived if began else NOT_MEASURED
         if not model:
             return queue, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED
@@ -139,12 +140,20 @@ class Requests:
         return True
 
     def count(self, layer: str, number: int) -> None:
-        """Note how many requests are in flight in this layer. The largest of all layers' numbers goes to the ring."""
-        alive, ring = self.alive, self.session.ring
-        if alive.get(layer) != number:
-            alive[layer] = number
-            if ring is not None:
-                ring.write_alive(max(alive.values()))
+        """Note how many requests are in flight in this layer."""
+        self.alive[layer] = number
+        self.write_alive()
+
+    def forget(self, layer: str) -> None:
+        """Forget a layer that is no longer measured."""
+        self.alive.pop(layer, None)
+        self.write_alive()
+
+    def write_alive(self) -> None:
+        """Write the largest of all layers' numbers to the ring: how many requests are in flight."""
+        ring = self.session.ring
+        if ring is not None:
+            ring.write_alive(max(self.alive.values(), default=NOT_MEASURED))
 
     def answered(self, request: Request, end: int) -> None:
         """Note that a request was answered at `end`. Has no effect if it was answered before."""

@@ -23,9 +23,10 @@ Note = Callable[..., None]
 
 
 class Server(Measure):
-    """Wraps what `TABLE` lists for its `servers`, as soon as their modules are imported."""
+    """Wraps what `TABLE` lists for its `servers`, as soon as their modules are imported. `layer` names its requests."""
 
     servers: tuple[str, ...] = ()
+    layer = ""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.session = session
@@ -68,6 +69,14 @@ class Server(Measure):
                 for attribute in attributes:
                     self._patches.take_back(owner, attribute)
             self.servers = ()
+            # Else those that are in flight now would be so for ever.
+            if self.requests.watched():
+                self.requests.forget(self.layer)
+
+    def in_flight(self, number: int) -> None:
+        """Note how many requests of this server are in flight, unless it was unpatched."""
+        if self.servers:
+            self.requests.count(self.layer, number)
 
     def noting(self, before: Note | None = None, after: Note | None = None) -> Wrap:
         """Return a wrapper that calls `before(*args)` ahead of each call and `after(start, result, *args)` behind it.
