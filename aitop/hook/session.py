@@ -30,7 +30,7 @@ from ..protocol.ring import EVENT_WORDS
 from ..protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from . import phases
 from .compiler import compiles, keep_from_compiling
-from .errors import raise_if_of_program
+from .errors import Errors, raise_if_of_program
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
 from .measures import AT_ONCE, FRONT, MEASURES, Measure
@@ -47,7 +47,6 @@ FACTS_EVERY_NS = 1_000_000_000
 # Each tick loads measures for this long, so that no step waits long. The last one begun in it may take 0.8 ms.
 LOAD_NS = 300_000
 TICKS_KEPT = 15
-MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
 MOST_KNOWN = 64
 # What counts as a step in a run that serves.
@@ -119,7 +118,7 @@ class Session:
         self._roots: Roots | None = None
         self._optimizers: OptimizerWatch | None = None
         self._gc = phases.gc_callback(self)
-        self._errors = 0
+        self._errors = Errors()
         self._leaving = self._gone = False
         self._steps = 0
         # How many of `_steps` were only counted.
@@ -189,7 +188,6 @@ class Session:
         except Exception:
             raise_if_of_program()
             # The hook goes on without this measure. Patches that it put in before it failed stay until the hook leaves.
-            self._errors += 1
 
     def remove(self) -> None:
         """Undo every patch and close the ring. Idempotent."""
@@ -219,7 +217,8 @@ class Session:
         try:
             measure.over()
         except Exception:
-            self._errors += 1
+            # The others end as well.
+            raise_if_of_program()
 
     def _take_out(self) -> None:
         if self._optimizers is not None:
@@ -249,10 +248,8 @@ class Session:
     # Called by the wrappers.
 
     def failed(self) -> None:
-        """Count an error in the hook, called where it is caught; leave after MOST_ERRORS."""
-        raise_if_of_program()
-        self._errors += 1
-        if self._errors >= MOST_ERRORS:
+        """Count an error in the hook, called where it is caught; leave if there are too many."""
+        if self._errors.too_many():
             self.leave_soon()
 
     def not_owner(self, training: bool = False) -> bool:
@@ -339,9 +336,10 @@ class Session:
         try:
             if self._roots is None or not self._roots.met(module):
                 return False
-            self.facts.met_root(module)
             now = time.monotonic_ns()
-            if now > self.trains_until and any(p.is_leaf and p.grad is not None for p in module.parameters()):
+            if not self.facts.met_root(module) or now < self.trains_until:
+                return True
+            if any(p.is_leaf and p.grad is not None for p in module.parameters()):
                 # Gradients without a backward that we saw: this may be the evaluation of a training run.
                 self.journal.note(TRAINED, now, now)
                 self.trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
@@ -402,7 +400,6 @@ class Session:
             except Exception:
                 raise_if_of_program()
                 # The hook goes on without this measure.
-                self._errors += 1
                 self.measures.remove(measure)
                 self._end(measure)
         if self.ring is None:
@@ -473,7 +470,8 @@ class Session:
                 self.remove()
                 forget_modules()
         except Exception:
-            self._errors += 1
+            # What the program called goes on.
+            raise_if_of_program()
 
 
 def is_loader_worker() -> bool:

@@ -206,7 +206,7 @@ def test_a_backward_with_keywords_is_counted(watched):
     backward = wrap_backward(torch.autograd.backward, session)
     for _ in range(FIRST_BACKWARD):
         backward(tensors=model(torch.randn(5, 16)).sum())
-    assert watched.facts().ops > 0 and session._errors == 0
+    assert watched.facts().ops > 0 and session._errors.number == 0
 
 
 def distil(watched, teach, times=30, clear=None):

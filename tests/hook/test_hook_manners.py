@@ -296,10 +296,10 @@ def test_what_a_signal_handler_raises_within_the_hook_goes_on_to_the_program(wat
         monkeypatch.setattr(watched.session, "_send", disturbed)
         with pytest.raises(Late):
             watched.session.tick(time.monotonic_ns())
-        assert watched.session._errors == 0
+        assert watched.session._errors.number == 0
         monkeypatch.setattr(watched.session, "_send", lambda now: 1 / 0)
         watched.session.tick(time.monotonic_ns())
-        assert watched.session._errors == 1, "an error of the hook's own does not"
+        assert watched.session._errors.number == 1, "an error of the hook's own does not"
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -363,4 +363,4 @@ def test_exceptions_pass_untouched(watched):
     model = Net()
     train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
     assert len(watched.records()) == 7
-    assert aitop.hook._session._errors == 0
+    assert aitop.hook._session._errors.number == 0

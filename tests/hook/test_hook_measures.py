@@ -270,7 +270,7 @@ def test_padding_at_the_left_is_told_by_a_row_without_any(watched):
 )
 def test_what_is_no_mask_of_padding_is_not_counted(watched, call):
     assert padding_of_calls(watched.session, call) is None
-    assert watched.session._errors == 0
+    assert watched.session._errors.number == 0
 
 
 def freed(mask):
@@ -299,7 +299,7 @@ def freed(mask):
 )  # fmt: skip
 def test_what_is_no_plain_mask_in_memory_is_not_counted(watched, mask):
     assert padding_of(watched.session, {"attention_mask": mask}, {"ids": MASK}, MASK, [], object()) is None
-    assert watched.session._errors == 0
+    assert watched.session._errors.number == 0
 
 
 with_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch 2.2 has none for the CPU")

@@ -245,7 +245,7 @@ class TestRemoval:
         (watched,) = watched
         records = watched.records()
         assert [record.forwards for record in records[-2:]] == [len(asked) // 4] * 2
-        assert watched.session._errors == 0
+        assert watched.session._errors.number == 0
         watched.ring.close()
 
     def test_it_comes_in_while_the_hooks_of_an_optimizer_run(self):
@@ -257,7 +257,7 @@ class TestRemoval:
             handle.remove()
         assert answers[0] == "installed" and set(answers[1:]) == {"already"}
         run_a_little()
-        assert session_of()._errors == 0 and session_of()._steps
+        assert session_of()._errors.number == 0 and session_of()._steps
 
     def test_our_own_errors_do_not_reach_the_run(self, monkeypatch):
         watched = Watched()
@@ -380,4 +380,5 @@ def test_the_measures_of_an_attached_hook_are_loaded_later(monkeypatch):
     monkeypatch.setattr(failing, "over", lambda: ended.append(failing) or over())
     session.look(time.monotonic_ns())
     assert failing not in session.measures and ended == [failing], "what it did is undone"
+    assert session._errors.number == 0, "a measure that fails takes nothing else along"
     assert aitop.hook.remove() == "removed" and ended == [failing]
