@@ -207,12 +207,14 @@ class OptimizerWatch:
     def remove(self) -> None:
         """Take the hooks out of torch's tables. The owner of `patches` undoes the patches."""
         while self._replaced:
-            name, original, table = self._replaced.pop()
+            name, original, table = self._replaced[-1]
             if len(table) == 1 and getattr(self._module, name) is table:
                 setattr(self._module, name, original)
             else:
                 # The program has added hooks of its own, and may remove them from this very table: it must stay.
                 table[KEY] = nothing
+            # Only now, because a KeyboardInterrupt may come in between.
+            del self._replaced[-1:]
 
     def _wrap_ranges(self) -> None:
         recording = self._torch.autograd.profiler.record_function

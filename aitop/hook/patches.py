@@ -56,7 +56,9 @@ class Patches:
         """Put every attribute back, for good."""
         self._over = True
         while self._made:
-            _restore(self._made.pop())
+            # Forgotten only afterwards, because a KeyboardInterrupt may come in between.
+            _restore(self._made[-1])
+            del self._made[-1:]
 
 
 def _dress(wrapper: Any, original: Any) -> None:

@@ -31,7 +31,7 @@ from ..protocol.events import (
 )
 from ..protocol.ring import EVENT_WORDS
 from .compiler import keep_from_compiling
-from .journal import Journal
+from .journal import GONE, Journal
 
 COUNT_NS, TIME_NS = 500_000_000, 50_000_000
 # Ticks with short steps that it takes before counting begins. A tick with long steps cancels TICKS_LOST of them.
@@ -107,6 +107,9 @@ class Sampling:
         """Only count steps from now on. `optimizer` is the id of the one whose step has just ended."""
         journal = self._journal
         journal.count_soon = False
+        if journal.owner == GONE:
+            # The tick at the end of this step has decided that the hook leaves.
+            return
         if now >= journal.count_until:
             journal.count_until = now + COUNT_NS
         journal.due = journal.count_until

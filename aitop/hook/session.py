@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..protocol.events import (
@@ -119,7 +120,8 @@ class Session:
         self._optimizers: OptimizerWatch | None = None
         self._gc = phases.gc_callback(self)
         self._errors = Errors()
-        self._leaving = self._gone = False
+        # It is decided that the hook leaves; a removal has begun, so no new patches; one goes on; everything is undone.
+        self._leaving = self._gone = self._removing = self._out = False
         self._steps = 0
         # How many of `_steps` were only counted.
         self._counted = 0
@@ -190,18 +192,20 @@ class Session:
             # The hook goes on without this measure. Patches that it put in before it failed stay until the hook leaves.
 
     def remove(self) -> None:
-        """Undo every patch and close the ring. Idempotent."""
-        if self._gone:
+        """Undo every patch and close the ring. Idempotent, and the next call completes one that was interrupted."""
+        if self._out or self._removing:
             return
-        self._gone = True
-        # First of all: whatever else is interrupted, wrappers that are left only forward calls.
-        self.journal.owner = GONE
         try:
-            self.sampling.over()
+            self._leaving = self._gone = self._removing = True
+            # First of all: whatever else is interrupted, wrappers that are left only forward calls.
+            self.journal.owner = GONE
+            ends = [partial(self._end, measure) for measure in self.measures]
+            run_all([self.sampling.over, self._take_out, *ends, self._close_ring])
+            self._out = True
         finally:
-            self._take_out()
-        for measure in self.measures:
-            self._end(measure)
+            self._removing = False
+
+    def _close_ring(self) -> None:
         ring, self.ring = self.ring, None
         if ring is None:
             return
@@ -209,6 +213,9 @@ class Session:
         try:
             if mine:
                 ring.write(self.journal.take())
+        except Exception:
+            # The last events are lost.
+            raise_if_of_program()
         finally:
             ring.close(mark=mine)
 
@@ -236,9 +243,21 @@ class Session:
             self.journal.owner = GONE
             self.sampling.over()
 
+    def leave(self) -> None:
+        """Complete what `leave_soon` announced, unless only another thread can, or this is a forked child."""
+        if os.getpid() == self.pid and not self.must_wait and not self._removing:
+            self.remove()
+            forget_modules()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the hook has left or is about to."""
+        return self._leaving
+
     @property
     def gone(self) -> bool:
-        return self._gone
+        """Whether everything is undone."""
+        return self._out
 
     @property
     def must_wait(self) -> bool:
@@ -260,7 +279,7 @@ class Session:
         """
         journal = self.journal
         if journal.owner == GONE:
-            if self._leaving and not self._gone:
+            if self._leaving and not self._out:
                 self._leave()
             return True
         if journal.owner == NOBODY:
@@ -288,6 +307,8 @@ class Session:
             self.journal.owner == GONE
             or start < self.trains_until
             or getattr(local, "busy", False)
+            # A torch.jit trace would record what we read of the arguments.
+            or self.traced()
             or (self._roots is not None and not self._roots.may_be(args[0]))
         ):
             return call(*args, **kwargs)
@@ -356,9 +377,12 @@ class Session:
             # A forked child: from now on its wrappers only forward calls.
             self.journal.owner = GONE
             return
-        if self._ticking or self._gone or (self.torch is not None and self.traced()):
-            # A program that serves requests in threads may be ticking in another thread. A torch.jit trace would
-            # record what measures read of tensors.
+        if self.torch is not None and self.traced():
+            # A torch.jit trace would record what measures read of tensors.
+            return
+        # A program that serves requests in threads may be ticking in another thread. No call may lie between this
+        # question and the answer to the next thread's, because threads switch at calls.
+        if self._ticking or self._gone:
             return
         try:
             self._ticking = True
@@ -466,12 +490,20 @@ class Session:
 
     def _leave(self) -> None:
         try:
-            if os.getpid() == self.pid and not self.must_wait:
-                self.remove()
-                forget_modules()
+            self.leave()
         except Exception:
             # What the program called goes on.
             raise_if_of_program()
+
+
+def run_all(calls: list[Callable[[], object]]) -> None:
+    """Run these functions in turn, also the rest if one raises, as a signal handler of the program may."""
+    try:
+        while calls:
+            calls.pop(0)()
+    finally:
+        if calls:
+            run_all(calls)
 
 
 def is_loader_worker() -> bool:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import aitop.hook
 from aitop.engine.hook_requests import take_out
+from aitop.hook import patches as patches_module
 from aitop.hook import session as session_module
 from aitop.hook.measures import MEASURES
 from aitop.sources.ring import reader as reader_module
@@ -105,6 +106,33 @@ class TestRemoval:
             assert "_aitop_hook" not in sys.modules
             assert not is_open()
             assert find_ring(os.getpid()) is None
+
+    def test_a_removal_that_was_interrupted_can_be_completed(self, monkeypatch):
+        run_a_little()
+        before = patched_attributes()
+        aitop.hook.install("attach")
+        run_a_little()
+        restore = patches_module._restore
+
+        def interrupted(patch):
+            monkeypatch.setattr(patches_module, "_restore", restore)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(patches_module, "_restore", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            aitop.hook.remove()
+        assert patched_attributes() != before and not is_open()
+        assert aitop.hook.remove() == "removed"
+        assert patched_attributes() == before
+        assert aitop.hook.remove() == "absent"
+
+    def test_one_that_is_about_to_leave_makes_room_for_the_next(self):
+        aitop.hook.install("attach")
+        left = session_of()
+        left.leave_soon()
+        assert aitop.hook.install("attach") == "busy", "a new one brings its own code"
+        assert left.gone and "_aitop_hook" not in sys.modules
+        assert aitop.hook.install("attach") == "installed"
 
     def test_removed_before_anything_ran(self):
         before = patched_attributes()

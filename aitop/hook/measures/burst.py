@@ -131,7 +131,7 @@ class Burst(Measure):
                     self._exit(profile)
         except Exception:
             # The hook leaves in any case.
-            pass
+            raise_if_of_program()
         finally:
             self._close()
 
