@@ -59,7 +59,7 @@ class Journal:
     batch_came      is called with the next batch of a loader; None if no measure needs that now
     arguments_came  is called with the arguments of a forward that are examined; None if no measure needs that now
     called          is called with the event that ended a phase, inside its wrapper; None if no measure needs that now
-    cpu_reads       the thread's CPU clock is read at the end of this many next steps
+    cpu_reads       the thread's CPU clock is read at the end of this many next steps; of all steps in a slow run
     ops_due         backwards until one is counted; `count_ops` is called at each of them, none while this is 0
     device          the DeviceClock, None without one
     computed        is called with the start and end of each of the model's computations; None if nobody serves requests

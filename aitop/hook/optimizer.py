@@ -119,7 +119,8 @@ def _hook_after(session: Session) -> Callable[..., None]:
             journal.device.step_ends(now)
         cpu = -1
         if journal.cpu_reads:
-            journal.cpu_reads -= 1
+            # In a fast run only, as it is a system call.
+            journal.cpu_reads -= journal.fast
             cpu = ask_optimizer(optimizer, session)
         extend((kind, journal.stepping, now, key, cpu))
         journal.optimizer = 0
@@ -128,7 +129,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
         journal.last_step = now
         if journal.skip and now - journal.due < late:
             journal.skip -= 1
-        else:
+        elif now > journal.due or journal.fast or journal.called is not None:
             look_after(journal, now, kind)
             if journal.count_soon:
                 journal.begin_counting(now, key)
