@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 import threading
@@ -21,7 +22,7 @@ from aitop.hook import compiler
 from aitop.hook.measures import generation
 from aitop.hook.measures.denormals import Denormals
 from aitop.hook.measures.inputs import autocast_dtype, matmul_precision
-from aitop.hook.measures.padding import Padding
+from aitop.hook.measures.padding import LONGEST_ROW, Padding
 from aitop.hook.measures.scaler import Scaler
 from aitop.hook.roots import STEPS_TO_SEARCH
 
@@ -224,6 +225,16 @@ def test_only_one_batch_in_three_seconds_is_looked_at(watched):
     for _ in DataLoader([0] * 5, collate_fn=lambda _: batch):
         pass
     assert next(each for each in watched.session.measures if isinstance(each, Padding)).facts()["padding"]["looks"] == 1
+
+
+def test_of_large_masks_a_bounded_part_is_read(watched, monkeypatch):
+    read, string_at = [], ctypes.string_at
+    monkeypatch.setattr(ctypes, "string_at", lambda at, size: read.append(size) or string_at(at, size))
+    mask = torch.zeros(64, LONGEST_ROW, dtype=torch.int64)
+    mask[:, :5000] = 1
+    told = padding_of(watched.session, {"attention_mask": mask})
+    assert told == {"looks": 1, "width": LONGEST_ROW, "longest": 5000.0, "mean": 5000.0}
+    assert sum(read) <= 2**19
 
 
 def padding_of_calls(session, *calls):
