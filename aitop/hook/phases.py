@@ -242,8 +242,8 @@ def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
 def look_after(journal: Journal, now: int, kind: int) -> None:
     """Tick if a tick is due. `kind` is the event that ended a phase.
 
-    In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase, in any other only if there is something to
-    do: the wrappers ask, because a call costs more.
+    In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase. In any other it is called only if there
+    is something to do: the wrappers ask, because a call costs more.
     """
     if journal.called is not None:
         journal.called(kind)

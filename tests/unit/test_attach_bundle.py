@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_an_error_while_coming_in_is_the_answer_and_leaves_nothing_behind(source
     before, finders = set(sys.modules), list(sys.meta_path)
     assert run("install", (("hook.__init__", source), ("hook.a", "A = 1"))) == answer
     assert set(sys.modules) == before and sys.meta_path == finders
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ("'error: one\\ntwo'", "error: one two"),
+        ("'error: ' + 9000 * 'x'", "error: " + 493 * "x"),
+        ("'error: \\udc80'", "error: ?"),
+    ],
+    ids=["two lines", "long", "not encodable"],
+)
+def test_every_answer_can_be_read(answer: str, read: str) -> None:
+    source = f"def install(way, load=None): return {answer}"
+    with closing(request.Request(read_status(os.getpid()), pack("install", (("hook.__init__", source),)))) as sent:
+        exec(sent.line.rstrip(b"\0"), {})
+        assert sent.answer() == read
 
 
 def test_an_interrupt_goes_through() -> None:

@@ -137,7 +137,7 @@ def remove() -> str:
 
 
 def run(start: "dict[str, Any]", loads: "Any") -> str:
-    """Carry out the request in `start`, which payload/bundle.py made. Returns the answer: one line of text."""
+    """Carry out the request in `start`, which payload/bundle.py made. Returns the answer."""
     # The main thread may have been interrupted where torch.compile examines each new frame. It must not examine ours.
     set_eval_frame: Any = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "set_eval_frame", type)
     eval_frame = set_eval_frame(None)
@@ -151,6 +151,6 @@ def run(start: "dict[str, Any]", loads: "Any") -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return f"error: {type(error).__name__}: {error}".replace("\n", " ")[:500]
+        return f"error: {type(error).__name__}: {error}"
     finally:
         set_eval_frame(eval_frame)

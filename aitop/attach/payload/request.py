@@ -13,6 +13,7 @@ from aitop.attach.inspection.python_image import LONGEST_LINE, MARK
 from aitop.attach.payload.carriers import FREE, Carrier, carriers, no_carrier
 from aitop.sources.process_status import ProcStatus
 
+# In bytes; the target cuts it off at 500 characters.
 LONGEST_ANSWER = 4096
 
 # Runs in a namespace of its own. `d` is the carrier's descriptor: only the inode that we made is read, and only by the
@@ -47,7 +48,7 @@ import marshal as m,sys
 try:
  exec(m.loads(b[1])if b[0]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER else compile(b[2],'','exec'),g)
  a=g['run'](g,m.loads)
-finally:o.pwrite(d,a.encode()+b'\\n',{end})
+finally:o.pwrite(d,a.replace('\\n',' ')[:500].encode('utf-8','replace')+b'\\n',{end})
 """
 SECOND_ROOM = 640
 STATE_AT = LONGEST_LINE + SECOND_ROOM
