@@ -162,6 +162,15 @@ def test_custom_functions_are_named():
     assert figures(torch, [found])["flops_basis"] == "shapes in the autograd graph, without Half"
 
 
+def test_the_function_that_hides_a_model_is_named_among_many():
+    names = [*(f"Own{number}" for number in range(10)), "CompiledFunction"]
+    loss = torch.ones(2, requires_grad=True)
+    for name in reversed(names):
+        loss = type(name, (Half,), {}).apply(loss)
+    found = walk((loss.sum(),), CUSTOM, MOST_NODES, MOST_NS)
+    assert figures(torch, [found]) == {"flops_basis": "CompiledFunction hides its shapes"}
+
+
 def test_a_walk_is_bounded():
     value = torch.ones(1, requires_grad=True)
     for _ in range(3000):
