@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import importlib.util
+import inspect
 import marshal
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -96,7 +98,6 @@ def test_the_package_comes_and_goes(magic: bytes | None, monkeypatch: pytest.Mon
     [
         ("1 / 0", "error: ZeroDivisionError: division by zero"),
         ("from . import gone", "error: ImportError: cannot import name 'gone' from '_aitop.hook' (unknown location)"),
-        ("def install(way, load=None): raise SystemExit(3)", "error: SystemExit: 3"),
         ("def install(way, load=None): return 'busy'", "busy"),
         ("", "error: AttributeError: module '_aitop.hook' has no attribute 'install'"),
     ],
@@ -122,6 +123,26 @@ def test_every_answer_can_be_read(answer: str, read: str) -> None:
     with closing(request.Request(read_status(os.getpid()), pack("install", (("hook.__init__", source),)))) as sent:
         exec(sent.line.rstrip(b"\0"), {})
         assert sent.answer() == read
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_for_which_the_program_ends_arrives_again_behind_the_line(number: signal.Signals) -> None:
+    inside: list[bool] = []
+
+    def end(*_: object) -> None:
+        inside.append("run" in [frame.function for frame in inspect.stack()])
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit
+
+    source = f"def install(way, load=None): import signal; signal.raise_signal({int(number)})"
+    before = signal.signal(number, end)
+    try:
+        with closing(request.Request(read_status(os.getpid()), pack("install", (("hook.__init__", source),)))) as sent:
+            with pytest.raises((KeyboardInterrupt, SystemExit)):
+                exec(sent.line.rstrip(b"\0"), {})
+            assert sent.answer() == "error: interrupted"
+    finally:
+        signal.signal(number, before)
+    assert inside == [True, False]
 
 
 def test_an_interrupt_goes_through() -> None:

@@ -1,8 +1,8 @@
 """Runs inside the target, in its main thread between two bytecodes: installs the hook, or removes it.
 
 This file is carried into the target and executed there in a namespace of its own, so it imports nothing of aitop. Every
-error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt, which is meant for the program,
-passes through to the injected line, which hands it to the program.
+error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt and a SystemExit, which are meant for
+the program, pass through to the injected line, which hands the signal to the program.
 """
 
 # The main thread may be at a point where nothing may be imported. Until that is known, only modules are used that every
@@ -148,7 +148,7 @@ def run(start: "dict[str, Any]", loads: "Any") -> str:
         if start["magic"] != frozen.MAGIC_NUMBER:
             loads = None
         return bring(start, loads) if start["action"] == "install" else remove()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         return f"error: {type(error).__name__}: {error}"
