@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+
+# `aitop run` imports this file in every Python program below it, and importing `typing` takes some milliseconds.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 NAME = "_aitop_hook"
 
