@@ -19,6 +19,8 @@ GONE = -1
 # Bounds the list where nobody empties it: in forked workers, and during one long call.
 MOST_WORDS = EVENT_WORDS * 16384
 
+# Between two ticks, in which the events are written to the ring.
+TICK_EVERY_NS = 50_000_000
 # In a fast run, phases that are only noted between two calls of `look_after`. One more is a prime number, so that each
 # kind of phase gets its turn.
 PHASES_SKIPPED = 16

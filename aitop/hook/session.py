@@ -33,7 +33,7 @@ from . import phases
 from .compiler import compiles, keep_from_compiling
 from .errors import Errors, raise_if_of_program
 from .facts import Facts
-from .journal import GONE, MOST_WORDS, NOBODY, Journal
+from .journal import GONE, MOST_WORDS, NOBODY, TICK_EVERY_NS, Journal
 from .measures import AT_ONCE, FRONT, MEASURES, Measure
 from .optimizer import OptimizerWatch
 from .patches import Patches
@@ -41,7 +41,6 @@ from .ring import Ring
 from .roots import Roots
 from .sampling import Sampling
 
-TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 12
 LOOK_EVERY_NS = 200_000_000
 FACTS_EVERY_NS = 1_000_000_000

@@ -130,7 +130,7 @@ def test_a_signal_for_which_the_program_ends_arrives_again_behind_the_line(numbe
     inside: list[bool] = []
 
     def end(*_: object) -> None:
-        inside.append("run" in [frame.function for frame in inspect.stack()])
+        inside.append("install" in [frame.function for frame in inspect.stack()])
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit
 
     source = f"def install(way, load=None): import signal; signal.raise_signal({int(number)})"
@@ -204,7 +204,7 @@ def test_the_measures_of_the_hook_are_not_in_its_core() -> None:
     rest = {name.removeprefix("measures.").partition(".")[0] for name in start["rest"]}
     assert {row.partition(".")[0] for row in MEASURES} <= rest
     # It loads in 1.6 ms (Python 3.11), and the largest of the measures in 0.8 ms.
-    assert sum(len(code) for _, _, code in start["core"]) < 143_000
+    assert sum(len(code) for _, _, code in start["core"]) < 146_000
 
 
 def test_the_bundle_is_made_of_the_hooks_own_files() -> None:

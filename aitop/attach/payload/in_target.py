@@ -1,8 +1,8 @@
 """Runs inside the target, in its main thread between two bytecodes: installs the hook, or removes it.
 
 This file is carried into the target and executed there in a namespace of its own, so it imports nothing of aitop. Every
-error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt and a SystemExit, which are meant for
-the program, pass through to the injected line, which hands the signal to the program.
+error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt and a SystemExit, which are meant
+for the program, pass through to the injected line, which hands the signal to the program.
 """
 
 # The main thread may be at a point where nothing may be imported. Until that is known, only modules are used that every

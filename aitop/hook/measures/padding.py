@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..patches import Patches
 from . import Measure
+from .in_place import is_readable
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -103,19 +104,14 @@ class Padding(Measure):
         return True
 
     def _is_plain(self, mask: Any) -> bool:
-        """Return whether it is a contiguous mask of integers or booleans in this process's memory."""
+        """Return whether it is a mask of integers or booleans that can be read in place."""
         torch = self._torch
         return (
-            type(mask) is torch.Tensor
-            and mask.device.type == "cpu"
+            is_readable(torch, mask)
             and mask.dtype in (torch.int64, torch.bool)
-            and mask.layout is torch.strided
             and mask.dim() == 2
-            and mask.is_contiguous()
             and mask.size(0) > 0
             and 0 < mask.size(1) <= LONGEST_ROW
-            and mask.untyped_storage().nbytes() >= (mask.storage_offset() + mask.numel()) * mask.element_size()
-            and mask.data_ptr() != 0
         )
 
 

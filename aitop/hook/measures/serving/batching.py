@@ -13,14 +13,12 @@ from ....protocol.events import NOT_MEASURED
 from ...errors import raise_if_of_program
 from ...patches import Patches
 from .names import Wrap
-from .requests import Request, current, now_ns
+from .requests import MILLIONTHS, SECOND, Request, current, now_ns
 from .server import MOST_KNOWN, Server
 
 if TYPE_CHECKING:
     from ...session import Session
 
-MILLIONTHS = 1_000_000
-SECOND = 1_000_000_000
 # So many more may be remembered than the scheduler has, before those that it no longer has are forgotten.
 MOST_GONE = 1000
 

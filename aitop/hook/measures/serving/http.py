@@ -246,6 +246,14 @@ class Http(Server):
         now, ticks_ns = now_ns(), ticks_since(socket)
         return self.loop.arrival(now, ticks_ns, self.ticks.since(now), connection)
 
+    def begin_in_thread(self, socket: Any) -> Request | None:
+        """Return a new request that this thread begins to work on; see `begin`."""
+        request = self.begin(socket)
+        if request is not None:
+            request.begin()
+            current.set(request)
+        return request
+
     def streams(self, request: Request) -> None:
         """Note that an answer has begun that may go on for as long as somebody listens.
 
@@ -283,6 +291,14 @@ class Http(Server):
             self.failed()
         request.socket = None
         self.end(request, ended)
+        current.set(None)
+
+    def end_in_loop(self, request: Request) -> None:
+        """Note that the event loop's handler has given its answer."""
+        if not request.ended:
+            now = now_ns()
+            self.end(request, now)
+            self.loop.answered(now, request.connection)
 
     def end(self, request: Request, now: int) -> None:
         """Note that a request was answered at `now`."""
@@ -372,10 +388,7 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
             return await original(self, *args, **kwargs)
         finally:
             current.set(None)
-            if not request.ended:
-                now = now_ns()
-                http.end(request, now)
-                http.loop.answered(now, request.connection)
+            http.end_in_loop(request)
 
     return answer
 
@@ -415,8 +428,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             request = current.get()
             if request is not None and not request.ended and message["type"] == BODY:
                 if message.get("body"):
-                    request.chunks += 1
-                    request.first_chunk = request.first_chunk or now_ns()
+                    request.sends_part()
                 if not message.get("more_body", False):
                     return last(self, message, request)
                 http.streams(request)
@@ -429,9 +441,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             return await original(self, message)
         finally:
             # What the application does after its answer keeps no client waiting.
-            now = now_ns()
-            http.end(request, now)
-            http.loop.answered(now, request.connection)
+            http.end_in_loop(request)
 
     return send
 
@@ -464,8 +474,7 @@ def wrap_write(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
         try:
             request = current.get()
             if request is not None and not request.ended:
-                request.chunks += 1
-                request.first_chunk = request.first_chunk or now_ns()
+                request.sends_part()
         except Exception:
             http.failed()
         return original(self, *args, **kwargs)
@@ -479,10 +488,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
     def handle_request(*args: Any, **kwargs: Any) -> Any:
         request = None
         try:
-            request = http.begin(socket_of(*args))
-            if request is not None:
-                request.begin()
-                current.set(request)
+            request = http.begin_in_thread(socket_of(*args))
         except Exception:
             http.failed()
         try:
@@ -490,7 +496,6 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
         finally:
             if request is not None:
                 http.end_in_thread(request)
-                current.set(None)
 
     return handle_request
 
@@ -519,7 +524,6 @@ def wrap_handle(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             request = current.get()
             if request is not None:
                 http.end_in_thread(request)
-                current.set(None)
 
     return handle_one_request
 
@@ -530,10 +534,7 @@ def wrap_parse(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
     def parse_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if _ident() in http.handling:
-                request = http.begin(self.connection)
-                if request is not None:
-                    request.begin()
-                    current.set(request)
+                http.begin_in_thread(self.connection)
         except Exception:
             http.failed()
         return original(self, *args, **kwargs)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
 from .names import Wrap
-from .requests import Request, current, now_ns
+from .requests import SECOND, Request, current, now_ns
 from .server import MOST_KNOWN, Server
 
 if TYPE_CHECKING:
     from ...session import Session
 
-SECOND = 1_000_000_000
 DECODES, PREDICTS, PREDICTED = "on_before_decode_request", "on_before_predict", "on_after_predict"
 # The status of the response that begins an answer, and of one part of a streamed answer. Any other status ends it.
 STARTS, GOES_ON = "START", "OK"

@@ -24,13 +24,14 @@ from ....protocol.events import (
     REQUEST_PARTS,
 )
 from ...compiler import keep_from_compiling
-from ...journal import GONE, MOST_WORDS, Journal
+from ...journal import GONE, MOST_WORDS, TICK_EVERY_NS, Journal
 
 if TYPE_CHECKING:
     from ...session import Session
 
-TICK_EVERY_NS = 50_000_000
 MOST_THREADS = 1024
+# Nanoseconds, and parts of a whole, in the units of events.
+SECOND, MILLIONTHS = 1_000_000_000, 1_000_000
 
 now_ns = time.monotonic_ns
 _thread_id = _thread.get_native_id
@@ -73,6 +74,11 @@ class Request:
     def begin(self) -> None:
         """Note that the calling thread begins to work on the request."""
         self.began, self.worker, self.ran = now_ns(), _thread_id(), time.thread_time_ns()
+
+    def sends_part(self) -> None:
+        """Note that a part of the answer is sent."""
+        self.chunks += 1
+        self.first_chunk = self.first_chunk or now_ns()
 
     def predicted(self, call: Request, end: int) -> None:
         """Take over the model's calls in the user's code that ended at `end`; without any, the code's own times."""

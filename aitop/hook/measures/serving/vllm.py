@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
 from .names import Wrap
-from .requests import Request, now_ns
+from .requests import MILLIONTHS, Request, now_ns
 from .server import MOST_KNOWN, Server
 
 if TYPE_CHECKING:
     from ...session import Session
-
-MILLIONTHS = 1_000_000
 
 
 class Vllm(Server):
