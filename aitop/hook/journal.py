@@ -56,7 +56,8 @@ class Journal:
     skip            phases to note before `look_after` is called again
     due             when `tick` has to be called
     size, tokens    leading dimension and number of token ids of the forward that was examined last, -1 for none
-    size_with_grad  whether that forward ran with gradient: a policy that acts takes other batches than one that learns
+    size_with_grad  whether that forward ran with gradient. When this changes the arguments are examined again, because
+                    in reinforcement learning acting and learning use different batch sizes.
     inputs          counts the token ids in the arguments of a forward, -1 for none; None if no measure needs that now
     batch_came      is called with the next batch of a loader; None if no measure needs that now
     arguments_came  is called with the arguments of a forward that are examined; None if no measure needs that now

@@ -123,7 +123,7 @@ def _operations(kind: str, node: Any, inputs: Any) -> float | None:
 
 
 def _is_left(leaf: Any, updated: AbstractSet[int]) -> bool:
-    """Return whether a leaf of the graph is a parameter of no optimizer that still has the gradient of a backward."""
+    """Return whether a leaf of the graph is a parameter that no optimizer updates and that has a gradient already."""
     variable = getattr(leaf, "variable", None)
     return variable is not None and id(variable) not in updated and variable.grad is not None
 
