@@ -100,12 +100,10 @@ def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str
     _session = mine = session.Session(torch, way, load, waits_for_a_step=child)
     sys.modules[NAME] = sys.modules[__name__]
     try:
-        mine.install()
+        return "installed" if mine.install() else "busy"
     except BaseException:
         mine.remove()
         raise
-    # The hook may have been removed while it was being installed.
-    return "busy" if mine.gone else "installed"
 
 
 def _remove() -> str:

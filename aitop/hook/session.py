@@ -134,8 +134,11 @@ class Session:
 
     # Coming in and leaving.
 
-    def install(self) -> None:
-        """Put all patches in. Raises if torch is not as expected; the caller must then call `remove`."""
+    def install(self) -> bool:
+        """Put all patches in. Returns False if the hook was removed meanwhile.
+
+        Raises if torch is not as expected; the caller must then call `remove`.
+        """
         if self.torch is not None:
             self._watch_steps()
         gc.callbacks.append(self._gc)
@@ -146,12 +149,13 @@ class Session:
         if self._gone:
             # `remove` may have run between any two bytecodes of this method: undo what was patched since.
             self._take_out()
-            return
+            return False
         now = time.monotonic_ns()
         self._write_facts(now)
         if self._load is not None:
             # The attach has just held up the run, so the first tick comes later.
             self.journal.due = now + TICK_EVERY_NS
+        return not self._gone
 
     def _watch_steps(self) -> None:
         torch = self.torch
