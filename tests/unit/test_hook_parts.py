@@ -60,6 +60,23 @@ class TestPatches:
         patches.put(Parent, "__call__", interrupted)
         assert vars(Parent)["__call__"] is original
 
+    def test_a_class_that_refuses_to_be_restored_keeps_no_other_from_it(self):
+        class Refusing(type):
+            closed = False
+
+            def __setattr__(cls, name, value):
+                if Refusing.closed:
+                    raise TypeError(name)
+                super().__setattr__(name, value)
+
+        closed = Refusing("Closed", (Parent,), {"__call__": lambda self: 2})
+        original, patches = Parent.__call__, Patches()
+        for owner in (Parent, closed):
+            patches.put(owner, "__call__", forwarding)
+        Refusing.closed = True
+        patches.take_all_back()
+        assert vars(Parent)["__call__"] is original and closed()() == 2
+
     def test_one_patched_twice_is_the_original_again(self):
         original, patches = Parent.__call__, Patches()
         patches.put(Parent, "__call__", forwarding)
