@@ -74,6 +74,9 @@ def deliver(
     try:
         done = attempt.wait(limit)
         refusal = attempt.why_not()
+    except AttachRefused as refused:
+        # Another way may have brought the request in: then `close` returns the answer.
+        done, refusal = None, refused
     finally:
         late = attempt.close()
     answer = done or late

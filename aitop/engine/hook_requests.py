@@ -71,22 +71,25 @@ class HookRequests:
     def _bring_in(self, pid: int) -> None:
         if self._given_up.is_set():
             raise AttachRefused("absent", "detached on request")
-        attempt, patience, waits_on = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
+        attempt, patience = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS
+        waits_on, late = False, None
         if attempt is None:
             attempt, patience = begin(pid, torch=pid not in self._fronts()), FIRST_WAIT_SECONDS
         try:
             done = attempt.wait(Limit(time.monotonic() + patience, self._given_up.is_set))
-            if done is None and not self._given_up.is_set():
-                refusal = attempt.why_not()
-                if refusal.transient:
-                    self._attempts[pid], waits_on = attempt, True
-                raise refusal
+            refusal = attempt.why_not() if done is None and not self._given_up.is_set() else None
+            waits_on = refusal is not None and refusal.transient
+        except AttachRefused as refused:
+            # Another way may have brought the request in: then `close` returns the answer.
+            done, refusal = None, refused
         finally:
-            if not waits_on:
+            if waits_on:
+                self._attempts[pid] = attempt
+            else:
                 late = attempt.close()
         done = done or late
         if done is None:
-            raise AttachRefused("absent", "detached on request")
+            raise refusal or AttachRefused("absent", "detached on request")
         settled(pid, done)
         self.hooked.add(pid)
 

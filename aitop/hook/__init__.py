@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+
+# `aitop run` imports this file in every Python program below it, and importing `typing` takes some milliseconds.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 NAME = "_aitop_hook"
 
@@ -24,8 +28,8 @@ def install(way: str, load: Callable[[str], Any] | None = None, *, imported: boo
     `imported`: torch's module code has run, even if Python still marks its import as in progress. A process without
     torch gets the hook only from an attach, and only if it is a web server.
 
-    Returns installed, already, busy (ask again: torch is being imported, or the hook was removed while it came in),
-    no-torch, or `error: …`. Never raises.
+    Returns installed, already, busy (ask again: torch is being imported, the hook was removed while it came in, or one
+    is just leaving), no-torch, or `error: …`. Never raises.
     """
     try:
         return _install(way, imported or _is_torch_imported(), load)
@@ -82,7 +86,11 @@ def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str
 
     if _session is not None and not _session.gone:
         if _session.pid == os.getpid():
-            return "already"
+            if not _session.leaving:
+                return "already"
+            # The next attach brings a whole new one.
+            _session.leave()
+            return "busy"
         # A session that this process inherited in a fork. It does nothing here.
         _session.remove()
     if session.is_loader_worker():
@@ -92,12 +100,10 @@ def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str
     _session = mine = session.Session(torch, way, load, waits_for_a_step=child)
     sys.modules[NAME] = sys.modules[__name__]
     try:
-        mine.install()
+        return "installed" if mine.install() else "busy"
     except BaseException:
         mine.remove()
         raise
-    # The hook may have been removed while it was being installed.
-    return "busy" if mine.gone else "installed"
 
 
 def _remove() -> str:

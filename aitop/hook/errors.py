@@ -1,11 +1,34 @@
-"""Tells what a signal handler of the program raises in the midst of the hook from the hook's own errors."""
+"""Distinguishes exceptions that the program's signal handlers raise while hook code runs from the hook's own errors.
+
+The latter are counted, because code that fails again and again must stop.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
 from types import CodeType
 from typing import Any
+
+MOST_ERRORS, WITHIN_NS = 3, 60_000_000_000
+
+
+class Errors:
+    """Counts errors of the hook's own. `number` of them happened in the minute that began with the first."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._until = 0
+
+    def too_many(self) -> bool:
+        """Count one, in the `except` clause that catches it. Returns whether there are MOST_ERRORS in a minute now."""
+        raise_if_of_program()
+        now = time.monotonic_ns()
+        if now > self._until:
+            self.number, self._until = 0, now + WITHIN_NS
+        self.number += 1
+        return self.number >= MOST_ERRORS
 
 
 def raise_if_of_program() -> None:

@@ -80,17 +80,24 @@ class Facts:
         self._updated = max(self._updated, _extent(tensors), key=lambda extent: extent[0])
         self.changed = True
 
-    def met_root(self, module: Any) -> None:
-        """Add a root module if it is the largest so far: its class, number of parameters and their dtypes."""
-        count, names, tensors = _extent(module.parameters())
+    def met_root(self, module: Any) -> bool:
+        """Add a root module if it is the largest so far: its class, number of parameters and their dtypes.
+
+        Returns False for the one that was added last, and for a lazy module, whose first call makes its parameters.
+        """
+        if self.root_module is not None and self.root_module() is module:
+            return False
+        parameters = list(itertools.islice(module.parameters(), MOST_PARAMETERS))
+        if any(map(self._torch.nn.parameter.is_lazy, parameters)):
+            return False
+        count, names, tensors = _extent(parameters)
         # If the hook came in during a forward, the first module met is a part of the model, with fewer parameters.
         if self._root is None or count >= self._root[1]:
-            inner = _unwrapped(module)
-            if self.root_module is None or self.root_module() is not module:
-                self.root_module = weakref.ref(module)
-                self._looked_up = self._in_embeddings(module)
-            self._root = (type(inner).__name__[:LONGEST_NAME], count, names, tensors)
+            self.root_module = weakref.ref(module)
+            self._looked_up = self._in_embeddings(module)
+            self._root = (type(_unwrapped(module)).__name__[:LONGEST_NAME], count, names, tensors)
             self.changed = True
+        return True
 
     def met_aside(self, module: Any) -> None:
         """Add a root module that was called in another thread than the one that steps, unless the run trains."""

@@ -19,6 +19,8 @@ GONE = -1
 # Bounds the list where nobody empties it: in forked workers, and during one long call.
 MOST_WORDS = EVENT_WORDS * 16384
 
+# Between two ticks, in which the events are written to the ring.
+TICK_EVERY_NS = 50_000_000
 # In a fast run, phases that are only noted between two calls of `look_after`. One more is a prime number, so that each
 # kind of phase gets its turn.
 PHASES_SKIPPED = 16
@@ -54,12 +56,13 @@ class Journal:
     skip            phases to note before `look_after` is called again
     due             when `tick` has to be called
     size, tokens    leading dimension and number of token ids of the forward that was examined last, -1 for none
-    size_with_grad  whether that forward ran with gradient: a policy that acts takes other batches than one that learns
+    size_with_grad  whether that forward ran with gradient. When this changes the arguments are examined again, because
+                    in reinforcement learning acting and learning use different batch sizes.
     inputs          counts the token ids in the arguments of a forward, -1 for none; None if no measure needs that now
     batch_came      is called with the next batch of a loader; None if no measure needs that now
     arguments_came  is called with the arguments of a forward that are examined; None if no measure needs that now
     called          is called with the event that ended a phase, inside its wrapper; None if no measure needs that now
-    cpu_reads       the thread's CPU clock is read at the end of this many next steps
+    cpu_reads       the thread's CPU clock is read at the end of this many next steps; of all steps in a slow run
     ops_due         backwards until one is counted; `count_ops` is called at each of them, none while this is 0
     device          the DeviceClock, None without one
     computed        is called with the start and end of each of the model's computations; None if nobody serves requests

@@ -119,7 +119,8 @@ def _hook_after(session: Session) -> Callable[..., None]:
             journal.device.step_ends(now)
         cpu = -1
         if journal.cpu_reads:
-            journal.cpu_reads -= 1
+            # In a fast run only, as it is a system call.
+            journal.cpu_reads -= journal.fast
             cpu = ask_optimizer(optimizer, session)
         extend((kind, journal.stepping, now, key, cpu))
         journal.optimizer = 0
@@ -128,7 +129,7 @@ def _hook_after(session: Session) -> Callable[..., None]:
         journal.last_step = now
         if journal.skip and now - journal.due < late:
             journal.skip -= 1
-        else:
+        elif now > journal.due or journal.fast or journal.called is not None:
             look_after(journal, now, kind)
             if journal.count_soon:
                 journal.begin_counting(now, key)
@@ -207,12 +208,14 @@ class OptimizerWatch:
     def remove(self) -> None:
         """Take the hooks out of torch's tables. The owner of `patches` undoes the patches."""
         while self._replaced:
-            name, original, table = self._replaced.pop()
+            name, original, table = self._replaced[-1]
             if len(table) == 1 and getattr(self._module, name) is table:
                 setattr(self._module, name, original)
             else:
                 # The program has added hooks of its own, and may remove them from this very table: it must stay.
                 table[KEY] = nothing
+            # Only now, because a KeyboardInterrupt may come in between.
+            del self._replaced[-1:]
 
     def _wrap_ranges(self) -> None:
         recording = self._torch.autograd.profiler.record_function

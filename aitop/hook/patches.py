@@ -7,6 +7,7 @@ from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from .compiler import keep_from_compiling
+from .errors import raise_if_of_program
 
 
 class Patches:
@@ -56,7 +57,13 @@ class Patches:
         """Put every attribute back, for good."""
         self._over = True
         while self._made:
-            _restore(self._made.pop())
+            try:
+                _restore(self._made[-1])
+            except Exception:
+                # A class may refuse it. The wrapper that stays only forwards calls.
+                raise_if_of_program()
+            # Forgotten only now, because a KeyboardInterrupt may come in between.
+            del self._made[-1:]
 
 
 def _dress(wrapper: Any, original: Any) -> None:

@@ -78,7 +78,7 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
                 extend((kind, start, end, identity(self), waiting))
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
-                else:
+                elif end > journal.due or journal.fast or journal.called is not None:
                     look_after(journal, end, kind)
 
     return __next__
@@ -170,7 +170,7 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
                     journal.computed(start, end)
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
-                else:
+                elif end > journal.due or journal.fast or journal.called is not None:
                     look_after(journal, end, with_gradient)
 
     return __call__
@@ -242,7 +242,8 @@ def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
 def look_after(journal: Journal, now: int, kind: int) -> None:
     """Tick if a tick is due. `kind` is the event that ended a phase.
 
-    In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase.
+    In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase. In any other it is called only if there
+    is something to do: the wrappers ask, because a call costs more.
     """
     if journal.called is not None:
         journal.called(kind)
@@ -251,8 +252,6 @@ def look_after(journal: Journal, now: int, kind: int) -> None:
         # Two consecutive readings of the thread's CPU clock give one figure. Not more, as each is a system call.
         journal.cpu_reads = 2
     journal.skip = PHASES_SKIPPED if journal.fast and journal.due and not journal.count_soon else 0
-    if not journal.fast:
-        journal.cpu_reads = 2
 
 
 def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -286,7 +285,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
             extend((kind, start, end, 2 if updates else 1 if kwargs.get("accumulate_grad", True) else 0, 0))
             if journal.skip and end - journal.due < late:
                 journal.skip -= 1
-            else:
+            elif end > journal.due or journal.fast or journal.called is not None:
                 look_after(journal, end, kind)
 
     return _engine_run_backward

@@ -85,7 +85,7 @@ class Ring:
         self._words[at.W_SEQUENCE] = sequence
 
     def write_alive(self, requests: int) -> None:
-        """Write how many requests are in flight."""
+        """Write how many requests are in flight; -1: not measured."""
         self._words[at.W_ALIVE] = requests + 1
 
     def write_facts(self, text: bytes) -> None:

@@ -4,10 +4,10 @@ Timing costs more than 1 % of a step that is shorter than 2.5 ms. So where steps
 `COUNT_NS` steps are only counted, at a third of the cost, and for `TIME_NS` they are timed. The reader gives the
 counted steps the phases of steps that were timed shortly before.
 
-While steps are counted, the wrappers that only time phases are taken out, and batches and forwards are passed on
-without being examined. A step that was longer than the others is then noticed only at its end, and what made it longer
-stays unknown. After such a step all batches and forwards are examined for `LOOK_TIMES` its length. That doubles the
-cost, but leaves at most a hundredth of the time unexplained.
+While steps are counted, the wrappers that only time phases are removed, and those of batches and forwards only call the
+original. A long step is then noticed only at its end, and its cause stays unknown. After such a step all batches and
+forwards are examined for `LOOK_TIMES` its length. That doubles the cost, but leaves at most a hundredth of the time
+unexplained.
 
 These always end the counting, and are noted: a new iterator, the last batch of one, a save. While batches and forwards
 are examined, a data wait that is much longer than the others and a forward without gradient end it as well. The
@@ -31,7 +31,7 @@ from ..protocol.events import (
 )
 from ..protocol.ring import EVENT_WORDS
 from .compiler import keep_from_compiling
-from .journal import Journal
+from .journal import GONE, Journal
 
 COUNT_NS, TIME_NS = 500_000_000, 50_000_000
 # Ticks with short steps that it takes before counting begins. A tick with long steps cancels TICKS_LOST of them.
@@ -107,6 +107,9 @@ class Sampling:
         """Only count steps from now on. `optimizer` is the id of the one whose step has just ended."""
         journal = self._journal
         journal.count_soon = False
+        if journal.owner == GONE:
+            # The tick at the end of this step has decided that the hook leaves.
+            return
         if now >= journal.count_until:
             journal.count_until = now + COUNT_NS
         journal.due = journal.count_until

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..protocol.events import (
@@ -30,9 +31,9 @@ from ..protocol.ring import EVENT_WORDS
 from ..protocol.training import FORWARDS_WITHOUT_BACKWARD, GUESSED_TRAINING_ENDS_AFTER_NS, TRAINING_ENDS_AFTER_NS
 from . import phases
 from .compiler import compiles, keep_from_compiling
-from .errors import raise_if_of_program
+from .errors import Errors, raise_if_of_program
 from .facts import Facts
-from .journal import GONE, MOST_WORDS, NOBODY, Journal
+from .journal import GONE, MOST_WORDS, NOBODY, TICK_EVERY_NS, Journal
 from .measures import AT_ONCE, FRONT, MEASURES, Measure
 from .optimizer import OptimizerWatch
 from .patches import Patches
@@ -40,14 +41,12 @@ from .ring import Ring
 from .roots import Roots
 from .sampling import Sampling
 
-TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 12
 LOOK_EVERY_NS = 200_000_000
 FACTS_EVERY_NS = 1_000_000_000
 # Each tick loads measures for this long, so that no step waits long. The last one begun in it may take 0.8 ms.
 LOAD_NS = 300_000
 TICKS_KEPT = 15
-MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
 MOST_KNOWN = 64
 # What counts as a step in a run that serves.
@@ -119,8 +118,9 @@ class Session:
         self._roots: Roots | None = None
         self._optimizers: OptimizerWatch | None = None
         self._gc = phases.gc_callback(self)
-        self._errors = 0
-        self._leaving = self._gone = False
+        self._errors = Errors()
+        # It is decided that the hook leaves; a removal has begun, so no new patches; one goes on; everything is undone.
+        self._leaving = self._gone = self._removing = self._out = False
         self._steps = 0
         # How many of `_steps` were only counted.
         self._counted = 0
@@ -134,8 +134,11 @@ class Session:
 
     # Coming in and leaving.
 
-    def install(self) -> None:
-        """Put all patches in. Raises if torch is not as expected; the caller must then call `remove`."""
+    def install(self) -> bool:
+        """Put all patches in. Returns False if the hook was removed meanwhile.
+
+        Raises if torch is not as expected; the caller must then call `remove`.
+        """
         if self.torch is not None:
             self._watch_steps()
         gc.callbacks.append(self._gc)
@@ -146,12 +149,13 @@ class Session:
         if self._gone:
             # `remove` may have run between any two bytecodes of this method: undo what was patched since.
             self._take_out()
-            return
+            return False
         now = time.monotonic_ns()
         self._write_facts(now)
         if self._load is not None:
             # The attach has just held up the run, so the first tick comes later.
             self.journal.due = now + TICK_EVERY_NS
+        return not self._gone
 
     def _watch_steps(self) -> None:
         torch = self.torch
@@ -189,21 +193,22 @@ class Session:
         except Exception:
             raise_if_of_program()
             # The hook goes on without this measure. Patches that it put in before it failed stay until the hook leaves.
-            self._errors += 1
 
     def remove(self) -> None:
-        """Undo every patch and close the ring. Idempotent."""
-        if self._gone:
+        """Undo every patch and close the ring. Idempotent, and the next call completes one that was interrupted."""
+        if self._out or self._removing:
             return
-        self._gone = True
-        # First of all: whatever else is interrupted, wrappers that are left only forward calls.
-        self.journal.owner = GONE
         try:
-            self.sampling.over()
+            self._leaving = self._gone = self._removing = True
+            # First of all: whatever else is interrupted, wrappers that are left only forward calls.
+            self.journal.owner = GONE
+            ends = [partial(self._end, measure) for measure in self.measures]
+            run_all([self.sampling.over, self._take_out, *ends, self._close_ring])
+            self._out = True
         finally:
-            self._take_out()
-        for measure in self.measures:
-            self._end(measure)
+            self._removing = False
+
+    def _close_ring(self) -> None:
         ring, self.ring = self.ring, None
         if ring is None:
             return
@@ -211,6 +216,9 @@ class Session:
         try:
             if mine:
                 ring.write(self.journal.take())
+        except Exception:
+            # The last events are lost.
+            raise_if_of_program()
         finally:
             ring.close(mark=mine)
 
@@ -219,7 +227,8 @@ class Session:
         try:
             measure.over()
         except Exception:
-            self._errors += 1
+            # The others end as well.
+            raise_if_of_program()
 
     def _take_out(self) -> None:
         if self._optimizers is not None:
@@ -237,9 +246,21 @@ class Session:
             self.journal.owner = GONE
             self.sampling.over()
 
+    def leave(self) -> None:
+        """Complete what `leave_soon` announced, unless only another thread can, or this is a forked child."""
+        if os.getpid() == self.pid and not self.must_wait and not self._removing:
+            self.remove()
+            forget_modules()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the hook has left or is about to."""
+        return self._leaving
+
     @property
     def gone(self) -> bool:
-        return self._gone
+        """Whether everything is undone."""
+        return self._out
 
     @property
     def must_wait(self) -> bool:
@@ -249,10 +270,8 @@ class Session:
     # Called by the wrappers.
 
     def failed(self) -> None:
-        """Count an error in the hook, called where it is caught; leave after MOST_ERRORS."""
-        raise_if_of_program()
-        self._errors += 1
-        if self._errors >= MOST_ERRORS:
+        """Count an error in the hook, called where it is caught; leave if there are too many."""
+        if self._errors.too_many():
             self.leave_soon()
 
     def not_owner(self, training: bool = False) -> bool:
@@ -263,7 +282,7 @@ class Session:
         """
         journal = self.journal
         if journal.owner == GONE:
-            if self._leaving and not self._gone:
+            if self._leaving and not self._out:
                 self._leave()
             return True
         if journal.owner == NOBODY:
@@ -291,6 +310,8 @@ class Session:
             self.journal.owner == GONE
             or start < self.trains_until
             or getattr(local, "busy", False)
+            # A torch.jit trace would record what we read of the arguments.
+            or self.traced()
             or (self._roots is not None and not self._roots.may_be(args[0]))
         ):
             return call(*args, **kwargs)
@@ -339,9 +360,10 @@ class Session:
         try:
             if self._roots is None or not self._roots.met(module):
                 return False
-            self.facts.met_root(module)
             now = time.monotonic_ns()
-            if now > self.trains_until and any(p.is_leaf and p.grad is not None for p in module.parameters()):
+            if not self.facts.met_root(module) or now < self.trains_until:
+                return True
+            if any(p.is_leaf and p.grad is not None for p in module.parameters()):
                 # Gradients without a backward that we saw: this may be the evaluation of a training run.
                 self.journal.note(TRAINED, now, now)
                 self.trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
@@ -358,9 +380,12 @@ class Session:
             # A forked child: from now on its wrappers only forward calls.
             self.journal.owner = GONE
             return
-        if self._ticking or self._gone or (self.torch is not None and self.traced()):
-            # A program that serves requests in threads may be ticking in another thread. A torch.jit trace would
-            # record what measures read of tensors.
+        if self.torch is not None and self.traced():
+            # A torch.jit trace would record what measures read of tensors.
+            return
+        # A program that serves requests in threads may be ticking in another thread. No call may lie between this
+        # question and the answer to the next thread's, because threads switch at calls.
+        if self._ticking or self._gone:
             return
         try:
             self._ticking = True
@@ -402,7 +427,6 @@ class Session:
             except Exception:
                 raise_if_of_program()
                 # The hook goes on without this measure.
-                self._errors += 1
                 self.measures.remove(measure)
                 self._end(measure)
         if self.ring is None:
@@ -463,15 +487,26 @@ class Session:
             self.leave_soon()
             return False
         self.ring = Ring(self._way)
+        if self.requests is not None:
+            self.requests.write_alive()
         return True
 
     def _leave(self) -> None:
         try:
-            if os.getpid() == self.pid and not self.must_wait:
-                self.remove()
-                forget_modules()
+            self.leave()
         except Exception:
-            self._errors += 1
+            # What the program called goes on.
+            raise_if_of_program()
+
+
+def run_all(calls: list[Callable[[], object]]) -> None:
+    """Run these functions in turn, also the rest if one raises, as a signal handler of the program may."""
+    try:
+        while calls:
+            calls.pop(0)()
+    finally:
+        if calls:
+            run_all(calls)
 
 
 def is_loader_worker() -> bool:

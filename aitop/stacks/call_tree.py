@@ -14,8 +14,6 @@ from aitop.model.stacks import Frame
 MOST_DEPTH = 60
 MOST_CHILDREN = 12
 LEAST_SHARE = 0.005
-# The file of our hook's wrappers: they are on the stacks of the calls that they time, but not in the user's program.
-OWN_HOOK = "<aitop hook>"
 
 
 @dataclass(slots=True)
@@ -39,8 +37,6 @@ def call_tree(stacks: Iterable[tuple[Sequence[Frame], int]]) -> CallNode | None:
         node = root
         node.samples += count
         for frame in frames[:MOST_DEPTH]:
-            if frame.file.startswith(OWN_HOOK):
-                continue
             place = frame.function, frame.file
             child = node.children.get(place)
             if child is None:

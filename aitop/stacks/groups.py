@@ -8,7 +8,7 @@ import msgspec
 
 from aitop.model.snapshot import CallNode, Stacks
 from aitop.model.stacks import Frame, StackDump, ThreadStack
-from aitop.stacks.call_tree import OWN_HOOK
+from aitop.stacks.origin import own_hook
 from aitop.stacks.reading import own_start, telling
 
 HALF = 0.5
@@ -49,7 +49,7 @@ def stack_groups(dump: StackDump) -> tuple[StackGroup, ...]:
 
 def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """A stack (the outermost frame first) without what was inherited by a fork and without our hook's wrappers."""
-    return tuple(frame for frame in frames[own_start(frames) :] if not frame.file.startswith(OWN_HOOK))
+    return tuple(frame for frame in frames[own_start(frames) :] if not own_hook(frame.file))
 
 
 def grouped(frames: tuple[Frame, ...], members: Iterable[ThreadStack]) -> StackGroup:

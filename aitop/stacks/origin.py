@@ -20,6 +20,8 @@ _TORCH_ITSELF = re.compile(
 _COMMAND = re.compile(r"/s?bin/[^/.]+$")
 _TYPED_IN = re.compile(r"<stdin>|<console>|<python-input-|<ipython-input-")
 _PYTHON = re.compile(r"\.pyw?$|^<")
+# The folder of our hook, and what the files of one that was attached are called in the target.
+_OWN_HOOK, _ATTACHED_HOOK = "/aitop/hook/", "<aitop hook>"
 
 
 def origin_of(file: str, user: bool) -> Origin:
@@ -47,6 +49,11 @@ def library_path(file: str, packages: str | None = None) -> str:
     return file if below == file else f"/site-packages/{below.lstrip('/')}"
 
 
+def own_hook(file: str) -> bool:
+    """Whether the file is of our own hook, whose wrappers are on the stacks of the calls that they time."""
+    return file.startswith(_ATTACHED_HOOK) or _OWN_HOOK in file
+
+
 def is_user(file: str, script: str | None, packages: Callable[[str], str | None] | None = None) -> bool:
     """Whether the file of a frame is the user's code.
 
@@ -54,7 +61,7 @@ def is_user(file: str, script: str | None, packages: Callable[[str], str | None]
     None says that the target has none (`python -c`, an interactive session). `packages` returns the folder of
     packages that a file lies in, even if its name does not tell; None for a file outside of any.
     """
-    if "/aitop/hook/" in file:
+    if own_hook(file):
         return False
     if file.startswith("<"):
         return bool(_TYPED_IN.match(file)) or (file == "<string>" and script is None)

@@ -88,7 +88,9 @@ class Place(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """0 where a thread works, 1 where what it has begun waits, 2 where that waits for another, 3 if it is idle."""
+        """0: a thread works. 1: its request waits for something outside the process. 2: its request waits for another
+        thread. 3: it has no request.
+        """
         begun = self.handler is not None or self.phase != "outside"
         if self.activity in (*RUNS, *OWN_WAITS) or (self.activity == _UNKNOWN and begun):
             return 0

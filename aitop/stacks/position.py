@@ -172,7 +172,7 @@ class StepFunctions:
         return None
 
     def _calls_another_module(self, stack: Seen) -> bool:
-        """Whether a forward pass is of no module that the hook measures: it saw these called, but on other lines."""
+        """Whether a forward pass is of a module that the hook does not measure: it saw models called on other lines."""
         measured = (self._of(frame).callers.get("forward", ()) for frame in reversed(stack.callers))
         frames = zip(reversed(stack.callers), measured, strict=True)
         return next((frame.line not in lines for frame, lines in frames if lines), False)

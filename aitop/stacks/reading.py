@@ -10,8 +10,8 @@ import msgspec
 
 from aitop.model.ledger import QUEUE_WAITS, Handler
 from aitop.model.stacks import Frame
-from aitop.stacks.call_tree import OWN_HOOK
 from aitop.stacks.libraries import Phase, State, Work, calls_model, makes_steps, meaning
+from aitop.stacks.origin import own_hook
 
 # Frames further in may replace a phase by one of these: an optimizer's closure computes the loss, a module may train
 # itself, a learning rate scheduler wraps the optimizer's step.
@@ -30,7 +30,8 @@ _PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:c
 
 
 class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """One distinct stack. `frames` are those that the process entered itself (a fork inherits more), outermost first.
+    """One distinct stack. `frames` are those that the process entered itself (a fork inherits more), outermost first,
+    without those of our hook.
 
     `line` is the user's innermost frame: on a stack that compiles, the one that called the compiler; in a forked worker
     without user code, the parent's line that started it; None without user code on the stack, and where only libraries
@@ -78,7 +79,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False, weakref=True):
 def read_stack(frames: Sequence[Frame]) -> Seen:
     """The meaning of one stack, given with all its frames, the outermost first."""
     start = own_start(frames)
-    own = tuple(frames[start:])
+    own = tuple(frame for frame in frames[start:] if not own_hook(frame.file))
     users = _users(own)
     worker = any(frame.function == "_worker_loop" and not frame.user for frame in own)
     phase, library, closure = ("data_wait", 0, False) if worker else _phase(own)
@@ -108,7 +109,7 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         idle=worker and not users and (state == "wait-lock" or state in QUEUE_WAITS),
         importing=_imports(own),
         handler="event-loop" if in_loop else _handler(own[: users[-1]]) if users else None,
-        end=telling([frame for frame in below if not frame.file.startswith(OWN_HOOK)]) if users or in_loop else None,
+        end=telling(below) if users or in_loop else None,
         closure=closure,
     )
 

@@ -32,7 +32,7 @@ from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow, Threa
 from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.awaits import awaited
-from aitop.stacks.call_tree import OWN_HOOK, call_tree
+from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
 from aitop.stacks.pool import Digest, Place, TakenAs, ThreadKey, alike, pooled, short_threads, summed, threads_at_once
 from aitop.stacks.position import STEPPING, StepFunctions
@@ -554,7 +554,7 @@ def _shared(stacks: Mapping[Seen, int]) -> Frame | None:
     None where not even the outermost one is that of most.
     """
     most, depth, place = 0.5 * sum(stacks.values()), 0, None
-    left = [([frame for frame in seen.frames if not frame.file.startswith(OWN_HOOK)], n) for seen, n in stacks.items()]
+    left = [(seen.frames, count) for seen, count in stacks.items()]
     while left:
         met: dict[tuple[str, str], Counter[Frame]] = {}
         for frames, count in left:

@@ -376,17 +376,25 @@ def test_another_users_process_is_refused(start: Callable[..., Victim]) -> None:
     unharmed(victim)
 
 
-def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
-    """Ctrl-C while our line runs arrives in the user's own code."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_ends_the_program_is_never_swallowed(number: signal.Signals) -> None:
+    """Ctrl-C, or a SIGTERM for which the program exits, arrives in the user's own code though our line runs."""
     hook = (
         (
             "hook.__init__",
             "import _thread\n"
-            "def install(way, load=None):\n    _thread.interrupt_main()\n"
+            f"def install(way, load=None):\n    _thread.interrupt_main({int(number)})\n"
             "    for _ in range(9): len(())\n    return 'x'\n",
         ),
     )
-    code = "try:\n    print(1, flush=True)\n    while True: sum(range(100))\nexcept KeyboardInterrupt: print('mine')"
+    code = """if True:
+        import signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        try:
+            print(1, flush=True)
+            while True: sum(range(100))
+        except (KeyboardInterrupt, SystemExit): print('mine')
+    """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -93,6 +94,43 @@ def test_losses_are_the_same_with_a_burst_in_between(watched, run):
         hook_runs.train(model, data, optimizer)
     assert second == first
     assert steps["param_groups"][0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("reused", [True, False])
+def test_what_has_the_number_of_a_descriptor_that_the_program_closed_is_left_alone(watched, run, tmp_path, reused):
+    burst = watched.session.burst
+    watched.ring.ask_for_burst(7, 2)
+    burst.look(time.monotonic_ns())
+    number, file = burst._fd, tmp_path / "kept"
+    file.write_bytes(b"of the program")
+    if reused:
+        own = os.open(file, os.O_RDWR)
+        os.dup2(own, number)
+        os.close(own)
+    else:
+        os.close(number)
+    for _ in range(4):
+        hook_runs.train(*run)
+    burst.over()
+    if reused:
+        os.close(number)
+    assert file.read_bytes() == b"of the program" and not watched.session._errors.number
+    assert burst in watched.session.measures
+
+
+def test_a_burst_is_asked_for_while_no_descriptor_is_free(watched, run, monkeypatch):
+    burst, make = watched.session.burst, os.memfd_create
+
+    def none_free(*args):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    watched.ring.ask_for_burst(7, 2)
+    monkeypatch.setattr(os, "memfd_create", none_free)
+    watched.session.look(time.monotonic_ns())
+    assert not burst.active and burst in watched.session.measures
+    monkeypatch.setattr(os, "memfd_create", make)
+    watched.session.look(time.monotonic_ns())
+    assert burst.active
 
 
 def test_a_second_burst_follows_and_nothing_is_left_when_the_hook_goes(watched, run):

@@ -176,6 +176,12 @@ def test_leaving_while_steps_are_counted_takes_everything_back_and_tells_the_cou
     assert left["net"] is None and left != with_hook and not left["pre"] and not left["post"]
 
 
+def test_counting_does_not_begin_once_the_hook_is_about_to_leave(fast):
+    fast.watched.session.leave_soon()
+    fast.sampling.begin(time.monotonic_ns(), 1)
+    assert not fast.journal.counting and not fast.journal.count_soon
+
+
 def leave_without_lease(fast, monkeypatch):
     """Have the hook leave at its next look, as one that came by attach and has no lease."""
     monkeypatch.setattr("aitop.hook.ring.GRACE_NS", 0)

@@ -137,7 +137,7 @@ def test_nothing_is_touched_while_a_graph_is_captured(gpu, watched):
     step_a_little()
     gpu.capturing = False
     step_a_little()
-    assert watched.session._errors == 0
+    assert watched.session._errors.number == 0
     assert watched.session.journal.device._errors == 0
 
 
@@ -152,7 +152,7 @@ def test_a_broken_driver_costs_only_the_device_times(gpu, watched, monkeypatch):
     records = watched.records()
     assert len(records) == 23
     assert all(record.device_forward is None and record.forward > 0 for record in records)
-    assert watched.session._errors == 0
+    assert watched.session._errors.number == 0
 
 
 def test_steps_on_several_devices_are_timed_where_each_stays_on_one(gpu, watched):

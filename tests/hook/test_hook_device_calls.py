@@ -161,7 +161,7 @@ def test_errors_of_the_users_stay_as_they_are(hooked):
         torch.zeros(2, dtype=torch.float64).item()
     with pytest.raises(RuntimeError, match="ambiguous"):
         bool(torch.zeros(2, dtype=torch.float64))
-    assert hooked.session._errors == 0
+    assert hooked.session._errors.number == 0
 
 
 def test_other_threads_do_not_count(hooked):

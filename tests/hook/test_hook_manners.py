@@ -296,12 +296,73 @@ def test_what_a_signal_handler_raises_within_the_hook_goes_on_to_the_program(wat
         monkeypatch.setattr(watched.session, "_send", disturbed)
         with pytest.raises(Late):
             watched.session.tick(time.monotonic_ns())
-        assert watched.session._errors == 0
+        assert watched.session._errors.number == 0
         monkeypatch.setattr(watched.session, "_send", lambda now: 1 / 0)
         watched.session.tick(time.monotonic_ns())
-        assert watched.session._errors == 1, "an error of the hook's own does not"
+        assert watched.session._errors.number == 1, "an error of the hook's own does not"
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_signal_handler_raises_while_the_hook_leaves_goes_on_to_the_program(watched, monkeypatch):
+    class Late(Exception):
+        pass
+
+    def ring(number, frame):
+        raise Late
+
+    measure = watched.session.measures[-1]
+    monkeypatch.setattr(measure, "over", lambda: signal.raise_signal(signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        watched.session.leave_soon()
+        with pytest.raises(Late):
+            run_a_little()
+        assert watched.ring.state == "removed", "the rest is undone"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_only_one_thread_ticks_at_a_time(watched, monkeypatch):
+    session, entered, goes_on, ticks = watched.session, threading.Event(), threading.Event(), []
+
+    def send(now):
+        ticks.append(now)
+        if now == 2:
+            entered.set()
+            goes_on.wait(10)
+
+    other = threading.Thread(target=lambda: session.tick(2))
+
+    def traced():
+        # Threads switch at calls: here the other one begins to tick.
+        if threading.current_thread() is not other:
+            other.start()
+            entered.wait(10)
+
+    monkeypatch.setattr(session, "_send", send)
+    monkeypatch.setattr(session, "traced", traced)
+    session.tick(1)
+    goes_on.set()
+    other.join()
+    assert ticks == [2]
+
+
+def test_the_arguments_of_a_trace_of_jit_in_another_thread_are_not_looked_at(watched, monkeypatch):
+    run_a_little()
+    watched.session.trains_until, looked_at = 0, []
+    monkeypatch.setattr(session_module.phases, "leading", lambda *args: looked_at.append(args) or -1)
+
+    def in_thread(call):
+        thread = threading.Thread(target=torch.no_grad()(call))
+        thread.start()
+        thread.join()
+
+    model = Net()
+    in_thread(lambda: torch.jit.trace(model, torch.zeros(4, 8), check_trace=False))
+    assert not looked_at
+    in_thread(lambda: model(torch.zeros(4, 8)))
+    assert len(looked_at) == 1
 
 
 @pytest.mark.parametrize("kind", ["partial", "object", "method"])
@@ -363,4 +424,4 @@ def test_exceptions_pass_untouched(watched):
     model = Net()
     train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
     assert len(watched.records()) == 7
-    assert aitop.hook._session._errors == 0
+    assert aitop.hook._session._errors.number == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 import threading
@@ -21,7 +22,7 @@ from aitop.hook import compiler
 from aitop.hook.measures import generation
 from aitop.hook.measures.denormals import Denormals
 from aitop.hook.measures.inputs import autocast_dtype, matmul_precision
-from aitop.hook.measures.padding import Padding
+from aitop.hook.measures.padding import LONGEST_ROW, Padding
 from aitop.hook.measures.scaler import Scaler
 from aitop.hook.roots import STEPS_TO_SEARCH
 
@@ -226,6 +227,16 @@ def test_only_one_batch_in_three_seconds_is_looked_at(watched):
     assert next(each for each in watched.session.measures if isinstance(each, Padding)).facts()["padding"]["looks"] == 1
 
 
+def test_of_large_masks_a_bounded_part_is_read(watched, monkeypatch):
+    read, string_at = [], ctypes.string_at
+    monkeypatch.setattr(ctypes, "string_at", lambda at, size: read.append(size) or string_at(at, size))
+    mask = torch.zeros(64, LONGEST_ROW, dtype=torch.int64)
+    mask[:, :5000] = 1
+    told = padding_of(watched.session, {"attention_mask": mask})
+    assert told == {"looks": 1, "width": LONGEST_ROW, "longest": 5000.0, "mean": 5000.0}
+    assert sum(read) <= 2**19
+
+
 def padding_of_calls(session, *calls):
     """What is told after the model was called in these ways, each long after the one before."""
     measure = next(measure for measure in session.measures if isinstance(measure, Padding))
@@ -270,7 +281,7 @@ def test_padding_at_the_left_is_told_by_a_row_without_any(watched):
 )
 def test_what_is_no_mask_of_padding_is_not_counted(watched, call):
     assert padding_of_calls(watched.session, call) is None
-    assert watched.session._errors == 0
+    assert watched.session._errors.number == 0
 
 
 def freed(mask):
@@ -299,7 +310,7 @@ def freed(mask):
 )  # fmt: skip
 def test_what_is_no_plain_mask_in_memory_is_not_counted(watched, mask):
     assert padding_of(watched.session, {"attention_mask": mask}, {"ids": MASK}, MASK, [], object()) is None
-    assert watched.session._errors == 0
+    assert watched.session._errors.number == 0
 
 
 with_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch 2.2 has none for the CPU")

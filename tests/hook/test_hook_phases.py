@@ -505,6 +505,30 @@ def test_the_parameters_of_embeddings_are_known_unless_the_output_layer_shares_t
         assert json.loads(facts.text(()))["facts"]["looked_up_parameters"] == looked_up
 
 
+def test_the_parameters_of_a_root_are_walked_once():
+    class Counting(Net):
+        walks = 0
+
+        def parameters(self, recurse=True):
+            self.walks += 1
+            return super().parameters(recurse)
+
+    facts, model = Facts(torch, "run"), Counting()
+    facts.met_root(model)
+    walks = model.walks
+    for _ in range(8):
+        facts.met_root(model)
+    assert model.walks == walks > 0
+
+
+def test_a_lazy_module_is_known_once_it_has_its_parameters(watched):
+    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, 4))
+    for _ in range(4):
+        model(torch.ones(4, 8)).sum().backward()
+    assert watched.session._errors.number == 0
+    assert watched.facts().parameters == 8 * 16 + 16 + 16 * 4 + 4
+
+
 def test_facts_without_room_are_those_of_fewer_lines():
     lines = [{"phase": "forward", "file": "f" * 400, "line": line, "function": "g" * 120} for line in range(128)]
     text = Facts(torch, "run").text([SimpleNamespace(facts=lambda: {"callers": lines, "cost_us": 3.0}, watches=())])

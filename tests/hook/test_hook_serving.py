@@ -23,9 +23,12 @@ import torch
 from hook_runs import Net, loader, train
 
 import aitop.hook
+from aitop.hook import session as session_module
 from aitop.hook.measures.serving import names
 from aitop.hook.measures.serving.batching import Batching
+from aitop.hook.measures.serving.http import wrap_in_loop
 from aitop.hook.measures.serving.requests import Request, Requests, current
+from aitop.protocol.events import REQUEST
 from aitop.protocol.training import TRAINING_ENDS_AFTER_NS
 from aitop.sources.ring.reader import HookRing
 
@@ -378,6 +381,68 @@ def test_a_measure_that_fails_leaves_its_server_alone_and_the_rest_goes_on(watch
     assert served(watched).steps, "steps are measured as before"
 
 
+def measure_of(watched, name="Http"):
+    return next(one for one in watched.session.measures if type(one).__name__ == name)
+
+
+def test_of_a_server_that_is_unpatched_no_request_is_under_way_any_more(watched):
+    http, engine = measure_of(watched), measure_of(watched, "Vllm")
+    http.under_way.add(Request(100))
+    http.count()
+    engine.in_flight(2)
+    assert watched.ring.read(time.monotonic()).alive == 2
+    for measure, left in ((engine, 1), (http, None)):
+        for _ in range(3):
+            measure.failed()
+        assert watched.ring.read(time.monotonic()).alive == left
+    http.count()
+    assert watched.ring.read(time.monotonic()).alive is None, "wrappers that still run change nothing"
+
+
+def test_two_threads_that_end_a_request_at_once_leave_the_number_of_both(watched, monkeypatch):
+    http, ring, first = measure_of(watched), watched.session.ring, Request(100)
+    http.under_way.update((first, Request(100), Request(100)))
+    write = ring.write_alive
+
+    def write_late(number):
+        if first in http.under_way:
+            http.under_way.discard(first)
+            http.count()
+        write(number)
+
+    monkeypatch.setattr(ring, "write_alive", write_late)
+    http.count()
+    assert watched.ring.read(time.monotonic()).alive == 2
+
+
+def test_a_request_that_is_cancelled_before_its_task_runs_is_under_way_no_more(watched):
+    handler = SimpleNamespace(transport=SimpleNamespace(get_extra_info=lambda name: None))
+
+    async def original(self):
+        raise AssertionError
+
+    async def cancelled():
+        task = asyncio.ensure_future(wrap_in_loop(original, measure_of(watched))(handler))
+        before = watched.ring.read(time.monotonic()).alive
+        task.cancel()
+        await asyncio.wait([task])
+        return before
+
+    assert asyncio.run(cancelled()) == 1
+    assert watched.ring.read(time.monotonic()).alive == 0
+
+
+def test_a_ring_that_is_opened_late_has_the_requests_under_way(watched, monkeypatch):
+    session = watched.session
+    measure_of(watched).under_way.add(Request(100))
+    ring, session.ring = session.ring, None
+    measure_of(watched).count()
+    monkeypatch.setattr(session_module, "Ring", lambda way: ring)
+    session.journal.note(REQUEST, 100, 200)
+    session._send(time.monotonic_ns())
+    assert watched.ring.read(time.monotonic()).alive == 1
+
+
 def test_a_child_that_was_forked_writes_nothing_into_its_parents_ring(watched, server):
     ask(server, "/plain")
     before = served(watched).alive
@@ -399,6 +464,7 @@ def test_a_child_that_was_forked_writes_nothing_into_its_parents_ring(watched, s
         ({"began": 2, "submitted": 3, "model_began": 5, "model_ended": 8}, (4, 1, 3, 2)),
         ({"began": 2, "model_began": 5, "model_ended": 10}, (2, 3, 5, -1)),
         ({"began": 2, "model_began": 5}, (2, 3, -1, -1)),
+        ({"began": 2, "submitted": 6, "model_began": 5, "model_ended": 8}, (2, 3, 3, 2)),
         ({"model_began": 5, "model_ended": 8}, (-1, -1, 3, 2)),
     ],
 )

@@ -66,6 +66,12 @@ def test_a_program_started_by_run():
     assert errors == ""
 
 
+def test_little_is_imported_into_a_program_that_has_no_torch():
+    code = "import sys; names = list(sys.modules); import json; print(json.dumps(names))"
+    with_hook, without = (run(code, path=[SITE], **variables)[0][0] for variables in ({"AITOP_RUN": "1"}, {}))
+    assert not {"typing", "contextlib", "importlib.util"} & (set(with_hook) - set(without))
+
+
 def test_without_the_variable_nothing_is_added():
     (report,), errors = run("import torch\n" + REPORT, path=[SITE])
     assert not report["hook"] and not report["ring"] and not report["site_on_path"]

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import aitop.hook
 from aitop.engine.hook_requests import take_out
+from aitop.hook import patches as patches_module
 from aitop.hook import session as session_module
 from aitop.hook.measures import MEASURES
 from aitop.sources.ring import reader as reader_module
@@ -105,6 +106,33 @@ class TestRemoval:
             assert "_aitop_hook" not in sys.modules
             assert not is_open()
             assert find_ring(os.getpid()) is None
+
+    def test_a_removal_that_was_interrupted_can_be_completed(self, monkeypatch):
+        run_a_little()
+        before = patched_attributes()
+        aitop.hook.install("attach")
+        run_a_little()
+        restore = patches_module._restore
+
+        def interrupted(patch):
+            monkeypatch.setattr(patches_module, "_restore", restore)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(patches_module, "_restore", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            aitop.hook.remove()
+        assert patched_attributes() != before and not is_open()
+        assert aitop.hook.remove() == "removed"
+        assert patched_attributes() == before
+        assert aitop.hook.remove() == "absent"
+
+    def test_one_that_is_about_to_leave_makes_room_for_the_next(self):
+        aitop.hook.install("attach")
+        left = session_of()
+        left.leave_soon()
+        assert aitop.hook.install("attach") == "busy", "a new one brings its own code"
+        assert left.gone and "_aitop_hook" not in sys.modules
+        assert aitop.hook.install("attach") == "installed"
 
     def test_removed_before_anything_ran(self):
         before = patched_attributes()
@@ -245,7 +273,7 @@ class TestRemoval:
         (watched,) = watched
         records = watched.records()
         assert [record.forwards for record in records[-2:]] == [len(asked) // 4] * 2
-        assert watched.session._errors == 0
+        assert watched.session._errors.number == 0
         watched.ring.close()
 
     def test_it_comes_in_while_the_hooks_of_an_optimizer_run(self):
@@ -257,7 +285,7 @@ class TestRemoval:
             handle.remove()
         assert answers[0] == "installed" and set(answers[1:]) == {"already"}
         run_a_little()
-        assert session_of()._errors == 0 and session_of()._steps
+        assert session_of()._errors.number == 0 and session_of()._steps
 
     def test_our_own_errors_do_not_reach_the_run(self, monkeypatch):
         watched = Watched()
@@ -380,4 +408,5 @@ def test_the_measures_of_an_attached_hook_are_loaded_later(monkeypatch):
     monkeypatch.setattr(failing, "over", lambda: ended.append(failing) or over())
     session.look(time.monotonic_ns())
     assert failing not in session.measures and ended == [failing], "what it did is undone"
+    assert session._errors.number == 0, "a measure that fails takes nothing else along"
     assert aitop.hook.remove() == "removed" and ended == [failing]

@@ -24,6 +24,7 @@ from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.ways import gdb, remote_debug
 from aitop.attach.ways.signal_frame import Call, SavedErrno, build, resumption, same_call, xsave_layout
 from aitop.attach.ways.stopped_thread import REGISTER_NAMES, ThreadState
+from aitop.engine import hook_requests
 from aitop.sources.foreign_file import open_below, open_folder_as
 from aitop.sources.process_status import SYS_PTRACE, own_status, parse_status, read_status
 
@@ -393,3 +394,24 @@ def test_the_line_is_left_to_its_readers_where_two_ways_brought_it_in() -> None:
         pending = SimpleNamespace(entered=entered, request=request, way="x")
         tried._settle(pending, "installed")  # type: ignore[arg-type]
     assert withdrawn == [False, True, True]
+
+
+def test_an_answer_that_comes_while_another_way_is_refused_is_not_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(("installed", None, "installed", None))
+
+    def wait(limit: object) -> None:
+        raise AttachRefused("denied", "not this way")
+
+    def close() -> attempt.Attachment | None:
+        answer = next(answers)
+        return None if answer is None else attempt.Attachment("another way", answer)
+
+    tried = SimpleNamespace(wait=wait, close=close)
+    monkeypatch.setattr(entrance, "Attempt", lambda *args, **options: tried)
+    monkeypatch.setattr(hook_requests, "begin", lambda *args, **options: tried)
+    on_the_way = hook_requests.HookRequests()
+    for install in (lambda: entrance.install(7), lambda: on_the_way.bring_in(7)):
+        install()
+        with pytest.raises(AttachRefused, match="not this way"):
+            install()
+    assert on_the_way.hooked == {7}

@@ -24,6 +24,7 @@ FRAMES = (
     Frame("<module>", "/x/train.py", 50, True),
     Frame("main;evil", "/x/train.py", 41, True),
     Frame("timed", "<aitop hook>", 3),
+    Frame("timed", "/lib/python3.11/site-packages/aitop/hook/phases.py", 3),
 )
 
 
@@ -32,7 +33,7 @@ def window(time, *stacks):
     return StackWindow(time=time, seconds=1.0, rate=20.0, frames=FRAMES, stacks=counts)
 
 
-WINDOWS = (window(1.0, ((0, 1), 15), ((0, 2, 1), 5)), window(2.0, ((0,), 10)))
+WINDOWS = (window(1.0, ((0, 1), 15), ((0, 2, 3, 1), 5)), window(2.0, ((0,), 10)))
 
 
 @pytest.fixture(scope="module", params=RECORDED)

@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from aitop.hook import errors as errors_module
+from aitop.hook.errors import MOST_ERRORS, WITHIN_NS, Errors
 from aitop.hook.journal import GONE, MOST_WORDS, Journal
 from aitop.hook.patches import Patches
 from aitop.hook.phases import gc_callback, leading, wrap_forward
@@ -23,6 +25,19 @@ class Child(Parent):
 
 def forwarding(original):
     return lambda self: original(self)
+
+
+def test_errors_are_too_many_only_within_a_minute(monkeypatch):
+    errors = Errors()
+
+    def too_many(now):
+        monkeypatch.setattr(errors_module.time, "monotonic_ns", lambda: now)
+        return errors.too_many()
+
+    rarely = [too_many(number * (WITHIN_NS + 1) + 10**15) for number in range(3 * MOST_ERRORS)]
+    assert not any(rarely)
+    often = [too_many(10**16 + number) for number in range(MOST_ERRORS)]
+    assert often == [False] * (MOST_ERRORS - 1) + [True]
 
 
 class TestPatches:
@@ -44,6 +59,23 @@ class TestPatches:
 
         patches.put(Parent, "__call__", interrupted)
         assert vars(Parent)["__call__"] is original
+
+    def test_a_class_that_refuses_to_be_restored_keeps_no_other_from_it(self):
+        class Refusing(type):
+            closed = False
+
+            def __setattr__(cls, name, value):
+                if Refusing.closed:
+                    raise TypeError(name)
+                super().__setattr__(name, value)
+
+        closed = Refusing("Closed", (Parent,), {"__call__": lambda self: 2})
+        original, patches = Parent.__call__, Patches()
+        for owner in (Parent, closed):
+            patches.put(owner, "__call__", forwarding)
+        Refusing.closed = True
+        patches.take_all_back()
+        assert vars(Parent)["__call__"] is original and closed()() == 2
 
     def test_one_patched_twice_is_the_original_again(self):
         original, patches = Parent.__call__, Patches()

@@ -52,6 +52,20 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
     assert position(LOOP, at(line, *below)) == expected
 
 
+def test_our_hook_moves_no_line():
+    for file in ("<aitop hook>/phases.py", "aitop/hook/phases.py"):
+        ours = f"{file}:99 wrap_forward.<locals>.__call__"
+        hooked = [
+            (at(10, ours, NEXT), 20),
+            (at(12, ours, CALL, MODEL), 30),
+            (at(14, ours, BACK), 30),
+            (at(15, STEP), 10),
+        ]
+        assert [position(hooked, at(line, ours)) for line in (9, 11, 12, 13, 16)] == [
+            position(LOOP, at(line)) for line in (9, 11, 12, 13, 16)
+        ]
+
+
 def test_only_what_stands_in_another_call_computes_an_argument_for_the_model():
     text = """
 from losses import hinge, pull

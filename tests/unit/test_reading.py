@@ -133,6 +133,15 @@ def test_libraries_above_the_users_line_do_not_say_what_it_does():
     assert (seen.state, seen.work, seen.leaf) == (None, None, True)
 
 
+@pytest.mark.parametrize("file", ["<aitop hook>/measures/device_calls.py", "aitop/hook/measures/device_calls.py"])
+def test_our_hook_is_on_no_stack_however_it_came_in(file):
+    converts = read_stack(stack(*MAIN, f"{file}:9 wrap_copy.<locals>.copy"))
+    assert converts.leaf and converts.end is None, "its time is the time of the native call that it wraps"
+    assert converts.frames == tuple(stack(*MAIN)) and converts.stages == tuple(enumerate(converts.frames))
+    waits = read_stack(stack(*MAIN, f"{file}:9 wrap_copy.<locals>.copy", "torch/_tensor.py copy"))
+    assert not waits.leaf and waits.end is not None and waits.end.function == "copy"
+
+
 def test_the_line_is_the_users_innermost_and_via_leads_to_it():
     seen = read_stack(stack(*MAIN, CALL, "user/model.py:8 Net.forward", "torch/nn/functional.py relu"))
     assert seen.line == frame("user/model.py:8 Net.forward")

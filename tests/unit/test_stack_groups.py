@@ -66,8 +66,11 @@ def test_another_line_is_another_group_and_threads_at_work_come_first():
 
 def test_what_a_fork_inherited_and_our_hook_do_not_count():
     hooked = [*GET[:1], frame("<aitop hook> wrapper"), *GET[1:]]
-    groups = stack_groups(dump((1, "a", False, GET, False), (2, "b", False, hooked, False)))
-    assert [len(group.members) for group in groups] == [2]
+    started = [*GET[:1], frame("aitop/hook/phases.py wrapper"), *GET[1:]]
+    groups = stack_groups(
+        dump((1, "a", False, GET, False), (2, "b", False, hooked, False), (3, "c", False, started, False))
+    )
+    assert [len(group.members) for group in groups] == [3]
     [worker] = stack_groups(dump((3, "MainThread", True, FORKED, False)))
     assert (worker.what, worker.where, worker.place.function) == ("Queue.get", None, "select")
     assert worker.frames[0].function == "BaseProcess._bootstrap"

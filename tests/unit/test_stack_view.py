@@ -5,7 +5,7 @@ import pytest
 from stack_maker import USER, frame, looks, stack, window
 
 from aitop.model.snapshot import Phases
-from aitop.model.stacks import Flow, Frame, Statement, ThreadState
+from aitop.model.stacks import Flow, Statement, ThreadState
 from aitop.sources.stacks.speedscope import parse
 from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
 from aitop.stacks.view import StackView
@@ -192,13 +192,10 @@ def test_the_tree_is_bounded():
     assert call_tree([]) is None
 
 
-def test_the_call_tree_has_one_root_and_none_of_our_own_wrappers():
+def test_the_call_tree_has_one_root():
     tree = call_tree([(stack("user/a.py:1 f"), 1), (stack("user/a.py:1 g"), 3)])
     assert (tree.function, tree.file, tree.samples) == ("all", "", 4)
     assert [child.function for child in tree.children] == ["g", "f"]
-    ours = Frame("__next__", "<aitop hook>/wrappers.py", 9)
-    tree = call_tree([([Frame("main", "/x/train.py", 3, True), ours, Frame("get", "q.py", 1)], 5)])
-    assert [child.function for child in tree.children] == ["get"]
 
 
 def test_the_same_windows_give_the_same_picture_until_something_changes():

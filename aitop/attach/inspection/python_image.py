@@ -13,10 +13,7 @@ from aitop.attach.inspection.machine_code import current_thread_state, errno_off
 from aitop.attach.inspection.process_memory import Mapping, Memory, mappings
 from aitop.attach.refusal import AttachRefused
 
-NEEDED = (
-    *("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyGILState_Ensure", "PyGILState_Release"),
-    "Py_IsInitialized",
-)
+NEEDED = ("Py_AddPendingCall", "PyRun_SimpleString", "PyGILState_Ensure", "PyGILState_Release", "Py_IsInitialized")
 # The last two are the names of one function up to 3.12 and since 3.13.
 WANTED = (*NEEDED, "_PyRuntime", "Py_Version", "Py_NewRef", "_PyThreadState_UncheckedGet", "PyThreadState_GetUnchecked")
 OLDEST, NEWEST = (3, 10), (3, 14)

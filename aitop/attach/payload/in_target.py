@@ -1,8 +1,8 @@
 """Runs inside the target, in its main thread between two bytecodes: installs the hook, or removes it.
 
 This file is carried into the target and executed there in a namespace of its own, so it imports nothing of aitop. Every
-error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt, which is meant for the program,
-passes through to the injected line, which hands it to the program.
+error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt and a SystemExit, which are meant
+for the program, pass through to the injected line, which hands the signal to the program.
 """
 
 # The main thread may be at a point where nothing may be imported. Until that is known, only modules are used that every
@@ -137,7 +137,7 @@ def remove() -> str:
 
 
 def run(start: "dict[str, Any]", loads: "Any") -> str:
-    """Carry out the request in `start`, which payload/bundle.py made. Returns the answer: one line of text."""
+    """Carry out the request in `start`, which payload/bundle.py made. Returns the answer."""
     # The main thread may have been interrupted where torch.compile examines each new frame. It must not examine ours.
     set_eval_frame: Any = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "set_eval_frame", type)
     eval_frame = set_eval_frame(None)
@@ -148,9 +148,9 @@ def run(start: "dict[str, Any]", loads: "Any") -> str:
         if start["magic"] != frozen.MAGIC_NUMBER:
             loads = None
         return bring(start, loads) if start["action"] == "install" else remove()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        return f"error: {type(error).__name__}: {error}".replace("\n", " ")[:500]
+        return f"error: {type(error).__name__}: {error}"
     finally:
         set_eval_frame(eval_frame)

@@ -13,12 +13,13 @@ from aitop.attach.inspection.python_image import LONGEST_LINE, MARK
 from aitop.attach.payload.carriers import FREE, Carrier, carriers, no_carrier
 from aitop.sources.process_status import ProcStatus
 
+# In bytes; the target cuts it off at 500 characters.
 LONGEST_ANSWER = 4096
 
 # Runs in a namespace of its own. `d` is the carrier's descriptor: only the inode that we made is read, and only by the
 # process that it is meant for (a child forked in between has the request too). `k` is what the outer line iterates at
-# the end: nothing, or the user's interrupt. The text is compiled before `exec`, because a KeyboardInterrupt that leaves
-# the `exec` of a string makes CPython exit as if nobody had caught it.
+# the end: nothing, or the signal that came meanwhile, SIGINT (2) or SIGTERM (15). The text is compiled before `exec`,
+# because a KeyboardInterrupt that leaves the `exec` of a string makes CPython exit as if nobody had caught it.
 _INNER = """\
 import posix as o
 k=()
@@ -28,13 +29,13 @@ try:
   try:
    if o.fstat(d).st_ino=={inode}:exec(compile(o.pread(d,{size},{at}),'','exec'))
   finally:o.close(d)
-except KeyboardInterrupt:
+except (KeyboardInterrupt,SystemExit)as e:
  import _thread
- k=iter(_thread.interrupt_main,None)
+ k=filter(_thread.interrupt_main,(15 if type(e)is SystemExit else 2,))
 """
-# No exception may leave the line, because it would end the target. But an interrupt (Ctrl-C) that arrives while it runs
-# is meant for the program. Iterating `k` raises it again as the very last thing, after which CPython does not check for
-# signals before it is back in the user's own code.
+# No exception may leave the line, because it would end the target. But an interrupt (Ctrl-C), or a SIGTERM for which
+# the program exits, is meant for the program, also while the line runs. Iterating `k` makes the signal arrive again as
+# the very last thing, after which CPython does not check for signals before it is back in the user's own code.
 _OUTER = """\
 try:
  for _ in (lambda n:(exec({inner!r},n),n['k']))({{}})[1]:pass
@@ -47,7 +48,7 @@ import marshal as m,sys
 try:
  exec(m.loads(b[1])if b[0]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER else compile(b[2],'','exec'),g)
  a=g['run'](g,m.loads)
-finally:o.pwrite(d,a.encode()+b'\\n',{end})
+finally:o.pwrite(d,a.replace('\\n',' ')[:500].encode('utf-8','replace')+b'\\n',{end})
 """
 SECOND_ROOM = 640
 STATE_AT = LONGEST_LINE + SECOND_ROOM

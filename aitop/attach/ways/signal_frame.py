@@ -194,8 +194,8 @@ def look_in(target: TargetProcess, look: Look) -> ThreadState:
 def call_in_main_thread(target: TargetProcess, calls: Sequence[Call], look: Look, line: bytes) -> None:
     """Put the line in place, have the main thread make the calls, and then have it go on with what it was doing.
 
-    Call this within `in_own_thread`. Nothing has happened to the target until the registers are set; after that
-    everything happens without us.
+    Call this within `in_own_thread`. The target is unchanged until its registers are set. From then on it does the rest
+    by itself.
     """
     if cannot_be_woken(target.pid):
         raise NotNow("the main thread is in an uninterruptible system call")

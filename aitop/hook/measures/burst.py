@@ -51,6 +51,8 @@ class Burst(Measure):
         self._steps = 0
         self._left = 0
         self._fd = -1
+        # Which file that was when we made it.
+        self._file: tuple[int, int] | None = None
         self._state = 0
         self._thread = 0
         self._profile: Any = None
@@ -81,8 +83,13 @@ class Burst(Measure):
         if not steps or serial == self._serial or self.active:
             return
         self._close()
+        try:
+            self._fd = os.memfd_create(at.MEMFD_NAME, _CLOEXEC)
+        except OSError:
+            # The program has no descriptor left, or there is no memory. The next look tries again.
+            return
+        self._file = _file_of(self._fd)
         self._serial, self._steps = serial, min(steps, at.MOST_STEPS)
-        self._fd = os.memfd_create(at.MEMFD_NAME, _CLOEXEC)
         self._thread = self._last_step = 0
         self._holds = [0, 0, 0]
         self._begun = self._ended = now
@@ -134,7 +141,7 @@ class Burst(Measure):
                     self._exit(profile)
         except Exception:
             # The hook leaves in any case.
-            pass
+            raise_if_of_program()
         finally:
             self._close()
 
@@ -283,10 +290,10 @@ class Burst(Measure):
             results.save(path)
             with open(path, "rb") as trace:
                 size = os.fstat(trace.fileno()).st_size
-                os.lseek(self._fd, at.TRACE_AT, os.SEEK_SET)
-                sent = 0
+                memory, sent = self._memory(), 0
+                os.lseek(memory, at.TRACE_AT, os.SEEK_SET)
                 while sent < size:
-                    some = os.sendfile(self._fd, trace.fileno(), sent, size - sent)
+                    some = os.sendfile(memory, trace.fileno(), sent, size - sent)
                     if not some:
                         break
                     sent += some
@@ -296,22 +303,41 @@ class Burst(Measure):
 
     def _refuse(self, reason: str) -> None:
         text = reason.encode(errors="replace")[: at.TEXT_ROOM]
-        if self._fd >= 0:
+        if self._memory() >= 0:
             os.pwrite(self._fd, text, at.TEXT_AT)
         self._say(at.REFUSED, len(text))
 
     def _say(self, state: int, size: int = 0) -> None:
         self._state = state
-        if self._fd >= 0:
+        if self._memory() >= 0:
             done = max(0, self._steps - max(0, self._left)) if state != at.WAITING else 0
             words = (at.MAGIC, self._serial, state, done, self._begun, self._ended, *self._holds, size)
             os.pwrite(self._fd, at.HEADER.pack(*words), 0)
 
+    def _memory(self) -> int:
+        """Return the descriptor of the memory that the monitor reads, -1 without one.
+
+        The program may have closed it, and opened something else that has its number now: that is left alone.
+        """
+        if self._fd >= 0 and _file_of(self._fd) != self._file:
+            self._fd = -1
+        return self._fd
+
     def _close(self) -> None:
         self._state = 0
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        fd = self._memory()
+        if fd >= 0:
+            self._fd = -1
             os.close(fd)
+
+
+def _file_of(fd: int) -> tuple[int, int] | None:
+    """Return the device and the inode that a descriptor is open on, None if it is closed."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _folder() -> str:

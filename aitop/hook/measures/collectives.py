@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.events import COLLECTIVE
+from ...protocol.events import COLLECTIVE, NOT_MEASURED
 from ..compiler import keep_from_compiling
 from ..errors import raise_if_of_program
 from ..journal import started_elsewhere
@@ -62,6 +62,8 @@ MOST_TENSORS = 64
 MOST_MODULES = 64
 SAMPLES = 16
 NS = 1e-9
+# Facts go to the ring once a second.
+DDP_EVERY_NS = 1_000_000_000
 # Fields of `DdpInfo`, and what DistributedDataParallel calls these times in its log (nanoseconds).
 DDP_TIMES = {
     "backward": "backward_compute_time",
@@ -84,14 +86,16 @@ class Collectives(Measure):
         self._patches = patches
         self._sites = Sites("collective", torch)
         self._facts = session.facts
-        self._ddp = DdpLog(self._facts)
+        self._ddp, self._ddp_due = DdpLog(self._facts), 0
         self._watch = Watch(session, self._sites)
         self.look(0)
 
     def look(self, now: int) -> None:
         if self.watches:
             self._sites.tick()
-            self._ddp.look()
+            if now > self._ddp_due:
+                self._ddp_due = now + DDP_EVERY_NS
+                self._ddp.look()
             self._watch.follow(sys.modules.get("torch.distributed"))
             return
         distributed = sys.modules.get("torch.distributed")
@@ -158,7 +162,7 @@ class Watch:
             end = _now()
             size = max((size_of(value) for value in args[:2]), default=0)
             self.dispatched, self.name = id(work), name
-            self.journal.note(COLLECTIVE, start, end, size, NO_CALL)
+            self.journal.note(COLLECTIVE, start, end, size)
             if self.sites.wants_next():
                 self.sites.add(name, end - start, size)
         except Exception:
@@ -170,7 +174,7 @@ class Watch:
             end = _now()
             own = id(work) == self.dispatched
             self.dispatched = 0
-            self.journal.note(COLLECTIVE, start, end, NO_CALL, NO_CALL)
+            self.journal.note(COLLECTIVE, start, end, NO_CALL)
             if self.sites.wants_next():
                 self.sites.add(self.name if own else WAIT, end - start, counted=not own)
         except Exception:
@@ -251,11 +255,12 @@ class DdpLog:
             "bucket_cap_mb": numbers["bucket_cap_bytes"] / 2**20 if numbers.get("bucket_cap_bytes", -1) > 0 else None,
             "gradient_bytes": numbers.get("total_parameter_size_bytes"),
         }
-        if numbers.get("backward_compute_time", 0) > 0:
+        times = tuple(numbers.get(name, NOT_MEASURED) for name in DDP_TIMES.values())
+        if numbers.get("backward_compute_time", 0) > 0 and NOT_MEASURED not in times:
             if self._first_only:
                 self._samples.clear()
             self._first_only = not self._samples and not self._first_only
-            self._samples.append(tuple(numbers.get(name, 0) for name in DDP_TIMES.values()))
+            self._samples.append(times)
 
     def facts(self) -> dict[str, Any] | None:
         """Return settings and mean times (seconds) by the fields of `DdpInfo`; None without DistributedDataParallel."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..patches import Patches
 from . import Measure
+from .in_place import is_readable
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -55,26 +56,12 @@ class Denormals(Measure):
         kinds: dict[Any, list[Any]] = {}
         for optimizer, _ in list(self._session.optimizers.values()):
             for kind, tensor in itertools.islice(_state(optimizer()), MOST_TENSORS):
-                if self._is_plain(tensor):
+                if is_readable(self._torch, tensor) and tensor.dtype is self._torch.float32 and tensor.numel() >= GROUP:
                     kinds.setdefault(kind, []).append(tensor)
         self.share = max(map(_share, kinds.values()), default=None)
 
     def facts(self) -> dict[str, Any]:
         return {} if self.share is None else {"denormals": round(self.share, 4)}
-
-    def _is_plain(self, tensor: Any) -> bool:
-        """Return whether the tensor is contiguous float32 in this process's memory."""
-        torch = self._torch
-        return (
-            type(tensor) is torch.Tensor
-            and tensor.device.type == "cpu"
-            and tensor.dtype is torch.float32
-            and tensor.layout is torch.strided
-            and tensor.is_contiguous()
-            and tensor.numel() >= GROUP
-            and tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * BYTES
-            and tensor.data_ptr() != 0
-        )
 
 
 def _state(optimizer: Any) -> Iterator[tuple[Any, Any]]:

@@ -46,7 +46,6 @@ FIRST_LEAVES, LEAVES_A_LOOK = 16, 8
 
 # Custom autograd functions that compute nothing worth counting: what data parallelism puts around a model.
 TRANSPARENT = ("_DDPSink", "RegisterPostBackward", "PreBackward", "PostBackward", "PostAccumulate")
-MOST_HIDDEN = 8
 # Custom autograd functions that hide a whole model, or parts of it.
 OPAQUE = ("CompiledFunction", "CheckpointFunction")
 
@@ -111,7 +110,7 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int, updated: Abst
             if other is not None and other not in seen:
                 seen.add(other)
                 waiting.append(other)
-    return Walk(ops, dtypes, convolutions, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting, left)
+    return Walk(ops, dtypes, convolutions, tuple(dict.fromkeys(hidden)), not waiting, left)
 
 
 def _operations(kind: str, node: Any, inputs: Any) -> float | None:
@@ -124,7 +123,7 @@ def _operations(kind: str, node: Any, inputs: Any) -> float | None:
 
 
 def _is_left(leaf: Any, updated: AbstractSet[int]) -> bool:
-    """Return whether a leaf of the graph is a parameter of no optimizer that still has the gradient of a backward."""
+    """Return whether a leaf of the graph is a parameter that no optimizer updates and that has a gradient already."""
     variable = getattr(leaf, "variable", None)
     return variable is not None and id(variable) not in updated and variable.grad is not None
 
@@ -334,8 +333,9 @@ def figures(torch: Any, walks: list[Walk]) -> dict[str, Any]:
     flops = sum(each.flops for each in walks) / len(walks)
     if not all(each.whole for each in walks):
         return {"flops_basis": "the graph is too large to be looked at"}
-    if any(name.startswith(OPAQUE) for name in hidden):
-        return {"flops_basis": f"{hidden[0]} hides its shapes"}
+    opaque = next((name for name in hidden if name.startswith(OPAQUE)), None)
+    if opaque is not None:
+        return {"flops_basis": f"{opaque} hides its shapes"}
     if not flops:
         return {}
     basis = "shapes in the autograd graph"

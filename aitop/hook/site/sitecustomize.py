@@ -20,12 +20,14 @@ _SITE = os.path.dirname(os.path.abspath(__file__))
 def _put_hook_in() -> None:
     if os.environ.get("AITOP_RUN") != "1" or "_aitop_hook" in sys.modules:
         return
-    import importlib.util
+    # Not `importlib.util`: importing it takes some milliseconds.
+    import importlib
     from importlib.machinery import ModuleSpec
 
-    spec = ModuleSpec("_aitop", None, is_package=True)
-    spec.submodule_search_locations = [os.path.dirname(os.path.dirname(_SITE))]
-    sys.modules["_aitop"] = importlib.util.module_from_spec(spec)
+    package = type(sys)("_aitop")
+    package.__spec__ = ModuleSpec("_aitop", None, is_package=True)
+    package.__path__ = [os.path.dirname(os.path.dirname(_SITE))]
+    sys.modules["_aitop"] = package
     try:
         hook = importlib.import_module("_aitop.hook")
         sys.modules["_aitop_hook"] = hook

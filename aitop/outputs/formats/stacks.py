@@ -11,7 +11,7 @@ from aitop import __version__
 from aitop.model.event import Event
 from aitop.model.stacks import StackWindow
 from aitop.model.text import printable
-from aitop.stacks.call_tree import OWN_HOOK
+from aitop.stacks.origin import own_hook
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -43,7 +43,7 @@ def sampled(events: Iterable[Event]) -> Iterator[Sampled]:
                 places = tuple(
                     Place(printable(frame.function), printable(frame.file), frame.line)
                     for frame in frames
-                    if not frame.file.startswith(OWN_HOOK)
+                    if not own_hook(frame.file)
                 )
                 if places:
                     yield Sampled(stack.pid, printable(stack.thread), places, stack.count, stack.count / event.rate)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aitop.model.stacks import Frame
 from aitop.sources.code.calls import Calls
-from aitop.stacks.call_tree import OWN_HOOK
 from aitop.stacks.libraries import meaning
+from aitop.stacks.origin import own_hook
 from aitop.stacks.position import UPDATES
 
 # How many closures of decorators may stand between a call and the function that it names.
@@ -56,9 +56,7 @@ class Seams:
         for stack, seen in frames.items():
             tears = [place for place in range(len(seen) - 1) if self._is_torn(seen, place, read)]
             if tears:
-                torn[stack] = next(
-                    place for place in range(tears[-1] + 1, len(seen)) if not seen[place].file.startswith(OWN_HOOK)
-                )
+                torn[stack] = next(place for place in range(tears[-1] + 1, len(seen)) if not own_hook(seen[place].file))
             else:
                 whole[stack] += stacks[stack]
         mended: dict[_Stack, _Stack | None] = {stack: stack for stack in stacks}
@@ -143,7 +141,7 @@ def _candidates(stack: Sequence[Frame], start: int) -> list[Frame]:
     candidates = []
     for place in range(start, len(stack)):
         frame = stack[place]
-        if frame.file.startswith(OWN_HOOK):
+        if own_hook(frame.file):
             continue
         candidates.append(frame)
         if _WRAPS not in frame.function or len(candidates) > MOST_WRAPPERS:

@@ -13,14 +13,12 @@ from ....protocol.events import NOT_MEASURED
 from ...errors import raise_if_of_program
 from ...patches import Patches
 from .names import Wrap
-from .requests import Request, current, now_ns
+from .requests import MILLIONTHS, SECOND, Request, current, now_ns
 from .server import MOST_KNOWN, Server
 
 if TYPE_CHECKING:
     from ...session import Session
 
-MILLIONTHS = 1_000_000
-SECOND = 1_000_000_000
 # So many more may be remembered than the scheduler has, before those that it no longer has are forgotten.
 MOST_GONE = 1000
 
@@ -42,6 +40,7 @@ class Batching(Server):
     """
 
     servers = ("transformers",)
+    layer = "transformers"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.outer: dict[str, Request] = {}
@@ -165,7 +164,7 @@ class Batching(Server):
         end, processor = now_ns(), batch_processor
         scheduler = processor.scheduler
         active, waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
-        self.requests.count("transformers", active + waiting)
+        self.in_flight(active + waiting)
         if len(self.tokenless) > active + waiting or len(self.known) > active + waiting + MOST_GONE:
             self._forget_cancelled(scheduler)
         if not self.stepped:

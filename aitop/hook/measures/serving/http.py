@@ -154,6 +154,7 @@ class Http(Server):
     """
 
     servers = ("uvicorn", "aiohttp", "gunicorn", "http")
+    layer = "http"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.under_way: set[Request] = set()
@@ -199,9 +200,11 @@ class Http(Server):
         """Note how many requests are in flight, unless there may be some that are not known."""
         if not self.requests.watched():
             return
-        earlier = self.earlier.number(now_ns())
-        if earlier is not None:
-            self.requests.count("http", len(self.under_way) + earlier)
+        earlier, number = self.earlier.number(now_ns()), -1
+        # Again if another thread has ended a request meanwhile: it may have written its lower number first.
+        while earlier is not None and number != len(self.under_way):
+            number = len(self.under_way)
+            self.in_flight(number + earlier)
 
     def begin(self, socket: Any, loop: Loop | None = None) -> Request | None:
         """Return a new request that came in on this socket; None inside another request, or where none are measured.
@@ -230,10 +233,26 @@ class Http(Server):
         self.count()
         return request
 
+    def never_began(self, request: Request) -> None:
+        """Forget a request whose task was cancelled before its first step."""
+        try:
+            self.under_way.discard(request)
+            self.count()
+        except Exception:
+            self.failed()
+
     def arrival(self, socket: Any, connection: int) -> int:
         """Return when the data arrived that the event loop has just read."""
         now, ticks_ns = now_ns(), ticks_since(socket)
         return self.loop.arrival(now, ticks_ns, self.ticks.since(now), connection)
+
+    def begin_in_thread(self, socket: Any) -> Request | None:
+        """Return a new request that this thread begins to work on; see `begin`."""
+        request = self.begin(socket)
+        if request is not None:
+            request.begin()
+            current.set(request)
+        return request
 
     def streams(self, request: Request) -> None:
         """Note that an answer has begun that may go on for as long as somebody listens.
@@ -272,6 +291,14 @@ class Http(Server):
             self.failed()
         request.socket = None
         self.end(request, ended)
+        current.set(None)
+
+    def end_in_loop(self, request: Request) -> None:
+        """Note that the event loop's handler has given its answer."""
+        if not request.ended:
+            now = now_ns()
+            self.end(request, now)
+            self.loop.answered(now, request.connection)
 
     def end(self, request: Request, now: int) -> None:
         """Note that a request was answered at `now`."""
@@ -322,6 +349,19 @@ def descriptor(socket: Any) -> int:
         return -1
 
 
+class Pending:
+    """Belongs to the coroutine that answers a request, and sees that it is freed without ever having run."""
+
+    __slots__ = ("http", "request")
+
+    def __init__(self, request: Request, http: Http) -> None:
+        self.request, self.http = request, http
+
+    def __del__(self) -> None:
+        if not self.request.began:
+            self.http.never_began(self.request)
+
+
 def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
     """Wrap a coroutine method that answers a request in an event loop, called when the request's head has arrived.
 
@@ -334,10 +374,12 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
             request = http.begin(self.transport.get_extra_info("socket"), http.loop)
         except Exception:
             http.failed()
-        return original(self, *args, **kwargs) if request is None else within(request, self, args, kwargs)
+        if request is None:
+            return original(self, *args, **kwargs)
+        return within(request, Pending(request, http), self, args, kwargs)
 
     # It calls the original itself: a task may be cancelled before its first step, and would leave a second coroutine.
-    async def within(request: Request, self: Any, args: Any, kwargs: Any) -> Any:
+    async def within(request: Request, pending: Pending, self: Any, args: Any, kwargs: Any) -> Any:
         request.begin()
         http.loop_thread = request.worker
         # This sets it in the context of the task. It is reset below, as the task may go on to the next request.
@@ -346,10 +388,7 @@ def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]
             return await original(self, *args, **kwargs)
         finally:
             current.set(None)
-            if not request.ended:
-                now = now_ns()
-                http.end(request, now)
-                http.loop.answered(now, request.connection)
+            http.end_in_loop(request)
 
     return answer
 
@@ -389,8 +428,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             request = current.get()
             if request is not None and not request.ended and message["type"] == BODY:
                 if message.get("body"):
-                    request.chunks += 1
-                    request.first_chunk = request.first_chunk or now_ns()
+                    request.sends_part()
                 if not message.get("more_body", False):
                     return last(self, message, request)
                 http.streams(request)
@@ -403,9 +441,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             return await original(self, message)
         finally:
             # What the application does after its answer keeps no client waiting.
-            now = now_ns()
-            http.end(request, now)
-            http.loop.answered(now, request.connection)
+            http.end_in_loop(request)
 
     return send
 
@@ -438,8 +474,7 @@ def wrap_write(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
         try:
             request = current.get()
             if request is not None and not request.ended:
-                request.chunks += 1
-                request.first_chunk = request.first_chunk or now_ns()
+                request.sends_part()
         except Exception:
             http.failed()
         return original(self, *args, **kwargs)
@@ -453,10 +488,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
     def handle_request(*args: Any, **kwargs: Any) -> Any:
         request = None
         try:
-            request = http.begin(socket_of(*args))
-            if request is not None:
-                request.begin()
-                current.set(request)
+            request = http.begin_in_thread(socket_of(*args))
         except Exception:
             http.failed()
         try:
@@ -464,7 +496,6 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
         finally:
             if request is not None:
                 http.end_in_thread(request)
-                current.set(None)
 
     return handle_request
 
@@ -493,7 +524,6 @@ def wrap_handle(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             request = current.get()
             if request is not None:
                 http.end_in_thread(request)
-                current.set(None)
 
     return handle_one_request
 
@@ -504,10 +534,7 @@ def wrap_parse(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
     def parse_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if _ident() in http.handling:
-                request = http.begin(self.connection)
-                if request is not None:
-                    request.begin()
-                    current.set(request)
+                http.begin_in_thread(self.connection)
         except Exception:
             http.failed()
         return original(self, *args, **kwargs)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
 from .names import Wrap
-from .requests import Request, current, now_ns
+from .requests import SECOND, Request, current, now_ns
 from .server import MOST_KNOWN, Server
 
 if TYPE_CHECKING:
     from ...session import Session
 
-SECOND = 1_000_000_000
 DECODES, PREDICTS, PREDICTED = "on_before_decode_request", "on_before_predict", "on_after_predict"
 # The status of the response that begins an answer, and of one part of a streamed answer. Any other status ends it.
 STARTS, GOES_ON = "START", "OK"
@@ -39,6 +38,7 @@ class LitServe(Server):
     """
 
     servers = ("litserve",)
+    layer = "litserve"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.known: dict[str, Request] = {}
@@ -83,7 +83,7 @@ class LitServe(Server):
             self.group_began, self.batch = max(request.arrived, self.group_ended), 0
         self.known[name] = self.group[name] = request
         self.batch += 1
-        self.requests.count("litserve", len(self.known))
+        self.in_flight(len(self.known))
 
     def reached(self, runner: Any, event_name: Any, *_: Any, **__: Any) -> None:
         """Note a stage (DECODES, PREDICTS, PREDICTED) that the current request or group has reached.
@@ -127,7 +127,7 @@ class LitServe(Server):
         del self.known[name]
         own = self.group.pop(name, None) is not None
         self.requests.answered(request, now)
-        self.requests.count("litserve", len(self.known))
+        self.in_flight(len(self.known))
         if own and not self.group:
             self.turned(request, now)
 

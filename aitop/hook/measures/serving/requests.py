@@ -24,13 +24,14 @@ from ....protocol.events import (
     REQUEST_PARTS,
 )
 from ...compiler import keep_from_compiling
-from ...journal import GONE, MOST_WORDS, Journal
+from ...journal import GONE, MOST_WORDS, TICK_EVERY_NS, Journal
 
 if TYPE_CHECKING:
     from ...session import Session
 
-TICK_EVERY_NS = 50_000_000
 MOST_THREADS = 1024
+# Nanoseconds, and parts of a whole, in the units of events.
+SECOND, MILLIONTHS = 1_000_000_000, 1_000_000
 
 now_ns = time.monotonic_ns
 _thread_id = _thread.get_native_id
@@ -74,6 +75,11 @@ class Request:
         """Note that the calling thread begins to work on the request."""
         self.began, self.worker, self.ran = now_ns(), _thread_id(), time.thread_time_ns()
 
+    def sends_part(self) -> None:
+        """Note that a part of the answer is sent."""
+        self.chunks += 1
+        self.first_chunk = self.first_chunk or now_ns()
+
     def predicted(self, call: Request, end: int) -> None:
         """Take over the model's calls in the user's code that ended at `end`; without any, the code's own times."""
         if call.model_began:
@@ -86,8 +92,9 @@ class Request:
 
         -1: not known. The parts do not overlap. Time between two calls of the model counts as postprocess.
         """
-        began, submitted, model, after = self.began, self.submitted, self.model_began, self.model_ended
-        between = self.between
+        began, model, after, between = self.began, self.model_began, self.model_ended, self.between
+        # Code that runs a model before it hands the request to an engine waits there between two calls of the model.
+        submitted = self.submitted if self.submitted <= model else 0
         queue = began - self.arrived if began else NOT_MEASURED
         if not model:
             return queue, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED
@@ -139,12 +146,20 @@ class Requests:
         return True
 
     def count(self, layer: str, number: int) -> None:
-        """Note how many requests are in flight in this layer. The largest of all layers' numbers goes to the ring."""
-        alive, ring = self.alive, self.session.ring
-        if alive.get(layer) != number:
-            alive[layer] = number
-            if ring is not None:
-                ring.write_alive(max(alive.values()))
+        """Note how many requests are in flight in this layer."""
+        self.alive[layer] = number
+        self.write_alive()
+
+    def forget(self, layer: str) -> None:
+        """Forget a layer that is no longer measured."""
+        self.alive.pop(layer, None)
+        self.write_alive()
+
+    def write_alive(self) -> None:
+        """Write the largest of all layers' numbers to the ring: how many requests are in flight."""
+        ring = self.session.ring
+        if ring is not None:
+            ring.write_alive(max(self.alive.values(), default=NOT_MEASURED))
 
     def answered(self, request: Request, end: int) -> None:
         """Note that a request was answered at `end`. Has no effect if it was answered before."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...errors import raise_if_of_program
+from ...errors import Errors
 from ...patches import Patches
 from .. import Measure
 from .names import TABLE, Wrap
@@ -15,7 +15,6 @@ from .requests import Requests, now_ns
 if TYPE_CHECKING:
     from ...session import Session
 
-MOST_ERRORS = 3
 # Bound for requests that were received and never ended: above this many, all are forgotten.
 MOST_KNOWN = 100_000
 
@@ -23,9 +22,10 @@ Note = Callable[..., None]
 
 
 class Server(Measure):
-    """Wraps what `TABLE` lists for its `servers`, as soon as their modules are imported."""
+    """Wraps what `TABLE` lists for its `servers`, as soon as their modules are imported. `layer` names its requests."""
 
     servers: tuple[str, ...] = ()
+    layer = ""
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.session = session
@@ -34,7 +34,7 @@ class Server(Measure):
         self._wraps = self.wraps()
         # The places of the table that are patched.
         self._done: set[str] = set()
-        self._errors = 0
+        self._errors = Errors()
         self.look(0)
 
     def wraps(self) -> dict[str, Wrap]:
@@ -60,14 +60,20 @@ class Server(Measure):
                     yield place, owner, attributes.split()
 
     def failed(self) -> None:
-        """Count an error. After MOST_ERRORS this server is unpatched; the other measures go on."""
-        raise_if_of_program()
-        self._errors += 1
-        if self._errors >= MOST_ERRORS:
+        """Count an error. If there are too many, this server is unpatched; the other measures go on."""
+        if self._errors.too_many():
             for _, owner, attributes in self.places():
                 for attribute in attributes:
                     self._patches.take_back(owner, attribute)
             self.servers = ()
+            # Else those that are in flight now would be so for ever.
+            if self.requests.watched():
+                self.requests.forget(self.layer)
+
+    def in_flight(self, number: int) -> None:
+        """Note how many requests of this server are in flight, unless it was unpatched."""
+        if self.servers:
+            self.requests.count(self.layer, number)
 
     def noting(self, before: Note | None = None, after: Note | None = None) -> Wrap:
         """Return a wrapper that calls `before(*args)` ahead of each call and `after(start, result, *args)` behind it.

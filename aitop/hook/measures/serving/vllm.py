@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
 from .names import Wrap
-from .requests import Request, now_ns
+from .requests import MILLIONTHS, Request, now_ns
 from .server import MOST_KNOWN, Server
 
 if TYPE_CHECKING:
     from ...session import Session
-
-MILLIONTHS = 1_000_000
 
 
 class Vllm(Server):
@@ -41,6 +39,7 @@ class Vllm(Server):
     """
 
     servers = ("vllm",)
+    layer = "vllm"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self.known: dict[str, Request] = {}
@@ -78,7 +77,7 @@ class Vllm(Server):
 
     def added(self, start: int, result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Note how many requests are in flight."""
-        self.requests.count("vllm", len(scheduler.requests))
+        self.in_flight(len(scheduler.requests))
 
     def scheduled(self, start: int, output: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Note a batch, and which requests run for the first time in it."""
@@ -121,7 +120,7 @@ class Vllm(Server):
         self.turn_ended = end
         self.turn_began = self.scheduling = self.sampling = self.preempted = 0
         self.rests = not running and not waiting
-        self.requests.count("vllm", len(requests))
+        self.in_flight(len(requests))
 
     def threw_out(self, *_: Any, **__: Any) -> None:
         """Count a request that is preempted."""
