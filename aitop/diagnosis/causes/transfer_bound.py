@@ -72,7 +72,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(copies.measured, copies.lines.share >= LEAVE, (copies.link or 0.0) > 0.2),
-        title=f"{percent(share)} of {each_unit(snapshot)} the GPU waits for copies from the host",
+        title=f"{percent(share)} of {each_unit(snapshot)} passes while the GPU waits for copies from the host",
         where=copies.where,
         claims=copies.lines.entries,
         evidence=(
