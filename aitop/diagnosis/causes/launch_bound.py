@@ -44,7 +44,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         signals=(each is not None, len(words) > 1 or (small is not None and small < 0.4), launching > 0.7),
-        title=f"{percent(share)} of {each_unit(snapshot)} passes while the GPU waits for the host to launch its next operation",
+        title=f"{percent(share)} of {each_unit(snapshot)} passes while the GPU waits for the host to launch operations",
         lines=main_lines(snapshot, lambda entry: entry.phase == "forward" and not _waits(entry)),
         claims=(),
         evidence=evidence,

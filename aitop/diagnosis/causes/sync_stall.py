@@ -68,7 +68,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         signals=(measured is not None, lines.share >= LEAVE, len(words) > 1),
         doubtful=not where,
-        title=f"{percent(share)} of {each_unit(snapshot)} passes while the GPU idles because the host stopped to wait for it",
+        title=f"{percent(share)} of {each_unit(snapshot)} passes with the host waiting for the GPU, which then idles",
         where=where,
         claims=lines.entries,
         evidence=(
