@@ -54,7 +54,8 @@ def test_what_rests_on_them_passes(which, tmp_path):
     for version, (_, lowest, end) in zip(versions, allowed(), strict=True):
         assert version.startswith(lowest) or which == "newest"
         assert numbers(lowest) <= numbers(version) < numbers(end)
-    plain = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=-m 'not slow' --import-mode=importlib"]
+    options = "addopts=-m 'not slow' --import-mode=importlib --dist=loadfile"
+    plain = ["-q", "-n", "3", "-p", "no:cacheprovider", "-o", options]
     done = subprocess.run(
         [python, "-m", "pytest", *plain, *TESTS],
         cwd=ROOT,
