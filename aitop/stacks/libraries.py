@@ -207,6 +207,9 @@ TABLE: tuple[Row, ...] = (
          work="eager"),
     _row(r"/site-packages/(?:jax|jaxlib)/", work="tensor"),
     _row(r"/site-packages/(?:keras|tensorflow)/", work="tensor"),
+    # a runtime that does nothing but run models
+    _row(r"/onnxruntime/capi/onnxruntime_inference_collection\.py$", r"run|run_with_\w+", phase="forward",
+         work="tensor"),
     # arrays
     _row(r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", phase="save", work="save"),
     _row(r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", work="file"),

@@ -46,6 +46,7 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         # other frameworks and arrays
         ("jax/_src/compiler.py backend_compile", None, "compile", None),
         ("jax/_src/numpy/lax_numpy.py dot", None, None, "eager"),
+        ("onnxruntime/capi/onnxruntime_inference_collection.py Session.run", "forward", None, "tensor"),
         ("keras/src/trainers/trainer.py fit", None, None, "tensor"),
         ("sklearn/ensemble/_forest.py fit", None, None, "array"),
         ("torchmetrics/metric.py Metric._wrap_compute.<locals>.wrapped_func", None, None, "array"),
