@@ -100,7 +100,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 def measured_in(
     steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None]
 ) -> tuple[Sequence[StepRecord], list[float]]:
-    """The steps in which `value` was measured, and its values there. A share of time is one of these steps alone."""
+    """The steps in which `value` was measured, and its values there. Its share of the time is of these steps alone."""
     values = list(map(value, steps))
     known = [each for each in values if each is not None]
     return steps if len(known) == len(steps) else list(compress(steps, (each is not None for each in values))), known

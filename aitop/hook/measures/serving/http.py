@@ -350,7 +350,7 @@ def descriptor(socket: Any) -> int:
 
 
 class Pending:
-    """Belongs to the coroutine that answers a request, and sees that it is freed without ever having run."""
+    """Belongs to the coroutine that answers a request, and notices if that is freed without having run."""
 
     __slots__ = ("http", "request")
 
