@@ -190,6 +190,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/anyio/_backends/_asyncio\.py$", r"run", handler="thread"),
     _row(r"/(?:flask/app|werkzeug/serving|gunicorn/workers/\w+)\.py$",
          r"wsgi_app|dispatch_request|run_wsgi|handle_request", handler="thread"),
+    _row(r"/site-packages/waitress/task\.py$", r"service", handler="thread"),
+    _row(r"/site-packages/waitress/wasyncore\.py$", r"poll\w*", state="wait-queue"),
     _row(r"/(?:python|pypy)\d[\d.]*t?/(?:socketserver|http/server)\.py$",
          r"process_request_thread|finish_request|handle_one_request", handler="thread"),
     # reinforcement learning

@@ -129,7 +129,7 @@ class StackView:
         Samples of imports are left out.
         """
         threads = {key: stacks for key, stacks in self._digest(window).items() if key.pid == pid}
-        lead = lead_thread(threads)
+        lead = lead_thread(threads, window.states)
         lines: Counter[str] = Counter()
         for seen, count in threads[lead].items() if lead is not None else ():
             if not seen.importing:
@@ -201,7 +201,7 @@ def _merged_view(
     flows = _flows(windows)
     collecting = frozenset(_collecting(flows))
     for pid, threads in _by_process(merged).items():
-        lead = lead_thread(threads)
+        lead = lead_thread(threads, [state for state in states if state.pid == pid])
         main = threads[lead] if lead is not None else Counter[Seen]()
         role = _role(roles.get(pid), main)
         known[pid] = role
@@ -307,8 +307,8 @@ def _by_process(merged: Digest) -> dict[int, Digest]:
     return {**starting, **steady}
 
 
-def lead_thread(threads: Digest) -> ThreadKey | None:
-    """Return the lead thread of a process, the one that makes its steps.
+def lead_thread(threads: Digest, states: Iterable[ThreadState] = ()) -> ThreadKey | None:
+    """Return the lead thread of a process, the one that makes its steps. `states` are those of its threads.
 
     That is the main thread, unless it was seen in no step, and either other threads have more samples in steps than it
     has at work, or it does hardly anything while others work. None if the main thread was not sampled and no other
@@ -317,8 +317,11 @@ def lead_thread(threads: Digest) -> ThreadKey | None:
     main = next((key for key in threads if key.main), None)
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
     least = _MAIN_WORKS * threads[main].total() if main is not None else 0.0
-    if main is not None and (_stepping(threads[main]) or _own_work(threads[main]) > max(least, sum(others.values()))):
-        return main
+    if main is not None:
+        # Of a thread that polls sockets, as a server's does, the stacks may not show that it waits. The kernel does.
+        own = min(_own_work(threads[main]), threads[main].total() * (1.0 - _for_network(states)))
+        if _stepping(threads[main]) or own > max(least, sum(others.values())):
+            return main
     most = max(others, key=lambda key: (others[key], _at_work(threads[key])), default=None)
     if most is None or others[most]:
         return most or main
@@ -326,6 +329,13 @@ def lead_thread(threads: Digest) -> ThreadKey | None:
     # that were started with the same function count together: each of many connections has little to do.
     work = sum(_at_work(threads[key]) for key in alike(threads, most))
     return most if main is not None and work > least else main
+
+
+def _for_network(states: Iterable[ThreadState]) -> float:
+    """The share (0..1) of the time in which the main thread waited for the network, by the kernel's word."""
+    own = [state for state in states if state.main and state.asked]
+    asked = sum(state.asked for state in own)
+    return sum(state.waits.get("network", 0) for state in own) / asked if asked else 0.0
 
 
 def _stepping(stacks: Counter[Seen]) -> int:

@@ -23,6 +23,11 @@ AIOHTTP = (
     "import sys\nfrom aiohttp import web\nasync def root(request): return web.json_response({})\n"
     "app = web.Application()\napp.router.add_get('/', root)\nweb.run_app(app, port=int(sys.argv[1]), print=None)\n"
 )
+WAITRESS = (
+    "import sys, waitress\n"
+    "def application(environ, start_response):\n    start_response('200 OK', [])\n    return [b'hello']\n"
+    "waitress.serve(application, host='127.0.0.1', port=int(sys.argv[1]))\n"
+)
 LITSERVE = """
 import sys
 import litserve
@@ -75,6 +80,15 @@ def wait_for(port: int) -> None:
         pytest.param("aiohttp", AIOHTTP, ["app.py", "PORT"], "aiohttp", {"API server": 1}, id="aiohttp"),
         pytest.param(
             "flask", FLASK, ["-m", "flask", "run", "--port", "PORT"], "werkzeug", {"API server": 1}, id="flask"
+        ),
+        pytest.param(
+            "waitress",
+            WAITRESS,
+            ["app.py", "PORT"],
+            "waitress",
+            {"API server": 1},
+            id="waitress",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "litserve",

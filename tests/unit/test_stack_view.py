@@ -264,6 +264,18 @@ def test_the_thread_that_steps(of_main, of_other, steps):
     assert stacks.processes[0].samples == 50
 
 
+@pytest.mark.parametrize(("waited_for", "steps"), [("network", "Thread-1"), ("native", "MainThread")])
+def test_a_main_thread_that_polls_sockets_for_others_does_not_step(waited_for, steps):
+    """The stacks show a line that calls into C. Only the kernel says what it waits for there."""
+    polls = stack("user/serve.py:17 main | for fd, event in poll.poll():")
+    seen = window(
+        2.0, *main(RANK, (polls, 50)), (RANK, "Thread-1", False, SERVES, 10), (RANK, "Thread-1", False, RESTS, 40)
+    )
+    state = ThreadState(pid=RANK, thread="MainThread", main=True, asked=50, running=5, waits={waited_for: 45})
+    stacks = view(msgspec.structs.replace(seen, states=(state,)))
+    assert [process.thread for process in stacks.processes] == [steps]
+
+
 def test_what_libraries_do_in_an_event_loop_beside_the_model_is_at_their_line():
     renders = stack(*APP, "starlette/responses.py:200 JSONResponse.render")
     loop = main(RANK, (DUMPS, 30), (renders, 10), (LISTENS, 10))

@@ -40,7 +40,15 @@ MEASURES = (
 # The measures of a web server without torch, which forwards requests to other processes.
 FRONT = ("serving.http.Http",)
 # Such a process has at least one of these modules loaded.
-WEB_SERVERS = ("uvicorn.server", "gunicorn.workers", "aiohttp.web_protocol", "http.server")
+WEB_SERVERS = (
+    "uvicorn.server",
+    "gunicorn.workers",
+    "aiohttp.web_protocol",
+    "tornado.httpserver",
+    "grpc._server",
+    "waitress.server",
+    "http.server",
+)
 
 # Measures that an attach loads at once if one of these modules is there. Others are loaded at ticks, which such a
 # process may never reach: it may never make a step.

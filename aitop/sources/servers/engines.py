@@ -330,6 +330,28 @@ ENGINES: tuple[ServingSoftware, ...] = (
         _installed(r"werkzeug/serving\.py"),
         web=True,
     ),
+    ServingSoftware(
+        "waitress",
+        ("waitress",),
+        (Part("API server", frames=_installed(r"waitress/(?:server|wasyncore|task)\.py"), front=True),),
+        _installed(r"waitress/(?:server|wasyncore|task)\.py"),
+        web=True,
+    ),
+    ServingSoftware(
+        "grpc",
+        ("grpcio",),
+        (Part("API server", frames=_installed(r"grpc/_server\.py"), front=True),),
+        _installed(r"grpc/_server\.py"),
+        web=True,
+    ),
+    # Jupyter's kernels have tornado's event loop, but not these.
+    ServingSoftware(
+        "tornado",
+        ("tornado",),
+        (Part("API server", frames=_installed(r"tornado/(?:httpserver|http1connection|web)\.py"), front=True),),
+        _installed(r"tornado/(?:httpserver|http1connection|web)\.py"),
+        web=True,
+    ),
     # Python's own comes last, because others are built on it.
     ServingSoftware("http.server", (), (Part("API server", frames=_HTTP_SERVER, front=True),), _HTTP_SERVER, web=True),
 )

@@ -1,4 +1,4 @@
-"""Measures requests of web servers: uvicorn, aiohttp, gunicorn, Python's own, and werkzeug (Flask).
+"""Measures requests of web servers: uvicorn, aiohttp, tornado, gRPC, waitress, gunicorn, Python's own, and Flask's.
 
 A request arrives when the kernel has received it. While the event loop or the worker is busy it waits in the socket,
 where no server sees it. It ends when its answer has been handed to the kernel. Its model time is the time in root
@@ -153,7 +153,7 @@ class Http(Server):
     Requests in `earlier` began before the hook came in: they are counted but not measured.
     """
 
-    servers = ("uvicorn", "aiohttp", "gunicorn", "http")
+    servers = ("uvicorn", "aiohttp", "tornado", "grpc", "waitress", "gunicorn", "http")
     layer = "http"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
@@ -163,6 +163,8 @@ class Http(Server):
         self.ticks = Ticks()
         # When the head of a request that has not begun yet was complete, by connection (file descriptor).
         self.came: dict[int, int] = {}
+        # Requests that gRPC has queued for its pool of threads, by the id of the event that they came with.
+        self.queued: dict[int, Request] = {}
         # The thread that runs the event loop, by the kernel's thread id.
         self.loop_thread = 0
         # How many requests the event loop has taken up.
@@ -180,10 +182,17 @@ class Http(Server):
 
     def wraps(self) -> dict[str, Wrap]:
         return {
-            "run_asgi": lambda call: wrap_in_loop(noted(call, self.in_tasks), self),
+            "run_asgi": lambda call: wrap_in_loop(noted(call, self.in_tasks), self, transport_socket),
             # Not `noted`: aiohttp's tasks are connections, which may have no request.
             "data_received": lambda call: wrap_received(call, self),
-            "_handle_request": lambda call: wrap_in_loop(call, self),
+            "_handle_request": lambda call: wrap_in_loop(call, self, transport_socket),
+            "_execute": lambda call: wrap_in_loop(noted(call, self.in_tasks), self, tornado_socket),
+            "flush": lambda call: wrap_flush(call, self),
+            "_handle_exceptions": lambda call: wrap_in_loop(noted(call, self.in_tasks), self, no_socket),
+            "_handle_with_method_handler": lambda call: wrap_queued(call, self),
+            "_unary_response_in_pool": lambda call: wrap_pooled(noted(call, self.in_threads), self),
+            "_stream_response_in_pool": lambda call: wrap_pooled(noted(call, self.in_threads), self),
+            "service": lambda call: wrap_call(noted(call, self.in_threads), self, waitress_socket),
             "send": lambda call: wrap_send(call, self),
             "prepare": lambda call: wrap_prepare(call, self),
             "write": lambda call: wrap_write(call, self),
@@ -362,35 +371,51 @@ class Pending:
             self.http.never_began(self.request)
 
 
-def wrap_in_loop(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
-    """Wrap a coroutine method that answers a request in an event loop, called when the request's head has arrived.
+def wrap_in_loop(original: Callable[..., Any], http: Http, socket_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a coroutine function that answers a request in an event loop, called when the request's head has arrived.
 
-    These are uvicorn's `RequestResponseCycle.run_asgi` and aiohttp's `RequestHandler._handle_request`.
+    These are uvicorn's `RequestResponseCycle.run_asgi`, aiohttp's `RequestHandler._handle_request`, tornado's
+    `RequestHandler._execute`, and the function of `grpc.aio` around the coroutine of each call. `socket_of` returns the
+    socket, from the function's arguments.
     """
 
-    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def answer(*args: Any, **kwargs: Any) -> Any:
         request = None
         try:
-            request = http.begin(self.transport.get_extra_info("socket"), http.loop)
+            request = http.begin(socket_of(*args), http.loop)
         except Exception:
             http.failed()
         if request is None:
-            return original(self, *args, **kwargs)
-        return within(request, Pending(request, http), self, args, kwargs)
+            return original(*args, **kwargs)
+        return within(request, Pending(request, http), args, kwargs)
 
     # It calls the original itself: a task may be cancelled before its first step, and would leave a second coroutine.
-    async def within(request: Request, pending: Pending, self: Any, args: Any, kwargs: Any) -> Any:
+    async def within(request: Request, pending: Pending, args: Any, kwargs: Any) -> Any:
         request.begin()
         http.loop_thread = request.worker
         # This sets it in the context of the task. It is reset below, as the task may go on to the next request.
         current.set(request)
         try:
-            return await original(self, *args, **kwargs)
+            return await original(*args, **kwargs)
         finally:
             current.set(None)
             http.end_in_loop(request)
 
     return answer
+
+
+def transport_socket(answering: Any, *rest: Any) -> Any:
+    """Return the socket of an object that has asyncio's transport, as those of uvicorn and aiohttp do."""
+    return answering.transport.get_extra_info("socket")
+
+
+def tornado_socket(handler: Any, *rest: Any) -> Any:
+    """Return the socket of tornado's `RequestHandler`; None where its stream has none."""
+    return getattr(getattr(handler.request.connection, "stream", None), "socket", None)
+
+
+def no_socket(*args: Any) -> None:
+    """Return None: gRPC's sockets are those of its C++ core."""
 
 
 def wrap_received(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
@@ -482,6 +507,62 @@ def wrap_write(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
     return write
 
 
+def wrap_flush(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap tornado's `RequestHandler.flush`, which sends what was written. A stream calls it before it has finished."""
+
+    def flush(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            request = current.get()
+            if request is not None and not request.ended:
+                request.sends_part()
+                if not self._finished:
+                    http.streams(request)
+        except Exception:
+            http.failed()
+        return original(self, *args, **kwargs)
+
+    return flush
+
+
+def wrap_queued(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap the function of gRPC's serving thread that hands a call, which has just come in, to a pool of threads."""
+
+    def queued(event: Any, *args: Any, **kwargs: Any) -> Any:
+        request = None
+        try:
+            request = http.begin(None)
+            if request is not None:
+                http.queued[id(event)] = request
+        except Exception:
+            http.failed()
+        try:
+            return original(event, *args, **kwargs)
+        except BaseException:
+            if request is not None and http.queued.pop(id(event), None) is not None:
+                http.never_began(request)
+            raise
+
+    return queued
+
+
+def wrap_pooled(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap a function of gRPC that answers a call in a thread of its pool."""
+
+    def pooled(event: Any, *args: Any, **kwargs: Any) -> Any:
+        request = http.queued.pop(id(event), None)
+        if request is not None:
+            http.earlier.threads.discard(_ident())
+            request.begin()
+            current.set(request)
+        try:
+            return original(event, *args, **kwargs)
+        finally:
+            if request is not None:
+                http.end_in_thread(request)
+
+    return pooled
+
+
 def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method that answers one request. `socket_of` returns the socket, from the method's arguments."""
 
@@ -503,6 +584,11 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
 def gunicorn_socket(worker: Any, first: Any, second: Any, *rest: Any) -> Any:
     """Return the socket: a SyncWorker's method gets `(listener, req, client, addr)`, a ThreadWorker's `(req, conn)`."""
     return rest[0] if rest else second.sock
+
+
+def waitress_socket(task: Any) -> Any:
+    """Return the socket of waitress's `Task`."""
+    return task.channel.socket
 
 
 def wsgiref_socket(handler: Any, *rest: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import Any
 Wrap = Callable[[Any], Any]
 
 _BATCHING = "transformers.generation.continuous_batching"
-# By server and MODULE:CLASS, the attributes there, separated by spaces. A comment says in which release they were seen.
+# By server and MODULE:CLASS, the attributes there, separated by spaces. Without a class they are the module's.
+# A comment says in which release they were seen.
 TABLE: dict[str, dict[str, str]] = {
     # vllm 0.32.0
     "vllm": {
@@ -49,6 +50,19 @@ TABLE: dict[str, dict[str, str]] = {
         "aiohttp.web_protocol:RequestHandler": "data_received _handle_request",
         "aiohttp.web_response:StreamResponse": "prepare write",
         "aiohttp.web_ws:WebSocketResponse": "prepare",
+    },
+    # tornado 6.6.1
+    "tornado": {
+        "tornado.web:RequestHandler": "_execute flush",
+    },
+    # grpcio 1.85.3; the same in 1.60.0. Its functions are looked up in their modules, compiled ones too.
+    "grpc": {
+        "grpc._server:": "_handle_with_method_handler _unary_response_in_pool _stream_response_in_pool",
+        "grpc._cython.cygrpc:": "_handle_exceptions",
+    },
+    # waitress 3.0.2
+    "waitress": {
+        "waitress.task:Task": "service",
     },
     # gunicorn 27.0.1
     "gunicorn": {

@@ -51,11 +51,13 @@ class Server(Measure):
                         self._patches.put(owner, attribute, self._wraps[attribute])
 
     def places(self) -> Iterator[tuple[str, Any, list[str]]]:
-        """Yield each place of the table that is imported by now: its name, the class there, and the attributes."""
+        """Yield each place of the table that is imported by now: its name, the class or module, and the attributes."""
         for server in self.servers:
             for place, attributes in TABLE[server].items():
                 module, _, name = place.partition(":")
-                owner = getattr(sys.modules.get(module), name, None)
+                owner = sys.modules.get(module)
+                if name:
+                    owner = getattr(owner, name, None)
                 if owner is not None:
                     yield place, owner, attributes.split()
 

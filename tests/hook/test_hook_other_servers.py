@@ -1,0 +1,285 @@
+"""Requests that the hook measures of tornado, gRPC (threads and asyncio) and waitress, in this very process."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hook_runs import Net, served
+
+MODEL = Net(0.02)
+
+
+def predict():
+    with torch.no_grad():
+        MODEL(torch.ones(1, 8))
+
+
+@contextmanager
+def in_a_loop(serve):
+    """Run `serve(address_is_known)`, a coroutine function that serves until it is cancelled, in a thread's event loop.
+
+    Yields what `serve` has called `address_is_known` with.
+    """
+    address, known, loop = [], threading.Event(), asyncio.new_event_loop()
+
+    def ready(where):
+        address.append(where)
+        known.set()
+
+    task = loop.create_task(serve(ready))
+
+    def run():
+        try:
+            loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert known.wait(20)
+    try:
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(20)
+
+
+def get(port, path, times):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    answers = []
+    for _ in range(times):
+        connection.request("GET", path)
+        answers.append(connection.getresponse().read())
+    connection.close()
+    return answers
+
+
+def tornado_server(**handlers):
+    httpserver, web = pytest.importorskip("tornado.httpserver"), pytest.importorskip("tornado.web")
+
+    async def serve(ready):
+        pages = [(f"/{name}", type(name, (web.RequestHandler,), {"get": method})) for name, method in handlers.items()]
+        server = httpserver.HTTPServer(web.Application(pages))
+        server.listen(0, "127.0.0.1")
+        ready(next(iter(server._sockets.values())).getsockname()[1])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.stop()
+            await server.close_all_connections()
+
+    return in_a_loop(serve)
+
+
+def test_each_request_of_a_connection_to_tornado_is_measured(watched):
+    async def model(handler):
+        await asyncio.sleep(0.01)
+        predict()
+        handler.write("ok")
+
+    with tornado_server(model=model) as port:
+        watched.session.look(time.monotonic_ns())
+        assert get(port, "/model", 3) == [b"ok"] * 3
+        sample = served(watched)
+    assert len(sample.requests) == 3 and sample.alive == 0
+    for record in sample.requests:
+        assert record.preprocess >= 0.01 and record.model >= 0.02
+        assert record.first_sent is None
+
+
+def test_a_page_of_tornado_that_stays_open_is_no_request_that_waits(watched):
+    leave = threading.Event()
+
+    async def events(handler):
+        handler.write("first")
+        await handler.flush()
+        while not leave.is_set():
+            await asyncio.sleep(0.01)
+
+    with tornado_server(events=events) as port:
+        watched.session.look(time.monotonic_ns())
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/events")
+        assert connection.getresponse().read(5) == b"first"
+        watched.session._send(time.monotonic_ns())
+        assert watched.ring.read(time.monotonic()).alive == 0
+        leave.set()
+        connection.close()
+
+
+@contextmanager
+def grpc_threads(threads, **methods):
+    """A gRPC server with a pool of threads: yields a function that starts a call of a method by its name."""
+    grpc = pytest.importorskip("grpc")
+    server = grpc.server(ThreadPoolExecutor(threads))
+    port = grpc_port(grpc, server, methods)
+    server.start()
+    with calls_to(grpc, port, methods) as call:
+        yield call
+    server.stop(None).wait()
+
+
+def grpc_asyncio(**methods):
+    grpc = pytest.importorskip("grpc")
+
+    async def serve(ready):
+        server = grpc.aio.server()
+        port = grpc_port(grpc, server, methods)
+        await server.start()
+        ready(port)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await server.stop(None)
+
+    @contextmanager
+    def started():
+        with in_a_loop(serve) as port, calls_to(grpc, port, methods) as call:
+            yield call
+
+    return started()
+
+
+def is_stream(name):
+    return name.endswith("_parts")
+
+
+def grpc_port(grpc, server, methods):
+    handlers = {
+        name: (grpc.unary_stream_rpc_method_handler if is_stream(name) else grpc.unary_unary_rpc_method_handler)(method)
+        for name, method in methods.items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    # The code that protoc generates does both.
+    server.add_registered_method_handlers("test.Service", handlers)
+    return server.add_insecure_port("127.0.0.1:0")
+
+
+@contextmanager
+def calls_to(grpc, port, methods):
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        unary = {name: channel.unary_unary(f"/test.Service/{name}") for name in methods if not is_stream(name)}
+        parts = {name: channel.unary_stream(f"/test.Service/{name}") for name in methods if is_stream(name)}
+        yield lambda name: parts[name](b"x") if is_stream(name) else unary[name].future(b"x")
+
+
+def test_a_call_that_waits_for_a_thread_of_grpcs_pool_is_in_its_queue(watched):
+    def model(request, context):
+        time.sleep(0.05)
+        predict()
+        return b"ok"
+
+    def model_parts(request, context):
+        for _ in range(3):
+            predict()
+            yield b"ok"
+
+    with grpc_threads(1, model=model, model_parts=model_parts) as call:
+        watched.session.look(time.monotonic_ns())
+        first, second = call("model"), call("model")
+        assert [first.result(), second.result()] == [b"ok", b"ok"]
+        assert list(call("model_parts")) == [b"ok"] * 3
+        sample = served(watched)
+    assert len(sample.requests) == 3 and sample.alive == 0
+    early, late, parts = sorted(sample.requests, key=lambda record: record.end)
+    assert early.preprocess >= 0.05 and early.model >= 0.02 and early.queue < 0.05
+    assert late.queue >= 0.05
+    assert parts.model >= 0.06
+
+
+def test_calls_of_a_grpc_server_of_asyncio_are_measured(watched):
+    async def model(request, context):
+        await asyncio.sleep(0.01)
+        predict()
+        return b"ok"
+
+    async def model_parts(request, context):
+        for _ in range(3):
+            predict()
+            yield b"ok"
+
+    with grpc_asyncio(model=model, model_parts=model_parts) as call:
+        watched.session.look(time.monotonic_ns())
+        assert call("model").result() == b"ok"
+        assert list(call("model_parts")) == [b"ok"] * 3
+        sample = served(watched)
+    assert len(sample.requests) == 2 and sample.alive == 0
+    once, parts = sorted(sample.requests, key=lambda record: record.end)
+    assert once.preprocess >= 0.01 and once.model >= 0.02
+    assert parts.model >= 0.06
+
+
+def test_calls_that_grpc_had_taken_up_before_the_hook_came_are_in_flight(unhooked):
+    import aitop.hook
+
+    go_on = threading.Event()
+
+    async def wait(request, context):
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        return b"ok"
+
+    with grpc_asyncio(wait=wait) as call:
+        first = call("wait")
+        time.sleep(0.2)
+        assert aitop.hook.install("run") == "installed"
+        try:
+            session = aitop.hook._session
+            session.look(time.monotonic_ns())
+            second = call("wait")
+            deadline = time.monotonic() + 20
+            while session.requests.alive.get("http") != 2 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert session.requests.alive["http"] == 2
+            go_on.set()
+            assert [first.result(), second.result()] == [b"ok", b"ok"]
+            while session.requests.alive["http"] and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert session.requests.alive["http"] == 0
+        finally:
+            go_on.set()
+            aitop.hook.remove()
+
+
+def test_a_call_that_fails_is_answered(watched):
+    def broken(request, context):
+        raise ValueError("no")
+
+    with grpc_threads(1, broken=broken) as call:
+        watched.session.look(time.monotonic_ns())
+        assert call("broken").exception() is not None
+        sample = served(watched)
+    assert len(sample.requests) == 1 and sample.alive == 0
+
+
+def test_a_request_to_waitress_waits_for_a_thread_in_its_queue(watched):
+    waitress = pytest.importorskip("waitress")
+
+    def application(environ, start_response):
+        time.sleep(0.05)
+        predict()
+        start_response("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+    server = waitress.create_server(application, host="127.0.0.1", port=0, threads=1)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    watched.session.look(time.monotonic_ns())
+    with ThreadPoolExecutor(2) as clients:
+        asked = [clients.submit(get, server.effective_port, "/", 2) for _ in range(2)]
+        assert [client.result() for client in asked] == [[b"ok"] * 2] * 2
+    sample = served(watched)
+    server.close()
+    thread.join(20)
+    assert len(sample.requests) == 4 and sample.alive == 0
+    assert all(record.preprocess >= 0.05 and record.model >= 0.02 for record in sample.requests)
+    assert max(record.queue for record in sample.requests) >= 0.05
