@@ -130,8 +130,8 @@ class Attempt:
 
     A request that was brought in stays queued in the target, at no cost to it, until it is answered or withdrawn, even
     while nobody is in `wait`. If another monitor is attaching, the constructor waits until `deadline` (monotonic
-    seconds). It raises AttachRefused, and leaves the target unchanged, if there is no way in. With `torch` False it
-    also enters a process without torch.
+    seconds). It raises AttachRefused, and leaves the target unchanged, if there is no way in. `sources` are the hook's
+    files. With `torch` False it also enters a process without torch.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
     """How `after` differs from `before`; both are runs of the same kind of work."""
     old, new, load = _at_equal_load(_Timed.of(before), _Timed.of(after))
     old, new, by_others = _beside_equal_others(*_with_equal_waits(old, new))
-    known = bool(old.holds and new.holds) and old.units.kind == new.units.kind
+    known = bool(old.loads and new.loads) and old.units.kind == new.units.kind
     return RunComparison(
         before=old.side(),
         after=new.side(),
@@ -126,7 +126,7 @@ def compare_runs(before: Run, after: Run) -> RunComparison:
 class _Timed:
     """The timed stretches of a run without its warm-up, which was the first `warm_up` stretches.
 
-    `holds` is how many units, samples or tokens each stretch has. `scale` is how many of these make up a unit of the
+    `loads` is how many units, samples or tokens each stretch has. `scale` is how many of these make up a unit of the
     run before, so that the lengths of both runs are those of such a unit. `others` is the part (0..1) of the machine
     that other programs had in each stretch; empty where that is not known.
     """
@@ -134,7 +134,7 @@ class _Timed:
     run: Run
     units: Units
     warm_up: int
-    holds: tuple[float, ...]
+    loads: tuple[float, ...]
     others: tuple[float, ...]
     scale: float = 1.0
 
@@ -150,10 +150,10 @@ class _Timed:
             spans = zip(sums or (), units.seconds, strict=False)
             return tuple(value / seconds if seconds else 0.0 for value, seconds in spans)
 
-        holds, others = (float(units.each),) * len(units.seconds), means(units.others)
+        loads, others = (float(units.each),) * len(units.seconds), means(units.others)
         if units.others is None and run.cores is not None:
-            others = (run.cores.others / run.cores.machine,) * len(holds)
-        return cls(run, units, cut, holds, others)
+            others = (run.cores.others / run.cores.machine,) * len(loads)
+        return cls(run, units, cut, loads, others)
 
     @property
     def ran(self) -> list[float]:
@@ -208,10 +208,10 @@ class _Timed:
         return self._each(self.units.seconds)
 
     def _each(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(self.scale * value / held for value, held in zip(seconds, self.holds, strict=True))
+        return tuple(self.scale * value / held for value, held in zip(seconds, self.loads, strict=True))
 
     def _mean(self, seconds: tuple[float, ...]) -> float:
-        return self.scale * sum(seconds) / sum(self.holds)
+        return self.scale * sum(seconds) / sum(self.loads)
 
     # Kept once computed: the interval of the noise looks at every stretch again for each length of a block.
 
@@ -234,7 +234,7 @@ class _Timed:
         return self.run.concurrency * self.units.count / seconds
 
     def side(self) -> Side:
-        """What the comparison says of this run. The mean is of a unit with the load of the run before."""
+        """What the comparison says of this run. The mean is that of a unit as large as the earlier run's."""
         latency = self.run.latency
         return Side(
             file=self.run.file,
@@ -244,7 +244,7 @@ class _Timed:
             units=self.units.count,
             warm_up=self.warm_up * self.units.each,
             watched_s=self.run.watched,
-            mean_ms=self.mean * 1e3 if self.holds else None,
+            mean_ms=self.mean * 1e3 if self.loads else None,
             per_s=self.per_second,
             latency_ms=latency and latency.in_milliseconds(),
         )
@@ -310,10 +310,10 @@ def _at_equal_load(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, Load | Non
     """
     units: tuple[LoadUnit, ...] = ("token", "sample")
     for unit in units:
-        held, holds = old.load(unit), new.load(unit)
-        if held and holds and all(held) and all(holds):
-            load = Load(unit=unit, before=sum(held) / old.units.count, after=sum(holds) / new.units.count)
-            return replace(old, holds=held, scale=load.before), replace(new, holds=holds, scale=load.before), load
+        held, loads = old.load(unit), new.load(unit)
+        if held and loads and all(held) and all(loads):
+            load = Load(unit=unit, before=sum(held) / old.units.count, after=sum(loads) / new.units.count)
+            return replace(old, loads=held, scale=load.before), replace(new, loads=loads, scale=load.before), load
     return old, new, None
 
 
@@ -339,21 +339,21 @@ def _beside_equal_others(old: _Timed, new: _Timed) -> tuple[_Timed, _Timed, floa
 
 def _change(old: _Timed, new: _Timed, load: Load | None, by_others: float) -> Change:
     """How fast `new` is compared with `old`, and how sure that is."""
-    untimed = " and ".join(side.run.file for side in (old, new) if not side.holds)
+    untimed = " and ".join(side.run.file for side in (old, new) if not side.loads)
     if untimed:
         return Change(verdict="cannot-tell", reason=f"no unit of work was timed in {untimed}: that takes the hook")
     if old.units.kind != new.units.kind:
         return Change(verdict="cannot-tell", reason=f"one does {old.units.kind}s, the other {new.units.kind}s")
     ratio = old.mean / new.mean
-    fewer = min(old, new, key=lambda side: len(side.holds))
-    if len(fewer.holds) < LEAST_VALUES:
+    fewer = min(old, new, key=lambda side: len(side.loads))
+    if len(fewer.loads) < LEAST_VALUES:
         each, kind = fewer.units.each, fewer.units.kind
-        timed = f"{len(fewer.holds)} " + (f"{kind}s" if each == 1 else f"stretches of {each} {kind}s")
+        timed = f"{len(fewer.loads)} " + (f"{kind}s" if each == 1 else f"stretches of {each} {kind}s")
         return Change(
             verdict="cannot-tell",
             ratio=ratio,
             reason=f"{timed} of {fewer.run.file} are too few: it takes {LEAST_VALUES}",
-            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / len(fewer.holds)),
+            record_s=_longer(fewer.run.watched, 2 * LEAST_VALUES / len(fewer.loads)),
         )
     by_noise = math.hypot(old.noise, new.noise)
     by_run = math.sqrt(2.0) * OF_A_RUN

@@ -13,7 +13,7 @@ Doing = Literal["collective", "loading", "fetching", "unused", "sleeping", "serv
 
 
 class RankPhases(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean seconds of each phase of a rank's step.
+    """The phases of a rank's step: mean seconds, or parts (0..1) of its time where only stacks tell.
 
     `wait` is the time in which it waited for other ranks or for the exchange with them; it is taken out of the phases
     that it lies in, so that `backward` and `forward` are the rank's own work.

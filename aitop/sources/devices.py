@@ -1,6 +1,6 @@
 """Chooses the vendor of devices: which Source is "gpu", and which processes use the devices now.
 
-To add a vendor, add a folder beside `nvml/` with a Source that reads GpuSample, and its branch in the functions here.
+To add a vendor, add a module or folder beside `nvml/` that has what `Vendor` lists, and name it in `VENDORS`.
 `export --all` assigns a device to one of many jobs by the device's `processes`.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -22,6 +23,30 @@ from aitop.sources.source import Source, SourceError
 CLOSE_SECONDS = 2.0
 
 
+class Vendor(Protocol):
+    """What the module of a vendor's devices has."""
+
+    def is_installed(self) -> bool:
+        """Whether the vendor's driver is here."""
+
+    def source(self, own: Collection[int]) -> Source:
+        """The source of all its devices. `own` has the indices of those that matter most."""
+
+    def users(self) -> DeviceUsers:
+        """Who computes on its devices; empty where there are none or the driver does not answer."""
+
+    def holds(self, tree: Iterable[int], minor: int | None) -> bool:
+        """Whether a process of the tree has the file of the device with this number open."""
+
+
+VENDORS: tuple[Vendor, ...] = (nvml,)
+
+
+def _vendor() -> Vendor:
+    """The first vendor whose driver is here; without any the first, which says that there is none."""
+    return next((vendor for vendor in VENDORS if vendor.is_installed()), VENDORS[0])
+
+
 def device_source(tree: Callable[[], frozenset[int]]) -> Source:
     """The source of device samples. `tree` gives the pids of the watched process tree at this moment."""
     own: set[int] = set()
@@ -30,20 +55,12 @@ def device_source(tree: Callable[[], frozenset[int]]) -> Source:
 
 def all_devices(own: Collection[int] = ()) -> Source:
     """The source of device samples without `mine`. `own` has the indices of the devices that matter most."""
-    if not nvml.is_installed():
-        return nvml.NoDriver()
-    from aitop.sources.nvml.source import NvmlSource  # noqa: PLC0415 - pynvml: 8 ms and 3 MB
-
-    return NvmlSource(own)
+    return _vendor().source(own)
 
 
 def device_users() -> DeviceUsers:
     """Who computes on the devices of this machine; empty where there are none or the driver does not answer."""
-    if not nvml.is_installed():
-        return {}
-    from aitop.sources.nvml.processes import gpu_users  # noqa: PLC0415 - as above
-
-    return gpu_users()
+    return _vendor().users()
 
 
 class SharedDevices(Source):
@@ -142,7 +159,7 @@ def _seen_by(tree: frozenset[int], device: GpuDevice) -> GpuDevice:
     # Pids that do not exist here: to a container NVML may list those of the host, or none. If the tree has the device
     # open, a single such process is taken to be the tree's.
     strangers = [] if mine else [each.pid for each in listed or () if procfs.gone(each.pid)]
-    held = (listed is None or bool(strangers)) and nvml.holds(tree, device.minor)
+    held = (listed is None or bool(strangers)) and _vendor().holds(tree, device.minor)
     if held and len(strangers) == 1:
         mine = frozenset(strangers)
     processes = None if listed is None else tuple(replace(each, mine=each.pid in mine) for each in listed)

@@ -347,14 +347,14 @@ def _own_work(stacks: Counter[Seen]) -> int:
     return sum(count for seen, count in stacks.items() if not _waits(seen) and seen.handler != "event-loop")
 
 
-def _busy(stacks: Counter[Seen]) -> int:
+def _busy_samples(stacks: Counter[Seen]) -> int:
     """The number of samples that are no known wait."""
     return sum(count for seen, count in stacks.items() if not _waits(seen))
 
 
-def _working(stacks: Counter[Seen]) -> float:
+def _busy_share(stacks: Counter[Seen]) -> float:
     """The share (0..1) of samples that are no known wait."""
-    return _busy(stacks) / stacks.total() if stacks else 0.0
+    return _busy_samples(stacks) / stacks.total() if stacks else 0.0
 
 
 def _at_work(stacks: Counter[Seen]) -> int:
@@ -384,7 +384,7 @@ def _thread_shares(
     for key, stacks in merged.items():
         own = states_of.get((key.pid, key.thread), ())
         looked = sum(state.asked for state in own)
-        at_work = sum(state.at_work * state.asked for state in own) / looked if looked else _working(stacks)
+        at_work = sum(state.at_work * state.asked for state in own) / looked if looked else _busy_share(stacks)
         gil = min(1.0, held[key.pid, key.thread] / asked[key.pid]) if asked[key.pid] else None
         share = ThreadShare(
             pid=key.pid, thread=key.thread, samples=stacks.total(), active=at_work, gil=gil, ran=_had_core(own)
@@ -412,8 +412,8 @@ def _role(known: Role | None, main: Mapping[Seen, int]) -> Role:
 
 
 def _trees(threads: Digest, roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]:
-    """The call trees of the MOST_TREES busiest of these threads, the busiest first."""
-    busiest = sorted(threads.items(), key=lambda thread: (-_busy(thread[1]), thread[0].pid, thread[0].thread))
+    """The call trees of the MOST_TREES of these threads with the most samples that are no known wait, busiest first."""
+    busiest = sorted(threads.items(), key=lambda thread: (-_busy_samples(thread[1]), thread[0].pid, thread[0].thread))
     return tuple(
         ThreadTree(pid=key.pid, role=roles.get(key.pid, "other"), thread=key.thread, samples=stacks.total(), tree=tree)
         for key, stacks in busiest[:MOST_TREES]

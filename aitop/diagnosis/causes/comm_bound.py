@@ -238,14 +238,14 @@ def _site_words(site: CallSite) -> str:
 
 
 def _evidence(exchange: float, ddp: DdpInfo | None) -> list[str]:
-    words = [f"from when the last rank has come, {duration(exchange)} of each step go by in the exchange"]
+    words = [f"after the last rank has arrived, each step still spends {duration(exchange)} in the exchange"]
     if ddp is not None and ddp.gradient_bytes:
         buckets = f", in buckets of {ddp.bucket_cap_mb:.0f} MB" if ddp.bucket_cap_mb else ""
         backend = ddp.backend or "an unnamed backend"
         words.append(f"{ddp.gradient_bytes / 1e6:.0f} MB of gradients a step over {backend}{buckets}")
     if ddp is not None and ddp.communication and ddp.overlap is not None:
-        hidden = min(1.0, ddp.overlap / ddp.communication)
-        words.append(f"{percent(hidden)} of the exchange overlaps with the backward pass")
+        overlapped = min(1.0, ddp.overlap / ddp.communication)
+        words.append(f"{percent(overlapped)} of the exchange overlaps with the backward pass")
     return words
 
 

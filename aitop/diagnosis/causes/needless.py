@@ -64,7 +64,7 @@ class Decoding(NamedTuple):
 
     lengths     tokens that the call computed
     forward     seconds that it took
-    newest      tokens that it had not computed before, on average
+    newest      tokens that no earlier call had computed, on average
     seconds     seconds from call to call, on average
     """
 
@@ -77,7 +77,7 @@ class Decoding(NamedTuple):
 def tokens_again(snapshot: Snapshot) -> Explanation | None:
     """The verdict on a decoder that computes its whole sequence again for each token, as it keeps no KV cache.
 
-    How long a call takes for one token follows from how it grows with them.
+    The length of a call that computes one token only is derived from how calls get longer with the number of tokens.
     """
     steps = records(snapshot) if snapshot.kind == "inference" else ()
     calls = _by_setting(steps) or _by_growth(steps)

@@ -103,8 +103,8 @@ def _without_hook(snapshot: Snapshot, views: Sequence[RankView], waits: Mapping[
     # A step is as long for all of them: each works for as long as it does not wait.
     worked = {view.pid: 1.0 - waits[view.pid].share for view in views}
     later = worked[late.pid] - fmean(worked[view.pid] for view in others)
-    late = replace(late, phases=_parts(snapshot, late.pid), lateness=later)
-    others = [replace(view, phases=_parts(snapshot, view.pid)) for view in others]
+    late = replace(late, phases=_phases_by_stacks(snapshot, late.pid), lateness=later)
+    others = [replace(view, phases=_phases_by_stacks(snapshot, view.pid)) for view in others]
     cause = _cause(late, others, 1.0)
     where = _where(snapshot, late, cause)
     # What only this rank does may be left out; work that belongs to all of them can only be divided equally.
@@ -142,7 +142,7 @@ def _data_of(snapshot: Snapshot, pid: int) -> tuple[Entry, ...]:
     return tuple(entry for entry in _main_entries(snapshot, pid) if entry.phase == "data")
 
 
-def _parts(snapshot: Snapshot, pid: int) -> RankPhases:
+def _phases_by_stacks(snapshot: Snapshot, pid: int) -> RankPhases:
     """The phases of a rank by its stacks, as parts (0..1) of its time."""
     shares = shares_by(_main_entries(snapshot, pid), lambda entry: entry.phase)
     data, forward, backward, optimizer = (shares.get(key, 0.0) for key in ("data", "forward", "backward", "optimizer"))

@@ -46,7 +46,7 @@ PARTS = tuple(dict.fromkeys((*(phase.key for phase in (*MEASURED, *SERVED)), "ho
 COMPUTES = ("forward", "backward", "optimizer")
 
 
-class Side(msgspec.Struct, frozen=True):
+class Stretches(msgspec.Struct, frozen=True):
     """The stretches on one side of the moment. A figure of it is the median over BLOCKS of equally many stretches."""
 
     stretches: tuple[Stretch, ...]
@@ -58,7 +58,7 @@ class Side(msgspec.Struct, frozen=True):
     def means(self, name: str) -> list[float]:
         """The mean of a figure in each block in which it was measured."""
         sums = [
-            [sum(pair) for pair in zip(*(one.sums.get(name, (0.0, 0.0)) for one in block), strict=True)]
+            [sum(pair) for pair in zip(*(stretch.sums.get(name, (0.0, 0.0)) for stretch in block), strict=True)]
             for block in in_parts(self.stretches, BLOCKS)
             if block
         ]
@@ -81,8 +81,8 @@ class Slowdown(msgspec.Struct, frozen=True):
     """
 
     at: float
-    before: Side
-    after: Side
+    before: Stretches
+    after: Stretches
     was: float
     now: float
     first: int | None
@@ -163,7 +163,7 @@ def change_of(past: Past) -> Slowdown | None:
     split = _split(values)
     if split is None or not _surely_higher(values[:split], values[split:]) or _gradual(values, split):
         return None
-    before, after = Side(tuple(timed[:split])), Side(tuple(timed[split:]))
+    before, after = Stretches(tuple(timed[:split])), Stretches(tuple(timed[split:]))
     was, now = median(before.means("seconds")), median(after.means("seconds"))
     return Slowdown(timed[split].start, before, after, was, now, timed[split].first)
 
@@ -258,21 +258,21 @@ def _of_cores(change: Slowdown) -> list[Reason]:
     reasons = []
     waited, throttled = change.rise("waited"), change.rise("throttled")
     others, own = change.of("others"), change.of("own")
-    # Threads that wait need not hold up the one that makes the units.
-    longer = (change.rise("run_delay") if change.of("run_delay") is not None else waited) * change.now
+    # Threads that wait need not hold up the one that makes the units, so its own delay counts where it is known.
+    delayed = (change.rise("run_delay") if change.of("run_delay") is not None else waited) * change.now
     if waited >= LEAST_CORES and others is not None and own is not None and change.certain("waited"):
         if others[1] - others[0] >= LEAST_CORES and change.certain("others"):
             words = f"other programs use {others[1]:.1f} cores, before {others[0]:.1f}"
             remedy = "see with top what started at {at}; give this run cores of its own, or wait until that ends"
-            reasons.append(Reason("neighbour", longer, words, remedy))
+            reasons.append(Reason("neighbour", delayed, words, remedy))
         else:
             words = f"{waited:.1f} more threads of the run itself wait for a core than before"
             remedy = "see which of its processes or threads began at {at}"
-            reasons.append(Reason("cores", longer, words, remedy))
+            reasons.append(Reason("cores", delayed, words, remedy))
     if throttled >= LEAST_CHANGE and change.certain("throttled"):
         words = f"the quota of the control group runs out in {percent(throttled)} more of the kernel's periods"
         remedy = "see what uses the quota up since {at}, or raise it"
-        reasons.append(Reason("quota", longer, words, remedy))
+        reasons.append(Reason("quota", delayed, words, remedy))
     return reasons
 
 

@@ -265,7 +265,7 @@ class Burst(Measure):
                 _restore(before)
 
     def _exit(self, profile: Any) -> None:
-        """End the profile, even if a KeyboardInterrupt arrives while it ends."""
+        """End the profile. If that fails or is interrupted, stop torch's recording, then raise the error again."""
         try:
             profile.__exit__(None, None, None)
         except BaseException:

@@ -66,9 +66,10 @@ class Denormals(Measure):
 
 def _state(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the state that the optimizer keeps for each parameter: (kind, such as `exp_avg`; value)."""
-    # Nothing of one that has been freed meanwhile.
-    kept = [state for state in list(getattr(optimizer, "state", {}).values()) if isinstance(state, dict)]
-    return (item for state in kept for item in list(state.items()))
+    # An optimizer that was freed meanwhile has none.
+    for state in list(getattr(optimizer, "state", {}).values()):
+        if isinstance(state, dict):
+            yield from list(state.items())
 
 
 def _share(tensors: Sequence[Any]) -> float:

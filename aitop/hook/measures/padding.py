@@ -85,8 +85,8 @@ class Padding(Measure):
         means = {name: round(value / self._looks, 1) for name, value in sums.items()}
         return {"padding": {"looks": self._looks, **means}}
 
-    def _count(self, mask: Any, count: Callable[[list[bytes]], list[int] | None]) -> bool:
-        """Add the numbers of tokens in the rows of a mask. Returns whether `count` knows them."""
+    def _count(self, mask: Any, tokens_of: Callable[[list[bytes]], list[int] | None]) -> bool:
+        """Add the numbers of tokens in the rows of a mask. Returns False if `tokens_of` cannot tell them."""
         width, size = mask.size(1), mask.element_size()
         row = width * size
         bytes_read = min(mask.size(0), MOST_ROWS, MOST_BYTES // row) * row
@@ -94,7 +94,7 @@ class Padding(Measure):
         whole = sys.modules["ctypes"].string_at(mask.data_ptr(), bytes_read)
         # Of each number only the lowest byte, which tells 0 from 1.
         lowest = 0 if sys.byteorder == "little" else size - 1
-        counts = count([whole[begin + lowest : begin + row : size] for begin in range(0, bytes_read, row)])
+        counts = tokens_of([whole[begin + lowest : begin + row : size] for begin in range(0, bytes_read, row)])
         if counts is None:
             return False
         self._looks += 1

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from aitop.model.gpu import DeviceUsers
 from aitop.model.source import SourceName
 from aitop.sources import procfs
 from aitop.sources.source import Source, SourceError
@@ -25,6 +26,24 @@ def is_installed() -> bool:
     except OSError:
         return False
     return True
+
+
+def source(own: Collection[int]) -> Source:
+    """The source of all devices of this machine. `own` has the indices of those that matter most."""
+    if not is_installed():
+        return NoDriver()
+    from aitop.sources.nvml.source import NvmlSource  # noqa: PLC0415 - pynvml
+
+    return NvmlSource(own)
+
+
+def users() -> DeviceUsers:
+    """Who computes on the devices of this machine; empty where there are none or the driver does not answer."""
+    if not is_installed():
+        return {}
+    from aitop.sources.nvml.processes import gpu_users  # noqa: PLC0415 - pynvml
+
+    return gpu_users()
 
 
 def count_cards(root: str = "") -> int:

@@ -67,7 +67,7 @@ class EvidencePane(Pane, can_focus=False):
             "What to do": [line for fix in verdict.fixes for line in self._fix(fix, width)],
             "Could not be judged": unjudged_lines(view.snapshot.diagnosis, width) if view.snapshot else [],
         }
-        lines = _what(verdict, width)
+        lines = _head(verdict, width)
         for title, section in sections.items():
             lines += [Line(), Line(title, TITLE), *section] if section else []
         lines += page_lines(verdict.id, width)
@@ -117,7 +117,7 @@ def _list_line(verdict: Verdict, width: int, selected: bool) -> Line:
     return lit(line) if selected else line
 
 
-def _what(verdict: Verdict, width: int) -> list[Line]:
+def _head(verdict: Verdict, width: int) -> list[Line]:
     """The head of a verdict: its title, share, predicted speedup, confidence and ranks."""
     lines = wrapped(one_line(verdict.title), width, BRIGHT)
     figures = Line()

@@ -86,7 +86,10 @@ def in_order(rows: Sequence[Row], table: Sequence[Column], order: Order) -> list
 
 
 def next_order(headings: Sequence[str], order: Order, steps: int) -> Order:
-    """The order by the column `steps` to the right of the present sort column (to the left if negative)."""
+    """The order by the column `steps` to the right of the present sort column (to the left if negative).
+
+    It stops at both ends; the left one is the table's own order. The new order is not inverted.
+    """
     row = ["", *headings]
     at = row.index(order.by) if order.by in row else 0
     return Order(row[max(0, min(len(row) - 1, at + steps))])

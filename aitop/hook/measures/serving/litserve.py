@@ -48,8 +48,8 @@ class LitServe(Server):
         super().__init__(torch, patches, session)
 
     def wraps(self) -> dict[str, Wrap]:
+        """What is wrapped, by the name of LitServe's method, or of the queue proxy through which it takes requests."""
         return {
-            # A worker takes requests from the queue through this.
             "_callmethod": self.noting(after=self.called),
             "trigger_event": self.noting(self.reached),
             "put_response": self.noting(after=self.responded),
