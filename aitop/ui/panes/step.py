@@ -274,7 +274,7 @@ def readout(group: Group, now: float, width: int) -> Line:
 
 
 def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
-    """The value at full height: the maximum, or the higher of 3 medians and just above the 90th percentile if that is less.
+    """The value at full height: the maximum, but at most the higher of 3 medians and a little over the 90th percentile.
 
     So one long step does not flatten the others. A `low` chart has no room to spare: it stops just above the 90th
     percentile.
