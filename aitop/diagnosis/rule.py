@@ -12,7 +12,7 @@ from typing import Union
 import msgspec
 
 from aitop.diagnosis.evidence import NO_LINES, Lines, base_of, records, short_place, too_little_seen
-from aitop.diagnosis.what_if import PART, Length, Scope, without
+from aitop.diagnosis.what_if import USUAL_SCOPE, Length, Scope, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
@@ -33,7 +33,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     share       share of the time (0..1); None for a condition that takes no time
     base        what `share` is a share of; default: the base of the ledger
-    gone        the share that fixing the cause would save, or the new length of a unit; default: `share`
+    saved       the share that fixing the cause would save, or the new length of a unit; default: `share`
     gains       False: no speedup is predicted
     lines       the lines to blame: the default for `claims` and `where`
     claims      the ledger entries that it explains; where: the places to show
@@ -51,7 +51,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     share: float | None = None
     base: Base | None = None
-    gone: float | Length | None = None
+    saved: float | Length | None = None
     lines: Lines = NO_LINES
     claims: tuple[Entry, ...] | None = None
     where: tuple[Where, ...] | None = None
@@ -101,7 +101,7 @@ class Rule(msgspec.Struct, frozen=True):
     judge: Callable[[Snapshot], Answer]
     enter: float
     leave: float
-    scope: Scope = PART
+    scope: Scope = USUAL_SCOPE
     missing: Callable[[Snapshot], str | None] | None = None
     applies: Callable[[Snapshot], bool] | None = None
     only_alone: bool = False
@@ -122,7 +122,7 @@ def rule(
     enter: float,
     leave: float,
     *,
-    scope: Scope = PART,
+    scope: Scope = USUAL_SCOPE,
     missing: Callable[[Snapshot], str | None] | None = too_little_seen,
     applies: Callable[[Snapshot], bool] | None = None,
     only_alone: bool = False,
@@ -141,8 +141,8 @@ def _finding(name: str, explanation: Explanation, snapshot: Snapshot) -> Finding
     """Make the Finding of an explanation: add the predicted gain, severity and confidence."""
     claims = explanation.lines.entries if explanation.claims is None else explanation.claims
     share = explanation.share
-    gone = share if explanation.gone is None else explanation.gone
-    length = gone if gone is None or isinstance(gone, Length) else without(gone, claims)
+    saved = share if explanation.saved is None else explanation.saved
+    length = saved if saved is None or isinstance(saved, Length) else without(saved, claims)
     if share is None or not explanation.gains:
         length = None
     confirmed = sum(explanation.signals) >= 2 and not explanation.doubtful

@@ -165,9 +165,9 @@ def waits_for_core(now: float, running: float, wanted: float, cores: float) -> f
     return min(now, running * max(0.0, wanted / cores - 1.0))
 
 
-def fix(text: str, gone: float | Length | None = None, setting: Setting | None = None) -> Fix:
-    """Make a Fix; its speedup follows from `gone`, the share of a unit that it saves or the unit's new length."""
-    length = gone if gone is None or isinstance(gone, Length) else without(gone)
+def fix(text: str, saved: float | Length | None = None, setting: Setting | None = None) -> Fix:
+    """Make a Fix; its speedup follows from `saved`, the share of a unit that it saves or the unit's new length."""
+    length = saved if saved is None or isinstance(saved, Length) else without(saved)
     return Fix(text=text, speedup=None if length is None else round(length.speedup, 2), setting=setting)
 
 
@@ -292,7 +292,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 # The usual scope: the cause takes a part of the time, and none of the above holds.
-PART = Scope()
+USUAL_SCOPE = Scope()
 
 
 def together(verdicts: Sequence[Verdict], scopes: Mapping[str, Scope], snapshot: Snapshot) -> list[Verdict]:

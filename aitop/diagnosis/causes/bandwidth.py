@@ -37,7 +37,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         severity="warning" if dram >= SEVERE else "info",
         share=dram,
         # What waits for memory takes half the time for half the bytes.
-        gone=dram / 2,
+        saved=dram / 2,
         gains=wide is not None,
         signals=(tensor is not None, idle is not None),
         most_sure=0.7,

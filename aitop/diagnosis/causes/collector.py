@@ -37,20 +37,20 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if share < LEAVE:
         # Collections that start by themselves show on no stack.
         return None if measured is not None else "only the hook sees the collector at work"
-    gone, at_leisure = of_unit(snapshot, share)
+    of_each, at_leisure = of_unit(snapshot, share)
     explicit = asked.share >= 0.3 * share
     place = short_place(asked.where[0]) if asked.where else ""
     by_line = (
-        fix(f"leave out the collection at {place}: memory is reused without it", gone),
-        fix(f"call it every 100 steps instead ({place})", 0.99 * gone),
+        fix(f"leave out the collection at {place}: memory is reused without it", of_each),
+        fix(f"call it every 100 steps instead ({place})", 0.99 * of_each),
     )
     by_itself = (
-        fix("gc.collect(); gc.freeze() once data and model are built: they are never walked over again", 0.9 * gone),
+        fix("gc.collect(); gc.freeze() once data and model are built: they are never walked over again", 0.9 * of_each),
         fix("gc.set_threshold(50_000, 50, 50), or arrays instead of lists and dicts of many small objects"),
     )
     return Explanation(
         share=share,
-        gone=gone,
+        saved=of_each,
         signals=(measured is not None and measured >= LEAVE, explicit),
         doubtful=host_unproven(snapshot, in_phases=True),
         title=f"{percent(share)} of the time goes into garbage collection",

@@ -156,7 +156,7 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
     if ranks is None or not ranks.step or ranks.exchange is None:
         return None
     share = min(0.95, ranks.exchange / ranks.step)
-    gone = share if ranks.apart is None else max(share, 1.0 - ranks.apart / ranks.step)
+    saved = share if ranks.apart is None else max(share, 1.0 - ranks.apart / ranks.step)
     ddp = facts.ddp if facts else None
     calls = ranks.calls or 0.0
     sites = list(calls_of(snapshot, "collective")) if calls > MOSTLY * ranks.exchange else []
@@ -168,18 +168,18 @@ def comm_bound(snapshot: Snapshot) -> Explanation | None:
     return Explanation(
         subtype="latency" if small else "volume",
         share=share,
-        gone=gone,
+        saved=saved,
         signals=(confirmed, share > 0.4),
         title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
         where=_where(snapshot, sites),
         evidence=(
             *_evidence(ranks.exchange, ddp),
-            *_cores_taken(ranks, gone - share),
+            *_cores_taken(ranks, saved - share),
             *scaling(ranks),
             *_elsewhere(ranks),
             *map(_site_words, sites[:MOST_SITES]),
         ),
-        fixes=_fixes(snapshot, share, gone, calls / ranks.step, sites, small=small),
+        fixes=_fixes(snapshot, share, saved, calls / ranks.step, sites, small=small),
         ranks=tuple(rank.rank for rank in ranks.ranks if rank.rank is not None),
     )
 
@@ -258,9 +258,9 @@ def _cores_taken(ranks: Ranks, more: float) -> list[str]:
 
 
 def _fixes(
-    snapshot: Snapshot, share: float, gone: float, calls: float, sites: Sequence[CallSite], *, small: bool
+    snapshot: Snapshot, share: float, saved: float, calls: float, sites: Sequence[CallSite], *, small: bool
 ) -> list[Fix]:
-    """`gone` is what a step would save without any exchange, `calls` the part of `share` in calls of the program's own.
+    """`saved` is what a step saves without any exchange, `calls` the part of `share` in calls of the program's own.
 
     Accumulating gradients also saves updates of the optimizer.
     """
@@ -272,7 +272,7 @@ def _fixes(
         fixes.append(fix(f"not at every step what only reports or waits: {call}", calls))
     if ddp is None:
         return fixes
-    rarely = (gone - calls + updates) * (1.0 - 1.0 / ACCUMULATED)
+    rarely = (saved - calls + updates) * (1.0 - 1.0 / ACCUMULATED)
     fixes.append(fix(ACCUMULATE, rarely))
     if small:
         return [*fixes, fix("a larger batch for each rank: as many exchanges for more work")]

@@ -141,7 +141,9 @@ def _with_steps(snapshot: Snapshot) -> Explanation | None:
         evidence.append(
             f"pid {busiest.pid} rests {percent(busiest.rests)} of the time: its requests may wait meanwhile"
         )
-        fixes.append(fix("let all processes take requests from one queue, or hand each to the least busy", uneven.gone))
+        fixes.append(
+            fix("let all processes take requests from one queue, or hand each to the least busy", uneven.saved)
+        )
     return Explanation(
         severity="info",
         share=computing,
@@ -167,12 +169,12 @@ class _Worker(NamedTuple):
 class _Uneven(NamedTuple):
     """The process that is never idle and the one that rests most, of those that run one model.
 
-    `gone` is the time of a request that is saved where all of them work equally, if requests wait for the busiest.
+    `saved` is the time of a request that is saved where all of them work equally, if requests wait for the busiest.
     """
 
     busiest: _Worker
     idlest: _Worker
-    gone: Length
+    saved: Length
 
 
 def _unevenly(snapshot: Snapshot) -> _Uneven | None:

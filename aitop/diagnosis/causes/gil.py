@@ -74,7 +74,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         )
     return Explanation(
         share=share,
-        gone=rarely,
+        saved=rarely,
         # Who holds the GIL is sampled; for how long the main thread did not run, the kernel knows (step.cpu).
         signals=(bool(where), any(step.cpu is not None for step in records(snapshot)), held > 0.4),
         doubtful=host_unproven(snapshot, in_phases=True),

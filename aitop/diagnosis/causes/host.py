@@ -113,19 +113,20 @@ def _handed_over(snapshot: Snapshot) -> Explanation | None:
     """The verdict on the time that a process takes to unpickle and copy what other processes send it."""
     lines = main_lines(snapshot, lambda entry: hands_over(entry) and entry.does in RUNNING)
     share = min(lines.share, host_limit(snapshot), 0.99)
-    gone, at_leisure = of_unit(snapshot, share)
+    of_each, at_leisure = of_unit(snapshot, share)
     if share < LEAVE:
         return None
     frame, _ = lines.entries[0].below[0]
     # Where requests in another process wait for this one is where they are handed over.
     asks = lines_of(entry for entry in producer_entries(snapshot) if _waits_for_answer(entry, lines.entries[0].pid))
     unit = "each request" if at_leisure else each_unit(snapshot)
+    title = f"{percent(of_each)} of {unit} takes over what another process sends: it is pickled, copied and unpickled"
     return Explanation(
         severity="info" if at_leisure else None,
         share=share,
-        gone=gone,
+        saved=of_each,
         signals=(bool(records(snapshot)), True),
-        title=f"{percent(gone)} of {unit} takes over what another process sends: it is pickled, copied and unpickled",
+        title=title,
         lines=lines,
         where=asks.where or (where_of(lines.entries[0].pid, frame),),
         evidence=(
@@ -133,8 +134,8 @@ def _handed_over(snapshot: Snapshot) -> Explanation | None:
             *((f"requests wait for it at {short_place(asks.where[0])}",) if asks.where else ()),
         ),
         fixes=(
-            fix("send less: bytes or a path instead of arrays, a function instead of an object's method", gone),
-            fix("do both parts in one process, and have several of these", gone),
+            fix("send less: bytes or a path instead of arrays, a function instead of an object's method", of_each),
+            fix("do both parts in one process, and have several of these", of_each),
         ),
     )
 
@@ -156,12 +157,12 @@ def _of_work(place: str, *, small: bool, eager: bool) -> str:
 def _host_time(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) -> Explanation | None:
     """The verdict on these lines' time. `lost`: whether the run could do without it; None: decide by their activity."""
     share = min(lines.share, host_limit(snapshot), 0.99)
-    gone, at_leisure = of_unit(snapshot, share)
+    of_each, at_leisure = of_unit(snapshot, share)
     where = lines.where
     at_first = [entry for entry in lines.entries if entry.at == where[0].at]
     loops = any(entry.handler == "event-loop" for entry in at_first)
     # Code that blocks an event loop is judged by its share of a request's time, however few requests come.
-    level = gone if loops else share
+    level = of_each if loops else share
     if level < LEAVE or not where:
         return None
     first, *others = where
@@ -197,10 +198,13 @@ def _host_time(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) ->
         ahead = _of_work(place_of(first), small=small, eager=eager)
     # A fix at that line saves what its function takes, and only that is foretold. What blocks an event loop is moved
     # out of it as a whole.
-    saved = gone if loops else gone * within_first(lines)
+    shorter_by = of_each if loops else of_each * within_first(lines)
     unit = "each request" if at_leisure else each_unit(snapshot)
     # Larger operations still do the arithmetic of the small ones: only what the calls themselves take is sure to go.
-    calls, length = without(saved * min(1.0, op_cost.WHOLE_CALL * held), lines.entries), without(saved, lines.entries)
+    calls, length = (
+        without(shorter_by * min(1.0, op_cost.WHOLE_CALL * held), lines.entries),
+        without(shorter_by, lines.entries),
+    )
     if small:
         # One compiled program also does what the operations do, only not one after the other.
         length = replace(length, likely=calls.likely if eager else length.likely, most=calls.most)
@@ -210,11 +214,11 @@ def _host_time(snapshot: Snapshot, lines: Lines, *, lost: bool | None = None) ->
         doubtful=not steps_seen or host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
-        gone=length,
+        saved=length,
         level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
-        title=f"{percent(gone)} of {unit} is host code: {first.function} {doing}",
+        title=f"{percent(of_each)} of {unit} is host code: {first.function} {doing}",
         lines=lines,
         evidence=evidence,
         fixes=(shorter if lost else fix(f"look at {place_of(first)} first"),),

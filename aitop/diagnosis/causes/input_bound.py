@@ -96,7 +96,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 
 def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanation:
     """Make the verdict on a wait from the reason why the data come late."""
-    steps, gone = records(snapshot), why.gone or min(0.99, wait.share)
+    steps, saved = records(snapshot), why.saved or min(0.99, wait.share)
     transient = why_transient(snapshot, wait)
     unsure = transient is not None or not why.proven or wait.guessed
     idle = ", device idle" if wait.covered else ""
@@ -105,7 +105,7 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
         subtype=why.subtype,
         severity="info" if unsure else None,
         share=wait.share,
-        gone=gone,
+        saved=saved,
         signals=(bool(steps), why.confirmed, bool(why.where)),
         doubtful=unsure or host_unproven(snapshot),
         title=f"{percent(wait.share)} of {each_unit(snapshot)} {what}",
@@ -113,13 +113,13 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
         where=why.where or wait.lines.where,
         claims=wait.lines.entries,
         evidence=[_measure(snapshot, wait), *why.evidence, *filter(None, [transient])],
-        fixes=_best_first(why.fixes, gone),
+        fixes=_best_first(why.fixes, saved),
     )
 
 
-def _best_first(fixes: tuple[Fix, ...], gone: float | Length) -> list[Fix]:
+def _best_first(fixes: tuple[Fix, ...], saved: float | Length) -> list[Fix]:
     """The fixes, best first; none is said to gain more than the end of the wait does."""
-    most = round((gone if isinstance(gone, Length) else without(gone)).speedup, 2)
+    most = round((saved if isinstance(saved, Length) else without(saved)).speedup, 2)
     held = [replace(fix, speedup=min(most, fix.speedup)) if fix.speedup is not None else fix for fix in fixes]
     return sorted(held, key=lambda fix: -(fix.speedup or 0.0))
 

@@ -73,7 +73,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
         evidence.append(f"on a CPU one fused operation takes {takes} of the time of {update.function}")
     return Explanation(
         share=lost,
-        gone=None if update is None else between(lost, share * update.least, share * update.most, lines.entries),
+        saved=None if update is None else between(lost, share * update.least, share * update.most, lines.entries),
         signals=(
             expected is not None or update is not None,
             steps.basis == "hook" and lines.share > 0.5 * share,

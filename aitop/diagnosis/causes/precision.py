@@ -71,7 +71,7 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
         evidence.append(f"float64 units at work {percent(pipe)} of the time")
     return Explanation(
         share=share,
-        gone=estimated(share, computing * LEAST_SAVED, computing * MOST_SAVED),
+        saved=estimated(share, computing * LEAST_SAVED, computing * MOST_SAVED),
         signals=(only, "float64" in facts.input_dtypes or bool(pipe), computing > 0.7),
         # Where only some parameters are float64 it is not known how much of the time is theirs.
         doubtful=not only,

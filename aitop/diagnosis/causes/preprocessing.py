@@ -61,7 +61,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     share = min(lines.share, host_limit(snapshot))
     of_request, at_leisure = of_unit(snapshot, share)
-    gone = of_request * within_first(lines)
+    saved = of_request * within_first(lines)
     work = _most_work(lines)
     doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
     made = (
@@ -76,13 +76,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity=None if not at_leisure else "warning" if of_request >= MOSTLY else "info",
         share=share,
-        gone=gone,
+        saved=saved,
         signals=(bool(records(snapshot)), True, of_request >= MOSTLY),
         doubtful=host_unproven(snapshot),
         title=f"{percent(of_request)} of {unit} is spent making the model's {_made(lines)}",
         lines=lines,
         evidence=evidence,
-        fixes=_fixes(snapshot, of_request, gone, lines, work),
+        fixes=_fixes(snapshot, of_request, saved, lines, work),
     )
 
 
@@ -97,7 +97,7 @@ def _most_work(lines: Lines) -> str:
     return max(weights, key=lambda work: weights[work])
 
 
-def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines, work: str) -> list[Fix]:
+def _fixes(snapshot: Snapshot, share: float, saved: float, lines: Lines, work: str) -> list[Fix]:
     place = place_of(lines.where[0])
     cheaper = {
         "tokenize": f"tokenise at {place} with a compiled tokenizer, several texts per call, or cache repeated ones",
@@ -106,7 +106,7 @@ def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines, work: st
     loading = Loading(wait=share, free_cores=free_cores(snapshot))
     processes = loading.best_workers()
     ahead = loading.with_workers(processes)
-    fixes = [fix(cheaper, gone)]
+    fixes = [fix(cheaper, saved)]
     # What is made between two passes of the model, its next pass waits for.
     if ahead.speedup > WORTH_IT and lines.lines[0].position != "within":
         what = "outputs" if _made(lines) == "output" else "inputs ahead"

@@ -69,7 +69,7 @@ SOURCES = {
 class Why(msgspec.Struct, frozen=True):
     """Why data come late. `confirmed`: a second signal agrees. Unless the gain is `proven`, it is only information.
 
-    `gone` is what a fix would save; None for all of the wait.
+    `saved` is what a fix would save; None for all of the wait.
     """
 
     subtype: str
@@ -78,7 +78,7 @@ class Why(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     confirmed: bool
     proven: bool = True
-    gone: Length | None = None
+    saved: Length | None = None
 
 
 # --- a torch DataLoader ---------------------------------------------------------------------------------------------
@@ -554,7 +554,7 @@ def _why_handing_over(share: float, waits: Lines, handing: HandingOver) -> Why:
             fix("or share memory instead of pickling: torch.multiprocessing, multiprocessing.shared_memory"),
         ),
         confirmed=True,
-        gone=likely,
+        saved=likely,
     )
 
 
@@ -668,8 +668,8 @@ def _workers(snapshot: Snapshot, count: int, each: float | None, blocked: bool, 
     return f"{named} at {percent(each)} of a core each, {at_work} of the time at work: {_doing(lines, blocked=blocked)}"
 
 
-def _cheaper(place: str, gone: float) -> Fix:
-    return fix(f"make {place} cheaper: vectorise it, cache it, or do it once beforehand", gone)
+def _cheaper(place: str, saved: float) -> Fix:
+    return fix(f"make {place} cheaper: vectorise it, cache it, or do it once beforehand", saved)
 
 
 def _free(free: float | None) -> list[str]:

@@ -122,7 +122,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         severity="info" if once else None,
         share=share,
-        gone=of_model if mostly_model else replace(without(share, claims), most=calls_between.most),
+        saved=of_model if mostly_model else replace(without(share, claims), most=calls_between.most),
         signals=(tiny and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
         # On a GPU every operation takes the host a few microseconds, however much it computes: that costs something
         # only if the device idles.
@@ -142,7 +142,7 @@ def _anomaly_detection(snapshot: Snapshot, debugging: Lines) -> Explanation:
     share = min(debugging.share, 0.99)
     return Explanation(
         share=share,
-        gone=estimated(share, 0.85 * share, min(0.99, share + backward)),
+        saved=estimated(share, 0.85 * share, min(0.99, share + backward)),
         signals=(True, bool(records(snapshot))),
         title=f"{percent(share)} of {each_unit(snapshot)} writes down the Python stack of each operation",
         lines=debugging,

@@ -60,7 +60,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append(f"the newest: {facts.recompile_reasons[0]}")
     if facts is not None and facts.graph_breaks:
         evidence.append(f"{facts.graph_breaks} graph breaks since the start")
-    gone, at_leisure = of_unit(snapshot, share)
+    of_each, at_leisure = of_unit(snapshot, share)
     if at_leisure:
         evidence.append(at_leisure)
     at = f" at {short_place(compiling.where[0])}" if compiling.where else ""
@@ -70,15 +70,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     varying = f" (batches of {shapes[0]} to {shapes[-1]} were seen)" if len(shapes) > 1 else ""
     return Explanation(
         share=share,
-        gone=gone,
+        saved=of_each,
         signals=(len(rises) >= MIN_RISES, bool(compiling.lines), len(records(snapshot)) >= 20),
         title=f"{percent(share)} of {each_unit(snapshot)} goes into compiling again what was compiled before",
         lines=compiling,
         claims=(*compiling.entries, *collecting.entries),
         evidence=evidence,
         fixes=(
-            fix(f"pad inputs to a few fixed shapes before the compiled call{at}{varying}", gone),
-            *(_with_torch(gone) if torch else _with_others(gone)),
+            fix(f"pad inputs to a few fixed shapes before the compiled call{at}{varying}", of_each),
+            *(_with_torch(of_each) if torch else _with_others(of_each)),
         ),
     )
 

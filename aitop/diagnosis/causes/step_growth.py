@@ -126,7 +126,7 @@ def _of_steps(snapshot: Snapshot, growth: Growth, calm: bool) -> Explanation:
     return Explanation(
         share=share,
         # A rise that the hook's clock measured is surer than the samples of its lines.
-        gone=without(share, lines.entries if sampled else ()),
+        saved=without(share, lines.entries if sampled else ()),
         # What grows explains its line; a small drift of a large phase does not explain the phase.
         claims=None if host or growth.part >= EXPLAINS * lines.share else (),
         level=growth.part / (LEAST_GROWTH * (1.0 if calm else IF_CROWDED)),

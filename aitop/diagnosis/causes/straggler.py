@@ -109,11 +109,11 @@ def _without_hook(snapshot: Snapshot, views: Sequence[RankView], waits: Mapping[
     where = _where(snapshot, late, cause)
     # What only this rank does may be left out; work that belongs to all of them can only be divided equally.
     divided = worked[late.pid] - fmean(worked.values())
-    gone = estimated(0.5 * (divided + share), 0.8 * divided, share)
+    saved = estimated(0.5 * (divided + share), 0.8 * divided, share)
     return Explanation(
         subtype=cause,
         share=share,
-        gone=gone,
+        saved=saved,
         # That it waits for its data is why it is late: one loss, not two.
         claims=_data_of(snapshot, late.pid) if cause == "input" else (),
         signals=(False, share > 0.2, bool(where)),

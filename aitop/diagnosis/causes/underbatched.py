@@ -110,12 +110,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     beside = 0.0 if training or snapshot.serving is None else _beside_the_model(snapshot)
     likely, low = max(0.0, share - beside), max(0.0, low - beside)
-    gone = estimated(likely, low, high if cost.measured else share + 0.6 * (1.0 - share))
+    saved = estimated(likely, low, high if cost.measured else share + 0.6 * (1.0 - share))
     return Explanation(
         # How large a batch may be in training is not only a matter of speed.
         severity="info" if training and cost.samples > 1 else None,
         share=share,
-        gone=gone,
+        saved=saved,
         signals=(cost.measured, waiting < 0.1, cost.samples <= 1),
         # Only how long a GPU idles is measured; elsewhere the cost of a sample is an estimate.
         doubtful=not cost.measured or calls > 1,
@@ -123,8 +123,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # The lines that call the model, not those within it: batches are put together there.
         where=lines_of(map(above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
         claims=() if training else _around_call(snapshot).entries,
-        evidence=_evidence(snapshot, cost, waiting, beside, gone.speedup, calls),
-        fixes=_fixes(snapshot, cost, share if training else gone, together, calls),
+        evidence=_evidence(snapshot, cost, waiting, beside, saved.speedup, calls),
+        fixes=_fixes(snapshot, cost, share if training else saved, together, calls),
     )
 
 
@@ -263,22 +263,22 @@ def _policy_calls(snapshot: Snapshot, steps: Sequence[StepRecord]) -> Explanatio
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     # What is done with each output, such as sampling an action, can be done for a batch as well.
     share, high = share + around.share * (1.0 - batched.likely), high + around.share
-    gone = estimated(min(0.99, share), low, min(0.99, high))
-    saved = f"batches of {BATCH} would save {percent(share)} of the time"
+    saved = estimated(min(0.99, share), low, min(0.99, high))
+    saving = f"batches of {BATCH} would save {percent(share)} of the time"
     passes = f"{calls / len(steps):.0f} forward passes without gradient a step"
     return Explanation(
         share=min(0.99, share),
-        gone=gone,
+        saved=saved,
         signals=(True, cost.samples <= 1),
         doubtful=True,
-        title=f"the policy is called for {cost.samples:.0f} at a time: {saved}",
+        title=f"the policy is called for {cost.samples:.0f} at a time: {saving}",
         where=lines_of((*map(above_forward, model.entries), *around.entries)).where,
         claims=(*model.entries, *around.entries),
         evidence=(
             f"{passes}, {plural(round(cost.samples), 'sample')} and {duration(seconds / calls)} each",
             f"about {duration(cost.fixed)} of it is the same for any number of samples",
         ),
-        fixes=(fix(f"call the policy once for all environments (step {BATCH} side by side)", gone),),
+        fixes=(fix(f"call the policy once for all environments (step {BATCH} side by side)", saved),),
     )
 
 
@@ -335,16 +335,16 @@ def _evidence(  # noqa: PLR0917
     return evidence
 
 
-def _fixes(snapshot: Snapshot, cost: Cost, gone: float | Length, together: int, calls: int) -> tuple[Fix, ...]:
+def _fixes(snapshot: Snapshot, cost: Cost, saved: float | Length, together: int, calls: int) -> tuple[Fix, ...]:
     if main_lines(snapshot, lambda entry: entry.phase == "environment").entries:
-        return (fix(f"step {together} environments side by side, with one policy call for all of them", gone),)
+        return (fix(f"step {together} environments side by side, with one policy call for all of them", saved),)
     if snapshot.kind == "training":
         text = f"batch {cost.samples:.0f} → {together}: more samples a second (adapt the learning rate)"
-        return (fix(text, gone, Setting(name="batch_size", to=together, current=round(cost.samples))),)
+        return (fix(text, saved, Setting(name="batch_size", to=together, current=round(cost.samples))),)
     if calls > 1:
-        return (fix(f"stack what the {calls} calls of a request are given, and call the model once", gone),)
+        return (fix(f"stack what the {calls} calls of a request are given, and call the model once", saved),)
     setting = Setting(name="max_batch_size", to=together, current=round(cost.samples))
     return (
-        fix(f"take up to {together} waiting requests at once and stack them into one forward pass", gone, setting),
+        fix(f"take up to {together} waiting requests at once and stack them into one forward pass", saved, setting),
         fix("a serving layer with dynamic batching does so within a time limit"),
     )

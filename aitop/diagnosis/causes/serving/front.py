@@ -105,11 +105,11 @@ def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
         what = "tokenises and detokenises" if making else "runs"
         place = f", most of it at {place_of(front.lines.where[0])}" if front.lines.where else ""
         # Two such processes do twice as much, as long as the model is not the limit.
-        gone = min(front.idle, 0.5)
+        saved = min(front.idle, 0.5)
         return Explanation(
             subtype="one-core",
             share=front.idle,
-            gone=gone,
+            saved=saved,
             signals=(True, front.idle >= 2 * LEAST_IDLE, front.active >= 0.97),
             title=f"the thread that takes the requests ({front.thread}, pid {front.pid}) {what} all of the time, "
             f"and the model waits {percent(front.idle)} of it",
@@ -120,7 +120,7 @@ def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
                 *([f"{percent(front.making)} of its samples make inputs and outputs of the model"] if making else []),
             ),
             fixes=(
-                fix(MORE_PROCESSES, gone),
+                fix(MORE_PROCESSES, saved),
                 fix(DO_LESS),
             ),
         )  # fmt: skip
@@ -142,7 +142,7 @@ def blocked_loop(snapshot: Snapshot) -> Explanation | None:
     return Explanation(
         subtype="event-loop",
         share=min(0.99, lines.share),
-        gone=lost,
+        saved=lost,
         gains=lost >= LEAST_IDLE,
         signals=(True, lines.samples >= 10),
         title=f"handlers block the event loop {percent(lines.share)} of the time: {at}",

@@ -123,7 +123,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         severity="info" if keeps_up else "warning",
         share=min(0.99, queue.share),
         base="request",
-        gone=best if gains else None,
+        saved=best if gains else None,
         gains=gains,
         signals=(serving.basis == "hook", (queue.busy or 0.0) >= ALWAYS_BUSY, best is not None),
         doubtful=queue.busy is None,

@@ -50,7 +50,7 @@ from aitop.model.verdict import Fix, NamedShare, Where
 
 # The tail is the slowest 1 % of the requests, at least five: fewer may have been slow by chance. Five of less than
 # fifty are no tail.
-PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
+SLOWEST, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
 # Random arrivals alone make the slowest requests of a half busy server more than twice as long as the usual one.
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
@@ -119,7 +119,7 @@ class Times(msgspec.Struct, frozen=True):
 
 def number_of_slow(requests: int) -> int:
     """The number of requests that count as the tail of `requests` requests."""
-    return min(requests, max(LEAST_SLOW, math.ceil(PART * requests)))
+    return min(requests, max(LEAST_SLOW, math.ceil(SLOWEST * requests)))
 
 
 # It needs no steps: its evidence is requests. Its share is of the slowest requests' extra time, not of all time.
@@ -129,7 +129,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving
     if serving is None or not serving.requests:
         stop = longest_stop(snapshot)
-        if stop is not None and stop.share >= PART * LEAVE / ENTER:
+        if stop is not None and stop.share >= SLOWEST * LEAVE / ENTER:
             return _stopped(stop)
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
     requests = _accounted(snapshot, serving)
@@ -163,7 +163,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     # is no fault of the server's; if its own threads do, that is cpu-oversubscription.
     slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or first == "cores"
     times = _times(first, held, requests, of_requests, usual) if measured else None
-    slight |= times is not None and times.least < PART
+    slight |= times is not None and times.least < SLOWEST
     return Explanation(
         subtype=first,
         # Only some requests are late: that is never critical, however much of their lateness one cause explains.
@@ -194,7 +194,7 @@ def _stopped(stop: Stop) -> Explanation:
         subtype=stop.kind,
         severity="warning",
         share=stop.share,
-        level=ENTER * stop.share / PART,
+        level=ENTER * stop.share / SLOWEST,
         gains=False,
         signals=(False, bool(where)),
         most_sure=ESTIMATED,
@@ -238,7 +238,7 @@ def _times(
 
 
 def _rarity(times: Times | None, window: float) -> list[str]:
-    if times is None or times.least >= PART:
+    if times is None or times.least >= SLOWEST:
         return []
     often = "once" if times.count == 1 else f"{times.count} times"
     return [f"it came {often} in {window:.0f} s: too rarely to tell whether a percent of all requests meets it"]
@@ -442,7 +442,8 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
 # --- where single requests are not known ------------------------------------------------------------------------------
 #
 # Requests that come at random meet a pause of the whole process with a probability that equals its share of the time.
-# What stops the process for 1 % of the time (PART) makes the slowest 1 % of requests, however long they usually take.
+# What stops the process for 1 % of the time makes the slowest 1 % (SLOWEST) of requests, however long they usually
+# take.
 
 
 def longest_stop(snapshot: Snapshot) -> Stop | None:
@@ -465,7 +466,7 @@ def _collector(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
 def _compiler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:
     """Compiling that goes on while there are requests. Compiling before the first request holds up none."""
     share, lines, basis = _sampled(snapshot, ledger, "compile")
-    return Stop("compile", share, basis, lines.lines) if recompile.takes_turns(snapshot, lines, least=PART) else None
+    return Stop("compile", share, basis, lines.lines) if recompile.takes_turns(snapshot, lines, least=SLOWEST) else None
 
 
 def _handler(snapshot: Snapshot, ledger: Ledger) -> Stop | None:

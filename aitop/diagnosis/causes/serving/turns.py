@@ -99,7 +99,7 @@ def small_batches(snapshot: Snapshot) -> Explanation | None:
     share = max(0.0, 1.0 - length.likely)
     return Explanation(
         share=share,
-        gone=length,
+        saved=length,
         signals=(True, idle < FULL, now < 2.0),
         title=f"{now:.1f} requests are in a batch while {_waiting(serving):.0f} wait: "
         f"batches of {size} would save {percent(share)} of the time",
