@@ -96,7 +96,7 @@ def test_what_a_worker_does_adds_up():
 def test_figures_are_there_only_where_they_were_measured():
     assert figure_lines(measured_figures(View(samples.input_bound())), 60, 5) == []
     assert copies(View(samples.input_bound()), samples.input_bound(), 60) is None
-    speed, syncs, comms, compiler, scaler = (
+    speed, syncs, exchange, compiler, scaler = (
         line.text for line in figure_lines(measured_figures(View(samples.measured())), 100, 5)
     )
     assert "347 TFLOP/s" in speed
@@ -105,8 +105,8 @@ def test_figures_are_there_only_where_they_were_measured():
     assert "3.00 calls/step" in syncs
     assert "12 ms" in syncs
     assert "item train.py:105" in syncs
-    assert "4.00 calls/step" in comms
-    assert "61 % overlapped" in comms
+    assert "4.00 calls/step" in exchange
+    assert "61 % overlapped" in exchange
     assert "3 again" in compiler
     assert "size mismatch" in compiler
     assert "4 steps skipped" in scaler
@@ -154,7 +154,7 @@ async def test_every_verdict_about_memory_stands_beside_the_memory(look_at):
 @pytest.mark.parametrize(
     ("pane", "words"),
     [
-        ("step", ("TFLOP/s", "syncs", "comms", "skipped", "last 127 steps", "-5 m")),
+        ("step", ("TFLOP/s", "syncs", "exchange", "skipped", "last 127 steps", "-5 m")),
         ("gpu", ("100%▕", "busy")),
         ("data", ("copies", "pageable", "busy", "idle", "3731")),
         ("memory", ("peak", "split  12%", "retry  2", "OOM  1", "oom-risk")),

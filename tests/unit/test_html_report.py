@@ -136,7 +136,7 @@ def test_the_charts_hold_what_was_measured():
     first, last, parts = charts.steps["columns"][0]
     assert (first, last) == (1, 3)
     assert dict(zip([name for name, _ in charts.steps["phases"]], parts, strict=True)) == pytest.approx(
-        {"data": 60.0, "forward": 20.0, "save": 10.0, "other": 10.0}
+        {"data": 60.0, "forward": 20.0, "save": 10.0, "host": 10.0}
     )
     assert charts.gpu[0]["lines"][0]["points"] == [(-10.0, 0.5), (0.0, None)]
     assert charts.workers[0]["name"] == "pid 7"

@@ -148,7 +148,7 @@ def _steps(records: Sequence[StepRecord]) -> Drawn | None:
     groups = [records[first : first + each] for first in range(0, len(records), each)]
     means = [_mean_phases(group) for group in groups]
     seen = [number for number in range(len(MEASURED) + 1) if any(mean[number] > 0 for mean in means)]
-    names = [*((phase.key, phase.hue) for phase in MEASURED), ("other", OUTSIDE)]
+    names = [*((phase.key, phase.hue) for phase in MEASURED), ("host", OUTSIDE)]
     return {
         "phases": [names[number] for number in seen],
         "columns": [

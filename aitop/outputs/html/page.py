@@ -44,7 +44,7 @@ RANK_COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("forward", "forward", duration),
     ("backward", "backward", duration),
     ("optimizer", "optimizer", duration),
-    ("else", "outside", duration),
+    ("host", "outside", duration),
     ("wait", "wait", duration),
     ("cpu", "cpu", percent),
     ("memory", "rss", size),

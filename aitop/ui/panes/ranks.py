@@ -93,7 +93,7 @@ COLUMNS = (
     _phase("forward", 3, "forward"),
     _phase("backward", 4, "backward"),
     _phase("optimizer", 11, "optimizer"),
-    _phase("else", 12, "outside"),
+    _phase("host", 12, "outside"),
     _phase("wait", 0, "wait", "communication"),
     Column("gpu", 4, 5, lambda row: row.rank.gpu_busy, tight_percent),
     Column("gpu mem", 7, 6, lambda row: row.rank.gpu_memory, size),

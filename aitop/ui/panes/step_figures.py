@@ -51,7 +51,7 @@ class Figure(NamedTuple):
 
     def short(self) -> Line:
         """The short form, for a line that is shared with other figures."""
-        line = Line(self.name, COMMUNICATION.ink if self.name == "comms" else DIM)
+        line = Line(self.name, COMMUNICATION.ink if self.name == "exchange" else DIM)
         for part in self.parts[: self.brief]:
             line.add(" ").join(part)
         return line
@@ -104,7 +104,7 @@ def waits(view: View, snapshot: Snapshot) -> Figure | None:
 
 def collectives(view: View, snapshot: Snapshot) -> Figure | None:
     """Collectives and waits for them, in all phases, and the communication that DDP reports as overlapped."""
-    figure = _calls(view, snapshot, "comms", "collective", calls="collectives", seconds="communication")
+    figure = _calls(view, snapshot, "exchange", "collective", calls="collectives", seconds="communication")
     ddp = snapshot.facts.ddp if snapshot.facts else None
     if figure is not None and ddp is not None and ddp.communication and ddp.overlap is not None:
         overlap = Line(percent(ddp.overlap / ddp.communication).rjust(5), TEXT).add(" overlapped", DIM)

@@ -117,9 +117,9 @@ TRANSFER = Kind("transfer", "transfer", "T", "phase-transfer", "copy")
 FORWARD = Kind("forward", "forward", "F", "phase-forward", "fwd")
 BACKWARD = Kind("backward", "backward", "B", "phase-backward", "bwd")
 OPTIMIZER = Kind("optimizer", "optimizer", "O", "phase-optimizer", "opt")
-COMMUNICATION = Kind("communication", "comms", "C", "phase-communication", "comm")
+COMMUNICATION = Kind("communication", "exchange", "X", "phase-communication", "exch")
 SAVE = Kind("save", "save/eval", "S", "phase-save", "save")
-OUTSIDE = Kind("outside", "outside", "-", "phase-outside", "else")
+OUTSIDE = Kind("outside", "host", "-", "phase-outside", "host")
 _HUES = {phase.key: phase for phase in (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)}
 
 
