@@ -186,6 +186,10 @@ TABLE: tuple[Row, ...] = (
     # LitServe
     _row(r"/litserve/loops/", r"get_batch_requests|get_request|collate_requests", phase="idle", state="wait-queue"),
     _row(r"/litserve/loops/", r"run_\w+_loop|_process_\w+_request", handler="request-loop"),
+    # Ray: the main thread of a worker waits for tasks; a replica of Ray Serve has an event loop for the user's code
+    _row(r"/site-packages/ray/_private/worker\.py$", r"main_loop", state="wait-queue", rests=True),
+    _row(r"/site-packages/ray/serve/_private/replica\.py$", r"_run_user_code_event_loop", state="wait-queue",
+         handler="event-loop"),
     # what calls a handler: event loops and pools of threads
     _row(r"/anyio/_backends/_asyncio\.py$", r"run", handler="thread"),
     _row(r"/(?:flask/app|werkzeug/serving|gunicorn/workers/\w+)\.py$",

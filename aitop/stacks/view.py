@@ -318,8 +318,9 @@ def lead_thread(threads: Digest, states: Iterable[ThreadState] = ()) -> ThreadKe
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
     least = _MAIN_WORKS * threads[main].total() if main is not None else 0.0
     if main is not None:
-        # Of a thread that polls sockets, as a server's does, the stacks may not show that it waits. The kernel does.
-        own = min(_own_work(threads[main]), threads[main].total() * (1.0 - _for_network(states)))
+        # Of a thread that polls sockets or waits for messages, as a server's does, the stacks may not show that it
+        # waits. The kernel does.
+        own = min(_own_work(threads[main]), threads[main].total() * (1.0 - _for_others(states)))
         if _stepping(threads[main]) or own > max(least, sum(others.values())):
             return main
     most = max(others, key=lambda key: (others[key], _at_work(threads[key])), default=None)
@@ -331,11 +332,11 @@ def lead_thread(threads: Digest, states: Iterable[ThreadState] = ()) -> ThreadKe
     return most if main is not None and work > least else main
 
 
-def _for_network(states: Iterable[ThreadState]) -> float:
-    """The share (0..1) of the time in which the main thread waited for the network, by the kernel's word."""
+def _for_others(states: Iterable[ThreadState]) -> float:
+    """The share (0..1) of the time in which the kernel says that the main thread waited to be sent something."""
     own = [state for state in states if state.main and state.asked]
     asked = sum(state.asked for state in own)
-    return sum(state.waits.get("network", 0) for state in own) / asked if asked else 0.0
+    return sum(state.waits.get(kind, 0) for state in own for kind in ("network", "queue")) / asked if asked else 0.0
 
 
 def _stepping(stacks: Counter[Seen]) -> int:

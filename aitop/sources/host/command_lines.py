@@ -34,7 +34,16 @@ HELPER_MODULES = (
     "tensorboard",
     "mlflow",
 )
-COMPILE_WORKER = "/torch/_inductor/compile_worker/"
+# Parts of paths of scripts.
+HELPER_SCRIPTS = (
+    "/torch/_inductor/compile_worker/",
+    "/ray/_private/log_monitor.py",
+    "/ray/_private/runtime_env/",
+    "/ray/autoscaler/",
+    "/ray/dashboard/",
+)
+# What some call themselves instead of their command line.
+HELPER_TITLES = frozenset({"ray::DashboardAgent", "ray::RuntimeEnvAgent"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 OPTIONS_WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 
@@ -85,13 +94,16 @@ def kind_of(arguments: Sequence[str], python: bool) -> Command:
     """The kind of a process by its command line; `python`: its executable is an interpreter."""
     if not arguments:
         return "python" if python else "foreign"
+    if arguments[0].strip() in HELPER_TITLES:
+        return "helper"
     # Some write what they do after their name: "slurmstepd: [12.0]".
     program = os.path.basename(arguments[0]).partition(":")[0]
     if not python and not named_python(program):
         return _by_program(program, "foreign")
     run = invocation(arguments)
     if run.how == "script":
-        return "helper" if COMPILE_WORKER in run.what else _by_program(os.path.basename(run.what), "python")
+        helps = any(part in run.what for part in HELPER_SCRIPTS)
+        return "helper" if helps else _by_program(os.path.basename(run.what), "python")
     if run.how == "module":
         return _by_module(run.what)
     if run.how == "code" and run.what.startswith("from ") and (words := run.what.split()[1:]):

@@ -26,15 +26,17 @@ class Chooser:
         self._working = working
         self._probe = ProcessProbe(stepping=stepping)
         self._turn = 0
-        self._others, self._feeding = _Turns(), _Turns()
+        self._others, self._busy, self._resting = _Turns(), _Turns(), _Turns()
         self._used: dict[tuple[int, int], tuple[float, float]] = {}
         self._cores: dict[int, float] = {}
 
     def next(self, most: int) -> list[int]:
         """At most so many pids for the next window: half of them do the work, half feed those.
 
-        The first one that does the work is always picked, the others take turns. Until it is known who does the work,
-        the ranks stand for it. Raises SourceError if the target is gone or nothing in its tree is Python.
+        The first one that does the work is always picked, the others take turns. Those that feed it take turns, too,
+        but one that uses cores comes before those that hardly do: these share a single place as long as others want
+        the rest. Until it is known who does the work, the ranks stand for it. Raises SourceError if the target is gone
+        or nothing in its tree is Python.
         """
         roles = self._by_role()
         usual = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
@@ -50,7 +52,11 @@ class Chooser:
         places = most - 1
         of_others = max((places + self._turn % 2) // 2, places - len(feeding))
         others = self._others.take(first[1:], of_others)
-        return [*first[:1], *others, *self._feeding.take(feeding, places - len(others))]
+        places -= len(others)
+        busy = [pid for pid in feeding if self._cores.get(pid, 0.0) > BUSY]
+        resting = [pid for pid in feeding if pid not in busy]
+        of_busy = self._busy.take(busy, max(places - 1, places - len(resting)))
+        return [*first[:1], *others, *of_busy, *self._resting.take(resting, places - len(of_busy))]
 
     def everyone(self) -> list[int]:
         """All Python processes, those that train first, then their loader workers. Raises as `next` does."""

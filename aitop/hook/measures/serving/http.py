@@ -1,4 +1,4 @@
-"""Measures requests of web servers: uvicorn, aiohttp, tornado, gRPC, waitress, gunicorn, Python's own, and Flask's.
+"""Measures requests of web servers, such as uvicorn, gunicorn, gRPC and Ray Serve (`servers` of `Http` has all).
 
 A request arrives when the kernel has received it. While the event loop or the worker is busy it waits in the socket,
 where no server sees it. It ends when its answer has been handed to the kernel. Its model time is the time in root
@@ -153,7 +153,7 @@ class Http(Server):
     Requests in `earlier` began before the hook came in: they are counted but not measured.
     """
 
-    servers = ("uvicorn", "aiohttp", "tornado", "grpc", "waitress", "gunicorn", "http")
+    servers = ("uvicorn", "aiohttp", "tornado", "grpc", "ray", "waitress", "gunicorn", "http")
     layer = "http"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
@@ -192,6 +192,8 @@ class Http(Server):
             "_handle_with_method_handler": lambda call: wrap_queued(call, self),
             "_unary_response_in_pool": lambda call: wrap_pooled(noted(call, self.in_threads), self),
             "_stream_response_in_pool": lambda call: wrap_pooled(noted(call, self.in_threads), self),
+            "_wrap_request": lambda call: wrap_around(call, self),
+            "_call_func_or_gen": lambda call: wrap_user_code(call, self),
             "service": lambda call: wrap_call(noted(call, self.in_threads), self, waitress_socket),
             "send": lambda call: wrap_send(call, self),
             "prepare": lambda call: wrap_prepare(call, self),
@@ -561,6 +563,56 @@ def wrap_pooled(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
                 http.end_in_thread(request)
 
     return pooled
+
+
+class Around:
+    """What `with` enters around a request to a replica of Ray Serve, and the request, which begins and ends with it."""
+
+    __slots__ = ("http", "manager", "request")
+
+    def __init__(self, manager: Any, http: Http) -> None:
+        self.manager, self.http = manager, http
+        self.request: Request | None = None
+
+    def __enter__(self) -> Any:
+        try:
+            self.request = self.http.begin(None, self.http.loop)
+            if self.request is not None:
+                current.set(self.request)
+        except Exception:
+            self.http.failed()
+        return self.manager.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        if self.request is not None:
+            current.set(None)
+            self.http.end_in_loop(self.request)
+        return self.manager.__exit__(*error)
+
+
+def wrap_around(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap Ray Serve's `Replica._wrap_request`, which makes the context manager in which a request is answered."""
+
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return Around(original(*args, **kwargs), http)
+
+    return around
+
+
+def wrap_user_code(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap the method of Ray Serve that calls the user's code, after the wait for the limit of requests at a time."""
+
+    def user_code(*args: Any, **kwargs: Any) -> Any:
+        try:
+            request = current.get()
+            if request is not None and not request.began:
+                request.begin()
+                http.loop_thread = request.worker
+        except Exception:
+            http.failed()
+        return original(*args, **kwargs)
+
+    return user_code
 
 
 def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,6 +60,11 @@ TABLE: dict[str, dict[str, str]] = {
         "grpc._server:": "_handle_with_method_handler _unary_response_in_pool _stream_response_in_pool",
         "grpc._cython.cygrpc:": "_handle_exceptions",
     },
+    # ray 2.60.0
+    "ray": {
+        "ray.serve._private.replica:Replica": "_wrap_request",
+        "ray.serve._private.replica:UserCallableWrapper": "_call_func_or_gen",
+    },
     # waitress 3.0.2
     "waitress": {
         "waitress.task:Task": "service",
