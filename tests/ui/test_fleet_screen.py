@@ -12,8 +12,8 @@ import sample_serving as serving
 import sample_snapshots as samples
 from eyes import Eyes
 from fake_prometheus import COMPUTE, HANG, INPUT, Rank, four_jobs, large, served, vector
-from test_every_key import CLASSES, heard_from
-from test_hostile_text import EVIL, assert_safe
+from hostile_text import EVIL, assert_safe
+from keys_of_screens import CLASSES, heard_from
 
 from aitop.model.fleet import FleetRank
 from aitop.sources.prometheus.address import parse
@@ -32,6 +32,10 @@ class FleetEyes(Eyes):
         super().__init__(app, pilot)
         self.copied = []
 
+    def marked(self):
+        """The row under the cursor."""
+        return next(line for line in self.text().split("\n") if line.startswith("│ ▸"))
+
     def words(self, number=2):
         """The first words of the rows of the table."""
         lines = [line[2:].split()[:number] for line in self.text().split("\n")[3:] if line.startswith("│")]
@@ -48,31 +52,33 @@ async def looking(fake, size=(120, 24), until=" ranks on "):
         yield eyes
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 50)], ids=str)
-async def test_what_wastes_most_comes_first(size):
+async def test_what_wastes_most_comes_first():
     with served() as fake:
-        async with looking(fake, size) as eyes:
-            assert eyes.words(1) == ["▸", "loader-7", "ddp-8", "fine-1"]
-            text = eyes.text()
-            for words in (
-                "STALLED 2 of 2",
-                "input-bound/workers",
-                "decode.py:41",
-                "2.8×",
-                "1 job stalled",
-                "4.8 device-hours",
-            ):
-                assert words in text
+        async with looking(fake) as eyes:
+            for size in ((80, 24), (120, 36), (200, 50)):
+                await eyes.resize(*size)
+                assert eyes.words(1) == ["▸", "loader-7", "ddp-8", "fine-1"]
+                text = eyes.text()
+                for words in (
+                    "STALLED 2 of 2",
+                    "input-bound/workers",
+                    "decode.py:41",
+                    "2.8×",
+                    "1 job stalled",
+                    "4.8 device-hours",
+                ):
+                    assert words in text
 
 
-@pytest.mark.parametrize("size", [(1, 1), (9, 3), (20, 5), (39, 9), (60, 60), (240, 12)], ids=str)
-async def test_every_size_is_drawn(size):
+async def test_every_size_is_drawn():
     with served() as fake:
-        async with looking(fake, until="") as eyes:
-            await eyes.until("loader-7")
-            await eyes.pilot.resize_terminal(*size)
-            await eyes.press("down", "enter", "slash", "x", "enter", "escape")
-            assert {len(row) for row in eyes.text().split("\n")} == {size[0]}
+        async with looking(fake) as eyes:
+            for size in ((1, 1), (9, 3), (20, 5), (39, 9), (60, 60), (240, 12)):
+                await eyes.resize(*size)
+                for keys in (("down", "enter"), ("slash", "x", "enter"), ("escape", "escape", "home")):
+                    await eyes.press(*keys)
+                    assert {len(row) for row in eyes.text().split("\n")} == {size[0]}
+            assert type(eyes.app.screen).__name__ == "FleetScreen"
 
 
 async def test_the_ranks_of_a_job_over_its_nodes_with_the_straggler():
@@ -107,7 +113,7 @@ async def test_a_copy_goes_to_the_terminal_as_it_understands_it():
             app._driver.write = written.append
             app.screen.show_command(FleetRank(node="gpu-b", rank=3, pid=803))
             await pilot.pause()
-    (code,) = [one for one in written if one.startswith("\x1b]52;c;")]
+    (code,) = [output for output in written if output.startswith("\x1b]52;c;")]
     assert base64.b64decode(code[7:].rstrip("\a")).decode() == "ssh -t gpu-b aitop --pid 803"
 
 
@@ -190,11 +196,7 @@ async def test_what_was_seen_stays_when_prometheus_is_gone_and_it_says_how_old_i
             await eyes.press("escape")
             fake.answer = None
             await eyes.press("r")
-            for _ in range(300):
-                await eyes.pilot.pause(0.01)
-                if " old · " not in eyes.text():
-                    break
-            assert " old · " not in eyes.text()
+            await eyes.until_gone(" old · ")
 
 
 @pytest.mark.parametrize("keys", [(), ("slash", *"zzz", "enter")], ids=["no jobs", "none matches"])
@@ -249,11 +251,18 @@ async def test_no_label_passes_anything_on_to_the_terminal():
             assert_safe(eyes.app.screen)
 
 
-async def test_a_thousand_nodes():
-    with served(*large(40)) as fake:
+async def test_the_end_of_many_jobs_is_a_key_away():
+    with served(*large(100)) as fake:
         async with looking(fake, (80, 24)) as eyes:
-            assert "320 ranks on 40 nodes" in eyes.text()
-            await eyes.press("end", "pageup", "home")
+            assert "800 ranks on 100 nodes" in eyes.text()
+            first = eyes.marked()
+            await eyes.press("end")
+            last = eyes.marked()
+            assert first != last
+            await eyes.press("pageup")
+            assert eyes.marked() not in (first, last)
+            await eyes.press("home")
+            assert eyes.marked() == first
 
 
 async def test_every_key_asks_for_what_its_binding_says(monkeypatch):
@@ -262,7 +271,7 @@ async def test_every_key_asks_for_what_its_binding_says(monkeypatch):
             for names in (("FleetScreen", "TableScreen"), ("RanksScreen",)):
                 with monkeypatch.context() as deaf:
                     for name in names:
-                        asked, wanted = await heard_from(eyes.app, eyes.pilot, CLASSES[name], deaf)
+                        asked, wanted = await heard_from(eyes, CLASSES[name], deaf)
                         assert asked == wanted
                 await eyes.press("enter")
 
