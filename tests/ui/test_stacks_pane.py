@@ -8,6 +8,7 @@ from datetime import datetime
 import msgspec
 import pytest
 import sample_snapshots as samples
+from scripted_feeds import RunFeed, ScriptedFeed
 from textual.geometry import Offset
 
 from aitop.errors import AitopError
@@ -153,8 +154,8 @@ async def test_the_code_of_a_thread_is_left_with_esc_and_when_the_thread_has_end
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
-async def test_s_groups_all_stacks(look_at, feeds, size):
-    class Dumping(feeds["run"]):
+async def test_s_groups_all_stacks(look_at, size):
+    class Dumping(RunFeed):
         def dump(self):
             nonlocal asked
             asked += 1
@@ -183,8 +184,8 @@ async def test_s_groups_all_stacks(look_at, feeds, size):
         assert "Verdict" in eyes.text()
 
 
-async def test_stacks_name_ranks_and_their_workers_as_the_process_tree_does(look_at, feeds):
-    class Dumping(feeds["run"]):
+async def test_stacks_name_ranks_and_their_workers_as_the_process_tree_does(look_at):
+    class Dumping(RunFeed):
         def dump(self):
             pids = [process.pid for process in seen.processes if process.role in ("rank", "loader-worker")]
             threads = (ThreadStack(pid=pid, thread="MainThread", main=True, frames=(2,)) for pid in pids)
@@ -201,8 +202,8 @@ async def test_stacks_name_ranks_and_their_workers_as_the_process_tree_does(look
                 assert told[str(process.pid)].startswith(name)
 
 
-async def test_a_held_key_asks_for_one_look_at_a_time(look_at, feeds):
-    class Slow(feeds["run"]):
+async def test_a_held_key_asks_for_one_look_at_a_time(look_at):
+    class Slow(RunFeed):
         def dump(self):
             asked.append(1)
             answers.wait(60)
@@ -217,8 +218,8 @@ async def test_a_held_key_asks_for_one_look_at_a_time(look_at, feeds):
         await eyes.until("Queue.get")
 
 
-async def test_a_line_is_told_by_the_newest_snapshot(look_at, feeds):
-    feed = feeds["run"](samples.input_bound())
+async def test_a_line_is_told_by_the_newest_snapshot(look_at):
+    feed = RunFeed(samples.input_bound())
     async with look_at(feed=feed) as eyes:
         await eyes.press("f", "down", "down", "o")
         assert eyes.shown() >= {"line"}
@@ -228,8 +229,8 @@ async def test_a_line_is_told_by_the_newest_snapshot(look_at, feeds):
         assert eyes.app.screen.pane.view.snapshot is later
 
 
-async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_seen(look_at, feeds):
-    class Refusing(feeds["run"]):
+async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_seen(look_at):
+    class Refusing(RunFeed):
         def dump(self):
             raise AitopError("stacks are switched off by --passive: they are not looked at")
 
@@ -239,7 +240,7 @@ async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_see
         assert "most seen in 30 s" in eyes.pane("groups")
         assert "4 threads" in eyes.pane("groups")
     recorded = msgspec.structs.replace(samples.input_bound(), dump=dump(), time=samples.START + 5)
-    async with look_at(feed=feeds["scripted"](recorded, live=False)) as eyes:
+    async with look_at(feed=ScriptedFeed(recorded, live=False)) as eyes:
         await eyes.press("S")
         at = datetime.fromtimestamp(recorded.wall - 5)
         assert f"read at {at:%H:%M:%S}" in eyes.pane("groups")
