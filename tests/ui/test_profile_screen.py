@@ -93,8 +93,7 @@ async def test_p_comes_back_to_a_profile_under_way_and_starts_another_once_it_wa
         assert "verdict" in eyes.shown()
         if away:
             profiling.go_on.set()
-            while screen.pane.profile is None:
-                await eyes.pilot.pause(0.01)
+            await eyes.until_true(lambda: screen.pane.profile is not None, "a profile")
         await eyes.press("p")
         profiling.go_on.set()
         await eyes.until("aten::addmm")

@@ -1,7 +1,6 @@
-"""The code pane's tree, flame and filters, one line, all stacks at once, the editor."""
+"""The code pane's tree, flame and filters, one line, and all stacks at once."""
 
-import os
-import stat
+import re
 import threading
 from datetime import datetime
 
@@ -13,9 +12,6 @@ from textual.geometry import Offset
 
 from aitop.errors import AitopError
 from aitop.model.stacks import Frame, StackDump, ThreadStack
-from aitop.sources import procfs
-from aitop.ui.editor import arguments, edit, editor_command, has_window
-from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.state import EVERYBODY
 
 FRAMES = (
@@ -72,9 +68,9 @@ async def test_enter_shows_the_line_with_its_verdict_and_source(look_at):
         await eyes.press("t", "end", "enter")
         await eyes.until("raw = file.read()")
         text = eyes.pane("line")
-        assert "JpegFolder" in text or "__getitem__" in text
+        assert "__getitem__  100 % of the samples of worker ×4" in text
         assert "INPUT-BOUND" in text
-        assert "80%" in text or "79%" in text
+        assert re.search(r"79%  ▌ +41 +image = decode_jpeg", text)
         await eyes.press("escape")
         assert "call tree" in eyes.pane("code")
 
@@ -90,7 +86,7 @@ async def test_the_flame_zooms_by_keys_and_back(look_at):
         assert "loader-worker" not in upper(eyes)
         assert "main ›" in eyes.pane("code")
         await eyes.press("down", "right")
-        assert "dataloader.py" in eyes.pane("code") or "backward" in eyes.pane("code")
+        assert "_call_impl  module.py:1750" in eyes.pane("code")
         await eyes.press("backspace")
         await eyes.press("escape", "escape", "escape")
         assert "worker ×4" in eyes.pane("code")
@@ -125,7 +121,7 @@ async def test_w_goes_through_parts_and_threads(look_at):
         await eyes.press("W")
         assert "process 3731" in eyes.pane("code")
         await eyes.press("w")
-        assert "·" in eyes.pane("code") and "workers" not in upper(eyes).split("\n")[0]
+        assert "Code · call tree ─" in eyes.pane("code") and "worker ×4" in upper(eyes)
 
 
 @pytest.mark.parametrize("view", ["t", None])
@@ -173,8 +169,9 @@ async def test_s_groups_all_stacks(look_at, size):
         assert "has GIL" in eyes.pane("group")
         for key, looks in (("S", 2), ("r", 3)):
             await eyes.press(key)
-            while asked < looks or "looking" in eyes.pane("groups"):
-                await eyes.pilot.pause(0.01)
+            await eyes.until_true(
+                lambda looks=looks: asked == looks and "looking" not in eyes.pane("groups"), f"look number {looks}"
+            )
         await eyes.press("e")
         assert "cannot be read from here" in eyes.pane("header")
         assert "cannot be read from here" not in eyes.pane("groups")
@@ -195,17 +192,17 @@ async def test_stacks_name_ranks_and_their_workers_as_the_process_tree_does(look
     async with look_at(feed=Dumping(seen), size=(120, 40)) as eyes:
         await eyes.press("S")
         await eyes.until("threads")
-        told = {line.split()[1]: " ".join(line.split()[2:]) for line in eyes.pane("group").split("\n")[1:7]}
+        threads = {line.split()[1]: " ".join(line.split()[2:]) for line in eyes.pane("group").split("\n")[1:7]}
         for process in seen.processes:
             if process.role in ("rank", "loader-worker"):
                 name = f"{'worker of ' if process.role != 'rank' else ''}rank {process.rank} MainThread"
-                assert told[str(process.pid)].startswith(name)
+                assert threads[str(process.pid)].startswith(name)
 
 
 async def test_a_held_key_asks_for_one_look_at_a_time(look_at):
     class Slow(RunFeed):
         def dump(self):
-            asked.append(1)
+            asked.append(None)
             answers.wait(60)
             return dump()
 
@@ -218,7 +215,7 @@ async def test_a_held_key_asks_for_one_look_at_a_time(look_at):
         await eyes.until("Queue.get")
 
 
-async def test_a_line_is_told_by_the_newest_snapshot(look_at):
+async def test_a_line_is_described_from_the_newest_snapshot(look_at):
     feed = RunFeed(samples.input_bound())
     async with look_at(feed=feed) as eyes:
         await eyes.press("f", "down", "down", "o")
@@ -257,45 +254,3 @@ async def test_o_shows_the_line_and_e_opens_it_from_every_screen(look_at):
         assert "train.py cannot be read from here" in eyes.text()
         await eyes.press("o")
         assert "Code · flame" in eyes.pane("code")
-
-
-def test_editors_are_told_the_line_in_their_own_way():
-    assert arguments(["vim"], "/a.py", 7) == ["vim", "+7", "/a.py"]
-    assert arguments(["/usr/bin/code", "--wait"], "/a.py", 7) == ["/usr/bin/code", "--wait", "-g", "/a.py:7"]
-    assert arguments(["subl"], "/a.py", 0) == ["subl", "/a.py:1"]
-    assert arguments(["pycharm"], "/a.py", 7) == ["pycharm", "--line", "7", "/a.py"]
-    assert (has_window(["code"]), has_window(["nano"]), has_window(["hx"])) == (True, False, False)
-
-
-def test_which_editor(tmp_path):
-    assert editor_command({"VISUAL": "emacs -nw", "EDITOR": "vi"}) == ["emacs", "-nw"]
-    assert editor_command({"VISUAL": " ", "EDITOR": "vi"}) == ["vi"]
-    assert editor_command({"PATH": str(tmp_path)}) is None
-    (tmp_path / "nano").touch()
-    (tmp_path / "nano").chmod(0o755)
-    assert editor_command({"PATH": str(tmp_path)}) == ["nano"]
-
-
-async def test_e_opens_the_line_or_says_why_not(look_at, monkeypatch, tmp_path):
-    script = tmp_path / "subl"
-    seen = tmp_path / "seen"
-    script.write_text(f'#!/bin/sh\necho "$@" > {seen}.part; mv {seen}.part {seen}\n')
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    source = tmp_path / "mine.py"
-    source.write_text("x = 1\n")
-    monkeypatch.setenv("VISUAL", str(script))
-    async with look_at(samples.input_bound(), size=(160, 50)) as eyes:
-        await eyes.press("e")
-        assert "decode.py cannot be read from here" in eyes.pane("footer")
-        us = procfs.process_id(os.getpid())
-        said = edit(eyes.app, Place(os.getpid(), str(source), 1, "f"), us)
-        assert said == "mine.py:1 opened in subl"
-        for _ in range(400):
-            if seen.exists():
-                break
-            await eyes.pilot.pause(0.01)
-        assert seen.read_text() == f"{source}:1\n"
-        monkeypatch.setenv("VISUAL", str(tmp_path / "vi"))
-        assert "cannot be lent" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"), us)
-        monkeypatch.setenv("VISUAL", "'")
-        assert "cannot be understood" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"), us)
