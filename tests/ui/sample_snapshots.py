@@ -21,24 +21,12 @@ from sample_parts import (
     host,
     hot_lines,
     processes,
+    records,
     series,
+    stacks,
+    states,
     steps,
     target,
-)
-from sample_parts import (
-    records as records,
-)
-from sample_parts import (
-    source_around as source_around,
-)
-from sample_parts import (
-    stacks as stacks,
-)
-from sample_parts import (
-    states as states,
-)
-from sample_parts import (
-    tree as tree,
 )
 from sample_ranks import hanging, job
 

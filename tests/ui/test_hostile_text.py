@@ -6,6 +6,7 @@ import json
 from html.parser import HTMLParser
 
 import pytest
+import sample_parts as parts
 import sample_snapshots as samples
 from choosing import choosing
 from hostile_text import EVERYTHING, EVIL, assert_safe, evil_snapshot, poisoned
@@ -49,7 +50,7 @@ def test_no_report_passes_it_on(form, name, evil):
 
 
 DUMP = StackDump(
-    time=samples.START,
+    time=parts.START,
     frames=(Frame("feed", "/home/ada/data.py", 31, True, "batch = queue.get()"),),
     threads=(ThreadStack(pid=3720, thread="MainThread", main=True, frames=(0,), active=True, gil=True),),
     refused=((3799, "not permitted"),),

@@ -4,6 +4,7 @@ import threading
 
 import msgspec
 import pytest
+import sample_parts as parts
 import sample_snapshots as samples
 from rich.cells import cell_len
 from sample_parts import gpus, h200
@@ -73,7 +74,7 @@ async def test_each_state_has_its_own_glyph_and_colour(look_at):
     looks = []
     async with look_at(samples.input_bound()) as eyes:
         for state in ("ok", "absent", "denied", "stale", "failed"):
-            sources = samples.states(hook=(state, "why", None, 1.0))
+            sources = parts.states(hook=(state, "why", None, 1.0))
             await eyes.give(msgspec.structs.replace(samples.input_bound(), sources=sources))
             spans = eyes.app.screen.query_one("#header").drawn[0].spans
             at = next(number for number, (text, _) in enumerate(spans) if text == "hook")

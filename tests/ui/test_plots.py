@@ -3,6 +3,7 @@
 import math
 
 import msgspec
+import sample_parts as parts
 import sample_snapshots as samples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,7 +137,7 @@ def test_threads_that_hold_the_lock_are_named_and_idle_ones_not():
     assert "24% tensorboard-writer" in text
     assert "idle" not in text
     assert gil_line(stacks, frozenset({1}), 100) is None
-    assert gil_line(samples.stacks(), None, 100) is None
+    assert gil_line(parts.stacks(), None, 100) is None
 
 
 async def test_every_verdict_about_memory_stands_beside_the_memory(look_at):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import sample_parts as parts
 import sample_snapshots as samples
 from eyes import Eyes
 from pictures import StillFeed
@@ -178,7 +179,7 @@ async def test_a_folder_that_is_gone_is_said(look_at, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     async with look_at(samples.input_bound()) as eyes:
-        eyes.app.screen.recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
+        eyes.app.screen.recorder = Recorder(lambda path, new: RecordingWriter(path, parts.target(), new=new))
         await eyes.press("s")
         assert "nothing saved: No such file" in eyes.pane("footer")
         await eyes.press("r")
@@ -187,7 +188,7 @@ async def test_a_folder_that_is_gone_is_said(look_at, tmp_path, monkeypatch):
 
 async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
+    recorder = Recorder(lambda path, new: RecordingWriter(path, parts.target(), new=new))
     recorder.write(SourceStatus(time=3.0, source="gpu", state="absent", reason="no driver"))
     recorder.write(Tick(time=4.0, wall=1.0))
     async with look_at(samples.input_bound(), size=(160, 36)) as eyes:
@@ -208,7 +209,7 @@ async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
 
 
 def test_a_recording_begins_with_what_the_hook_found_out_and_not_with_its_last_read(tmp_path):
-    recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
+    recorder = Recorder(lambda path, new: RecordingWriter(path, parts.target(), new=new))
     facts, request = HookFacts(way="attach", python="3.11", torch="2.13"), RequestRecord(end=2.0, seconds=1.0)
     recorder.write(HookSample(time=3.0, pid=3720, facts=facts, requests=(request,), alive=2, sequence=7, lost=1))
     recorder.write(Tick(time=4.0, wall=1.0))
@@ -219,7 +220,7 @@ def test_a_recording_begins_with_what_the_hook_found_out_and_not_with_its_last_r
 
 
 async def test_a_full_disk_is_said_and_the_screen_goes_on(look_at):
-    recorder = Recorder(lambda path, new: RecordingWriter(Path("/dev/full"), samples.target()))
+    recorder = Recorder(lambda path, new: RecordingWriter(Path("/dev/full"), parts.target()))
     async with look_at(samples.input_bound(), size=(200, 36)) as eyes:
         eyes.app.screen.recorder = recorder
         await eyes.press("r")

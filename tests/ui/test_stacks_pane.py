@@ -6,6 +6,7 @@ from datetime import datetime
 
 import msgspec
 import pytest
+import sample_parts as parts
 import sample_snapshots as samples
 from scripted_feeds import RunFeed, ScriptedFeed
 from textual.geometry import Offset
@@ -26,7 +27,7 @@ def dump():
         ThreadStack(pid=3731, thread=f"feeder-{number}", main=False, frames=(0, 1), active=False) for number in range(7)
     ]
     busy = ThreadStack(pid=3720, thread="MainThread", main=True, frames=(2,), active=True, gil=True)
-    return StackDump(time=samples.START, frames=FRAMES, threads=(busy, *waiting), refused=((3799, "not permitted"),))
+    return StackDump(time=parts.START, frames=FRAMES, threads=(busy, *waiting), refused=((3799, "not permitted"),))
 
 
 def selected(eyes):
@@ -64,7 +65,7 @@ async def test_the_tree_is_walked_folded_and_unfolded(look_at):
 
 
 async def test_enter_shows_the_line_with_its_verdict_and_source(look_at):
-    async with look_at(samples.input_bound(), size=(120, 60), source_around=samples.source_around) as eyes:
+    async with look_at(samples.input_bound(), size=(120, 60), source_around=parts.source_around) as eyes:
         await eyes.press("t", "end", "enter")
         await eyes.until("raw = file.read()")
         text = eyes.pane("line")
@@ -186,7 +187,7 @@ async def test_stacks_name_ranks_and_their_workers_as_the_process_tree_does(look
         def dump(self):
             pids = [process.pid for process in seen.processes if process.role in ("rank", "loader-worker")]
             threads = (ThreadStack(pid=pid, thread="MainThread", main=True, frames=(2,)) for pid in pids)
-            return StackDump(time=samples.START, frames=FRAMES, threads=tuple(threads))
+            return StackDump(time=parts.START, frames=FRAMES, threads=tuple(threads))
 
     seen = samples.two_ranks()
     async with look_at(feed=Dumping(seen), size=(120, 40)) as eyes:
@@ -220,7 +221,7 @@ async def test_a_line_is_described_from_the_newest_snapshot(look_at):
     async with look_at(feed=feed) as eyes:
         await eyes.press("f", "down", "down", "o")
         assert eyes.shown() >= {"line"}
-        later = msgspec.structs.replace(samples.input_bound(), time=samples.START + 60)
+        later = msgspec.structs.replace(samples.input_bound(), time=parts.START + 60)
         feed.publish(later)
         await eyes.pilot.pause()
         assert eyes.app.screen.pane.view.snapshot is later
@@ -236,7 +237,7 @@ async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_see
         await eyes.until("switched off by --passive")
         assert "most seen in 30 s" in eyes.pane("groups")
         assert "4 threads" in eyes.pane("groups")
-    recorded = msgspec.structs.replace(samples.input_bound(), dump=dump(), time=samples.START + 5)
+    recorded = msgspec.structs.replace(samples.input_bound(), dump=dump(), time=parts.START + 5)
     async with look_at(feed=ScriptedFeed(recorded, live=False)) as eyes:
         await eyes.press("S")
         at = datetime.fromtimestamp(recorded.wall - 5)
