@@ -13,10 +13,11 @@ LONGEST_SECONDS = 1.0
 
 
 async def settled(min_sleep: float = 0.0, max_sleep: float = LONGEST_SECONDS) -> None:
-    """In place of the toolkit's wait_for_idle, which sleeps until the process uses no time for a while.
+    """Wait until the application has nothing left to do, in place of the toolkit's wait_for_idle.
 
-    Back when no message is waiting or being handled anywhere, nothing is left to be drawn, and no call is under way in
-    the background (for these at most THREAD_SECONDS).
+    That is: no message is waiting or being handled anywhere, nothing is left to be drawn, and no call is under way in
+    the background (for these it waits at most THREAD_SECONDS). The toolkit's sleeps until the process uses no time for
+    a while.
     """
     app = active_app.get()
     began = time.monotonic()
@@ -35,6 +36,7 @@ async def settled(min_sleep: float = 0.0, max_sleep: float = LONGEST_SECONDS) ->
 
 
 def in_the_background() -> bool:
+    """Whether a call of the screen is under way in a thread."""
     return any(
         getattr(getattr(thread, "_target", None), "__module__", "") == "aitop.ui.messages"
         for thread in threading.enumerate()
@@ -42,7 +44,7 @@ def in_the_background() -> bool:
 
 
 async def everybody(app) -> None:
-    """Until everybody has handled what was waiting for them by now."""
+    """Wait until the application and each of its widgets have handled what was waiting for them by now."""
     waiting = {pump for pump in (app, *app._registry) if pump.is_running}
     done = asyncio.Event()
 

@@ -156,16 +156,16 @@ async def test_below_the_numbers_are_what_could_not_be_judged_and_the_page(look_
     diagnosis = msgspec.structs.replace(shot.diagnosis, abstained=abstained)
     async with look_at(msgspec.structs.replace(shot, diagnosis=diagnosis), size=(80, 24)) as eyes:
         await eyes.press("enter")
-        seen = []
+        pages = []
         for _ in range(12):
-            seen.append(eyes.pane("evidence"))
+            pages.append(eyes.pane("evidence"))
             await eyes.press("pagedown")
-        told = "\n".join(seen)
-        assert "Could not be judged" in told and "no GPU figures: sync-stall, launch-bound" in told
+        listing = "\n".join(pages)
+        assert "Could not be judged" in listing and "no GPU figures: sync-stall, launch-bound" in listing
         for part in PARTS:
-            assert part in told
-        assert told.index("What to do") < told.index("Could not be judged") < told.index("What it is")
-        assert "DataLoader(..., num_workers=6, persistent_workers=True," in told
+            assert part in listing
+        assert listing.index("What to do") < listing.index("Could not be judged") < listing.index("What it is")
+        assert "DataLoader(..., num_workers=6, persistent_workers=True," in listing
         await eyes.press("down")
         assert "checkpoint-stall" in eyes.pane("evidence").splitlines()[0]
 
@@ -182,4 +182,5 @@ async def test_a_fix_is_shown_as_the_edit_that_it_is(look_at):
         await eyes.until("+ loader = DataLoader(data, num_workers=10)")
         assert "train.py:12  - loader = DataLoader(data, num_workers=args.workers)" in eyes.text()
         await eyes.give(samples.input_bound())
-        assert len([one for one in asked if one[1] == 0]) == len({one for one in asked if one[1] == 0})
+        looks = [(file, line) for file, line in asked if line == 0]
+        assert len(looks) == len(set(looks))

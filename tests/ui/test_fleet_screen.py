@@ -19,8 +19,6 @@ from aitop.model.fleet import FleetRank
 from aitop.sources.prometheus.address import parse
 from aitop.sources.prometheus.fleet import FleetReader
 from aitop.ui.app import FleetApp
-from aitop.ui.screens.fleet import JOBS, RANKS
-from aitop.ui.widgets.table import Column, Order, fit, in_order, next_order
 
 NEVER = 1e6
 
@@ -96,7 +94,7 @@ async def test_the_ranks_of_a_job_over_its_nodes_with_the_straggler():
             await eyes.until("ddp-8")
 
 
-async def test_the_command_for_the_worst_rank_of_a_job():
+async def test_c_copies_the_command_for_the_worst_rank_of_a_job():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("down", "down", "c")
@@ -134,7 +132,7 @@ async def test_without_devices_it_says_what_the_order_is():
             assert "wasted in" not in eyes.text()
 
 
-async def test_the_filter():
+async def test_the_filter_leaves_the_rows_that_match():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("slash", *"gpu-b")
@@ -147,7 +145,7 @@ async def test_the_filter():
             assert len(eyes.words(1)) == 4
 
 
-async def test_sorting():
+async def test_keys_choose_the_column_to_sort_by_and_turn_the_order_round():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("end", ">")
@@ -311,33 +309,3 @@ def whose(fake, handler, pids):
     assert 'node="gpu-a"' in query
     fake.answer = None
     handler.reply(200, vector([({"exported_job": "9", "job": "aitop"}, float(len(pids)))]), "application/json")
-
-
-@pytest.mark.parametrize("table", [JOBS, RANKS], ids=["jobs", "ranks"])
-def test_columns_fill_the_width_and_never_more(table):
-    before = 0
-    for width in range(20, 240):
-        shape = fit(table, width)
-        cells = 2 + sum(room + 2 for _, room in shape) - 2
-        assert cells <= max(width, 22)
-        assert len(shape) >= before
-        before = len(shape)
-    assert before == len(table)
-
-
-def test_a_column_that_just_fits_is_shown():
-    table = [Column("a", 5, 0, str), Column("b", 7, 1, str)]
-    assert [room for _, room in fit(table, 2 + 5 + 2 + 7)] == [5, 7]
-    assert [room for _, room in fit(table, 2 + 5 + 2 + 6)] == [5]
-    assert [room for _, room in fit(table, 2 + 5 + 1 + 7, gap=1)] == [5, 7]
-
-
-def test_what_is_not_measured_comes_last_in_either_order():
-    table = (Column("a", 3, 0, lambda row: row[0]), Column("b", 3, 0, lambda row: row[1]))
-    rows = [(2, "x"), (None, "y"), (9, None)]
-    assert [row[0] for row in in_order(rows, table, Order("a"))] == [9, 2, None]
-    assert [row[0] for row in in_order(rows, table, Order("a", inverted=True))] == [2, 9, None]
-    assert [row[1] for row in in_order(rows, table, Order("b"))] == ["x", "y", None]
-    assert next_order(["a", "b"], Order(), 1) == Order("a")
-    assert next_order(["a", "b"], Order("b"), 1) == Order("b")
-    assert next_order(["a", "b"], Order("a"), -5) == Order()

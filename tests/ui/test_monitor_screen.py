@@ -53,7 +53,7 @@ async def test_before_the_first_snapshot_it_says_that_it_looks(look_at):
         assert "INPUT-BOUND" in eyes.pane("verdict")
 
 
-async def test_stale_values_are_dimmed_and_their_age_is_told(look_at):
+async def test_stale_values_are_dimmed_and_have_their_age(look_at):
     def inks(eyes, pane):
         lines = eyes.app.screen.query_one(f"#{pane}").drawn[1:-1]
         return {style.color for line in lines for text, style in line.spans[1:-1] if text.strip()}
@@ -287,7 +287,7 @@ async def test_a_hook_that_stays_is_not_said_to_be_out(look_at):
         assert "d detach" not in eyes.pane("footer")
 
 
-async def test_a_failed_detach_is_told(look_at):
+async def test_a_failed_detach_says_why(look_at):
     feed = RunFeed(samples.input_bound())
     feed.problem = "the target does not answer"
     async with look_at(feed=feed) as eyes:
@@ -309,7 +309,7 @@ async def test_help_is_made_from_the_bindings(look_at):
 
 
 @pytest.mark.parametrize(("key", "code"), [("q", 0), ("f10", 0), ("ctrl+c", 130)])
-async def test_quitting(look_at, key, code):
+async def test_a_quitting_key_ends_it_with_its_code(look_at, key, code):
     async with look_at(samples.input_bound()) as eyes:
         await eyes.press(key)
         assert (eyes.app.return_code or 0) == code

@@ -72,13 +72,13 @@ def look_same(request, tmp_path):
     """Compare a picture with the one that is kept, or keep it where that is asked for."""
 
     def compare(name, drawn):
-        kept = FOLDER / f"{name}.svg"
+        picture = FOLDER / f"{name}.svg"
         if request.config.getoption("--new-pictures", default=False):
             FOLDER.mkdir(exist_ok=True)
-            kept.write_text(unnumbered(drawn), encoding="utf-8")
+            picture.write_text(unnumbered(drawn), encoding="utf-8")
             return
-        assert kept.is_file(), f"there is no {kept.name} yet: draw it with --new-pictures"
-        seen, wanted = cells(drawn), cells(kept.read_text(encoding="utf-8"))
+        assert picture.is_file(), f"there is no {picture.name} yet: draw it with --new-pictures"
+        seen, wanted = cells(drawn), cells(picture.read_text(encoding="utf-8"))
         if seen != wanted:
             twin = tmp_path / f"{name}.svg"
             twin.write_text(drawn, encoding="utf-8")

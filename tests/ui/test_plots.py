@@ -193,7 +193,7 @@ async def test_every_pane_with_charts_has_a_cursor(look_at):
             assert "verdict" in eyes.shown()
 
 
-async def test_the_hook_on_its_way_in_is_told(look_at):
+async def test_a_hook_on_its_way_in_is_said_to_be(look_at):
     async with look_at(samples.hook_on_its_way()) as eyes:
         assert "hook waiting for the target" in eyes.pane("step")
         assert "is inside one long call" in eyes.pane("step")

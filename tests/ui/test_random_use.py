@@ -24,8 +24,8 @@ LEFT_OUT = ("leave", "interrupt", "suspend", "save", "record", "edit", "command_
 
 def keys_of(screen):
     """Every key that does something on this screen."""
-    found = [binding for binding in our_bindings(screen) if not any(word in binding.action for word in LEFT_OUT)]
-    return [key.strip() for binding in found for key in binding.key.split(",")] + list(TYPED)
+    bindings = [binding for binding in our_bindings(screen) if not any(word in binding.action for word in LEFT_OUT)]
+    return [key.strip() for binding in bindings for key in binding.key.split(",")] + list(TYPED)
 
 
 def use_mouse(app, chance, size):

@@ -97,10 +97,10 @@ def test_workers_stand_with_those_of_the_same_rank_whose_number_is_readable():
 
 
 async def test_a_job_that_stands_still_has_no_rate(look_at):
-    for still, told in ((hanging(2), "nothing has run for 41 s"), (job(2), "step/s")):
+    for still, words in ((hanging(2), "nothing has run for 41 s"), (job(2), "step/s")):
         async with look_at(still, size=(120, 36)) as eyes:
             header = eyes.pane("header")
-            assert told in header and ("step/s" in header) == (told == "step/s")
+            assert words in header and ("step/s" in header) == (words == "step/s")
 
 
 async def test_ranks_that_get_on_are_not_called_hanging(look_at):
@@ -138,11 +138,11 @@ async def test_a_replay_offers_no_look_below_python(look_at):
 async def test_beside_the_title_stands_as_much_as_fits(look_at):
     whole = job(64)
     scaled = msgspec.structs.replace(whole, ranks=msgspec.structs.replace(whole.ranks, efficiency=0.41))
-    for size, told, left in (
+    for size, words, left in (
         ((200, 50), "scaling 41 % · exchange 3 % of a step", "one"),
         ((80, 24), " of 64", "scaling"),
     ):
         async with look_at(scaled, size=size) as eyes:
             eyes.app.screen.set_focus(eyes.app.screen.query_one("#ranks"))
             await eyes.press("z")
-            assert told in eyes.pane("ranks").split("\n")[0] and left not in eyes.pane("ranks").split("\n")[0]
+            assert words in eyes.pane("ranks").split("\n")[0] and left not in eyes.pane("ranks").split("\n")[0]

@@ -130,7 +130,7 @@ async def test_the_mark_stands_on_the_axes_of_the_step_charts(look_at):
     async with look_at(samples.measured(), size=(200, 60)) as eyes:
         await eyes.press("m")
         moved = msgspec.structs.replace(samples.measured(), time=samples.measured().time + 30)
-        recent = tuple(msgspec.structs.replace(one, end=one.end + 10) for one in moved.steps.recent)
+        recent = tuple(msgspec.structs.replace(record, end=record.end + 10) for record in moved.steps.recent)
         await eyes.give(msgspec.structs.replace(moved, steps=msgspec.structs.replace(moved.steps, recent=recent)))
         assert "▲ mark" in eyes.pane("step")
         assert any("▼" in line and line.startswith("│   step  ") for line in eyes.pane("step").split("\n"))
