@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from eyes import Eyes
 from scripted_feeds import ScriptedFeed
-from settled_app import settled
+from settled_app import screen_handled, settled
 
 from aitop.ui.app import MonitorApp, ReplayApp
 
@@ -21,6 +21,7 @@ def _pilot_waits_for_the_application(monkeypatch):
     """Keys are waited for until all has been done that they set off, rather than for the process to have a rest."""
     for module in ("app", "pilot"):
         monkeypatch.setattr(f"textual.{module}.wait_for_idle", settled)
+    monkeypatch.setattr("textual.pilot.Pilot._wait_for_screen", screen_handled)
 
 
 @pytest.fixture
