@@ -19,7 +19,6 @@ from sample_parts import (
     gpus,
     h200,
     host,
-    hot_lines,
     processes,
     records,
     series,
@@ -330,21 +329,6 @@ def many_ranks() -> Snapshot:
     return job(two_ranks(), 16, gpu=True)
 
 
-def hostile() -> Snapshot:
-    """Everything that comes from elsewhere tries to take over the terminal."""
-    evil = "\x1b]0;owned\x07\x1b[31m[bold red]x[/]\u202egnp.exe\n\x00\ttail"
-    verdict = input_verdict()
-    where = msgspec.structs.replace(verdict.where[0], file="/tmp/" + evil, function=evil, text=evil)
-    line = msgspec.structs.replace(hot_lines()[0], file="/tmp/" + evil, function=evil, text=evil)
-    bad = msgspec.structs.replace(verdict, where=(where,), title=evil, evidence=(evil,), fixes=(Fix(text=evil),))
-    full = input_bound()
-    return msgspec.structs.replace(
-        full, target=target(command=evil, ended=evil), gpu=gpus(h200(name=evil)),
-        stacks=msgspec.structs.replace(full.stacks, lines=(line,)),
-        sources=states(hook=("failed", evil, evil, 3.0)), diagnosis=Diagnosis(verdicts=(bad,)),
-    )  # fmt: skip
-
-
 def candidates() -> list[Candidate]:
     return [
         Candidate(pid=3720, user="ada", command="/home/ada/.venv/bin/python train.py --bs 64", framework="torch",
@@ -369,5 +353,4 @@ ALL = {
     "eight_gpus": eight_gpus,
     "two_ranks": two_ranks,
     "hang": hang,
-    "hostile": hostile,
 }

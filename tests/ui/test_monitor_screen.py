@@ -248,8 +248,7 @@ async def test_d_pressed_again_meanwhile_takes_nothing_out(look_at):
         await eyes.press("d")
         await eyes.until("taking the hook out…")
         await eyes.press("d", "d")
-        for _ in range(20):
-            await eyes.pilot.pause(0.01)
+        await eyes.pilot.pause(0.05)
         assert "taking the hook out…" in eyes.pane("footer")
         out.set()
         await eyes.until("the hook is out of the target")
