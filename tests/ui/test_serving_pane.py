@@ -8,7 +8,7 @@ import pytest
 import sample_serving as servers
 import sample_snapshots as samples
 from eyes import Eyes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pictures import StillFeed
 from rich.cells import cell_len
@@ -220,7 +220,6 @@ async def test_it_can_be_read_in_ascii_and_without_colours():
             await eyes.press("C")
 
 
-@settings(max_examples=150)
 @given(
     width=st.integers(30, 190),
     height=st.integers(1, 40),
@@ -388,7 +387,6 @@ def test_round_latencies_stand_below_their_buckets():
     assert axis.bucket(0.1) * axis.cells == axis.cell(0.1)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     latencies=st.lists(st.floats(min_value=0.0, max_value=1e5), max_size=60),
     width=st.integers(1, 200),
