@@ -23,6 +23,7 @@ import sys
 sys.path[:0] = [{str(REPOSITORY / "tests/ui")!r}, {str(REPOSITORY)!r}]
 import os
 import sample_snapshots
+from scripted_feeds import ScriptedFeed
 from aitop.ui import app, terminal
 from aitop.ui.app import MonitorApp
 
@@ -32,19 +33,17 @@ terminal.GRACE_SECONDS = 0.5 if sys.argv[1] == "gone" else 50.0
 if sys.argv[1].startswith("load"):
     app.MonitorApp.on_load = lambda self: os.kill(os.getpid(), int(sys.argv[1][4:]))
 
-class Feed:
-    live = True
-
+class Feed(ScriptedFeed):
     def start(self, publish):
         if sys.argv[1] == "fails":
             raise RuntimeError("the feed broke")
-        publish(42 if sys.argv[1] == "crashes" else sample_snapshots.input_bound())
+        super().start(publish)
 
     def stop(self):
         with open(sys.argv[2], "a") as file:
             file.write("stopped\\n")
 
-sys.exit(MonitorApp(Feed()).show())
+sys.exit(MonitorApp(Feed(42 if sys.argv[1] == "crashes" else sample_snapshots.input_bound())).show())
 """
 
 

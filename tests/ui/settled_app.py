@@ -10,6 +10,7 @@ from textual._context import active_app
 
 THREAD_SECONDS = 0.02  # for work off the UI thread, which some tests let hang
 LONGEST_SECONDS = 1.0
+LONGEST_HANDLER_SECONDS = 60.0
 MANY_TURNS = 500  # of the event loop, after which a handler is waited for at leisure
 
 
@@ -46,9 +47,10 @@ def in_the_background() -> bool:
 
 async def all_handled(app) -> None:
     """Wait until the application and each of its widgets have handled all messages and wait for the next one."""
-    turns = 0
+    turns, deadline = 0, time.monotonic() + LONGEST_HANDLER_SECONDS
     while app._exception is None and app.is_running and any(map(is_busy, (app, *app._registry))):
         turns += 1
+        assert time.monotonic() < deadline, "a message is never done with"
         await asyncio.sleep(0 if turns < MANY_TURNS else 0.001)
 
 
