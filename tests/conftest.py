@@ -24,16 +24,7 @@ from aitop.model.snapshot import Snapshot
 
 Aitop = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# What these say depends on how a run spends its time: one after the other, so as not to take each other the cores.
-ONE_BY_ONE = (
-    "test_bad_input.py",
-    "test_terminals.py",
-    "test_verbs.py",
-    "test_demo.py",
-)
-# And these come first because they take long.
-EARLY = (*ONE_BY_ONE, "test_frameworks.py", "test_serving_hook.py", "test_recordings.py", "test_attach.py")
-
+pytest_plugins = ["scheduling"]
 
 # How long an example takes says something of the machine only.
 hypothesis.settings.register_profile("aitop", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -46,35 +37,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test leaves a summary of its runs behind, or is compared with one, unless it names a folder of its own.
 os.environ["XDG_STATE_HOME"] = os.devnull
 
-# What is imported and collected here stays to the end: to look through it for cycles takes a third of that time.
+# While tests are collected, to look for cycles in what is imported would take a third of the time.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on as always, but for what there is by now."""
+    """Collect garbage again, but leave out what collecting the tests has made: it stays to the end."""
     gc.enable()
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, each file as a whole."""
-    items.sort(key=lambda item: EARLY.index(item.path.name) if item.path.name in EARLY else len(EARLY))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file stays with one worker, which so starts what its tests share only once; ONE_BY_ONE is like one file."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "one by one" if Path(file).name in ONE_BY_ONE else file
-
-    return ByFile(config, log)
 
 
 @pytest.fixture

@@ -31,7 +31,10 @@ KNOWN_MISSES: dict[tuple[str, int], str] = {
 }
 """Recordings (scenario, tier) with a wrong first verdict or line, or an untrue warning, and why it is so."""
 
-pytestmark = pytest.mark.skipif(not CASES, reason="no recordings here: make them as tests/accuracy/README.md says")
+pytestmark = [
+    pytest.mark.early,
+    pytest.mark.skipif(not CASES, reason="no recordings here: make them as tests/accuracy/README.md says"),
+]
 
 
 @cache

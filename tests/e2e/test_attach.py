@@ -27,7 +27,7 @@ from aitop.attach.ways import TargetProcess
 from aitop.attach.ways.signal_frame import SYS_POLL, Call, call_in_main_thread
 from aitop.attach.ways.stopped_thread import StoppedThread, in_own_thread
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.early]
 
 
 def put_in(pid: int, timeout: float = 60.0) -> Attachment:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.one_by_one]
 
 AITOP = [sys.executable, "-m", "aitop"]
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"

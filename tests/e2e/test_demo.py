@@ -15,7 +15,7 @@ from expected import BY_NAME
 
 from aitop.commands.demo import FOLDER, running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.one_by_one]
 
 
 # The command with its workloads elsewhere, and a shorter look.

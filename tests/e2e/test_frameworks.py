@@ -11,7 +11,7 @@ import pytest
 import watch
 from watch import PHASES, Script, check_losses, check_nothing_stays, check_steps
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.early]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from aitop.engine.hook_requests import HookRequests, take_out
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.sources.ring.reader import HookRing, find_ring
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.early]
 
 SERVERS = Path(__file__).parent / "servers"
 CLIENTS = 4

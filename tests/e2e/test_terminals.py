@@ -17,6 +17,7 @@ from expected import BY_NAME
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.one_by_one,
     pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
 ]
 

@@ -14,7 +14,7 @@ import pytest
 
 from aitop.sources.replay import read_recording
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.one_by_one]
 
 AITOP = [sys.executable, "-m", "aitop"]
 

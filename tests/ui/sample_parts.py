@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from aitop.engine.snapshot.steps import steps_view
 from aitop.model.gpu import GpmSample, GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import CgroupSample, HostSample, MachineSample, ProcessId, ProcessSample
 from aitop.model.snapshot import (
@@ -50,14 +51,14 @@ def source_around(process: ProcessId, file: str, line: int) -> list[tuple[int, s
 def states(**changed: tuple[object, ...]) -> dict[SourceName, SourceStatus]:
     """All four sources ok, but for those given as (state, reason, remedy, age) and a code, where there is one."""
     names: tuple[SourceName, ...] = ("host", "gpu", "stacks", "hook")
-    found = {name: SourceStatus(time=START, source=name, state="ok", age=0.4) for name in names}
+    sources = {name: SourceStatus(time=START, source=name, state="ok", age=0.4) for name in names}
     for name in names:
         if name in changed:
             state, reason, remedy, age, code = (*changed[name], None)[:5]
-            found[name] = SourceStatus(
+            sources[name] = SourceStatus(
                 time=START, source=name, state=state, reason=reason, remedy=remedy, age=age, code=code
             )
-    return found
+    return sources
 
 
 def target(**changed: object) -> Target:
@@ -69,14 +70,14 @@ def target(**changed: object) -> Target:
 def records(count: int, seconds: float, wait: float, *, seed: int = 7, save_every: int = 0) -> tuple[StepRecord, ...]:
     """Steps of about `seconds` of which a share `wait` is waiting for data; a save now and then."""
     chance = random.Random(seed)
-    found, end = [], START - count * seconds
+    recent, end = [], START - count * seconds
     for index in range(count):
         waited = seconds * wait * chance.uniform(0.6, 1.5)
         busy = seconds * (1 - wait)
         save = 0.9 if save_every and index % save_every == 17 else 0.0
         total = waited + busy * chance.uniform(0.98, 1.03) + save
         end += total
-        found.append(
+        recent.append(
             StepRecord(
                 index=14_000 + index,
                 end=end,
@@ -91,34 +92,12 @@ def records(count: int, seconds: float, wait: float, *, seed: int = 7, save_ever
                 cpu=busy,
             )
         )
-    return tuple(found)
+    return tuple(recent)
 
 
 def steps(recent: Sequence[StepRecord]) -> Steps:
-    total = sum(record.seconds for record in recent)
-    ordered = sorted(record.seconds for record in recent)
-
-    def share(name: str) -> float:
-        return sum(getattr(record, name) for record in recent) / total
-
-    return Steps(
-        basis="hook",
-        pid=MAIN,
-        count=14_208,
-        p50=ordered[len(ordered) // 2],
-        p95=ordered[int(len(ordered) * 0.95)],
-        mean=total / len(recent),
-        per_second=len(recent) / total,
-        samples_per_second=64 * len(recent) / total,
-        phases=Phases(
-            data_wait=share("data_wait"),
-            forward=share("forward"),
-            backward=share("backward"),
-            optimizer=share("optimizer"),
-            outside=share("outside"),
-        ),
-        recent=tuple(recent),
-    )
+    """What a Snapshot says of these steps of the main process."""
+    return steps_view(MAIN, recent, 14_208)
 
 
 def processes(worker_cpu: float = 0.97, main_cpu: float = 0.41) -> tuple[ProcessSample, ...]:
@@ -250,16 +229,16 @@ def series(recent: Sequence[StepRecord], devices: int = 1, busy: float = 0.31) -
         return Series(times=times, values=tuple(values))
 
     ends = tuple(record.end for record in recent)
-    found = {
+    known = {
         "queue_ready": Series(times=ends, values=tuple(record.queue_ready for record in recent)),
         "rss": wave(1.1 * GB, 1.24 * GB, 40.0),
         "workers_cpu": wave(3.6, 3.9),
     }
     for index in range(devices):
-        found[f"gpu{index}.busy"] = wave(max(0.0, busy - 0.25), min(1.0, busy + 0.2), 5.0 + index)
-        found[f"alloc{index}.allocated"] = wave(24 * GB, 31 * GB, 3.0)
-        found[f"alloc{index}.reserved"] = wave(38 * GB, 38.2 * GB, 30.0)
-    return found
+        known[f"gpu{index}.busy"] = wave(max(0.0, busy - 0.25), min(1.0, busy + 0.2), 5.0 + index)
+        known[f"alloc{index}.allocated"] = wave(24 * GB, 31 * GB, 3.0)
+        known[f"alloc{index}.reserved"] = wave(38 * GB, 38.2 * GB, 30.0)
+    return known
 
 
 def allocator(device: int = 0) -> AllocatorSample:

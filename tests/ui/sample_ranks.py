@@ -35,12 +35,12 @@ def process(number):
                          command="python train.py", rank=number, state="S", channel="futex_do_wait")  # fmt: skip
 
 
-def job(one, count, *, late=3, gpu=False, **fields):
-    """The snapshot `one` with so many ranks, one of them late."""
+def job(snapshot, count, *, late=3, gpu=False, **fields):
+    """This snapshot with so many ranks, one of them late."""
     views = tuple(rank_view(number, number == late % count, gpu=gpu) for number in range(count))
     ranks = Ranks(ranks=views, world_size=2 * count, steps=118, step=STEP, exchange=0.006, calls=0.001, uneven=0.1)
-    host = msgspec.structs.replace(one.host, processes=tuple(process(number) for number in range(count)))
-    return msgspec.structs.replace(one, ranks=ranks, host=host, **fields)
+    host = msgspec.structs.replace(snapshot.host, processes=tuple(process(number) for number in range(count)))
+    return msgspec.structs.replace(snapshot, ranks=ranks, host=host, **fields)
 
 
 def standing(number, odd):
@@ -52,13 +52,13 @@ def standing(number, odd):
     )  # fmt: skip
 
 
-def hanging(one, count, odd=3):
-    """The snapshot `one` with so many ranks; all but one stand in all_reduce."""
-    found = tuple(standing(number, number == odd % count) for number in range(count))
-    table = tuple(dict.fromkeys(frame for rank in found for frame in rank.frames))
+def hanging(snapshot, count, odd=3):
+    """This snapshot with so many ranks; all but one stand in all_reduce."""
+    standings = tuple(standing(number, number == odd % count) for number in range(count))
+    table = tuple(dict.fromkeys(frame for rank in standings for frame in rank.frames))
     threads = tuple(
         ThreadStack(pid=rank.pid, thread="MainThread", main=True, frames=tuple(map(table.index, rank.frames)))
-        for rank in found
+        for rank in standings
     )
     dump = StackDump(time=START, frames=table, threads=threads)
-    return job(one, count, standstill=Standstill(seconds=41.0, usual=0.31, ranks=found), dump=dump)
+    return job(snapshot, count, standstill=Standstill(seconds=41.0, usual=0.31, ranks=standings), dump=dump)

@@ -33,36 +33,36 @@ def tail_verdict(subtype: str = "collector", share: float = 0.7) -> Verdict:
 
 def turns(number: int = 400, seed: int = 3) -> tuple[IterationRecord, ...]:
     """Turns of an engine: one in ten reads a prompt as well, one in forty only that."""
-    chance, end, made = random.Random(seed), START - 30, []
+    chance, end, records = random.Random(seed), START - 30, []
     for index in range(number):
         kind = "prefill" if index % 40 == 0 else "mixed" if index % 10 == 0 else "decode"
         model = 0.045 if kind != "decode" else 0.028 * chance.uniform(0.9, 1.2)
         seconds = 0.012 + model
         idle = 0.004
         end += seconds + idle
-        made.append(
+        records.append(
             IterationRecord(
                 end=end, seconds=seconds, kind=kind, idle=idle, schedule=0.002, prepare=0.004, model=model,
                 sample=0.003, output=0.002, requests=6, prefill_tokens=0 if kind == "decode" else 180,
                 decode_tokens=0 if kind == "prefill" else 6, running=6, waiting=2, kv_used=0.62, preempted=0,
             )
         )  # fmt: skip
-    return tuple(made)
+    return tuple(records)
 
 
 def answers(number: int = 612, seed: int = 5) -> tuple[RequestRecord, ...]:
     """Requests of which a few ran into a pause."""
-    chance, made = random.Random(seed), []
+    chance, records = random.Random(seed), []
     for index in range(number):
         seconds = 0.12 * math.exp(chance.gauss(0, 0.25)) + (0.64 if index % 90 == 89 else 0.0)
-        made.append(
+        records.append(
             RequestRecord(
                 end=START - 30 + 30 * index / number, seconds=seconds, queue=seconds * 0.2, preprocess=0.006,
                 model=seconds * 0.6, postprocess=0.003, first_token=seconds * 0.3, prompt_tokens=60, tokens=40,
                 preempted=0,
             )
         )  # fmt: skip
-    return tuple(made)
+    return tuple(records)
 
 
 def minutes() -> dict[str, Series]:
@@ -81,13 +81,13 @@ def minutes() -> dict[str, Series]:
 
 
 def processes() -> tuple[ProcessSample, ...]:
-    def one(pid: int, ppid: int, name: str, cpu: float) -> ProcessSample:
+    def process(pid: int, ppid: int, name: str, cpu: float) -> ProcessSample:
         return ProcessSample(
             pid=pid, ppid=ppid, started=1.7e9, role="rank" if pid == MAIN else "other", name=name, command=name,
             cpu=cpu, rss=700 * MB, threads=24, state="S",
         )  # fmt: skip
 
-    return one(MAIN, 1, "python", 0.4), one(MAIN + 1, MAIN, "VLLM::EngineCore", 1.0)
+    return process(MAIN, 1, "python", 0.4), process(MAIN + 1, MAIN, "VLLM::EngineCore", 1.0)
 
 
 def engine() -> Snapshot:
@@ -118,7 +118,7 @@ def plain() -> Snapshot:
     serving = Serving(
         basis="hook", pid=MAIN, requests_per_second=20.4, concurrency=2.4,
         latency=Percentiles(p50=0.121, p95=0.187, p99=0.76), alive=2, still=0.1,
-        requests=tuple(msgspec.structs.replace(one, first_token=None, tokens=None) for one in answers()),
+        requests=tuple(msgspec.structs.replace(request, first_token=None, tokens=None) for request in answers()),
     )  # fmt: skip
     return msgspec.structs.replace(engine(), serving=serving, engine=None, diagnosis=Diagnosis())
 

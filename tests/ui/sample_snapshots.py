@@ -19,26 +19,13 @@ from sample_parts import (
     gpus,
     h200,
     host,
-    hot_lines,
     processes,
+    records,
     series,
+    stacks,
+    states,
     steps,
     target,
-)
-from sample_parts import (
-    records as records,
-)
-from sample_parts import (
-    source_around as source_around,
-)
-from sample_parts import (
-    stacks as stacks,
-)
-from sample_parts import (
-    states as states,
-)
-from sample_parts import (
-    tree as tree,
 )
 from sample_ranks import hanging, job
 
@@ -189,7 +176,7 @@ def measured() -> Snapshot:
             **{"seconds": 2.0, "bytes": 4 * GB} | more,
         )  # fmt: skip
 
-    told = msgspec.structs.replace(
+    known = msgspec.structs.replace(
         full.facts, cost_us=9.4, flops_basis="shapes in the graph", compiles=12, recompiles=3,
         graph_breaks=1, recompile_reasons=("train.py:98: tensor 'images' size mismatch at index 0",), scaler_skips=4,
         calls=(
@@ -206,7 +193,7 @@ def measured() -> Snapshot:
         ThreadShare(pid=MAIN, thread="idle", samples=600, active=0.0, gil=0.0),
     )
     return msgspec.structs.replace(
-        full, facts=told, stacks=msgspec.structs.replace(full.stacks, threads=threads),
+        full, facts=known, stacks=msgspec.structs.replace(full.stacks, threads=threads),
         steps=msgspec.structs.replace(
             steps(recent), tokens_per_second=249_000.0, flops_per_second=3.47e14, mfu=0.35,
             phases=msgspec.structs.replace(full.steps.phases, transfer=0.03, communication=0.03),
@@ -229,28 +216,28 @@ def minutes() -> dict[str, Series]:
     """Four minutes of step times with a checkpoint every minute and one evaluation."""
     times = tuple(START - 240 + number for number in range(240))
 
-    def told(value: Callable[[int], float]) -> Series:
+    def values(value: Callable[[int], float]) -> Series:
         return Series(times=times, values=tuple(value(number) for number in range(240)))
 
     return {
-        "step_p50": told(lambda n: 230.0 + 20 * math.sin(n / 9) + 0.1 * n),
-        "step_p95": told(lambda n: 300.0 + 50 * math.sin(n / 5) + (400.0 if n % 60 == 50 else 0.0)),
-        "step_save": told(lambda n: 0.9 if n % 60 == 50 else 0.0),
-        "step_evaluation": told(lambda n: 0.7 if 130 <= n < 136 else 0.0),
+        "step_p50": values(lambda n: 230.0 + 20 * math.sin(n / 9) + 0.1 * n),
+        "step_p95": values(lambda n: 300.0 + 50 * math.sin(n / 5) + (400.0 if n % 60 == 50 else 0.0)),
+        "step_save": values(lambda n: 0.9 if n % 60 == 50 else 0.0),
+        "step_evaluation": values(lambda n: 0.7 if 130 <= n < 136 else 0.0),
     }
 
 
 def lanes() -> dict[str, Series]:
     """Workers that are busy, wait in turns for storage, and for a while have nothing to do."""
     times = tuple(START - 120 + number for number in range(120))
-    found = {}
+    each = {}
     for number, pid in enumerate(WORKERS):
         phase = [(second // 9 + number) % 5 for second in range(120)]
-        busy = tuple({3: 0.15, 4: 0.05}.get(one, 0.97 - 0.1 * number) for one in phase)
-        idle = tuple(0.9 if one == 4 else 0.02 for one in phase)
-        found[f"worker{pid}.cpu"] = Series(times=times, values=busy)
-        found[f"worker{pid}.idle"] = Series(times=times[::4], values=idle[::4])
-    return found
+        busy = tuple({3: 0.15, 4: 0.05}.get(state, 0.97 - 0.1 * number) for state in phase)
+        idle = tuple(0.9 if state == 4 else 0.02 for state in phase)
+        each[f"worker{pid}.cpu"] = Series(times=times, values=busy)
+        each[f"worker{pid}.idle"] = Series(times=times[::4], values=idle[::4])
+    return each
 
 
 def hook_on_its_way() -> Snapshot:
@@ -342,21 +329,6 @@ def many_ranks() -> Snapshot:
     return job(two_ranks(), 16, gpu=True)
 
 
-def hostile() -> Snapshot:
-    """Everything that comes from elsewhere tries to take over the terminal."""
-    evil = "\x1b]0;owned\x07\x1b[31m[bold red]x[/]\u202egnp.exe\n\x00\ttail"
-    verdict = input_verdict()
-    where = msgspec.structs.replace(verdict.where[0], file="/tmp/" + evil, function=evil, text=evil)
-    line = msgspec.structs.replace(hot_lines()[0], file="/tmp/" + evil, function=evil, text=evil)
-    bad = msgspec.structs.replace(verdict, where=(where,), title=evil, evidence=(evil,), fixes=(Fix(text=evil),))
-    full = input_bound()
-    return msgspec.structs.replace(
-        full, target=target(command=evil, ended=evil), gpu=gpus(h200(name=evil)),
-        stacks=msgspec.structs.replace(full.stacks, lines=(line,)),
-        sources=states(hook=("failed", evil, evil, 3.0)), diagnosis=Diagnosis(verdicts=(bad,)),
-    )  # fmt: skip
-
-
 def candidates() -> list[Candidate]:
     return [
         Candidate(pid=3720, user="ada", command="/home/ada/.venv/bin/python train.py --bs 64", framework="torch",
@@ -381,5 +353,4 @@ ALL = {
     "eight_gpus": eight_gpus,
     "two_ranks": two_ranks,
     "hang": hang,
-    "hostile": hostile,
 }

@@ -16,6 +16,7 @@ from textual.strip import Segment, Strip
 from aitop.ui.changed_cells import ChangedCells
 
 CONTROL_OR_CHARACTER = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[(\d*)C|\x1b\[([0-9;]*)m|(.)")
+CONSOLE = Console(color_system="truecolor", force_terminal=True)
 UNSEEN_ON_BLANKS = ("ink", "attribute 1", "attribute 2", "attribute 3")
 
 
@@ -66,8 +67,7 @@ class Terminal:
 def drawn(row, column, pieces):
     """What Textual writes for these pieces of text side by side."""
     segments = [Segment(text, style) for text, style in pieces]
-    console = Console(color_system="truecolor", force_terminal=True)
-    return f"\x1b[{row};{column}H{Strip(segments).render(console)}"
+    return f"\x1b[{row};{column}H{Strip(segments).render(CONSOLE)}"
 
 
 STYLES = [

@@ -3,6 +3,7 @@
 import threading
 
 import msgspec
+import sample_parts as parts
 import sample_snapshots as samples
 
 from aitop.diagnosis.catalogue import PARTS
@@ -10,7 +11,7 @@ from aitop.model.verdict import Abstention, Diagnosis
 
 
 async def test_it_shows_evidence_source_fixes_and_certainty(look_at):
-    async with look_at(samples.input_bound(), source_around=samples.source_around) as eyes:
+    async with look_at(samples.input_bound(), source_around=parts.source_around) as eyes:
         await eyes.press("enter")
         await eyes.until("raw = file.read()")
         text = eyes.text()
@@ -25,7 +26,7 @@ async def test_it_shows_evidence_source_fixes_and_certainty(look_at):
 
 
 async def test_source_has_colours(look_at):
-    async with look_at(samples.input_bound(), source_around=samples.source_around) as eyes:
+    async with look_at(samples.input_bound(), source_around=parts.source_around) as eyes:
         await eyes.press("enter")
         await eyes.until("raw = file.read()")
         spans = [span for line in eyes.app.screen.query_one("#evidence").drawn for span in line.spans]
@@ -54,7 +55,7 @@ async def test_source_is_read_of_the_very_process_that_the_verdict_names(look_at
 
     def source(process, file, line):
         asked.append(process)
-        return samples.source_around(process, file, line)
+        return parts.source_around(process, file, line)
 
     async with look_at(snapshot, source_around=source) as eyes:
         await eyes.press("enter")
@@ -87,7 +88,7 @@ async def test_slow_source_does_not_hold_up_the_screen(look_at):
     def slow(process, file, line):
         assert threading.current_thread() is not threading.main_thread()
         go_on.wait(10)
-        return samples.source_around(process, file, line)
+        return parts.source_around(process, file, line)
 
     async with look_at(samples.input_bound(), source_around=slow) as eyes:
         await eyes.press("enter")
@@ -102,7 +103,7 @@ async def test_source_is_read_once(look_at):
 
     def read(process, file, line):
         asked.append((file, line))
-        return samples.source_around(process, file, line)
+        return parts.source_around(process, file, line)
 
     async with look_at(samples.input_bound(), source_around=read) as eyes:
         await eyes.press("enter")
@@ -113,7 +114,7 @@ async def test_source_is_read_once(look_at):
 
 
 async def test_it_scrolls_and_closes_at_a_small_size(look_at):
-    async with look_at(samples.input_bound(), size=(80, 24), source_around=samples.source_around) as eyes:
+    async with look_at(samples.input_bound(), size=(80, 24), source_around=parts.source_around) as eyes:
         await eyes.press("enter")
         await eyes.until("raw = file.read()")
         assert "What to do" not in eyes.pane("evidence")
@@ -155,16 +156,16 @@ async def test_below_the_numbers_are_what_could_not_be_judged_and_the_page(look_
     diagnosis = msgspec.structs.replace(shot.diagnosis, abstained=abstained)
     async with look_at(msgspec.structs.replace(shot, diagnosis=diagnosis), size=(80, 24)) as eyes:
         await eyes.press("enter")
-        seen = []
+        pages = []
         for _ in range(12):
-            seen.append(eyes.pane("evidence"))
+            pages.append(eyes.pane("evidence"))
             await eyes.press("pagedown")
-        told = "\n".join(seen)
-        assert "Could not be judged" in told and "no GPU figures: sync-stall, launch-bound" in told
+        listing = "\n".join(pages)
+        assert "Could not be judged" in listing and "no GPU figures: sync-stall, launch-bound" in listing
         for part in PARTS:
-            assert part in told
-        assert told.index("What to do") < told.index("Could not be judged") < told.index("What it is")
-        assert "DataLoader(..., num_workers=6, persistent_workers=True," in told
+            assert part in listing
+        assert listing.index("What to do") < listing.index("Could not be judged") < listing.index("What it is")
+        assert "DataLoader(..., num_workers=6, persistent_workers=True," in listing
         await eyes.press("down")
         assert "checkpoint-stall" in eyes.pane("evidence").splitlines()[0]
 
@@ -181,4 +182,5 @@ async def test_a_fix_is_shown_as_the_edit_that_it_is(look_at):
         await eyes.until("+ loader = DataLoader(data, num_workers=10)")
         assert "train.py:12  - loader = DataLoader(data, num_workers=args.workers)" in eyes.text()
         await eyes.give(samples.input_bound())
-        assert len([one for one in asked if one[1] == 0]) == len({one for one in asked if one[1] == 0})
+        looks = [(file, line) for file, line in asked if line == 0]
+        assert len(looks) == len(set(looks))

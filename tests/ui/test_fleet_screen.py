@@ -12,15 +12,13 @@ import sample_serving as serving
 import sample_snapshots as samples
 from eyes import Eyes
 from fake_prometheus import COMPUTE, HANG, INPUT, Rank, four_jobs, large, served, vector
-from test_every_key import CLASSES, heard_from
-from test_hostile_text import EVIL, assert_safe
+from hostile_text import EVIL, assert_safe
+from keys_of_screens import CLASSES, heard_from
 
 from aitop.model.fleet import FleetRank
 from aitop.sources.prometheus.address import parse
 from aitop.sources.prometheus.fleet import FleetReader
 from aitop.ui.app import FleetApp
-from aitop.ui.screens.fleet import JOBS, RANKS
-from aitop.ui.widgets.table import Column, Order, fit, in_order, next_order
 
 NEVER = 1e6
 
@@ -31,6 +29,10 @@ class FleetEyes(Eyes):
     def __init__(self, app, pilot):
         super().__init__(app, pilot)
         self.copied = []
+
+    def marked(self):
+        """The row under the cursor."""
+        return next(line for line in self.text().split("\n") if line.startswith("│ ▸"))
 
     def words(self, number=2):
         """The first words of the rows of the table."""
@@ -48,31 +50,33 @@ async def looking(fake, size=(120, 24), until=" ranks on "):
         yield eyes
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 50)], ids=str)
-async def test_what_wastes_most_comes_first(size):
+async def test_what_wastes_most_comes_first():
     with served() as fake:
-        async with looking(fake, size) as eyes:
-            assert eyes.words(1) == ["▸", "loader-7", "ddp-8", "fine-1"]
-            text = eyes.text()
-            for words in (
-                "STALLED 2 of 2",
-                "input-bound/workers",
-                "decode.py:41",
-                "2.8×",
-                "1 job stalled",
-                "4.8 device-hours",
-            ):
-                assert words in text
+        async with looking(fake) as eyes:
+            for size in ((80, 24), (120, 36), (200, 50)):
+                await eyes.resize(*size)
+                assert eyes.words(1) == ["▸", "loader-7", "ddp-8", "fine-1"]
+                text = eyes.text()
+                for words in (
+                    "STALLED 2 of 2",
+                    "input-bound/workers",
+                    "decode.py:41",
+                    "2.8×",
+                    "1 job stalled",
+                    "4.8 device-hours",
+                ):
+                    assert words in text
 
 
-@pytest.mark.parametrize("size", [(1, 1), (9, 3), (20, 5), (39, 9), (60, 60), (240, 12)], ids=str)
-async def test_every_size_is_drawn(size):
+async def test_every_size_is_drawn():
     with served() as fake:
-        async with looking(fake, until="") as eyes:
-            await eyes.until("loader-7")
-            await eyes.pilot.resize_terminal(*size)
-            await eyes.press("down", "enter", "slash", "x", "enter", "escape")
-            assert {len(row) for row in eyes.text().split("\n")} == {size[0]}
+        async with looking(fake) as eyes:
+            for size in ((1, 1), (9, 3), (20, 5), (39, 9), (60, 60), (240, 12)):
+                await eyes.resize(*size)
+                for keys in (("down", "enter"), ("slash", "x", "enter"), ("escape", "escape", "home")):
+                    await eyes.press(*keys)
+                    assert {len(row) for row in eyes.text().split("\n")} == {size[0]}
+            assert type(eyes.app.screen).__name__ == "FleetScreen"
 
 
 async def test_the_ranks_of_a_job_over_its_nodes_with_the_straggler():
@@ -90,7 +94,7 @@ async def test_the_ranks_of_a_job_over_its_nodes_with_the_straggler():
             await eyes.until("ddp-8")
 
 
-async def test_the_command_for_the_worst_rank_of_a_job():
+async def test_c_copies_the_command_for_the_worst_rank_of_a_job():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("down", "down", "c")
@@ -107,7 +111,7 @@ async def test_a_copy_goes_to_the_terminal_as_it_understands_it():
             app._driver.write = written.append
             app.screen.show_command(FleetRank(node="gpu-b", rank=3, pid=803))
             await pilot.pause()
-    (code,) = [one for one in written if one.startswith("\x1b]52;c;")]
+    (code,) = [output for output in written if output.startswith("\x1b]52;c;")]
     assert base64.b64decode(code[7:].rstrip("\a")).decode() == "ssh -t gpu-b aitop --pid 803"
 
 
@@ -128,7 +132,7 @@ async def test_without_devices_it_says_what_the_order_is():
             assert "wasted in" not in eyes.text()
 
 
-async def test_the_filter():
+async def test_the_filter_leaves_the_rows_that_match():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("slash", *"gpu-b")
@@ -141,7 +145,7 @@ async def test_the_filter():
             assert len(eyes.words(1)) == 4
 
 
-async def test_sorting():
+async def test_keys_choose_the_column_to_sort_by_and_turn_the_order_round():
     with served() as fake:
         async with looking(fake) as eyes:
             await eyes.press("end", ">")
@@ -190,11 +194,7 @@ async def test_what_was_seen_stays_when_prometheus_is_gone_and_it_says_how_old_i
             await eyes.press("escape")
             fake.answer = None
             await eyes.press("r")
-            for _ in range(300):
-                await eyes.pilot.pause(0.01)
-                if " old · " not in eyes.text():
-                    break
-            assert " old · " not in eyes.text()
+            await eyes.until_gone(" old · ")
 
 
 @pytest.mark.parametrize("keys", [(), ("slash", *"zzz", "enter")], ids=["no jobs", "none matches"])
@@ -249,11 +249,18 @@ async def test_no_label_passes_anything_on_to_the_terminal():
             assert_safe(eyes.app.screen)
 
 
-async def test_a_thousand_nodes():
-    with served(*large(40)) as fake:
+async def test_the_end_of_many_jobs_is_a_key_away():
+    with served(*large(100)) as fake:
         async with looking(fake, (80, 24)) as eyes:
-            assert "320 ranks on 40 nodes" in eyes.text()
-            await eyes.press("end", "pageup", "home")
+            assert "800 ranks on 100 nodes" in eyes.text()
+            first = eyes.marked()
+            await eyes.press("end")
+            last = eyes.marked()
+            assert first != last
+            await eyes.press("pageup")
+            assert eyes.marked() not in (first, last)
+            await eyes.press("home")
+            assert eyes.marked() == first
 
 
 async def test_every_key_asks_for_what_its_binding_says(monkeypatch):
@@ -262,7 +269,7 @@ async def test_every_key_asks_for_what_its_binding_says(monkeypatch):
             for names in (("FleetScreen", "TableScreen"), ("RanksScreen",)):
                 with monkeypatch.context() as deaf:
                     for name in names:
-                        asked, wanted = await heard_from(eyes.app, eyes.pilot, CLASSES[name], deaf)
+                        asked, wanted = await heard_from(eyes, CLASSES[name], deaf)
                         assert asked == wanted
                 await eyes.press("enter")
 
@@ -302,33 +309,3 @@ def whose(fake, handler, pids):
     assert 'node="gpu-a"' in query
     fake.answer = None
     handler.reply(200, vector([({"exported_job": "9", "job": "aitop"}, float(len(pids)))]), "application/json")
-
-
-@pytest.mark.parametrize("table", [JOBS, RANKS], ids=["jobs", "ranks"])
-def test_columns_fill_the_width_and_never_more(table):
-    before = 0
-    for width in range(20, 240):
-        shape = fit(table, width)
-        cells = 2 + sum(room + 2 for _, room in shape) - 2
-        assert cells <= max(width, 22)
-        assert len(shape) >= before
-        before = len(shape)
-    assert before == len(table)
-
-
-def test_a_column_that_just_fits_is_shown():
-    table = [Column("a", 5, 0, str), Column("b", 7, 1, str)]
-    assert [room for _, room in fit(table, 2 + 5 + 2 + 7)] == [5, 7]
-    assert [room for _, room in fit(table, 2 + 5 + 2 + 6)] == [5]
-    assert [room for _, room in fit(table, 2 + 5 + 1 + 7, gap=1)] == [5, 7]
-
-
-def test_what_is_not_measured_comes_last_in_either_order():
-    table = (Column("a", 3, 0, lambda row: row[0]), Column("b", 3, 0, lambda row: row[1]))
-    rows = [(2, "x"), (None, "y"), (9, None)]
-    assert [row[0] for row in in_order(rows, table, Order("a"))] == [9, 2, None]
-    assert [row[0] for row in in_order(rows, table, Order("a", inverted=True))] == [2, 9, None]
-    assert [row[1] for row in in_order(rows, table, Order("b"))] == ["x", "y", None]
-    assert next_order(["a", "b"], Order(), 1) == Order("a")
-    assert next_order(["a", "b"], Order("b"), 1) == Order("b")
-    assert next_order(["a", "b"], Order("a"), -5) == Order()

@@ -2,74 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import typing
 from html.parser import HTMLParser
-from types import NoneType, UnionType
 
-import msgspec
 import pytest
+import sample_parts as parts
 import sample_snapshots as samples
+from choosing import choosing
+from hostile_text import EVERYTHING, EVIL, assert_safe, evil_snapshot, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sample_serving import SERVERS
+from scripted_feeds import RunFeed
 
 from aitop.commands.diagnose import render
 from aitop.model.job import Candidate
 from aitop.model.profile import Holds, KernelRow, OpRow, Profile
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.outputs.profile import profile_text
-from aitop.ui.app import PickerApp
-from aitop.ui.widgets.pane import Pane
 
-EVERYTHING = samples.ALL | SERVERS
-EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eab\u2066\u200b\r\n\t\x00</code><script>x</script>[bold]/e"
 OPENED_BY = ("enter", "escape", "S", "escape", "T", "escape", "h", "escape", "t", "f")
 CONTROLS = st.text(st.characters(categories=("Cc", "Cf", "Zl", "Zp")) | st.sampled_from("a</>&[x]'\""), min_size=1)
 
 
-@functools.cache
-def hints_of(kind):
-    return typing.get_type_hints(kind, include_extras=True)
-
-
-def poisoned(value, hint, evil):
-    """`value` with `evil` at the end of every text in it whose type lets it be any text."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return poisoned(value, arguments[0], evil)
-    if origin in (typing.Union, UnionType):
-        fitting = [one for one in arguments if one is not NoneType]
-        return (
-            value if value is None or (len(fitting) > 1 and str not in fitting) else poisoned(value, fitting[0], evil)
-        )
-    if hint is str:
-        return value + evil
-    if isinstance(value, msgspec.Struct):
-        hints = hints_of(type(value))
-        changed = {name: poisoned(getattr(value, name), hints[name], evil) for name in value.__struct_fields__}
-        return msgspec.structs.replace(value, **changed)
-    if isinstance(value, tuple) and arguments:
-        each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(poisoned(one, kind, evil) for one, kind in zip(value, each, strict=True))
-    if isinstance(value, dict) and arguments:
-        return {key: poisoned(one, arguments[1], evil) for key, one in value.items()}
-    return value
-
-
-def evil_snapshot(name, evil=EVIL):
-    snapshot = EVERYTHING[name]()
-    return poisoned(snapshot, type(snapshot), evil)
-
-
 def test_the_poison_is_in():
-    found = evil_snapshot("input_bound")
-    assert EVIL in found.target.command
-    assert all(verdict.title.endswith(EVIL) for verdict in found.diagnosis.verdicts)
+    snapshot = evil_snapshot("input_bound")
+    assert EVIL in snapshot.target.command
+    assert all(verdict.title.endswith(EVIL) for verdict in snapshot.diagnosis.verdicts)
 
 
-async def test_no_screen_passes_it_on(look_at):
+async def test_no_screen_passes_it_on_and_markup_is_shown_as_it_is(look_at):
     async with look_at(evil_snapshot("input_bound"), size=(120, 36)) as eyes:
         for name in EVERYTHING:
             await eyes.give(evil_snapshot(name))
@@ -77,6 +38,7 @@ async def test_no_screen_passes_it_on(look_at):
                 if key is not None:
                     await eyes.press(key)
                 assert_safe(eyes.app.screen)
+        assert "[bold]/e" in eyes.text()
 
 
 @pytest.mark.parametrize("form", ["text", "json", "html"])
@@ -88,7 +50,7 @@ def test_no_report_passes_it_on(form, name, evil):
 
 
 DUMP = StackDump(
-    time=samples.START,
+    time=parts.START,
     frames=(Frame("feed", "/home/ada/data.py", 31, True, "batch = queue.get()"),),
     threads=(ThreadStack(pid=3720, thread="MainThread", main=True, frames=(0,), active=True, gil=True),),
     refused=((3799, "not permitted"),),
@@ -100,14 +62,12 @@ PROFILE = Profile(
 )  # fmt: skip
 
 
-async def test_the_choice_of_jobs_and_all_stacks_pass_nothing_on(look_at, feeds):
-    app = PickerApp(lambda: [poisoned(job, Candidate, EVIL) for job in samples.candidates()])
-    async with app.run_test(size=(120, 20)) as pilot:
-        while "3720" not in "".join(line.text for line in app.screen.query_one("#candidates", Pane).drawn):
-            await pilot.pause(0.01)
-        assert_safe(app.screen)
+async def test_the_choice_of_jobs_and_all_stacks_pass_nothing_on(look_at):
+    async with choosing(lambda: [poisoned(job, Candidate, EVIL) for job in samples.candidates()]) as eyes:
+        assert "3720" in eyes.pane("candidates")
+        assert_safe(eyes.app.screen)
 
-    class Dumping(feeds["run"]):
+    class Dumping(RunFeed):
         def dump(self):
             return poisoned(DUMP, StackDump, EVIL)
 
@@ -116,10 +76,6 @@ async def test_the_choice_of_jobs_and_all_stacks_pass_nothing_on(look_at, feeds)
         await eyes.press("S")
         await eyes.until("3799")
         assert_safe(eyes.app.screen)
-
-
-def assert_safe(screen):
-    assert all(segment.text.isprintable() for row in screen._compositor.render_strips() for segment in row)
 
 
 def test_a_profile_passes_nothing_on():
@@ -143,12 +99,13 @@ class Structure(HTMLParser):
             self.data.append(data)
 
 
+MARKUP = EVIL + "<img src=x onerror=alert(1)>" + "\"'></script><script>alert(1)</script>{{ 7 * 7 }}<!--"
+
+
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_markup_stays_text(name):
-    for evil in (EVIL, "<img src=x onerror=alert(1)>", "\"'></script><script>alert(1)</script>{{ 7 * 7 }}<!--"):
-        page = render(evil_snapshot(name, evil), "html")
-        seen, clean = Structure(page), Structure(render(evil_snapshot(name, "x"), "html"))
-        assert seen.tags == clean.tags
-        assert not any(attribute.startswith("on") for _, *attributes in seen.tags for attribute in attributes)
-        assert [tag for tag, *_ in seen.tags].count("script") == 2
-        json.loads("".join(seen.data))
+def test_markup_stays_text_in_a_page(name):
+    hostile, plain = (Structure(render(evil_snapshot(name, text), "html")) for text in (MARKUP, "x"))
+    assert hostile.tags == plain.tags
+    assert not any(attribute.startswith("on") for _, *attributes in hostile.tags for attribute in attributes)
+    assert [tag for tag, *_ in hostile.tags].count("script") == 2
+    json.loads("".join(hostile.data))

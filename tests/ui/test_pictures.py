@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import sample_serving as servers
 import sample_snapshots as samples
+from eyes import Eyes
 from fake_prometheus import Still
 from pictures import fleet_svg, picker_svg, svg
 
-from aitop.engine.core import Engine
-from aitop.engine.replay import ReplayFeed
+from aitop.engine.replay import ReplayFeed, last_snapshot
 from aitop.model.settings import Settings
 from aitop.sources.replay import Recording
 from aitop.ui.app import ReplayApp
@@ -33,11 +33,7 @@ GROUND = re.compile(r'<rect fill="([^"]+)" x="([\d.]+)" y="([\d.]+)" width="([\d
 
 def recorded(name):
     """The last picture of a recording."""
-    recording = Recording(RECORDINGS / f"{name}.jsonl.gz")
-    engine, last = Engine(recording.header.target), None
-    for event in recording.events():
-        last = engine.handle(event) or last
-    return last
+    return last_snapshot(Recording(RECORDINGS / f"{name}.jsonl.gz"))
 
 
 def source_around(_pid, _file, line):
@@ -76,13 +72,13 @@ def look_same(request, tmp_path):
     """Compare a picture with the one that is kept, or keep it where that is asked for."""
 
     def compare(name, drawn):
-        kept = FOLDER / f"{name}.svg"
+        picture = FOLDER / f"{name}.svg"
         if request.config.getoption("--new-pictures", default=False):
             FOLDER.mkdir(exist_ok=True)
-            kept.write_text(unnumbered(drawn), encoding="utf-8")
+            picture.write_text(unnumbered(drawn), encoding="utf-8")
             return
-        assert kept.is_file(), f"there is no {kept.name} yet: draw it with --new-pictures"
-        seen, wanted = cells(drawn), cells(kept.read_text(encoding="utf-8"))
+        assert picture.is_file(), f"there is no {picture.name} yet: draw it with --new-pictures"
+        seen, wanted = cells(drawn), cells(picture.read_text(encoding="utf-8"))
         if seen != wanted:
             twin = tmp_path / f"{name}.svg"
             twin.write_text(drawn, encoding="utf-8")
@@ -134,11 +130,13 @@ async def test_a_replay_looks_as_it_did(look_same):
     app = ReplayApp(feed, title="replay of slow-loader.jsonl.gz", settings=DARK)
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("space")
-        while feed.position().duration is None or feed._outline._thread.is_alive():
-            await pilot.pause(0.02)
+        eyes = Eyes(app, pilot)
+        await eyes.until_true(lambda: feed.position().duration and not feed._outline._thread.is_alive(), "an outline")
         feed.seek_to(12.0)
-        while feed.position().seeking is not None or getattr(app.screen.view.snapshot, "tick", None) != 15:
-            await pilot.pause(0.02)
+        await eyes.until_true(
+            lambda: feed.position().seeking is None and getattr(app.screen.view.snapshot, "tick", None) == 15,
+            "the picture of tick 15",
+        )
         app.screen._follow()
         await pilot.pause()
         look_same("replay", app.export_screenshot())

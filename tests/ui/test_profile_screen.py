@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import sample_snapshots as samples
+from scripted_feeds import RunFeed, ScriptedFeed
 
 from aitop.engine.torch_profile import TakenProfile
 from aitop.errors import AitopError
@@ -41,10 +42,10 @@ def profile(device: bool = False) -> Profile:
 
 
 @pytest.fixture
-def profiling(feeds):
+def profiling():
     """A feed whose burst ends when the test says so."""
 
-    class Feed(feeds["run"]):
+    class Feed(RunFeed):
         result: object = TakenProfile(profile(), TRACE)
 
         def __init__(self, *snapshots):
@@ -92,8 +93,7 @@ async def test_p_comes_back_to_a_profile_under_way_and_starts_another_once_it_wa
         assert "verdict" in eyes.shown()
         if away:
             profiling.go_on.set()
-            while screen.pane.profile is None:
-                await eyes.pilot.pause(0.01)
+            await eyes.until_true(lambda: screen.pane.profile is not None, "a profile")
         await eyes.press("p")
         profiling.go_on.set()
         await eyes.until("aten::addmm")
@@ -144,8 +144,8 @@ async def test_a_trace_that_cannot_be_written_says_so(look_at, profiling, monkey
         assert any(style == STATE_FAILED for _, style in said.spans)
 
 
-async def test_a_replay_cannot_be_profiled(look_at, feeds):
-    async with look_at(feed=feeds["scripted"](samples.input_bound(), live=False)) as eyes:
+async def test_a_replay_cannot_be_profiled(look_at):
+    async with look_at(feed=ScriptedFeed(samples.input_bound(), live=False)) as eyes:
         assert "p profile" not in eyes.pane("footer") and "pane" in eyes.pane("footer")
         await eyes.press("p")
         assert "only a live run can be profiled" in eyes.text()

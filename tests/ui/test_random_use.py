@@ -8,9 +8,9 @@ import pytest
 import sample_snapshots as samples
 from rich.cells import cell_len
 from sample_serving import SERVERS
+from scripted_feeds import ScriptedFeed, SeekableFeed
 from textual import events
 
-from aitop.engine.feed import ReplayMark, ReplayPosition
 from aitop.ui.screens.help import our_bindings
 
 EVERYTHING = samples.ALL | SERVERS
@@ -24,32 +24,8 @@ LEFT_OUT = ("leave", "interrupt", "suspend", "save", "record", "edit", "command_
 
 def keys_of(screen):
     """Every key that does something on this screen."""
-    found = [binding for binding in our_bindings(screen) if not any(word in binding.action for word in LEFT_OUT)]
-    return [key.strip() for binding in found for key in binding.key.split(",")] + list(TYPED)
-
-
-def seekable(kind):
-    """A replay that only notes where it was told to go."""
-
-    class Replay(kind):
-        stands = ReplayPosition(duration=60.0, marks=(ReplayMark(5.0, "input-bound"), ReplayMark(59.9, "target ended")))
-
-        def position(self):
-            return self.stands
-
-        def _note(self, *_):
-            self.stands = ReplayPosition(
-                seconds=random.Random(len(self.asked)).uniform(0, 60),
-                duration=60.0,
-                playing=len(self.asked) % 3 == 0,
-                seeking=0.5 if len(self.asked) % 7 == 0 else None,
-                marks=self.stands.marks,
-            )
-            self.asked.append("moved")
-
-        pause = resume = step = seek_by = seek_to = set_speed = _note
-
-    return Replay(live=False)
+    bindings = [binding for binding in our_bindings(screen) if not any(word in binding.action for word in LEFT_OUT)]
+    return [key.strip() for binding in bindings for key in binding.key.split(",")] + list(TYPED)
 
 
 def use_mouse(app, chance, size):
@@ -82,9 +58,9 @@ def clicks(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("live", ROUNDS), ("replay", ROUNDS // 3)])
-async def test_no_sequence_of_keys_clicks_resizes_and_samples_breaks_it(look_at, feeds, kind, rounds, clicks):
+async def test_no_sequence_of_keys_clicks_resizes_and_samples_breaks_it(look_at, kind, rounds, clicks):
     chance = random.Random(kind)
-    feed = seekable(feeds["scripted"]) if kind == "replay" else feeds["scripted"]()
+    feed = SeekableFeed() if kind == "replay" else ScriptedFeed()
     async with look_at(feed=feed, size=(80, 24)) as eyes:
         keys = keys_of(eyes.app.screen)
         assert {"space", "t", "z", "enter", "question_mark"} <= set(keys)

@@ -3,10 +3,10 @@
 import msgspec
 import sample_ranks
 import sample_snapshots as samples
+from scripted_feeds import RunFeed, ScriptedFeed
 
 from aitop.diagnosis.conditions.hang import Odd
 from aitop.model.ranks import RankView, Standing
-from aitop.ui.layout import plan
 from aitop.ui.screens.hang import StandingPane, places
 from aitop.ui.state import View
 
@@ -62,18 +62,6 @@ async def test_a_rank_that_is_not_measured_has_dashes(look_at):
         assert set(unknown.split()[2:-1]) == {"–"}
 
 
-def test_the_matrix_has_room_at_every_size():
-    for width, height in ((80, 24), (120, 36), (200, 50)):
-        for ranks in (2, 8, 64):
-            boxes = plan(width, height, ranks=ranks)
-            assert boxes["ranks"].height >= min(ranks + 3, 6), (width, height, ranks)
-            assert boxes["code"].height >= 3, (width, height, ranks)
-            assert sum(box.width * box.height for box in boxes.values()) <= width * height
-        assert "ranks" not in plan(width, height, ranks=1)
-    many, few = plan(300, 70, ranks=64), plan(300, 70, ranks=4)
-    assert many["ranks"].height > 2 * many["code"].height > 2 * few["ranks"].height
-
-
 async def test_a_hang_is_shown_by_places_with_the_odd_one_first(look_at):
     async with look_at(hanging(8), size=(160, 45)) as eyes:
         await eyes.press("h")
@@ -109,10 +97,10 @@ def test_workers_stand_with_those_of_the_same_rank_whose_number_is_readable():
 
 
 async def test_a_job_that_stands_still_has_no_rate(look_at):
-    for still, told in ((hanging(2), "nothing has run for 41 s"), (job(2), "step/s")):
+    for still, words in ((hanging(2), "nothing has run for 41 s"), (job(2), "step/s")):
         async with look_at(still, size=(120, 36)) as eyes:
             header = eyes.pane("header")
-            assert told in header and ("step/s" in header) == (told == "step/s")
+            assert words in header and ("step/s" in header) == (words == "step/s")
 
 
 async def test_ranks_that_get_on_are_not_called_hanging(look_at):
@@ -122,8 +110,8 @@ async def test_ranks_that_get_on_are_not_called_hanging(look_at):
         assert " HANG " not in eyes.pane("standing") and "if it hangs" in eyes.pane("standing")
 
 
-async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at, feeds):
-    class Native(feeds["run"]):
+async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at):
+    class Native(RunFeed):
         asked = ()
 
         def dump(self):
@@ -141,8 +129,8 @@ async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at, fee
         await eyes.until("below Python, rank 1: futex_wait (libc.so.6) ← wait (libgloo.so)")
 
 
-async def test_a_replay_offers_no_look_below_python(look_at, feeds):
-    async with look_at(feed=feeds["scripted"](hanging(2, odd=1), live=False), size=(120, 36)) as eyes:
+async def test_a_replay_offers_no_look_below_python(look_at):
+    async with look_at(feed=ScriptedFeed(hanging(2, odd=1), live=False), size=(120, 36)) as eyes:
         await eyes.press("h")
         assert "h look again" in eyes.pane("standing") and "below Python" not in eyes.pane("standing")
 
@@ -150,11 +138,11 @@ async def test_a_replay_offers_no_look_below_python(look_at, feeds):
 async def test_beside_the_title_stands_as_much_as_fits(look_at):
     whole = job(64)
     scaled = msgspec.structs.replace(whole, ranks=msgspec.structs.replace(whole.ranks, efficiency=0.41))
-    for size, told, left in (
+    for size, words, left in (
         ((200, 50), "scaling 41 % · exchange 3 % of a step", "one"),
         ((80, 24), " of 64", "scaling"),
     ):
         async with look_at(scaled, size=size) as eyes:
             eyes.app.screen.set_focus(eyes.app.screen.query_one("#ranks"))
             await eyes.press("z")
-            assert told in eyes.pane("ranks").split("\n")[0] and left not in eyes.pane("ranks").split("\n")[0]
+            assert words in eyes.pane("ranks").split("\n")[0] and left not in eyes.pane("ranks").split("\n")[0]

@@ -1,15 +1,17 @@
 """Marks, pictures, recordings, colours: what somebody does with a session, key by key."""
 
-import asyncio
 import os
 import stat
 from pathlib import Path
 
 import msgspec
 import pytest
+import sample_parts as parts
 import sample_snapshots as samples
+from eyes import Eyes
 from pictures import StillFeed
 from sample_parts import records, steps
+from scripted_feeds import RunFeed, ScriptedFeed
 
 from aitop.engine.recorder import Recorder
 from aitop.engine.run_history import RunHistory
@@ -21,6 +23,7 @@ from aitop.model.steps import HookFacts, HookSample
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import read_recording
 from aitop.ui.app import MonitorApp
+from aitop.ui.screens.monitor import CATCH_UP_SECONDS
 from aitop.ui.theme.themes import THEMES
 
 
@@ -85,7 +88,7 @@ async def test_every_figure_of_every_pane_has_its_change(look_at):
         assert [name for name, count in least.items() if changed[name] < count] == []
 
 
-async def test_the_mark_of_an_earlier_session_shows_the_changes_of_the_series_of_the_gpu(look_at, feeds, tmp_path):
+async def test_the_mark_of_an_earlier_session_shows_the_changes_of_the_series_of_the_gpu(look_at, tmp_path):
     def at(busy, power):
         first = samples.compared()
         names = {"gpu0.busy": busy, "gpu0.power": power}
@@ -98,7 +101,7 @@ async def test_the_mark_of_an_earlier_session_shows_the_changes_of_the_series_of
     target = samples.compared().target
     RunHistory(target, tmp_path).keep(at(0.9, 700.0), at(0.9, 700.0))
 
-    class Marked(feeds["run"]):
+    class Marked(RunFeed):
         def marked(self):
             return RunHistory(target, tmp_path).mark()
 
@@ -113,8 +116,8 @@ async def test_no_change_is_not_called_one(look_at):
         assert "no change beyond noise (±" in eyes.pane("verdict")
 
 
-async def test_marks_work_in_a_replay_and_survive_going_back(look_at, feeds):
-    feed = feeds["scripted"](samples.input_bound(), live=False)
+async def test_marks_work_in_a_replay_and_survive_going_back(look_at):
+    feed = ScriptedFeed(samples.input_bound(), live=False)
     async with look_at(feed=feed) as eyes:
         await eyes.press("m")
         await eyes.give(later())
@@ -127,7 +130,7 @@ async def test_the_mark_stands_on_the_axes_of_the_step_charts(look_at):
     async with look_at(samples.measured(), size=(200, 60)) as eyes:
         await eyes.press("m")
         moved = msgspec.structs.replace(samples.measured(), time=samples.measured().time + 30)
-        recent = tuple(msgspec.structs.replace(one, end=one.end + 10) for one in moved.steps.recent)
+        recent = tuple(msgspec.structs.replace(record, end=record.end + 10) for record in moved.steps.recent)
         await eyes.give(msgspec.structs.replace(moved, steps=msgspec.structs.replace(moved.steps, recent=recent)))
         assert "▲ mark" in eyes.pane("step")
         assert any("▼" in line and line.startswith("│   step  ") for line in eyes.pane("step").split("\n"))
@@ -176,7 +179,7 @@ async def test_a_folder_that_is_gone_is_said(look_at, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     async with look_at(samples.input_bound()) as eyes:
-        eyes.app.screen.recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
+        eyes.app.screen.recorder = Recorder(lambda path, new: RecordingWriter(path, parts.target(), new=new))
         await eyes.press("s")
         assert "nothing saved: No such file" in eyes.pane("footer")
         await eyes.press("r")
@@ -185,7 +188,7 @@ async def test_a_folder_that_is_gone_is_said(look_at, tmp_path, monkeypatch):
 
 async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
+    recorder = Recorder(lambda path, new: RecordingWriter(path, parts.target(), new=new))
     recorder.write(SourceStatus(time=3.0, source="gpu", state="absent", reason="no driver"))
     recorder.write(Tick(time=4.0, wall=1.0))
     async with look_at(samples.input_bound(), size=(160, 36)) as eyes:
@@ -206,7 +209,7 @@ async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
 
 
 def test_a_recording_begins_with_what_the_hook_found_out_and_not_with_its_last_read(tmp_path):
-    recorder = Recorder(lambda path, new: RecordingWriter(path, samples.target(), new=new))
+    recorder = Recorder(lambda path, new: RecordingWriter(path, parts.target(), new=new))
     facts, request = HookFacts(way="attach", python="3.11", torch="2.13"), RequestRecord(end=2.0, seconds=1.0)
     recorder.write(HookSample(time=3.0, pid=3720, facts=facts, requests=(request,), alive=2, sequence=7, lost=1))
     recorder.write(Tick(time=4.0, wall=1.0))
@@ -217,7 +220,7 @@ def test_a_recording_begins_with_what_the_hook_found_out_and_not_with_its_last_r
 
 
 async def test_a_full_disk_is_said_and_the_screen_goes_on(look_at):
-    recorder = Recorder(lambda path, new: RecordingWriter(Path("/dev/full"), samples.target()))
+    recorder = Recorder(lambda path, new: RecordingWriter(Path("/dev/full"), parts.target()))
     async with look_at(samples.input_bound(), size=(200, 36)) as eyes:
         eyes.app.screen.recorder = recorder
         await eyes.press("r")
@@ -227,8 +230,8 @@ async def test_a_full_disk_is_said_and_the_screen_goes_on(look_at):
         assert "No space left on device" in eyes.pane("footer")
 
 
-async def test_only_a_live_run_can_be_recorded(look_at, feeds):
-    async with look_at(feed=feeds["scripted"](samples.input_bound(), live=False)) as eyes:
+async def test_only_a_live_run_can_be_recorded(look_at):
+    async with look_at(feed=ScriptedFeed(samples.input_bound(), live=False)) as eyes:
         await eyes.press("r")
         assert "only a live run can be recorded" in eyes.pane("footer")
 
@@ -248,37 +251,35 @@ async def test_c_goes_through_all_themes_and_back(look_at):
 async def test_every_screen_draws_in_every_theme(theme):
     app = MonitorApp(StillFeed(samples.input_bound()), settings=Settings(theme=theme, ascii=theme == "monochrome"))
     async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.pause()
-        palette = ("ctrl+p", "escape") if theme in ("light", "monochrome") else ()
-        for key in ("enter", "escape", "question_mark", "escape", *palette):
-            await pilot.press(key)
-            await pilot.pause()
-        rows = app.screen._compositor.render_strips()
-        text = "\n".join("".join(segment.text for segment in row) for row in rows)
+        eyes = Eyes(app, pilot)
+        await eyes.until("INPUT-BOUND")
+        await eyes.press("enter", "escape", "question_mark", "escape")
+        text = eyes.text()
         assert "INPUT-BOUND" in text
         assert text.isascii() == (theme == "monochrome")
         assert ("enter why" in text) == (theme == "monochrome") != ("⏎ why" in text)
-        await pilot.press("T")
+        colours = {
+            segment.style.color.name for row in eyes.rows() for segment in row if segment.style and segment.style.color
+        }
+        assert (colours == {"default"}) == (theme == "monochrome")
+        await eyes.press("T")
         keys = app.screen.query_one("#processes").drawn[-2].text
         assert ("enter narrow to it" in keys and "left/right fold" in keys) == (theme == "monochrome")
-        colours = {segment.style.color.name for row in rows for segment in row if segment.style and segment.style.color}
-        assert (colours == {"default"}) == (theme == "monochrome")
 
 
-async def test_the_command_palette_finds_an_action_by_its_name(look_at):
-    async with look_at(samples.input_bound()) as eyes:
-        await eyes.press("ctrl+p")
-        await eyes.press(*"mark this")
-        for _ in range(100):
-            await eyes.pilot.pause(0.02)
-            if "mark this moment" in eyes.text():
-                break
-        await eyes.press("down", "enter")
-        for _ in range(100):
-            await eyes.pilot.pause(0.02)
-            if eyes.app.screen.id is None and getattr(eyes.app.screen, "view", None) and eyes.app.screen.view.mark:
-                break
-        assert eyes.app.screen.view.mark is not None
+@pytest.mark.parametrize("theme", ["light", "monochrome"])
+async def test_the_command_palette_finds_an_action_by_its_name(theme):
+    app = MonitorApp(StillFeed(samples.input_bound()), settings=Settings(theme=theme, ascii=theme == "monochrome"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        eyes = Eyes(app, pilot)
+        await eyes.until("INPUT-BOUND")
+        # Something moves there while it is open: to press keys one by one would wait for that to end at each.
+        for key in ("ctrl+p", *"mark", "space", *"this"):
+            app.simulate_key(key)
+        await eyes.until("mark this moment")
+        for key in ("down", "enter"):
+            app.simulate_key(key)
+        await eyes.until_true(lambda: len(app.screen_stack) == 1 and app.screen.view.mark is not None, "a mark")
 
 
 async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at, monkeypatch):
@@ -291,18 +292,29 @@ async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at
 
 
 async def test_however_many_pictures_a_slow_link_skips_one_timer_catches_up(look_at, monkeypatch):
-    asked = []
+    timers = []
+
+    def set_timer(seconds, callback):
+        timers.append((seconds, callback))
+        return timers[-1]
+
     async with look_at(samples.input_bound()) as eyes:
-        monkeypatch.setattr("aitop.ui.screens.monitor.CATCH_UP_SECONDS", 0.05)
-        monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: not asked.append(None))
+        monkeypatch.setattr(eyes.app.screen, "set_timer", set_timer)
+        monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: True)
         for tick in range(8):
-            await eyes.give(samples.input_bound(tick=tick))
-        await asyncio.sleep(0.5)
-        assert 8 < len(asked) < 8 + 15
+            await eyes.give(samples.healthy() if tick == 7 else samples.input_bound(tick=tick))
+        assert [seconds for seconds, _ in timers] == [CATCH_UP_SECONDS]
+        timers[0][1]()
+        await eyes.pilot.pause()
+        assert len(timers) == 2 and "COMPUTE-BOUND" not in eyes.text()
+        monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: False)
+        timers[1][1]()
+        await eyes.until("COMPUTE-BOUND")
+        assert len(timers) == 2
 
 
-async def test_a_pause_before_the_first_picture_keeps_the_mark_of_the_earlier_run(look_at, feeds):
-    feed = feeds["run"]()
+async def test_a_pause_before_the_first_picture_keeps_the_mark_of_the_earlier_run(look_at):
+    feed = RunFeed()
     feed.marked = samples.healthy
     async with look_at(feed=feed) as eyes:
         await eyes.press("space")

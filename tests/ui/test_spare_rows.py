@@ -2,7 +2,6 @@
 
 import sample_snapshots as samples
 
-from aitop.ui.layout import plan
 from aitop.ui.panes.code.call_tree import forest
 from aitop.ui.panes.code.flame import flame_below
 from aitop.ui.panes.code.hot_lines import lines_below, room_below
@@ -42,15 +41,6 @@ def test_a_flame_fills_the_room_it_is_given():
     assert len(drawn) == 8
     assert sum("train_epoch" in line.text for line in drawn) == 1
     assert flame_below([], VIEW, 100, 8) == []
-
-
-def test_panes_have_the_rows_they_can_use():
-    few, more, many = (plan(200, 50, processes=number)["processes"].height for number in (3, 5, 64))
-    assert (few, more) == (8, 8)
-    assert many == plan(200, 50)["processes"].height > few
-    assert plan(200, 50, processes=3)["code"].height > plan(200, 50, processes=64)["code"].height
-    assert plan(120, 36, timed=False)["step"].height < plan(120, 36)["step"].height
-    assert plan(120, 36, timed=False, gpus=1) == plan(120, 36, gpus=1)
 
 
 def test_a_title_is_cut_between_clauses():
