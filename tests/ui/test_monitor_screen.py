@@ -14,6 +14,7 @@ from aitop.model.gpu import MigDevice
 from aitop.model.source import SourceStatus
 from aitop.model.verdict import Diagnosis
 from aitop.ui.screens.help import our_bindings
+from aitop.ui.widgets.pane import Pane
 
 SIZES = [(1, 1), (10, 3), (20, 5), (40, 12), (80, 24), (100, 30), (300, 70), (200, 18), (120, 36)]
 
@@ -147,6 +148,21 @@ async def test_space_holds_the_picture_and_goes_on_with_the_newest(look_at):
         await eyes.press("space")
         assert "PAUSED" not in eyes.pane("header")
         assert "COMPUTE-BOUND" in eyes.pane("verdict")
+
+
+async def test_panes_are_drawn_once_for_a_new_size_and_only_where_the_focus_moves_for_tab(look_at, monkeypatch):
+    drawings = []
+    async with look_at(samples.measured(), size=(120, 36)) as eyes:
+        for pane in eyes.app.screen.query(Pane):
+            draw = pane.draw
+            monkeypatch.setattr(
+                pane, "draw", lambda *rest, pane=pane, draw=draw: drawings.append(pane.id) or draw(*rest)
+            )
+        await eyes.resize(130, 40)
+        assert sorted(drawings) == sorted(eyes.shown())
+        drawings.clear()
+        await eyes.press("tab")
+        assert set(drawings) <= {"verdict", "step", "footer"}
 
 
 async def test_tab_moves_the_focus_and_z_zooms_what_has_it(look_at):

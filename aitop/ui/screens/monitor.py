@@ -235,8 +235,11 @@ class MonitorScreen(Screen[int]):
         return notice if self._notice_ticks > 0 else None
 
     def on_resize(self, event: events.Resize) -> None:
+        before = self._plan.keys()
         self._lay_out()
-        self._show()
+        # Panes of another size draw themselves anew. One that was hidden has an old view.
+        if not self._plan.keys() <= before:
+            self._show()
 
     def on_screen_resume(self) -> None:
         self._show()
@@ -469,8 +472,9 @@ class MonitorScreen(Screen[int]):
     def show_pane(self, name: str) -> None:
         """Focus a pane; if the layout has no room for it, give it the whole screen."""
         if name in self._plan_for(None):
-            self._zoomed = None
-            self._change()
+            if self._zoomed is not None:
+                self._zoomed = None
+                self._change()
             self.set_focus(self._pane(name))
         elif self._zoomed != name:
             self._zoom(name, for_room=True)
@@ -539,7 +543,7 @@ class MonitorScreen(Screen[int]):
             self._pane(name).show(self.view)
 
     def _lay_out(self) -> None:
-        """Move and size the panes according to the plan for this terminal size and Snapshot."""
+        """Move and size the panes according to the plan for this terminal size and Snapshot. Draws none."""
         wanted = self._plan_for(self._zoomed)
         if self._typing and "footer" in wanted:
             wanted = {("filter" if name == "footer" else name): box for name, box in wanted.items()}
@@ -556,7 +560,6 @@ class MonitorScreen(Screen[int]):
                 pane.styles.offset = (box.x, box.y)
                 pane.styles.width = box.width
                 pane.styles.height = box.height
-                pane.redraw()
         focused: Widget | None = self.focused
         if focused is None or not focused.display:
             self.set_focus(self._pane(self._zoomed or "verdict"))
