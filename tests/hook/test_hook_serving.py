@@ -34,7 +34,8 @@ from aitop.sources.ring.reader import HookRing
 
 # Of the kernel's clock, by which the arrival of a request may be off.
 A_TICK = 0.005
-VLLM_PYTHON = os.environ.get("AITOP_TEST_VLLM_PYTHON", sys.executable)
+# Engines that have an environment of their own, by the variable that names its interpreter.
+ELSEWHERE = {"vllm": "AITOP_TEST_VLLM_PYTHON", "ray": "AITOP_TEST_RAY_PYTHON"}
 # Lists the rows of a server that this interpreter does not have; of an engine that it lacks, only that.
 LOOK_UP = """
 import importlib, importlib.util, json, sys
@@ -479,7 +480,7 @@ def triples(server):
     return [(*place.split(":"), name) for place, found in names.TABLE[server].items() for name in found.split()]
 
 
-@pytest.mark.parametrize("server", [server for server in names.TABLE if server != "vllm"])
+@pytest.mark.parametrize("server", [server for server in names.TABLE if server not in ELSEWHERE])
 def test_the_names_that_are_patched_exist_in_the_release_that_is_installed(server):
     pytest.importorskip(server)
     for module, name, attribute in triples(server):
@@ -487,13 +488,14 @@ def test_the_names_that_are_patched_exist_in_the_release_that_is_installed(serve
         assert callable(getattr(vars(owner)[name] if name else owner, attribute))
 
 
-@pytest.mark.parametrize("server", ["vllm"])
+@pytest.mark.parametrize("server", ELSEWHERE)
 def test_the_names_of_engines_exist_in_another_environment(server):
-    asked = [VLLM_PYTHON, "-c", LOOK_UP, server, json.dumps(triples(server))]
+    python = os.environ.get(ELSEWHERE[server], sys.executable)
+    asked = [python, "-c", LOOK_UP, server, json.dumps(triples(server))]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True)
     missing = json.loads(done.stdout.splitlines()[-1])
     if missing == "absent":
-        pytest.skip(f"no {server} in the interpreter that AITOP_TEST_VLLM_PYTHON names")
+        pytest.skip(f"no {server} in the interpreter that {ELSEWHERE[server]} names")
     assert missing == []
 
 
