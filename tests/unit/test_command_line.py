@@ -184,8 +184,6 @@ def test_a_full_disk_behind_stdout_is_one_sentence():
 
 NO_EVIDENCE = """
 import sys
-import tempfile
-import tracemalloc
 from types import SimpleNamespace
 from aitop import cli
 from aitop.errors import NotEnoughEvidenceError
@@ -204,12 +202,14 @@ sys.exit(cli.run([]))
     [
         ("> /dev/null", 5, "aitop: it was too short\n"),
         ("> /dev/full", 1, "aitop: cannot write what was asked for: No space left on device\n"),
+        # Its reader is gone once the pipe has no other end.
         ("| true", 141, ""),
         (">&-", 5, "aitop: it was too short\n"),
     ],
 )
 def test_the_exit_code_of_a_verb_that_writes_and_then_fails(tmp_path, stdout, code, said):
-    (tmp_path / "verb.py").write_text("import time\ntime.sleep(0.5)\n" + NO_EVIDENCE)
+    wait = "import select\npipe = select.poll()\npipe.register(1, 0)\npipe.poll()\n" if "|" in stdout else ""
+    (tmp_path / "verb.py").write_text(wait + NO_EVIDENCE)
     command = f"{sys.executable} {tmp_path}/verb.py {stdout}; exit ${{PIPESTATUS[0]}}"
     # What is unbuffered fails when it is written, not at the end.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -360,11 +360,6 @@ def test_ctrl_c_is_130_and_quiet_and_a_fault_of_ours_asks_to_be_reported(monkeyp
     assert "Traceback" in capsys.readouterr().err
 
 
-def aitop(*arguments, **more):
-    command = [sys.executable, "-m", "aitop", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **more)
-
-
 def test_help_says_exit_codes_and_every_verb(capsys):
     with pytest.raises(SystemExit) as left:
         cli.run(["--help"])
@@ -434,17 +429,13 @@ except SystemExit:
     assert int(done.stdout.rpartition("collections:")[2]) < 5
 
 
-def test_version():
-    done = aitop("--version")
-    assert (done.returncode, done.stdout) == (0, f"aitop {__version__}\n")
+def test_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.run(["--version"])
+    assert (left.value.code, capsys.readouterr().out) == (0, f"aitop {__version__}\n")
 
 
-def test_a_reader_that_goes_away_is_no_complaint():
-    command = f"set -o pipefail; {sys.executable} -m aitop doctor | true"
-    assert subprocess.run(["bash", "-c", command], capture_output=True).stderr == b""
-
-
-def test_an_ascii_terminal_gets_question_marks_and_no_traceback():
+def test_an_ascii_terminal_gets_question_marks_and_no_traceback(aitop):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = aitop("replay", "/żółć", env=environment)
     assert done.returncode == 6
@@ -573,7 +564,7 @@ def test_how_a_process_ended(code, words):
     assert how_ended(code) == words
 
 
-def test_a_demo_that_a_signal_ends_says_so(monkeypatch, tmp_path):
+def test_a_demo_that_a_signal_ends_says_so(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(NoTargetError, match="was ended by SIGKILL before its first step"), demo.running(script, []):
@@ -604,15 +595,15 @@ def test_a_command_that_does_not_start_leaves_no_log(on_screen, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_large_log_only_its_end_is_read(on_screen, capsys, tmp_path):
-    loud = "print('x' * 80_000_000); print(*range(30), sep='\\n')"
+def test_of_a_large_log_only_its_end_is_read(on_screen, capsys):
+    loud = "print('x' * 20_000_000); print(*range(30), sep='\\n')"
     tracemalloc.start()
     assert on_screen(ended, sys.executable, "-c", loud) == 0
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     out, err = capsys.readouterr()
     assert out.split() == [str(number) for number in range(10, 30)]
-    assert "ended with code 0; all of its output is in" in err and peak < 40_000_000
+    assert "ended with code 0; all of its output is in" in err and peak < 10_000_000
 
 
 def test_a_log_that_is_gone_is_told_with_how_the_command_ended(on_screen, capsys, tmp_path):
@@ -634,9 +625,11 @@ def test_the_hook_goes_before_other_paths():
 
 
 @pytest.mark.parametrize("arguments", [["--pid", str(os.getpid())], [], ["run", "--", "true"]])
-def test_without_a_terminal_the_screen_says_what_to_do_instead(arguments):
-    done = aitop(*arguments, stdin=subprocess.DEVNULL)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "needs a terminal" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_without_a_terminal_the_screen_says_what_to_do_instead(arguments, monkeypatch, capsys):
+    with open(os.devnull) as no_terminal:
+        monkeypatch.setattr(sys, "stdin", no_terminal)
+        assert cli.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "needs a terminal" in err
+    assert err.count("\n") == 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from recorded_runs import end_of_recording, snapshots_of
 
-from aitop.engine.core import Engine
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.job import Job
@@ -20,21 +18,13 @@ from aitop.model.source import SourceStatus
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Diagnosis, Verdict, Where
 from aitop.outputs.prometheus.families import JobsCollector, WatchedJob
-from aitop.sources.replay import read_recording
 
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 JOB = Job(pid=7, node="n1", id="4711", user="ada", scheduler="slurm", step="0")
 
 
-def recorded(name: str) -> list[Snapshot]:
-    header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
-    engine = Engine(header.target)
-    return [snapshot for event in events if (snapshot := engine.handle(event)) is not None]
-
-
 @pytest.fixture(scope="module")
-def slow_loader() -> list[Snapshot]:
-    return recorded("slow-loader")
+def slow_loader() -> tuple[Snapshot, ...]:
+    return snapshots_of("slow-loader")
 
 
 def exported(*snapshots: Snapshot, job: Job = JOB) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -209,14 +199,14 @@ def test_counters_go_on_when_a_rank_is_started_anew():
 def test_no_counter_of_a_recording_ever_falls_and_no_series_is_there_twice(name):
     collector = JobsCollector("n1")
     before: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-    for snapshot in recorded(name):
+    for snapshot in snapshots_of(name, every=3):
         collector.take(JOB, snapshot)
         now = {}
-        for sample, values in scraped(collector).items():
-            for labels, value in values:
-                key = (sample, frozenset(labels.items()))
+        for family in collector.collect():
+            for sample in family.samples:
+                key = (sample.name, frozenset(sample.labels.items()))
                 assert key not in now
-                now[key] = value
+                now[key] = sample.value
         for key, value in now.items():
             if key[0].endswith(("_total", "_count", "_sum", "_bucket")):
                 assert value >= before.get(key, 0.0)
@@ -224,15 +214,15 @@ def test_no_counter_of_a_recording_ever_falls_and_no_series_is_there_twice(name)
 
 
 def test_ranks_have_series_of_their_own_and_phases_add_up():
-    snapshots = recorded("straggler")
-    seen = exported(*snapshots)
-    ranks = {view.rank for view in snapshots[-1].ranks.ranks}
+    end = end_of_recording("straggler")
+    seen = exported(end)
+    ranks = {view.rank for view in end.ranks.ranks}
     assert {labels["rank"] for labels, _ in seen["aitop_up"]} == {str(rank) for rank in ranks}
     assert len({labels["pid"] for labels, _ in seen["aitop_up"]}) == len(ranks)
     for rank in ranks:
         shares = {labels["phase"]: value for labels, value in seen["aitop_phase_ratio"] if labels["rank"] == str(rank)}
         assert sum(shares.values()) == pytest.approx(1.0, abs=0.02)
-    late = next(verdict for verdict in snapshots[-1].diagnosis.verdicts if verdict.id == "straggler")
+    late = next(verdict for verdict in end.diagnosis.verdicts if verdict.id == "straggler")
     named = {labels["rank"] for labels, _ in seen["aitop_verdict_share"] if labels["verdict"] == "straggler"}
     assert named == {str(rank) for rank in late.ranks}
     waits = {labels["rank"]: value for labels, value in seen["aitop_phase_ratio"] if labels["phase"] == "communication"}
@@ -240,7 +230,7 @@ def test_ranks_have_series_of_their_own_and_phases_add_up():
 
 
 def test_a_device_carries_its_uuid_and_what_of_it_is_lost():
-    snapshot = recorded("simulated-gpu")[-1]
+    snapshot = end_of_recording("simulated-gpu")
     seen = exported(snapshot)
     mine = {device.uuid for device in snapshot.gpu.devices if device.mine}
     assert mine
@@ -251,7 +241,7 @@ def test_a_device_carries_its_uuid_and_what_of_it_is_lost():
 
 
 def test_a_device_of_several_processes_is_lost_once():
-    snapshot = recorded("simulated-gpu")[-1]
+    snapshot = end_of_recording("simulated-gpu")
     (process, *_) = (one for one in snapshot.host.processes if one.role == "rank")
     peers = tuple(msgspec.structs.replace(process, pid=process.pid + n, rank=n) for n in range(1, 3))
     host = msgspec.structs.replace(snapshot.host, processes=(*snapshot.host.processes, *peers))
@@ -261,7 +251,7 @@ def test_a_device_of_several_processes_is_lost_once():
 
 
 def test_requests_of_a_server_are_counted_and_timed():
-    seen = exported(*recorded("serve"))
+    seen = exported(*snapshots_of("serve", every=3))
     kinds = {labels["kind"]: value for labels, value in seen["aitop_units_total"]}
     assert kinds["request"] == seen["aitop_request_seconds_count"][0][1] > 0
 
@@ -320,10 +310,10 @@ def test_the_series_of_a_job_that_has_ended_are_gone(slow_loader):
 
 
 def test_series_of_ranks_that_are_gone_end_too():
-    snapshots = recorded("straggler")
+    end = end_of_recording("straggler")
     collector = JobsCollector("n1")
-    collector.take(JOB, snapshots[-1])
-    host = snapshots[-1].host
+    collector.take(JOB, end)
+    host = end.host
     left = tuple(process for process in host.processes if process.rank != 1)
-    collector.take(JOB, msgspec.structs.replace(snapshots[-1], host=msgspec.structs.replace(host, processes=left)))
+    collector.take(JOB, msgspec.structs.replace(end, host=msgspec.structs.replace(host, processes=left)))
     assert "1" not in {labels["rank"] for labels, _ in scraped(collector)["aitop_phase_ratio"]}

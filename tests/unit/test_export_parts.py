@@ -106,7 +106,7 @@ def test_the_text_file_is_replaced_whole_and_all_may_read_it(registry, tmp_path)
         write_textfile(registry, path)
         reader = threading.Thread(target=read)
         reader.start()
-        for _ in range(200):
+        for _ in range(20):
             write_textfile(registry, path)
         ended.set()
         reader.join()

@@ -13,7 +13,7 @@ import pytest
 STRESS = """
 import importlib.util, sys, threading
 sys.setswitchinterval(1e-6)
-name, count, threads = sys.argv[1], 40, 12
+name, count, threads = sys.argv[1], 20, 12
 answers = {
     "aitop.sources.stacks.speedscope": (
         b'{"profiles": [{"name": "a", "samples": [[0]]}], "shared": {"frames": [{"name": "f"}]}}', frozenset()

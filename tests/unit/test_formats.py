@@ -3,10 +3,11 @@
 import csv
 import json
 from collections import Counter
-from pathlib import Path
 
 import msgspec
 import pytest
+from recorded_runs import RECORDINGS
+from recorded_runs import recording as recording_of
 
 from aitop import cli
 from aitop.commands.replay import EXPORTS, export
@@ -15,9 +16,7 @@ from aitop.model.stacks import Frame, StackCount, StackWindow
 from aitop.model.steps import HookSample, StepRecord
 from aitop.outputs.formats.stacks import sampled, to_collapsed, to_speedscope
 from aitop.outputs.formats.trace import to_trace
-from aitop.sources.replay import Recording
 
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 RECORDED = ("slow-loader", "serve", "straggler")
 
 FRAMES = (
@@ -38,7 +37,7 @@ WINDOWS = (window(1.0, ((0, 1), 15), ((0, 2, 3, 1), 5)), window(2.0, ((0,), 10))
 
 @pytest.fixture(scope="module", params=RECORDED)
 def recording(request):
-    return Recording(RECORDINGS / f"{request.param}.jsonl.gz")
+    return recording_of(request.param)
 
 
 def test_speedscope_has_the_frames_and_the_seconds_of_a_thread():
@@ -141,7 +140,9 @@ def test_a_trace_shows_phases_inside_their_step_in_microseconds():
     assert [event["args"] for event in events if event["ph"] == "C"] == [{"batches": 3}]
 
 
-def test_a_table_has_a_row_for_every_tick(recording):
+@pytest.mark.parametrize("name", ["slow-loader", "serve"])
+def test_a_table_has_a_row_for_every_tick(name):
+    recording = recording_of(name)
     rows = list(csv.DictReader(export(recording, "csv", "run").splitlines()))
     assert len(rows) == len(list(recording.events().ticks()))
     assert [int(row["tick"]) for row in rows] == list(range(1, len(rows) + 1))
@@ -163,7 +164,7 @@ def test_the_command_writes_it_to_a_file(form, tmp_path, capsys):
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_no_source_text_leaves_with_it(form):
-    recording = Recording(RECORDINGS / "slow-loader.jsonl.gz")
+    recording = recording_of("slow-loader")
     lines = {
         frame.text
         for event in recording.events()
@@ -177,7 +178,7 @@ def test_no_source_text_leaves_with_it(form):
 
 @pytest.mark.parametrize("form", [form for form in EXPORTS if form != "perfetto"])
 def test_a_recording_without_anything_is_5(form, tmp_path, capsys):
-    header = Recording(RECORDINGS / "healthy.jsonl.gz").header
+    header = recording_of("healthy").header
     file = tmp_path / "empty.jsonl"
     file.write_bytes(msgspec.json.encode(header) + b"\n")
     assert cli.run(["replay", str(file), "--export", form]) == 5

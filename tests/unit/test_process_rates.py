@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -56,13 +57,22 @@ def test_memory_that_is_asked_for_and_memory_that_is_used_for_the_first_time(doe
     assert (after.mapped - before.mapped > 0.8 * LARGE) is newly
 
 
-def test_the_first_rates_do_not_count_the_time_in_which_the_tree_was_recognised(start):
-    busy = start("print('up', flush=True)\nwhile True: pass")
-    pauses = [0.5, 0.0]
-    # The first look takes long, as for the maps and environments of many processes.
-    source = HostSource([busy.pid], recognise=lambda members: time.sleep(pauses.pop(0)))
+def test_the_first_rates_do_not_count_the_time_in_which_the_tree_was_recognised(monkeypatch):
+    """The first look takes long, as for the maps and environments of many processes."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def compute():
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+        clock[0] += 0.1
+
+    looks = [compute, lambda: None]
+    source = HostSource([os.getpid()], recognise=lambda members: looks.pop(0)())
     source.open()
     source.read()
-    time.sleep(0.3)
+    compute()
     [process] = source.read()[0].processes
-    assert 0.1 < process.cpu < 1.2
+    # The kernel counts in hundredths of a second.
+    assert process.cpu == pytest.approx(1.0, abs=0.3)

@@ -84,7 +84,7 @@ def test_steps_longer_than_the_window_are_compared():
     def planned(second):
         return plan(forward=length if second < count * length else 2 * length, **parts)
 
-    [verdict] = regressions(watched(3 * count * length, planned))
+    [verdict] = regressions(watched(3 * count * length, planned, tick_every=10))
     assert verdict.title.startswith("steps take 2.0× as long")
 
 

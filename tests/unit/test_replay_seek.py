@@ -1,10 +1,10 @@
 """A replay shows at a place what it shows when played there, from a bookmark too, and says where it stands."""
 
 import threading
-from pathlib import Path
 
 import msgspec
 import pytest
+from recorded_runs import SLOW_LOADER, snapshots_of
 
 from aitop.engine import outline
 from aitop.engine.core import Engine
@@ -16,15 +16,11 @@ from aitop.model.steps import HookSample, StepRecord
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording, read_recording
 
-SLOW_LOADER = Path(__file__).parents[1] / "recordings" / "slow-loader.jsonl.gz"
-
 
 @pytest.fixture(scope="module")
 def played():
     """Every snapshot of the recording, as it comes when played from the start."""
-    header, events = read_recording(SLOW_LOADER)
-    engine = Engine(header.target)
-    return [msgspec.json.encode(one) for event in events if (one := engine.handle(event)) is not None]
+    return [msgspec.json.encode(snapshot) for snapshot in snapshots_of("slow-loader")]
 
 
 class Seen:
@@ -184,7 +180,7 @@ def minutes(count):
 
 @pytest.mark.parametrize("slow", [False, True], ids=["fast steps", "slow steps"])
 def test_the_history_from_a_bookmark_on_equals_that_from_the_start(slow):
-    target, events = minutes(12)
+    target, events = minutes(8.5)
     if slow:
         events = [msgspec.structs.replace(one, steps=one.steps[:1]) if isinstance(one, HookSample) else one
                   for one in events]  # fmt: skip
@@ -220,8 +216,8 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     monkeypatch.setattr(outline, "KEEP_SECONDS", 5.0)
     monkeypatch.setattr(outline, "SLACK_SECONDS", 0.0)
     monkeypatch.setattr(outline, "BOOKMARK_TICKS", 4)
-    path = tmp_path / "one-minute.jsonl"
-    target, events = minutes(1)
+    path = tmp_path / "half-a-minute.jsonl"
+    target, events = minutes(0.4)
     writer = RecordingWriter(path, target)
     for event in events:
         writer.write(event)
@@ -230,12 +226,12 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     feed.pause()
     feed.start(seen)
     feed._outline._thread.join(30)
-    assert feed._outline.bookmark_for(55).tick > 40
-    feed.seek_to(feed._outline.times[54] - feed._outline.times[0])
-    seen.at(55)
+    assert feed._outline.bookmark_for(27).tick > 12
+    feed.seek_to(feed._outline.times[26] - feed._outline.times[0])
+    seen.at(27)
     feed.stop()
     engine = Engine(target)
-    played = [snapshot for snapshot in map(engine.handle, events) if snapshot is not None][54]
+    played = [snapshot for snapshot in map(engine.handle, events) if snapshot is not None][26]
     assert seen.last.time == played.time
     assert [one.id for one in seen.last.diagnosis.verdicts] == [one.id for one in played.diagnosis.verdicts]
     assert seen.last.steps.count == played.steps.count

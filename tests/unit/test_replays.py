@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from recorded_runs import RECORDINGS, end_of_recording, recording
 
 from aitop.engine.core import Engine
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookSample
 from aitop.model.units import duration
-from aitop.sources.replay import read_recording
-
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 
-def last(name, *, hook=True):
-    header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
-    engine, snapshot = Engine(header.target), None
-    for event in events:
-        if hook or not (isinstance(event, HookSample) or (isinstance(event, SourceStatus) and event.source == "hook")):
+@pytest.mark.parametrize("file", sorted(RECORDINGS.glob("*.jsonl.gz")), ids=lambda file: file.name)
+def test_every_line_of_a_recording_is_read(file):
+    events = recording(file.name.partition(".")[0]).events()
+    assert list(events) and events.skipped == 0
+
+
+def end_without_hook(name):
+    """The last Snapshot of a recording where the hook had not been there."""
+    played, snapshot = recording(name), None
+    engine = Engine(played.header.target)
+    for event in played.events():
+        if not (isinstance(event, HookSample) or (isinstance(event, SourceStatus) and event.source == "hook")):
             snapshot = engine.handle(event) or snapshot
-    assert events.skipped == 0
     return snapshot
 
 
 @pytest.mark.parametrize("name", ["slow-loader", "simulated-gpu"])
 def test_a_loader_with_too_few_workers(name):
-    snapshot = last(name)
+    snapshot = end_of_recording(name)
     primary = snapshot.diagnosis.primary
     assert (primary.id, primary.subtype) == ("input-bound", "workers")
     waits = [step.loading for step in snapshot.steps.recent]
@@ -36,26 +38,26 @@ def test_a_loader_with_too_few_workers(name):
 
 
 def test_a_healthy_run():
-    verdicts = last("healthy").diagnosis.verdicts
+    verdicts = end_of_recording("healthy").diagnosis.verdicts
     assert [(one.id, one.severity) for one in verdicts] == [("compute-bound", "info")]
 
 
-@pytest.mark.parametrize("hook", [True, False], ids=["hook", "stacks"])
-def test_a_rank_of_four_that_gets_its_data_late(hook):
-    primary = last("straggler", hook=hook).diagnosis.primary
+@pytest.mark.parametrize("end", [end_of_recording, end_without_hook], ids=["hook", "stacks"])
+def test_a_rank_of_four_that_gets_its_data_late(end):
+    primary = end("straggler").diagnosis.primary
     assert (primary.id, primary.subtype, primary.ranks) == ("straggler", "input", (3,))
     assert primary.where[0].text == "time.sleep(0.001)"
 
 
 def test_a_rank_of_four_that_left_out_a_collective():
-    primary = last("hang").diagnosis.primary
+    primary = end_of_recording("hang").diagnosis.primary
     assert (primary.id, primary.subtype, primary.ranks) == ("hang", "skipped-collective", (3,))
     assert [one.text for one in primary.where[:2]] == ["loss.backward()", "dist.barrier()"]
     assert "last collective called: 907 by rank 3; 908 by rank 0, 1, 2" in primary.evidence
 
 
 def test_a_server_whose_collections_make_a_tail():
-    snapshot = last("serve")
+    snapshot = end_of_recording("serve")
     primary = snapshot.diagnosis.primary
     assert (primary.id, primary.subtype) == ("latency-tail", "collector")
     assert (primary.where[0].function, primary.where[0].text) == ("Server.tidy_up", "gc.collect()")
@@ -65,6 +67,6 @@ def test_a_server_whose_collections_make_a_tail():
 
 
 def test_a_device_that_was_simulated_is_drawn_as_one():
-    device = last("simulated-gpu").gpu.devices[0]
+    device = end_of_recording("simulated-gpu").gpu.devices[0]
     assert device.name == "NVIDIA H200" and device.mine
     assert device.gpm is not None and device.gpm.sm_active is not None

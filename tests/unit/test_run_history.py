@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import math
 import os
 import random
+import tempfile
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -51,18 +54,17 @@ def recorded(file, seed, *, seconds=0.1, of=None, count=240):
     return file
 
 
-def end_of(file):
-    return last_snapshot(Recording(file))
+@functools.cache
+def end_of_run(seed, seconds=0.1, count=240):
+    """The last Snapshot of such a recording."""
+    with tempfile.TemporaryDirectory() as folder:
+        return last_snapshot(Recording(recorded(Path(folder) / "run.jsonl", seed, seconds=seconds, count=count)))
 
 
 @pytest.fixture
-def runs(tmp_path):
+def runs():
     """The last Snapshots of a run, and of one that is a third slower."""
-    lengths = {"usual": 0.1, "slower": 0.13}
-    return {
-        name: end_of(recorded(tmp_path / f"{name}.jsonl", seed, seconds=seconds))
-        for seed, (name, seconds) in enumerate(lengths.items())
-    }
+    return {"usual": end_of_run(0), "slower": end_of_run(1, seconds=0.13)}
 
 
 def test_a_run_is_compared_with_the_last_one_of_its_script(tmp_path, runs):
@@ -108,7 +110,7 @@ def test_source_text_is_kept_as_a_digest_by_which_the_line_is_known_again():
 
 
 def test_a_bounded_number_is_kept_and_none_of_a_moment(tmp_path, runs, monkeypatch):
-    short = end_of(recorded(tmp_path / "short.jsonl", 1, count=10))
+    short = end_of_run(1, count=10)
     RunHistory(target(), tmp_path / "history").keep(short)
     assert not (tmp_path / "history").exists()
     monkeypatch.setattr(run_history, "MOST_RUNS", 3)
@@ -211,7 +213,7 @@ def diagnosed(monkeypatch, snapshot, *options):
 @pytest.mark.parametrize(("seconds", "code", "words"), [(0.1, 0, "As fast as"), (0.11, 1, "1.10× slower than")])
 def test_a_pipeline_fails_on_a_regression_and_passes_on_noise(tmp_path, capsys, monkeypatch, seconds, code, words):
     baseline = recorded(tmp_path / "baseline.jsonl", 1, count=480)
-    snapshot = end_of(recorded(tmp_path / "now.jsonl", 2, seconds=seconds, count=480))
+    snapshot = end_of_run(2, seconds=seconds, count=480)
     assert diagnosed(monkeypatch, snapshot, "--baseline", str(baseline)) == code
     assert f"{words} baseline.jsonl" in capsys.readouterr().out
 
@@ -220,23 +222,23 @@ def test_a_pipeline_fails_on_a_regression_and_passes_on_noise(tmp_path, capsys, 
 def test_a_pipeline_fails_on_a_run_that_became_slower(tmp_path, monkeypatch, severity, code):
     baseline = recorded(tmp_path / "baseline.jsonl", 1, count=480)
     since = Verdict(id="regression", severity=severity, title="steps take 2× as long", confidence=0.9)
-    seen = end_of(recorded(tmp_path / "now.jsonl", 2, count=480))
+    seen = end_of_run(2, count=480)
     seen = msgspec.structs.replace(seen, diagnosis=Diagnosis(verdicts=(since,)))
     assert diagnosed(monkeypatch, seen) == diagnosed(monkeypatch, seen, "--baseline", str(baseline)) == code
 
 
-def test_without_a_baseline_it_takes_time_to_tell(tmp_path, monkeypatch, capsys, runs):
-    short = end_of(recorded(tmp_path / "short.jsonl", 1, count=100))
+def test_without_a_baseline_it_takes_time_to_tell(monkeypatch, capsys):
+    short = end_of_run(1, count=100)
     assert diagnosed(monkeypatch, short) == 5
     assert "look longer with --for, or name a --baseline" in capsys.readouterr().err
-    assert diagnosed(monkeypatch, end_of(recorded(tmp_path / "long.jsonl", 1, count=480))) == 0
+    assert diagnosed(monkeypatch, end_of_run(1, count=480)) == 0
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.13])
 def test_without_a_baseline_the_last_run_of_the_script_fails_nothing(tmp_path, monkeypatch, capsys, seconds):
     folder = tmp_path / "history"
-    RunHistory(target(), folder).keep(end_of(recorded(tmp_path / "small.jsonl", 1, seconds=0.1, count=480)))
-    big = end_of(recorded(tmp_path / "big.jsonl", 2, seconds=seconds, count=480))
+    RunHistory(target(), folder).keep(end_of_run(1, count=480))
+    big = end_of_run(2, seconds=seconds, count=480)
     big = msgspec.structs.replace(big, before=RunHistory(target(pid=2, arguments="--big"), folder).last())
     assert (compared(big).change.verdict == "slower") == (seconds > 0.1)
     assert diagnosed(monkeypatch, big) == 0

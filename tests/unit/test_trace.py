@@ -94,11 +94,11 @@ def test_a_kernel_whose_operator_is_not_known_belongs_to_none():
 
 
 def test_a_trace_that_nests_deep_takes_no_time():
-    count = 20_000
+    count = 5_000
     nested = trace(*(event(f"op{number}", "cpu_op", number, 2 * (count - number)) for number in range(count)))
     began = time.process_time()
     assert analyse(nested, pid=7, steps=1, holds=HOLDS).events == count
-    assert time.process_time() - began < 3.0
+    assert time.process_time() - began < 0.75
 
 
 def test_an_operator_inside_its_own_kind_is_counted_once():

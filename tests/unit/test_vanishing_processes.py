@@ -35,7 +35,7 @@ from aitop.sources.stacks.window import CodeOfProcesses
 
 PARENT = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+child = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
 print(child.pid, flush=True)
 child.wait()
 """
@@ -96,7 +96,7 @@ class Vanishing:
 
 @pytest.fixture(scope="module")
 def family():
-    """The pids of a Python process and of its child, which computes."""
+    """The pids of a Python process and of its child."""
     parent = subprocess.Popen([sys.executable, "-S", "-c", PARENT], stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
     yield parent.pid, child
@@ -161,11 +161,17 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("who", [0, 1], ids=["the parent", "the child"])
-@pytest.mark.parametrize("name", LOOKS)
+OF_THE_PARENT = ("host", "host of two", "kernel", "chooser", "everyone")
+"""Those of LOOKS that look at the parent too."""
+
+
+@pytest.mark.parametrize(
+    ("name", "who"), [*((name, "parent") for name in OF_THE_PARENT), *((name, "child") for name in LOOKS)]
+)
 def test_a_process_vanishes_at_any_moment(name, who, family, monkeypatch):
-    vanishing = Vanishing(family[who], monkeypatch)
+    vanishing = Vanishing(family[who == "child"], monkeypatch)
     LOOKS[name](*family)
+    assert vanishing.calls, "it looks at this process"
     for after in range(vanishing.calls):
         vanishing.reset(after)
         try:
@@ -178,7 +184,16 @@ def test_a_process_vanishes_at_any_moment(name, who, family, monkeypatch):
 
 def test_a_list_of_runs_is_made_while_one_vanishes(family, monkeypatch):
     monkeypatch.setattr("aitop.sources.host.discovery.CPU_WINDOW", 0.0)
-    vanishing = Vanishing(family[1], monkeypatch)
-    for after in range(8):
+    child = family[1]
+    vanishing = Vanishing(child, monkeypatch)
+
+    def is_listed():
+        return child in [candidate.pid for candidate in candidates({child: ((0,), 1 << 30)})]
+
+    assert is_listed() and vanishing.calls
+    listed = []
+    for after in range(vanishing.calls):
         vanishing.reset(after)
-        candidates({family[1]: ((0,), 1 << 30)})
+        listed.append(is_listed())
+    assert not listed[0], "nothing was read of it"
+    assert listed == sorted(listed), "once enough was read of it, it is listed"
