@@ -25,6 +25,7 @@ def steps(count=40, seconds=0.1, **durations):
 
 def line(function, share, *, pid=RANK, phase="outside", number=10, file="/x/train.py", via=(), **fields):
     """A line of the user's. `via` has (function, line, text) of its callers, the outermost first."""
+    assert 0 <= share <= 1
     fields.setdefault("activity", "python")
     return HotLine(
         pid=pid,

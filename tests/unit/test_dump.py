@@ -69,22 +69,22 @@ def test_the_output_of_py_spy_is_bounded(look, py_spy, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "thread",
+    ("thread", "complaint"),
     [
-        {"frames": [{**FRAME, "line": -1}, FRAME]},
-        {"frames": [{**FRAME, "line": 10**30}]},
-        {"frames": [{**FRAME, "line": 2**31}]},
-        {"frames": [FRAME], "os_thread_id": -7},
-        {"frames": [FRAME], "os_thread_id": 10**30},
+        ({"frames": [{**FRAME, "line": -1}, FRAME]}, None),
+        ({"frames": [{**FRAME, "line": 10**30}]}, None),
+        ({"frames": [{**FRAME, "line": 2**31}]}, None),
+        ({"frames": [FRAME], "os_thread_id": -7}, "int` >= 0"),
+        ({"frames": [FRAME], "os_thread_id": 10**30}, "int` <= 4294967295"),
     ],
 )
-def test_impossible_lines_and_thread_ids_are_left_out_or_refused(thread):
+def test_impossible_lines_and_thread_ids_are_left_out_or_refused(thread, complaint):
     data = json.dumps([thread, {"frames": [FRAME], "thread_name": "sound"}]).encode()
-    try:
-        threads = dump.parse(data)
-    except ValueError:
-        return
-    assert [one.thread_name for one in threads] == ["sound"]
+    if complaint:
+        with pytest.raises(ValueError, match=complaint):
+            dump.parse(data)
+    else:
+        assert [thread.thread_name for thread in dump.parse(data)] == ["sound"]
 
 
 def test_a_number_and_an_answer_that_are_too_long_are_refused():

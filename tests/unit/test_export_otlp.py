@@ -15,14 +15,17 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 
 from msgspec.structs import replace
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from test_export_metrics import JOB, recorded
+from recorded_runs import end_of_recording, snapshots_of
 
 from aitop import cli
 from aitop.commands import export
+from aitop.model.job import Job
 from aitop.model.verdict import Diagnosis
 from aitop.outputs import otlp
 from aitop.outputs.otlp import OtlpSender
 from aitop.outputs.prometheus.families import JobsCollector
+
+JOB = Job(pid=7, node="n1", id="4711", user="ada", scheduler="slurm", step="0")
 
 
 class Receiver(http.server.ThreadingHTTPServer):
@@ -78,7 +81,7 @@ def attributes(point):
 def test_metrics_and_changes_of_verdicts_arrive(receiver):
     collector, said = JobsCollector("n1"), []
     sender = OtlpSender(receiver.url + "/", collector, said.append, receiver.url)
-    snapshots = recorded("slow-loader")
+    snapshots = snapshots_of("slow-loader")
     for snapshot in (snapshots[0], snapshots[-1]):
         collector.take(JOB, snapshot)
         sender.send()
@@ -109,7 +112,7 @@ def test_metrics_and_changes_of_verdicts_arrive(receiver):
 def test_a_verdict_that_is_told_with_another_severity_does_not_end(receiver):
     collector = JobsCollector("n1")
     sender = OtlpSender(receiver.url, collector, [].append, receiver.url)
-    last = recorded("slow-loader")[-1]
+    last = end_of_recording("slow-loader")
     for severity in ("warning", "info", "info", "critical"):
         verdict = replace(last.diagnosis.primary, severity=severity)
         collector.take(JOB, replace(last, diagnosis=Diagnosis(verdicts=(verdict,))))

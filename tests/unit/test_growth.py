@@ -436,31 +436,33 @@ def look(finder, *lines):
 @pytest.mark.parametrize(("grows", "read"), [(0, False), (1, True)])
 def test_code_is_read_only_while_memory_rises(tmp_path, grows, read):
     """Reading beside a server took 0.3 s of CPU, and most runs have no leak."""
-    came = threading.Event()
-    finder = GrowthFinder(os.getpid(), lambda event: came.set())
+    sent = []
+    finder = GrowthFinder(os.getpid(), sent.append)
     lines = (line("main", 0.5, file=str(tmp_path / "train.py")),)
     points = tuple((960.0 + second, 1e9 + grows * second * 5e6) for second in range(40))
     times, values = zip(*points, strict=True)
     finder.consider(snapshot(steps(), lines=lines, series={"rss": Series(times=times, values=values)}))
-    assert came.wait(10 if read else 0.2) is read
+    wait_for_reader(finder)
+    assert bool(sent) is read
+
+
+def wait_for_reader(finder):
+    """Wait until the thread that reads has ended, if one was started."""
+    if finder._reader is not None:
+        finder._reader.join(10)
+        assert not finder._reader.is_alive()
 
 
 def test_a_file_is_read_once(tmp_path, rising):
     file = tmp_path / "train.py"
     file.write_text("seen = []\nfor step in range(9):\n    seen.append(step)\n")
-    told, came = [], threading.Event()
-
-    def emit(event):
-        told.append(event)
-        came.set()
-
-    finder = GrowthFinder(os.getpid(), emit)
-    look(finder, line("main", 0.5, pid=os.getpid(), file=str(file)))
-    assert came.wait(10)
-    assert [(site.line, site.text) for site in told[0].sites] == [(3, "seen.append(step)")]
-    finder._reader.join(10)
-    look(finder, line("main", 0.5, pid=os.getpid(), file=str(file)))
-    assert len(told) == 1
+    sent = []
+    finder = GrowthFinder(os.getpid(), sent.append)
+    for _ in range(2):
+        look(finder, line("main", 0.5, pid=os.getpid(), file=str(file)))
+        wait_for_reader(finder)
+    [event] = sent
+    assert [(site.line, site.text) for site in event.sites] == [(3, "seen.append(step)")]
 
 
 def test_code_of_libraries_is_not_read(rising, monkeypatch):
@@ -469,7 +471,7 @@ def test_code_of_libraries_is_not_read(rising, monkeypatch):
     monkeypatch.setattr(growth, "growth_sites", lambda texts, models, steps: read.extend(texts) or ())
     finder = GrowthFinder(os.getpid(), lambda event: None)
     look(finder, line("Thread.run", 0.5, file=threading.__file__), line("main", 0.5))
-    finder._reader.join(10)
+    wait_for_reader(finder)
     assert read == ["/x/train.py"]
 
 
@@ -481,7 +483,7 @@ def test_stacks_say_which_lines_call_the_model_and_which_update_it(rising, monke
 
     def seen(*lines):
         look(finder, *lines)
-        finder._reader.join(10)
+        wait_for_reader(finder)
 
     main = ("main", 5, None)
     forward = line("Net.forward", 0.3, phase="forward", number=40, via=(main,), callers=1)

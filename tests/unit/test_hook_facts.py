@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from aitop.hook.compiler import LONGEST_REASON, MOST_REASONS
+from aitop.hook.facts import LONGEST_NAME, MOST_CALLS, MOST_LOADERS
+from aitop.hook.measures.callsites import LONGEST_FILE
 from aitop.model.steps import CallSite, PaddingInfo
 from aitop.protocol.ring import JSON_ROOM
 from aitop.sources.ring.reader import decode_facts
@@ -83,8 +86,9 @@ def test_facts_that_no_hook_sends_are_refused(name, value):
 
 def test_the_most_that_measures_say_has_room():
     """A text without room would not be written at all."""
-    site = SITE | {"file": "x" * 400, "function": "f" * 120, "name": "torch.cuda.synchronize", "bytes": 10**15}
-    facts = WHOLE | {"calls": [site | {"pageable_bytes": 10**15}] * 16, "recompile_reasons": ["r" * 300] * 3}
-    loader = {"workers": 64, "dataset": "d" * 120}
-    text = json.dumps({"facts": facts | {"loaders": [loader] * 8}, "allocators": []})
+    names = {"file": "x" * LONGEST_FILE, "function": "f" * LONGEST_NAME, "name": "torch.cuda.synchronize"}
+    site = SITE | names | {"bytes": 10**15, "pageable_bytes": 10**15}
+    facts = WHOLE | {"calls": [site] * MOST_CALLS, "recompile_reasons": ["r" * LONGEST_REASON] * MOST_REASONS}
+    loader = {"workers": 64, "dataset": "d" * LONGEST_NAME}
+    text = json.dumps({"facts": facts | {"loaders": [loader] * MOST_LOADERS}, "allocators": []})
     assert len(text) < JSON_ROOM

@@ -20,7 +20,6 @@ from snapshot_builder import (
     steps,
 )
 
-from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes import (
     between_steps,
     collector,
@@ -345,14 +344,31 @@ def test_a_collector_that_starts_by_itself_is_not_seen_from_outside():
 OUTSIDE = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=1.0)
 
 
-@pytest.mark.parametrize("activity", sorted(set(ACTIVITIES) - {"wait-core"}))
-@pytest.mark.parametrize("kind", ["training", "inference", "unknown"])
-def test_a_program_that_stands_on_one_line_gets_an_answer_with_that_line(activity: Activity, kind):
+def on_one_line(activity, kind):
+    """The first verdict on a program of this kind that does this on line 12 nearly all of the time."""
     seen = snapshot(phases=OUTSIDE, lines=[line("work", 0.95, activity=activity, number=12)], kind=kind)
-    verdicts = shown(seen)
-    assert verdicts
-    rests = kind == "inference" and activity.startswith(("wait", "sleep"))
-    assert rests or verdicts[0].where[0].line == 12
+    return shown(seen)[0]
+
+
+# What a server does while no request is there.
+RESTS = ("sleep", "wait", "wait-child", "wait-lock", "wait-network", "wait-queue")
+
+
+@pytest.mark.parametrize("activity", sorted(set(ACTIVITIES) - {"wait-core"}))
+@pytest.mark.parametrize("kind", ["training", "unknown"])
+def test_a_program_that_stands_on_one_line_gets_an_answer_with_that_line(activity: Activity, kind):
+    assert on_one_line(activity, kind).where[0].line == 12
+
+
+@pytest.mark.parametrize("activity", sorted(set(ACTIVITIES) - {*RESTS, "wait-core"}))
+def test_a_server_that_is_busy_on_one_line_gets_an_answer_with_that_line(activity: Activity):
+    assert on_one_line(activity, "inference").where[0].line == 12
+
+
+@pytest.mark.parametrize("activity", RESTS)
+def test_a_server_that_waits_on_one_line_waits_for_requests(activity: Activity):
+    verdict = on_one_line(activity, "inference")
+    assert "waiting for requests" in verdict.title and verdict.where == ()
 
 
 @pytest.mark.parametrize(
@@ -581,8 +597,7 @@ def update_seen(function, python):
 def test_without_the_hook_stacks_tell_how_an_update_is_made_and_what_a_fused_one_saves():
     small = fired(optimizer.judge(update_seen("_single_tensor_adam", 0.37)))
     large = fired(optimizer.judge(update_seen("_single_tensor_adam", 0.01)))
-    assert small.share == pytest.approx(0.5 * (1 - 4.5 / 24.5), rel=0.01), "calls of operations are all of its time"
-    assert large.share == pytest.approx(0.5 * (1 - 0.8 / 1.8), rel=0.02), "next to none of it"
+    assert 0.2 < large.share < 0.35 < small.share < 0.5, "where calls of operations are all of its time, most is lost"
     assert small.speedup_range[0] == pytest.approx(large.speedup_range[0], rel=0.1)
     fused, foreach = small.fixes
     assert "fused=True" in fused.text and fused.speedup > foreach.speedup and "foreach=True" in foreach.text
@@ -595,8 +610,9 @@ def test_without_the_hook_a_fused_update_is_no_loss():
 
 
 def test_without_the_hook_an_update_that_cannot_be_fused_saves_what_foreach_does():
-    verdict = fired(optimizer.judge(update_seen("_single_tensor_rmsprop", 0.37)))
-    assert verdict.share == pytest.approx(0.5 * (1 - 14 / 24.5), rel=0.01)
+    batched = fired(optimizer.judge(update_seen("_single_tensor_rmsprop", 0.37)))
+    fused = fired(optimizer.judge(update_seen("_single_tensor_adam", 0.37)))
+    assert 0.1 < batched.share < fused.share and "foreach=True" in batched.fixes[0].text
 
 
 def test_a_closure_counts_once_in_what_computes():
@@ -734,8 +750,8 @@ def test_a_loop_of_tiny_operations():
     seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05), lines=TINY, facts=facts(ops=4000))
     verdict = fired(python_overhead.judge(seen))
     assert verdict.where[0].line == 22
-    calls = op_cost.WHOLE_CALL * 0.1 / 0.4
-    assert verdict.share == pytest.approx(0.9 * calls, abs=0.01), "what holds the lock, and what torch does around it"
+    # A quarter of the samples in forward hold the lock, and torch takes twice to three times as long around it.
+    assert 0.3 < verdict.share < 0.9, verdict.share
     assert "around tiny operations" in verdict.title and any("may be larger" in told for told in verdict.evidence)
 
 

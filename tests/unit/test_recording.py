@@ -165,15 +165,19 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     assert events.skipped == 0
 
 
-def test_a_gz_cut_anywhere_gives_a_prefix(tmp_path):
+def test_a_gz_cut_anywhere_gives_a_prefix_once_its_header_is_whole(tmp_path):
     packed = write(tmp_path / "run.gz").read_bytes()
+    lengths = []
     for cut in range(60, len(packed), 37):
         (tmp_path / "cut.gz").write_bytes(packed[:cut])
         try:
             seen = list(read_recording(tmp_path / "cut.gz")[1])
         except UnreadableRecordingError:
+            assert not lengths, "a shorter one could be read"
             continue
         assert seen == EVENTS[: len(seen)]
+        lengths.append(len(seen))
+    assert lengths == sorted(lengths) and len(set(lengths)) > 2
 
 
 def test_bad_lines_in_the_middle_are_skipped_and_counted(tmp_path):

@@ -9,7 +9,6 @@ from aitop.engine.history import CHART_SECONDS, KEEP_REQUESTS, History
 from aitop.engine.outline import lasting
 from aitop.engine.snapshot.metrics import COARSEST, of_metrics, series_of_metrics
 from aitop.engine.snapshot.serving import request_series, serving
-from aitop.model.host import HostSample
 from aitop.model.serving import Histogram, IterationRecord, Pause, Percentiles, RequestRecord, ServerSample, Serving
 from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceStatus
@@ -582,7 +581,7 @@ def test_a_bookmark_of_a_replay_does_not_change_with_what_follows():
     made.add(hook(API, 101.0, requests=(request(100.5),), alive=9))
     made.add(look(101.0, 2.0))
     assert len(copy.hooks[API].served.requests) == 20 and copy.hooks[API].served.alive == 1
-    assert len(copy.servers[API]) == 1 and isinstance(made.hosts.last, HostSample | None)
+    assert len(copy.servers[API]) == 1
 
 
 @pytest.mark.parametrize(("kind", "turns", "served"), [("train", 0, False), ("infer", 0, True), ("train", 9, True)])
