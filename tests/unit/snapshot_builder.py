@@ -70,6 +70,20 @@ def facts(**fields):
     return HookFacts(way="attach", python="3.11", torch="2", **fields)
 
 
+ON_CUDA = facts(cuda=True)
+
+
+def on_devices(*devices, **fields):
+    """A run whose machine has these devices."""
+    return snapshot(steps(), gpu=GpuSample(time=1000.0, devices=devices), **fields)
+
+
+def own_gpu(index=0, **fields):
+    """A device of the run, unless `mine` says otherwise."""
+    fields.setdefault("mine", True)
+    return GpuDevice(index=index, memory_total=100, **fields)
+
+
 def loaders(workers, **fields):
     return facts(loaders=(LoaderInfo(workers=workers, **fields),))
 
@@ -108,7 +122,7 @@ def snapshot(
     fields.setdefault("window", 10.0)
     if lines or main_samples:
         fields.setdefault("stacks", stacks(lines, workers, main_samples, phases))
-    return accounted(
+    return with_ledgers(
         Snapshot(
             tick=5,
             time=time,
@@ -121,7 +135,7 @@ def snapshot(
     )
 
 
-def accounted(seen):
+def with_ledgers(seen):
     """The Snapshot with those who work and their ledgers made anew, as the engine does before it judges."""
     made = seen.steps if seen.steps is not None and seen.steps.recent else None
     stepping = {made.pid: made.recent[-1].kind} if made else {}
@@ -129,6 +143,6 @@ def accounted(seen):
     return msgspec.structs.replace(seen, ledgers=ledgers(seen))
 
 
-def changed(seen, **fields):
+def with_fields(seen, **fields):
     """The Snapshot with other fields, and the ledgers that follow from them."""
-    return accounted(msgspec.structs.replace(seen, **fields))
+    return with_ledgers(msgspec.structs.replace(seen, **fields))

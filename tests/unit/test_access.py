@@ -8,6 +8,7 @@ import resource
 from typing import Any
 
 import pytest
+from confinement_maker import confinement
 from msgspec.structs import replace
 
 from aitop.commands.doctor import rights as doctors_rights
@@ -24,12 +25,7 @@ BOUND = replace(PLAIN, permitted=1 << 10)
 
 
 def user(number: int = 4141, capabilities: int = 0, **changes: Any) -> Confinement:
-    """A user of this number on a plain machine."""
-    plain = Confinement(
-        uid=number, capabilities=capabilities, permitted=capabilities, seccomp=False, tracer=0, yama=None,
-        container=None, own_pids=False, own_users=False, profile=None,
-    )  # fmt: skip
-    return replace(plain, **changes)
+    return confinement(number, capabilities, **changes)
 
 
 ALL = SYS_PTRACE | DAC_OVERRIDE

@@ -251,7 +251,7 @@ def test_bytecode_is_kept_for_the_next_attach_and_only_used_for_the_very_same_fi
     assert pack("install", hook_sources()) == first and not any(folder.iterdir())
 
 
-def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_one_of_our_user(tmp_path: Path) -> None:
+def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_one_of_our_user() -> None:
     program = os.path.realpath(sys.executable)
     made = bytecode.compiled_by(program, (("x.py", "def f(a: int) -> int:\n    'Doc.'\n    return a\n"),))
     magic, (code,) = made

@@ -232,7 +232,7 @@ def test_a_path_through_hundreds_of_folders_is_not_followed(tmp_path: Path) -> N
         os.close(fd)
 
 
-def test_root_makes_no_file_where_the_target_could_not(tmp_path: Path) -> None:
+def test_root_makes_no_file_where_the_target_could_not() -> None:
     text = "Uid:\t{0}\t{0}\t{0}\t{0}\nGid:\t{0}\t{0}\t{0}\t{0}\nGroups:\t{0} 77\n"
     stranger = parse_status(os.getpid(), text.format(12345), 1).user
     with tempfile.TemporaryDirectory(dir="/tmp") as name:

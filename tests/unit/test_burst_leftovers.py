@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
+
+from process_numbers import ended_process
 
 from aitop.hook.measures import burst
 from aitop.sources.ring.burst import NAME, OLD_SECONDS, remove_leftovers
-
-
-def gone_pid() -> int:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    return child.pid
 
 
 def made(folder, name, age=2 * OLD_SECONDS):
@@ -26,7 +20,7 @@ def made(folder, name, age=2 * OLD_SECONDS):
 
 
 def test_only_old_folders_of_processes_that_are_gone(tmp_path):
-    gone = gone_pid()
+    gone = ended_process()
     left = made(tmp_path, f"aitop-burst-{gone}-abc_1")
     kept = [
         made(tmp_path, f"aitop-burst-{os.getpid()}-abc"),

@@ -33,7 +33,7 @@ def bash(path, *words):
     return done.stdout.split()
 
 
-def test_bash_completes_verbs_options_and_choices(script, tmp_path):
+def test_bash_completes_verbs_options_and_choices(script):
     path = script("bash")
     assert bash(path, "aitop", "rep") == ["replay"]
     assert bash(path, "aitop", "diagnose", "--fo") == ["--for", "--format"]

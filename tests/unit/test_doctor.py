@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from confinement_maker import confinement
 
 from aitop import cli
 from aitop.attach.entrance import Survey
@@ -30,11 +31,6 @@ GOOD = PtraceTrial(None, None)
 REFUSED = PtraceTrial("EACCES", "EPERM")
 FILTERED = PtraceTrial(None, "EPERM")
 CAPABLE = 1 << 19
-
-
-def place(**changes) -> Confinement:
-    plain = {"uid": 1000, "capabilities": 0, "seccomp": False, "tracer": 0, "yama": "0", "container": None}
-    return Confinement(**{**plain, "own_pids": False, "own_users": False, "profile": None, "permitted": 0, **changes})
 
 
 def by_name(checks) -> dict[str, Check]:
@@ -66,7 +62,7 @@ FIRST = {"proc__self__ns__pid": "-> pid:[4026531836]", "proc__self__ns__user": "
 def test_a_user_on_a_plain_machine(tmp_path):
     files = {"proc__self__status": NOBODY, "proc__self__cgroup": "0::/user.slice\n"}
     here = read_confinement(machine(tmp_path, **files, **FIRST), {})
-    assert here == place(yama=None)
+    assert here == confinement(yama=None)
 
 
 def test_root_in_a_docker_container_under_a_filter_and_a_profile(tmp_path):
@@ -105,36 +101,41 @@ def test_the_kind_of_container(tmp_path, files, environment, kind):
 @pytest.mark.parametrize(
     ("tried", "here", "faults", "remedy"),
     [
-        (GOOD, place(), (), None),
-        (GOOD, place(yama="1", capabilities=CAPABLE), (), None),
-        (GOOD, place(seccomp=True, container="docker", own_pids=True), (), None),
-        (REFUSED, place(yama="1"), ("ptrace", "yama", "capability"), "sudo sysctl kernel.yama.ptrace_scope=0"),
-        (REFUSED, place(yama="2"), ("ptrace", "yama", "capability"), "sudo setpriv --reuid=1000 "),
-        (REFUSED, place(yama="3", capabilities=CAPABLE), ("ptrace", "yama"), "aitop run -- CMD"),
-        (REFUSED, place(yama="3"), ("ptrace", "yama"), "reboot"),
-        (FILTERED, place(seccomp=True), ("ptrace", "seccomp"), "aitop run -- CMD"),
+        (GOOD, confinement(), (), None),
+        (GOOD, confinement(yama="1", capabilities=CAPABLE), (), None),
+        (GOOD, confinement(seccomp=True, container="docker", own_pids=True), (), None),
+        (REFUSED, confinement(yama="1"), ("ptrace", "yama", "capability"), "sudo sysctl kernel.yama.ptrace_scope=0"),
+        (REFUSED, confinement(yama="2"), ("ptrace", "yama", "capability"), "sudo setpriv --reuid=1000 "),
+        (REFUSED, confinement(yama="3", capabilities=CAPABLE), ("ptrace", "yama"), "aitop run -- CMD"),
+        (REFUSED, confinement(yama="3"), ("ptrace", "yama"), "reboot"),
+        (FILTERED, confinement(seccomp=True), ("ptrace", "seccomp"), "aitop run -- CMD"),
         (
             FILTERED,
-            place(seccomp=True, container="docker", own_pids=True),
+            confinement(seccomp=True, container="docker", own_pids=True),
             ("ptrace", "seccomp", "capability"),
             "docker run --user 0 --cap-add SYS_PTRACE … --security-opt seccomp=unconfined",
         ),
-        (REFUSED, place(yama="1", container="podman", own_pids=True), ("ptrace", "yama", "capability"), "n run --cap"),
         (
             REFUSED,
-            place(yama="1", container="kubernetes", own_pids=True),
+            confinement(yama="1", container="podman", own_pids=True),
+            ("ptrace", "yama", "capability"),
+            "n run --cap",
+        ),
+        (
+            REFUSED,
+            confinement(yama="1", container="kubernetes", own_pids=True),
             ("ptrace", "yama", "capability"),
             "securityContext: {runAsUser: 0, capabilities: {add: [SYS_PTRACE]}}",
         ),
         (
             REFUSED,
-            place(uid=0, yama="1", container="kubernetes", own_pids=True),
+            confinement(uid=0, yama="1", container="kubernetes", own_pids=True),
             ("ptrace", "yama", "capability"),
             "securityContext: {capabilities: {add: [SYS_PTRACE]}}",
         ),
-        (REFUSED, place(profile="snap.x (enforce)"), ("ptrace",), "apparmor=unconfined"),
-        (REFUSED, place(uid=0), ("ptrace", "capability"), "capsh --print"),
-        (REFUSED, place(container="lxc", own_pids=True), ("ptrace", "capability"), "CAP_SYS_PTRACE"),
+        (REFUSED, confinement(profile="snap.x (enforce)"), ("ptrace",), "apparmor=unconfined"),
+        (REFUSED, confinement(uid=0), ("ptrace", "capability"), "capsh --print"),
+        (REFUSED, confinement(container="lxc", own_pids=True), ("ptrace", "capability"), "CAP_SYS_PTRACE"),
     ],
 )
 def test_the_condition_that_failed_is_at_fault_and_no_other(tried, here, faults, remedy):
@@ -144,21 +145,21 @@ def test_the_condition_that_failed_is_at_fault_and_no_other(tried, here, faults,
 
 
 def test_a_debugger_around_aitop_is_no_refusal():
-    assert rights_lines(PtraceTrial(None, "EPERM"), place(tracer=12))["ptrace"].state == "works"
+    assert rights_lines(FILTERED, confinement(tracer=12))["ptrace"].state == "works"
 
 
 def test_a_missing_capability_is_no_fault_where_nothing_needs_it():
-    assert rights_lines(GOOD, place())["capability"].state == "not-needed"
+    assert rights_lines(GOOD, confinement())["capability"].state == "not-needed"
 
 
 @pytest.mark.parametrize(
     ("here", "words"),
     [
-        (place(uid=0), "root without CAP_SYS_PTRACE: only root's own processes"),
-        (place(uid=0, capabilities=CAPABLE), "root without CAP_DAC_OVERRIDE: only root's own processes"),
-        (place(uid=0, capabilities=CAPABLE | 2), "root: processes of every user"),
-        (place(uid=54321, capabilities=CAPABLE), "54321 (54321): others' processes need their user, or sudo"),
-        (place(uid=54321, capabilities=CAPABLE | 2), "54321, who may look at all users'"),
+        (confinement(uid=0), "root without CAP_SYS_PTRACE: only root's own processes"),
+        (confinement(uid=0, capabilities=CAPABLE), "root without CAP_DAC_OVERRIDE: only root's own processes"),
+        (confinement(uid=0, capabilities=CAPABLE | 2), "root: processes of every user"),
+        (confinement(uid=54321, capabilities=CAPABLE), "54321 (54321): others' processes need their user, or sudo"),
+        (confinement(uid=54321, capabilities=CAPABLE | 2), "54321, who may look at all users'"),
     ],
 )
 def test_line_of_the_doctor_about_the_user(here, words):
@@ -211,12 +212,12 @@ NO_LIBRARY = without_driver(1)
 @pytest.mark.parametrize(
     ("error", "present", "here", "state", "remedy"),
     [
-        (without_driver(0), 0, place(), "not-needed", None),
-        (NO_LIBRARY, 1, place(), "does-not", "install the NVIDIA driver"),
-        (NO_LIBRARY, 1, place(container="docker", own_pids=True), "does-not", "docker run --gpus all …"),
-        (NO_LIBRARY, 1, place(container="kubernetes", own_pids=True), "does-not", "nvidia.com/gpu: 1"),
-        (SourceError("denied", "not let in", "ask"), 0, place(), "does-not", "usermod -aG"),
-        (SourceError("failed", "updated", "reboot the machine"), 1, place(), "does-not", "reboot"),
+        (without_driver(0), 0, confinement(), "not-needed", None),
+        (NO_LIBRARY, 1, confinement(), "does-not", "install the NVIDIA driver"),
+        (NO_LIBRARY, 1, confinement(container="docker", own_pids=True), "does-not", "docker run --gpus all …"),
+        (NO_LIBRARY, 1, confinement(container="kubernetes", own_pids=True), "does-not", "nvidia.com/gpu: 1"),
+        (SourceError("denied", "not let in", "ask"), 0, confinement(), "does-not", "usermod -aG"),
+        (SourceError("failed", "updated", "reboot the machine"), 1, confinement(), "does-not", "reboot"),
     ],
 )
 def test_no_nvml_is_a_fault_only_where_there_is_a_card(error, present, here, state, remedy):
@@ -319,13 +320,11 @@ def test_too_few_threads_are_told(monkeypatch):
     assert not [thread for thread in threading.enumerate() if thread.name == "aitop-doctor"]
 
 
-def test_settings_at_fault_are_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+def test_settings_at_fault_are_said(settings_file):
     assert machine_checks.settings_file().state == "not-needed"
-    (tmp_path / "aitop").mkdir()
-    (tmp_path / "aitop" / "config.toml").write_text('theme = "light"\n')
+    settings_file('theme = "light"\n')
     assert machine_checks.settings_file().state == "works"
-    (tmp_path / "aitop" / "config.toml").write_text("theme = 7\n")
+    settings_file("theme = 7\n")
     assert machine_checks.settings_file().state == "does-not"
     assert "line 1: theme must be" in machine_checks.settings_file().reason
 
@@ -424,5 +423,5 @@ def test_a_fault_of_ours_is_no_hung_driver(monkeypatch):
         raise ValueError("not a version")
 
     monkeypatch.setattr("aitop.sources.nvml.abilities.abilities", fail)
-    (nvml, *_) = machine_checks.gpu_checks(place())
+    (nvml, *_) = machine_checks.gpu_checks(confinement())
     assert (nvml.state, nvml.reason) == ("does-not", "NVML cannot be asked: ValueError: not a version")

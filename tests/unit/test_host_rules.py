@@ -8,7 +8,6 @@ from judgements import fired, level, shown
 from snapshot_builder import (
     RANK,
     WORKER,
-    changed,
     constant,
     facts,
     line,
@@ -18,6 +17,7 @@ from snapshot_builder import (
     stacks,
     step,
     steps,
+    with_fields,
 )
 
 from aitop.diagnosis.causes import (
@@ -25,12 +25,12 @@ from aitop.diagnosis.causes import (
     collector,
     computing,
     gil,
+    input_bound,
     optimizer,
     oversubscription,
     python_overhead,
 )
 from aitop.diagnosis.causes import host as host_bound
-from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ledger import ACTIVITIES, Activity
@@ -114,7 +114,7 @@ def test_an_update_that_waits_for_the_lock_is_not_warned_of_as_well():
     """Half of each step is the update, most of it a wait for the lock: no other update would end that."""
     seen = threaded(held=0.8, ran=0.2)
     records = steps_view(RANK, steps(seconds=0.001, forward=0.0002, backward=0.0003, optimizer=0.0005), 1000)
-    waits = changed(seen, steps=records, facts=facts(parameters=100_000, parameter_tensors=6))
+    waits = with_fields(seen, steps=records, facts=facts(parameters=100_000, parameter_tensors=6))
     assert level(optimizer.judge(waits)) > optimizer.judge.enter
     assert [verdict.id for verdict in shown(waits) if verdict.severity != "info"] == ["gil-contention"]
 
@@ -133,7 +133,7 @@ def test_waits_for_a_core_end_with_those_for_the_lock_as_far_as_cores_are_left()
         usable_cores=2.0,
     )
     series = {"run_delay": constant(0.1), "cores_wanted": constant(1.8)}
-    verdict = fired(gil.judge(changed(threaded(held=0.8, ran=0.3), host=host, series=series)))
+    verdict = fired(gil.judge(with_fields(threaded(held=0.8, ran=0.3), host=host, series=series)))
     rarely, apart = verdict.fixes
     assert verdict.share == pytest.approx(0.7, abs=0.01)
     assert (verdict.speedup, rarely.speedup) == (pytest.approx(5.0, rel=0.02), pytest.approx(5.0, rel=0.02))
@@ -144,7 +144,7 @@ def test_waits_for_a_core_end_with_those_for_the_lock_as_far_as_cores_are_left()
 def test_a_thread_that_makes_something_for_each_step_sets_the_pace_in_a_process_as_well(rests, most):
     seen = threaded(held=0.8, ran=0.3)
     lines = (*computes(0.3), of_thread("fill", 0.9), of_thread("fill", 0.1, activity=rests, number=51))
-    verdict = fired(gil.judge(changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))))
+    verdict = fired(gil.judge(with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))))
     assert verdict.speedup == pytest.approx(1 / 0.3, rel=0.02)
     [apart] = [fix for fix in verdict.fixes if "process" in fix.text]
     assert apart.speedup == pytest.approx(most, rel=0.02)
@@ -153,7 +153,7 @@ def test_a_thread_that_makes_something_for_each_step_sets_the_pace_in_a_process_
 def test_native_code_of_the_thread_is_not_where_it_holds_the_lock():
     seen = threaded(held=0.8, ran=0.3)
     lines = (*computes(0.3), of_thread("publish", 0.2), of_thread("pause", 0.6, activity="native", number=51))
-    verdict = fired(gil.judge(changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))))
+    verdict = fired(gil.judge(with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))))
     assert [where.line for where in verdict.where] == [50]
 
 
@@ -163,7 +163,7 @@ def test_many_threads_that_hold_the_lock_alike_are_counted():
     held = [ThreadShare(pid=RANK, thread=name, samples=100, active=1.0, gil=0.1) for name in names]
     lines = (*computes(0.3), *(of_thread("publish", 0.1, thread=name) for name in names))
     found = msgspec.structs.replace(seen.stacks, threads=(seen.stacks.threads[0], *held), lines=lines)
-    verdict = fired(gil.judge(changed(seen, stacks=found)))
+    verdict = fired(gil.judge(with_fields(seen, stacks=found)))
     assert verdict.title.endswith("held by 8 threads") and verdict.where[0].line == 50
 
 
@@ -179,15 +179,15 @@ def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
         of_thread("publish", 1.0),
     ]
     seen = threaded(held=0.8, ran=0.38)
-    seen = changed(seen, steps=steps_view(RANK, steps(seconds=0.1, forward=0.04), 1000))
-    waiting = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=tuple(lines)))
+    seen = with_fields(seen, steps=steps_view(RANK, steps(seconds=0.1, forward=0.04), 1000))
+    waiting = with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, lines=tuple(lines)))
     assert level(gil.judge(waiting)) < gil.judge.leave < level(gil.judge(seen))
 
 
 def test_waiting_for_another_lock_is_no_gil_contention():
     seen = threaded(held=0.8, ran=0.3)
     lines = (*computes(0.3, waits="wait-lock"), of_thread("publish", 1.0))
-    seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))
+    seen = with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))
     assert level(gil.judge(seen)) < gil.judge.leave
 
 
@@ -404,7 +404,7 @@ def test_whoever_takes_from_a_full_queue_is_named_before_the_line_that_waits(kin
     lines = tuple(
         msgspec.structs.replace(each, role="rank" if each.pid == RANK else "other") for each in seen.stacks.lines
     )
-    seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, processes=processes, lines=lines))
+    seen = with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, processes=processes, lines=lines))
     verdict = shown(seen)[0]
     assert (verdict.id, verdict.severity in ("warning", "critical")) == ("host-bound", True)
     assert [where.line for where in verdict.where] == [41, 98]

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 from judgements import fired, level
-from snapshot_builder import WORKER, changed, constant, host, line, loaders, process, snapshot, step, steps
+from snapshot_builder import WORKER, constant, host, line, loaders, process, snapshot, step, steps, with_fields
 
-from aitop.diagnosis.causes import between_steps, computing, preprocessing
-from aitop.diagnosis.causes import input_bound as input_bound
+from aitop.diagnosis.causes import between_steps, computing, input_bound, preprocessing
 from aitop.diagnosis.causes.input_bound import FIRST_TIME, PASSED, STARVED, Wait, why_transient
 from aitop.diagnosis.evidence import NO_LINES
 from aitop.model.serving import Serving
@@ -29,7 +28,7 @@ def without_hook(*shares, wait=0.4, **fields):
     seen = snapshot(phases=phases, lines=[loads, *others], **fields)
     rank, *workers = seen.stacks.processes
     rank = msgspec.structs.replace(rank, by_window=(100,) * len(shares))
-    return changed(seen, stacks=msgspec.structs.replace(seen.stacks, processes=(rank, *workers)))
+    return with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, processes=(rank, *workers)))
 
 
 def past(seen, share, *, in_loader):
@@ -280,7 +279,7 @@ def test_without_the_hook_workers_that_end_again_and_again_tell_why_batches_are_
             for generation in generations
             for number in range(2)
         ]
-        return said(changed(seen, stacks=msgspec.structs.replace(seen.stacks, processes=(rank, *ended))))
+        return said(with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, processes=(rank, *ended))))
 
     verdict = said_of(0.4, 0.5, 0.4, 0.4, generations=(0, 2))
     assert (verdict.subtype, verdict.share) == ("respawn", pytest.approx(0.4))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshot_builder import RANK, WORKER, changed, constant, facts, line, snapshot, step, steps
+from snapshot_builder import RANK, WORKER, constant, facts, line, snapshot, step, steps, with_fields
 
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Stacks
 from aitop.model.steps import CallSite
@@ -268,7 +268,7 @@ def test_the_entries_of_a_lane_always_add_up(samples, durations, delay):
 def beside(*others: ProcessStacks, lines: tuple[HotLine, ...] = (), records=None):
     """A Snapshot of these processes and lines."""
     seen = snapshot(records, phases=SAMPLED, main_samples=0)
-    return changed(seen, stacks=Stacks(seconds=5.0, samples=100, processes=others, lines=lines))
+    return with_fields(seen, stacks=Stacks(seconds=5.0, samples=100, processes=others, lines=lines))
 
 
 def process(pid, role="other", phases=None, thread="MainThread"):

@@ -5,7 +5,7 @@ from itertools import accumulate
 import msgspec
 import pytest
 from judgements import fired, level, unjudged
-from snapshot_builder import RANK, WORKER, constant, facts, line, loaders, process, snapshot, steps
+from snapshot_builder import ON_CUDA, RANK, WORKER, constant, line, loaders, process, snapshot, steps
 from stack_maker import stack, window
 
 from aitop.diagnosis.conditions import device_memory, host_memory, memory
@@ -23,7 +23,6 @@ from aitop.model.steps import AllocatorSample
 from aitop.model.verdict import Abstention, Setting
 
 GB = 2**30
-ON_CUDA = facts(cuda=True)
 
 
 def rising(first, last, count=20):

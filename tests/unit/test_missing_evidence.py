@@ -2,10 +2,9 @@
 
 import msgspec
 import pytest
-from snapshot_builder import facts, line, snapshot, steps
+from snapshot_builder import ON_CUDA, line, snapshot, steps
 
-from aitop.diagnosis.causes import between_steps, python_overhead
-from aitop.diagnosis.causes import input_bound as input_bound
+from aitop.diagnosis.causes import between_steps, input_bound, python_overhead
 from aitop.diagnosis.conditions.hang import hang
 from aitop.diagnosis.evidence import CLOSED
 from aitop.diagnosis.rule import Finding
@@ -15,14 +14,13 @@ from aitop.model.snapshot import Phases, Series
 from aitop.model.source import SourceStatus
 from aitop.model.verdict import Abstention
 
-ON_GPU = facts(cuda=True)
 COMPILED = Series(times=(998.0, 999.0), values=(0.0, 1.0))
 TWO_RANKS = Ranks(ranks=(RankView(rank=0, pid=100), RankView(rank=1, pid=101)), world_size=2, steps=3)
 
 
 def poor(**fields):
     """Three steps of a run on a GPU that nobody can see, without stacks, and with nothing known of the host."""
-    seen = snapshot(steps(3), main_samples=0, facts=ON_GPU, series={"recompiles": COMPILED}, ranks=TWO_RANKS, **fields)
+    seen = snapshot(steps(3), main_samples=0, facts=ON_CUDA, series={"recompiles": COMPILED}, ranks=TWO_RANKS, **fields)
     return msgspec.structs.replace(seen, host=None)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from process_numbers import ended_process
 
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.sources import devices, nvml, plausible, procfs
@@ -91,19 +90,13 @@ def test_a_process_on_several_slices_is_one_process_with_the_sum():
     assert processes.running(gate, Handle("gpu0", "pointer")) == {10: 150, 11: None}
 
 
-def dead_pid() -> int:
-    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    child.wait()
-    return child.pid
-
-
 @pytest.mark.parametrize(
     ("who", "held", "ours"),
     [("us", False, True), ("namespace", True, True), ("namespace", False, False), ("init", True, False)],
     ids=["our tree", "of another namespace, and we hold the device", "of another namespace", "somebody else here"],
 )
 def test_whose_a_process_on_the_device_is(monkeypatch, who, held, ours):
-    pid = {"us": os.getpid(), "init": 1}.get(who) or dead_pid()
+    pid = {"us": os.getpid(), "init": 1}.get(who) or ended_process()
     monkeypatch.setattr(procfs, "open_devices", lambda pid: {"/dev/nvidia3"} if held else set())
     meter = processes.ProcessMeter(Gate(listing((pid, 100))), Handle("gpu0", "pointer"))
     sample = GpuSample(time=1.0, devices=(GpuDevice(index=0, minor=meter.minor, processes=meter.read(None)),))

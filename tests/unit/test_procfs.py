@@ -6,6 +6,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from process_numbers import BEYOND_EVERY_PROCESS
 
 from aitop.sources import procfs
 from aitop.sources.host.command_lines import Invocation, RankNumbers, invocation, kind_of, rank_numbers
@@ -66,7 +67,7 @@ def test_the_ticks_of_each_core_are_those_that_psutil_reads():
         assert seconds == pytest.approx([sum(core) - core.guest - core.guest_nice, core.idle, core.iowait], abs=1.0)
 
 
-@pytest.mark.parametrize("pid", [0, -1, 1 << 40])
+@pytest.mark.parametrize("pid", [0, -1, BEYOND_EVERY_PROCESS])
 def test_a_pid_without_a_process_gives_nothing_and_no_error(pid):
     assert procfs.stat(pid) is None
     assert procfs.argv(pid) == () and procfs.environ(pid) is None and procfs.status(pid) == {}

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_hardware_rules import fired, gpu, on
+from judgements import fired
+from snapshot_builder import on_devices, own_gpu
 
 from aitop.diagnosis.conditions import clocks, hardware
 from aitop.engine.torch_profile import analyse, class_of
@@ -160,9 +161,9 @@ BITS = {
 def test_reasons_are_those_that_hold_the_clocks_back(active, names):
     mask = sum(BITS[name] for name in active)
     assert reason_names(mask) == names
-    device = gpu(throttle=names, sm_clock=1400, sm_clock_max=1980)
-    assert (clocks.throttled(on(device)) is not None) == any("thermal" in name for name in names)
-    assert (clocks.power_capped(on(device)) is not None) == bool({"sw_power_cap", "hw_power_brake"} & {*names})
+    device = own_gpu(throttle=names, sm_clock=1400, sm_clock_max=1980)
+    assert (clocks.throttled(on_devices(device)) is not None) == any("thermal" in name for name in names)
+    assert (clocks.power_capped(on_devices(device)) is not None) == bool({"sw_power_cap", "hw_power_brake"} & {*names})
 
 
 def test_a_driver_that_tells_no_reasons():
@@ -197,6 +198,6 @@ XIDS = {
 def test_xids_that_people_have_seen_are_this_severe(source):
     for line, severity in XIDS[source].items():
         number = int(line.partition("): ")[2].partition(",")[0] or line.split()[1].rstrip(":"))
-        verdict = fired(hardware.fault(on(gpu(xid=(number,)))))
+        verdict = fired(hardware.fault(on_devices(own_gpu(xid=(number,)))))
         assert (verdict.severity, f"Xid {number}" in verdict.title) == (severity, True), line
         assert "see the list" not in verdict.evidence[0], line

@@ -115,7 +115,7 @@ def test_every_exit_code_is_documented():
 
 
 def test_every_key_of_the_report_is_documented():
-    from test_report import LEDGER, snapshot
+    from report_samples import LEDGER, snapshot
 
     from aitop.model.verdict import Verdict
     from aitop.outputs.report import report_of

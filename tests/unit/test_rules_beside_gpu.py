@@ -4,8 +4,7 @@ import pytest
 from judgements import fired, level
 from snapshot_builder import facts, line, on_gpu, snapshot, steps
 
-from aitop.diagnosis.causes import between_steps, computing, launch_bound, optimizer, python_overhead
-from aitop.diagnosis.causes import input_bound as input_bound
+from aitop.diagnosis.causes import between_steps, computing, input_bound, launch_bound, optimizer, python_overhead
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Phases
 

@@ -16,10 +16,6 @@ from aitop.model.verdict import Setting
 ALL = (sync_stall.judge, transfer_bound.judge, launch_bound.judge, bandwidth.judge)
 
 
-def cuda(**fields):
-    return facts(cuda=True, **fields)
-
-
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_too_little_evidence_is_said(rule):
     assert "needed" in unjudged(rule(on_gpu(steps(3), busy=0.2, main_samples=0)))
@@ -42,7 +38,7 @@ READS = line("main", 0.4, activity="wait-device", number=88, text="total += loss
 def reading(busy, **fields):
     return on_gpu(
         steps(seconds=0.1, forward=0.02, backward=0.02, blocking=0.04, blockings=2),
-        busy=busy, facts=cuda(calls=(ITEM,)), lines=[READS], **fields,
+        busy=busy, facts=facts(cuda=True, calls=(ITEM,)), lines=[READS], **fields,
     )  # fmt: skip
 
 
@@ -94,7 +90,7 @@ def test_the_fix_fits_the_call_that_was_measured_whatever_its_line_looks_like(na
     waits = line("main", 0.4, activity="wait-device", number=88, text="print(float(if_nonzero.synchronize()))")
     calls = (replace(ITEM, name=name),) if name else ()
     phases = Phases(forward=0.3, backward=0.3, outside=0.4)
-    seen = on_gpu(phases=phases, busy=0.5, facts=cuda(calls=calls), lines=[waits])
+    seen = on_gpu(phases=phases, busy=0.5, facts=facts(cuda=True, calls=calls), lines=[waits])
     fix = fired(sync_stall.judge(seen)).fixes[0].text
     assert told in fix and "train.py:88" in fix
 
@@ -122,8 +118,8 @@ COPYING = {
 
 
 def test_pageable_copies_that_hold_up_the_device():
-    facts = cuda(calls=(TO,), loaders=(LoaderInfo(workers=2),))
-    verdict = fired(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.5, facts=facts, lines=[COPY])))
+    known = facts(cuda=True, calls=(TO,), loaders=(LoaderInfo(workers=2),))
+    verdict = fired(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.5, facts=known, lines=[COPY])))
     assert (verdict.severity, verdict.where[0].line, verdict.share) == ("critical", 40, pytest.approx(0.4))
     assert "80 MB a step at 2.0 GB/s" in verdict.evidence
     assert "100 % of it from memory that is not pinned" in verdict.evidence
@@ -133,11 +129,13 @@ def test_pageable_copies_that_hold_up_the_device():
 
 def test_the_fix_of_copies_that_are_pinned_or_many():
     pinned = replace(TO, bytes=40 * 2**20, pageable_bytes=0)
-    seen = on_gpu(steps(**COPYING), busy=0.5, facts=cuda(calls=(pinned,)), lines=[COPY])
+    seen = on_gpu(steps(**COPYING), busy=0.5, facts=facts(cuda=True, calls=(pinned,)), lines=[COPY])
     assert fired(transfer_bound.judge(seen)).fixes[0].text.startswith("non_blocking=True at train.py:40")
     small = replace(TO, calls=4000, bytes=4000 * 4096, pageable_bytes=None)
     records = steps(seconds=0.1, forward=0.02, backward=0.02, transfer=0.04, transfer_bytes=100 * 4096)
-    verdict = fired(transfer_bound.judge(on_gpu(records, busy=0.5, facts=cuda(calls=(small,)), lines=[COPY])))
+    verdict = fired(
+        transfer_bound.judge(on_gpu(records, busy=0.5, facts=facts(cuda=True, calls=(small,)), lines=[COPY]))
+    )
     assert verdict.fixes[0].text == "join the 100 copies a step at train.py:40 into one: stack on the host first"
 
 
@@ -166,8 +164,8 @@ MODEL = line("forward", 0.36, phase="forward", activity="native", number=12, tex
 
 
 def test_a_device_starved_by_launches():
-    facts = cuda(ops=1500, foreach=False, parameter_tensors=400, root="Net")
-    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=facts, lines=[MODEL])))
+    known = facts(cuda=True, ops=1500, foreach=False, parameter_tensors=400, root="Net")
+    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=known, lines=[MODEL])))
     assert verdict.severity == "critical" and verdict.share == pytest.approx(0.66, abs=0.01)
     assert "1,500 operations a step, launched at 12 µs each" in verdict.evidence
     assert "Net replays its 1,500 launches as CUDA graphs" in verdict.fixes[0].text
@@ -178,14 +176,16 @@ def test_a_device_starved_by_launches():
 
 def test_operations_and_samples_are_those_of_a_batch_where_gradients_are_added_up():
     launches = [msgspec.structs.replace(one, backwards=4) for one in steps(**LAUNCHES)]
-    verdict = fired(launch_bound.judge(on_gpu(launches, busy=0.3, facts=cuda(ops=1500), lines=[MODEL])))
+    verdict = fired(launch_bound.judge(on_gpu(launches, busy=0.3, facts=facts(cuda=True, ops=1500), lines=[MODEL])))
     assert "6,000 operations a step, launched at 3 µs each" in verdict.evidence
     assert any(fix.setting == Setting(name="batch_size", to=32, current=8) for fix in verdict.fixes)
 
 
 def test_launches_that_take_long_starve_a_device_as_well():
     # Of an H100: nn.Linear with a bias takes 160 microseconds of the host where the library looks for an algorithm.
-    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.08, facts=cuda(ops=120), lines=[MODEL])))
+    verdict = fired(
+        launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.08, facts=facts(cuda=True, ops=120), lines=[MODEL]))
+    )
     assert verdict.severity == "critical" and "120 operations a step, launched at 150 µs each" in verdict.evidence
 
 
@@ -193,7 +193,7 @@ def test_no_larger_batch_is_advised_where_memory_is_nearly_full():
     full = AllocatorSample(
         device=0, gpu=0, allocated=70 << 30, reserved=72 << 30, peak_allocated=75 << 30, capacity=79 << 30
     )
-    seen = on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[MODEL], allocators=(full,))
+    seen = on_gpu(steps(**LAUNCHES), busy=0.3, facts=facts(cuda=True, ops=1500), lines=[MODEL], allocators=(full,))
     assert not any("batch" in fix.text for fix in fired(launch_bound.judge(seen)).fixes)
 
 
@@ -204,7 +204,9 @@ def test_no_larger_batch_is_advised_where_other_processes_hold_the_memory():
 
     def fixes(used):
         card = GpuDevice(index=0, mine=True, memory_total=80 << 30, memory_used=used << 30)
-        seen = on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[MODEL], device=card, allocators=(own,))
+        seen = on_gpu(
+            steps(**LAUNCHES), busy=0.3, facts=facts(cuda=True, ops=1500), lines=[MODEL], device=card, allocators=(own,)
+        )
         return [fix.text for fix in fired(launch_bound.judge(seen)).fixes]
 
     assert any("batch 32 → 128" in text for text in fixes(used=14))
@@ -214,10 +216,14 @@ def test_no_larger_batch_is_advised_where_other_processes_hold_the_memory():
 def test_a_verdict_says_what_the_call_at_its_line_comes_to():
     slow = Frame("sdpa_attention_forward", "/lib/site-packages/transformers/sdpa_attention.py", 158)
     calls = replace(MODEL, below=((slow, 0.75),))
-    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[calls])))
+    verdict = fired(
+        launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=facts(cuda=True, ops=1500), lines=[calls]))
+    )
     assert verdict.evidence[-1] == "below that line: 75 % sdpa_attention_forward (sdpa_attention.py:158)"
     hardly = replace(MODEL, below=((slow, 0.25),))
-    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=1500), lines=[hardly])))
+    verdict = fired(
+        launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=facts(cuda=True, ops=1500), lines=[hardly]))
+    )
     assert not any("below" in words for words in verdict.evidence)
 
 
@@ -231,7 +237,7 @@ def test_a_verdict_says_what_the_call_at_its_line_comes_to():
     ids=["ahead of a busy device", "the device waits for data", "waits inside of the phases"],
 )
 def test_a_device_that_launches_do_not_starve(durations, busy, ops):
-    seen = on_gpu(steps(**durations), busy=busy, facts=cuda(ops=ops))
+    seen = on_gpu(steps(**durations), busy=busy, facts=facts(cuda=True, ops=ops))
     assert level(launch_bound.judge(seen)) < launch_bound.judge.leave
 
 
@@ -248,16 +254,16 @@ COMPUTES = {"seconds": 0.05, "forward": 0.02, "backward": 0.02}
 
 
 def test_memory_that_is_the_limit():
-    facts = cuda(parameter_dtypes=("float32",))
-    verdict = fired(bandwidth.judge(on_gpu(steps(**COMPUTES), busy=0.98, dram=0.8, tensor=0.05, sm=0.9, facts=facts)))
+    known = facts(cuda=True, parameter_dtypes=("float32",))
+    verdict = fired(bandwidth.judge(on_gpu(steps(**COMPUTES), busy=0.98, dram=0.8, tensor=0.05, sm=0.9, facts=known)))
     assert (verdict.id, verdict.severity) == ("memory-bandwidth-bound", "warning")
     assert verdict.evidence[0] == "memory busy 80 % of the time, tensor cores 5 %, SMs 90 %"
     assert verdict.fixes[0].text.startswith("autocast to bfloat16") and verdict.fixes[0].speedup == pytest.approx(1.67)
 
 
 def test_half_precision_is_not_advised_twice():
-    facts = cuda(parameter_dtypes=("float32",), autocast="bfloat16")
-    verdict = fired(bandwidth.judge(on_gpu(steps(**COMPUTES), busy=0.98, dram=0.8, tensor=0.05, facts=facts)))
+    known = facts(cuda=True, parameter_dtypes=("float32",), autocast="bfloat16")
+    verdict = fired(bandwidth.judge(on_gpu(steps(**COMPUTES), busy=0.98, dram=0.8, tensor=0.05, facts=known)))
     assert not any("autocast" in fix.text for fix in verdict.fixes) and verdict.speedup is None
 
 
@@ -275,7 +281,7 @@ def test_memory_that_is_not_the_limit(figures):
     [
         (sync_stall, reading(None), "nothing tells how much the GPU idles"),
         (transfer_bound, on_gpu(steps(**COPYING), lines=[COPY]), "not measured"),
-        (launch_bound, on_gpu(steps(**LAUNCHES), facts=cuda(ops=1500)), "not measured"),
+        (launch_bound, on_gpu(steps(**LAUNCHES), facts=facts(cuda=True, ops=1500)), "not measured"),
         (bandwidth, on_gpu(steps(**COMPUTES), busy=0.98), "GPM"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

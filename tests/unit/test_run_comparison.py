@@ -6,6 +6,7 @@ import random
 
 import pytest
 from msgspec.structs import replace
+from past_maker import Noise
 
 from aitop import cli
 from aitop.diagnosis.comparison_words import comparison_text, in_a_sentence
@@ -31,10 +32,8 @@ CORES = Cores(others=0.1, machine=8.0)
 
 def noise_of(count, seed, *, like=0.6, spread=0.05):
     """Values around 1 of which each resembles the last one."""
-    chance, off = random.Random(seed), 0.0
-    for _ in range(count):
-        off = like * off + spread * (1 - like**2) ** 0.5 * chance.gauss(0, 1)
-        yield max(0.1, 1 + off)
+    noise = Noise(seed, spread=spread, memory=like)
+    return [noise() for _ in range(count)]
 
 
 def place(file, line, function, text):
@@ -111,7 +110,7 @@ def test_what_is_too_few_is_counted_in_stretches():
 def test_the_interval_holds_the_mean(like):
     held = 0
     for seed in range(SEEDS):
-        values = list(noise_of(384, seed, like=like))
+        values = noise_of(384, seed, like=like)
         stretches = [sum(values[at : at + 8]) / 8 for at in range(0, len(values), 8)]
         held += abs(sum(values) / len(values) - 1) <= half_width(stretches)
     assert held >= 0.92 * SEEDS

@@ -4,7 +4,7 @@ import pytest
 from judgements import fired, level
 from msgspec.structs import replace
 from served_maker import START, Server, at_random, server, turns
-from snapshot_builder import RANK, accounted, line
+from snapshot_builder import RANK, line, with_ledgers
 from stack_maker import stack, window
 
 from aitop.diagnosis.causes import between_steps, computing, gil, host, input_bound, preprocessing
@@ -49,7 +49,7 @@ def test_an_iteration_has_its_measured_phases_and_its_idle_time():
 
 def test_an_engine_has_a_ledger_without_stacks():
     seen = server((), engine_turns(**PARTS), seen={"stacks": None})
-    seen = accounted(replace(seen, stacks=None))
+    seen = with_ledgers(replace(seen, stacks=None))
     assert seen.ledgers[0].unit == "iteration" and seen.ledgers[0].pid == RANK
 
 
@@ -336,5 +336,5 @@ def test_a_thread_for_each_request_is_no_front():
 def test_an_engine_beside_the_process_that_runs_the_model_has_a_ledger_of_its_own():
     seen = behind_front(0.3, making=0.1)
     seen = replace(seen, serving=replace(seen.serving, pid=FRONT, iterations=tuple(turns(50))))
-    assert [ledger.pid for ledger in accounted(seen).ledgers] == [RANK, FRONT]
-    assert accounted(seen).ledgers[1].unit == "iteration"
+    assert [ledger.pid for ledger in with_ledgers(seen).ledgers] == [RANK, FRONT]
+    assert with_ledgers(seen).ledgers[1].unit == "iteration"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
+from process_numbers import ended_process
 
 from aitop.sources import procfs
 from aitop.sources.exchange.tcp_table import Connection, ip_address
@@ -234,21 +234,17 @@ def test_a_process_that_may_not_be_looked_into_is_not_said_to_be_in_another_netw
     with pytest.raises(SourceError, match="process 1 is closed") as raised:
         endpoints(server(pid=1), VLLM)
     assert raised.value.state == "denied"
-    with subprocess.Popen(["true"]) as child:
-        child.wait()
     with pytest.raises(SourceError, match="has ended") as raised:
-        endpoints(server(pid=child.pid), VLLM)
+        endpoints(server(pid=ended_process()), VLLM)
     assert raised.value.transient, "it is looked for again soon"
 
 
 def test_the_other_servers_are_asked_where_one_may_not_be(start):
-    with subprocess.Popen(["true"]) as child:
-        child.wait()
     other = start(LISTENS)
     port = int(other.stdout.readline())
     row = BY_NAME["vllm"]
     part = next(part for part in row.parts if part.answers)
-    one = Server(row, None, {child.pid: part, other.pid: part}, ())
+    one = Server(row, None, {ended_process(): part, other.pid: part}, ())
     assert endpoints(one, VLLM) == [(other.pid, "127.0.0.1", port)]
 
 

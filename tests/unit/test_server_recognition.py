@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from process_numbers import NO_PROCESS
 from stack_maker import stack, window
 
 from aitop.model.host import ProcessId
@@ -18,7 +19,6 @@ from aitop.sources.host.tree import Member, ProcessTree
 from aitop.sources.procfs import Stat
 from aitop.sources.servers.recognition import Recogniser, command_words, version_of
 
-FREE = 2**22 + 5
 """A number that no process has: what it is asked for is not there, and what is given stays."""
 OWN = procfs.process_id(os.getpid())
 
@@ -26,7 +26,7 @@ OWN = procfs.process_id(os.getpid())
 def member(number, *argv, comm="python", python=True, forked=False):
     """A process that is not there any more when somebody reads more of it."""
     made = Member.__new__(Member)
-    made.stat = Stat(FREE + number, comm, "S", 1, 0, 0, 0, 1, 7, 1, 1, 1)
+    made.stat = Stat(NO_PROCESS + number, comm, "S", 1, 0, 0, 0, 1, 7, 1, 1, 1)
     made.ppid, made.python, made.forked, made.argv = 1, python, forked, argv
     return made
 
@@ -219,7 +219,7 @@ def test_the_version_is_read_from_the_metadata_beside_the_package(tmp_path: Path
     assert version_of(OWN, ["odd"], files) is None
     assert version_of(OWN, ["absent"], files) is None
     assert version_of(OWN, [], files) is None
-    assert version_of(ProcessId(FREE, 1.0), ["litserve"], []) is None
+    assert version_of(ProcessId(NO_PROCESS, 1.0), ["litserve"], []) is None
 
 
 def test_a_version_is_found_by_the_libraries_that_a_process_has_mapped():

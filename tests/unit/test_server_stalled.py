@@ -6,7 +6,7 @@ import pytest
 from judgements import fired, shown
 from msgspec.structs import replace
 from served_maker import START, server, tree, turns
-from snapshot_builder import RANK, accounted, line
+from snapshot_builder import RANK, line, with_ledgers
 
 from aitop.commands import diagnose
 from aitop.diagnosis.conditions.hang import hang
@@ -91,7 +91,7 @@ def test_a_thread_that_stands_in_a_handler_has_a_request(windows, fields, stalle
     stands = line("answer", 1.0, number=17, by_window=windows, **fields)
     seen = server(basis="stacks", lines=[stands], seen=IDLE_TREE)
     process = replace(seen.stacks.processes[0], by_window=(40, 40))
-    seen = accounted(replace(seen, stacks=replace(seen.stacks, processes=(process,))))
+    seen = with_ledgers(replace(seen, stacks=replace(seen.stacks, processes=(process,))))
     judged = hang(seen)
     assert (judged is not None) == stalled
     if stalled:

@@ -6,8 +6,8 @@ import json
 
 import msgspec
 import pytest
+from report_samples import snapshot
 from snapshot_builder import process
-from test_report import snapshot
 
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.serving import Percentiles, Serving

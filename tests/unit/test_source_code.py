@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from process_numbers import BEYOND_EVERY_PROCESS
 
 from aitop.commands.monitor import source_around
 from aitop.model.host import ProcessId
@@ -184,7 +185,7 @@ def test_a_file_named_by_an_ended_process_is_not_read_with_the_rights_of_the_pid
         open_as(gone, str(file))
 
 
-def test_root_opens_no_file_in_an_editor_that_a_process_named_which_is_gone(public, monkeypatch):
+def test_root_opens_no_file_in_an_editor_that_a_process_named_which_is_gone(public):
     """Nobody knows any more as whom that process ran."""
     file, link = public / "train.py", public / "link.py"
     file.write_text("x = 1")
@@ -254,7 +255,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path, monkeypatch):
 
 
 def test_no_process_has_no_source():
-    assert line_of(SourceCode(ProcessId(1 << 40, 1.0)), "/etc/hostname", 1) is None
+    assert line_of(SourceCode(ProcessId(BEYOND_EVERY_PROCESS, 1.0)), "/etc/hostname", 1) is None
 
 
 def test_no_process_is_read_for_with_the_rights_of_another(monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_BYTES, RawFrame, ThreadSamples, parse
+from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_BYTES, ThreadSamples, parse
 
 CAPTURES = Path(__file__).parents[1] / "recordings" / "pyspy"
 WORKER_PID = "29253"
@@ -15,13 +15,6 @@ WORKER_PID = "29253"
 def main_of(threads: list[ThreadSamples]) -> ThreadSamples:
     [main] = [thread for thread in threads if thread.main]
     return main
-
-
-def innermost(frames: list[RawFrame], thread: ThreadSamples) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for stack, count in thread.stacks.items():
-        counts[frames[stack[-1]].name] += count
-    return counts
 
 
 def test_a_worker_stands_on_its_slow_function_below_the_stack_it_inherited():

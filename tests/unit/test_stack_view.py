@@ -307,7 +307,6 @@ def test_a_line_that_calls_the_collector_collects():
     assert sum(count for (_, activity), count in found.items() if activity == "collect") == 60
 
 
-CALL = "torch/nn/modules/module.py Module._call_impl"
 FLASK = "flask/app.py Flask.dispatch_request"
 
 

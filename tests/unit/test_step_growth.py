@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 from judgements import fired, level
-from snapshot_builder import changed, constant, line, snapshot, step
+from snapshot_builder import constant, line, snapshot, step, with_fields
 
 from aitop.diagnosis.causes import step_growth
 from aitop.diagnosis.causes.step_growth import rising_share
@@ -150,7 +150,7 @@ def sampled(*counts, beside=()):
     others = [line("main", other, number=40, by_window=beside)] if beside else []
     seen = snapshot(phases=Phases(forward=1.0 - share - other, outside=share + other), lines=[grows, *others, model])
     process = msgspec.structs.replace(seen.stacks.processes[0], by_window=(40,) * len(counts))
-    return changed(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
+    return with_fields(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
 
 
 def test_a_line_that_waits_in_two_ways_is_counted_whole():
@@ -168,7 +168,7 @@ def test_lines_drift_apart_where_others_take_the_cores():
     for counts, grows in (((2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9), False), ((2, 6, 11, 16, 21, 26), True)):
         calm = sampled(*counts)
         assert level(step_growth.judge(calm)) >= step_growth.judge.enter
-        assert (level(step_growth.judge(changed(calm, series=crowded))) >= step_growth.judge.enter) is grows
+        assert (level(step_growth.judge(with_fields(calm, series=crowded))) >= step_growth.judge.enter) is grows
 
 
 def test_samples_that_move_from_line_to_line_of_a_function_are_no_growth():
