@@ -166,7 +166,7 @@ def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
 
 def draw_fleet(name: Path, size: tuple[int, int], keys: tuple[str, ...]) -> None:
     """The jobs of the made-up cluster of the tests, or the ranks of one of them."""
-    sys.path.insert(0, str(TESTS))
+    sys.path.insert(0, str(TESTS / "fakes"))
     import fake_prometheus  # noqa: PLC0415
 
     keep(name, fleet_svg(fake_prometheus.Still(), size, Settings(theme="dark"), keys))

@@ -39,6 +39,7 @@ SHARED = (
     "accuracy/scenarios",
     "accuracy/serving",
     "e2e/frameworks",
+    "fakes",
     "fakes/nvml",
 )
 sys.path += [str(TESTS / folder) for folder in SHARED]

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_runs import played
+from repository import ROOT
 from snapshot_builder import line, snapshot, steps
 
 from aitop.engine import growth
@@ -384,9 +384,9 @@ def test_what_a_forward_hook_keeps_grows_at_every_step():
     assert texts(HOOKED.format("kept[name] = output")) == [], "one output for each module"
 
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 LEAKS = {
-    TESTS.parent / "aitop/workloads/leak.py": ("history.append(loss)", True),
+    ROOT / "aitop/workloads/leak.py": ("history.append(loss)", True),
     TESTS / "accuracy/scenarios/bridge_strain.py": ("kept.setdefault(name, []).append(output.detach())", False),
     TESTS / "accuracy/scenarios/attention_maps.py": ("self.maps.append(weights.mean(1))", False),
     TESTS / "accuracy/scenarios/hard_examples.py": ("self.seen.extend(losses.tolist())", False),

@@ -2,13 +2,13 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from recorded_runs import RECORDINGS
 
 from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_BYTES, ThreadSamples, parse
 
-CAPTURES = Path(__file__).parents[1] / "recordings" / "pyspy"
+CAPTURES = RECORDINGS / "pyspy"
 WORKER_PID = "29253"
 
 

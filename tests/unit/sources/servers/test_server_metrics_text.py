@@ -1,15 +1,15 @@
 """What a server's `/metrics` says comes out under our names, whatever else is in it."""
 
 import time
-from pathlib import Path
 
 import pytest
+from recorded_runs import RECORDINGS
 
 from aitop.model.serving import Histogram, ServerSample
 from aitop.sources.servers.engines import ENGINES, RAY_SERVE, TRITON, VLLM
 from aitop.sources.servers.exposition import LONGEST_LINE, MOST_BUCKETS, server_sample
 
-REAL = Path(__file__).with_name("vllm_metrics.txt")
+REAL = RECORDINGS / "vllm_metrics.txt"
 LABELS = '{engine="0",model_name="m"}'
 
 

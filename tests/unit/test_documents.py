@@ -3,15 +3,14 @@
 import importlib
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import results
+from repository import ROOT
 
 import aitop
 from aitop import cli
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "aitop"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = (

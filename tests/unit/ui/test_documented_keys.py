@@ -1,8 +1,8 @@
 """The footer, the README and the keys themselves say the same."""
 
 import re
-from pathlib import Path
 
+from repository import ROOT
 from textual.binding import Binding
 
 from aitop.ui.app import AitopApp
@@ -15,7 +15,7 @@ from aitop.ui.screens.help import key_name
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.replay import ReplayScreen
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def keys_of(*classes):

@@ -7,10 +7,10 @@ kernels in a row, their launches and the operators that launched them.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from judgements import fired
+from recorded_runs import RECORDINGS
 from snapshot_builder import on_devices, own_gpu
 
 from aitop.diagnosis.conditions import clocks, hardware
@@ -18,7 +18,7 @@ from aitop.engine.torch_profile import analyse, class_of
 from aitop.model.profile import Holds
 from aitop.sources.nvml.device import reason_names
 
-TRACES = Path(__file__).parents[1] / "recordings" / "public_traces"
+TRACES = RECORDINGS / "public_traces"
 HOLDS = Holds(start=0.001, stop=0.02, save=0.003)
 
 
