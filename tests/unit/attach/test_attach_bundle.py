@@ -302,3 +302,12 @@ def test_nothing_is_imported_before_it_is_known_whether_that_may_be() -> None:
     assert named - {"types", "typing"} == {"posix", "marshal", "sys", "_thread"}
     bare = "import sys; assert {'posix', 'marshal', 'sys', '_thread'} <= set(sys.modules)"
     subprocess.run([sys.executable, "-I", "-S", "-c", bare], check=True)
+
+
+@pytest.mark.parametrize(
+    "torn", ["def install(way, load=None):\n    return (", "x = (1,", "from . import b\0", "class"]
+)
+def test_a_hook_whose_files_are_half_written_is_refused(torn: str) -> None:
+    with pytest.raises(AttachRefused, match="being changed, or are damaged") as refusal:
+        pack("install", (("hook.__init__", "from .a import x"), ("hook.a", torn)))
+    assert refusal.value.state == "failed" and refusal.value.remedy

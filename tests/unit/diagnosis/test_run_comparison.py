@@ -10,11 +10,9 @@ from past_maker import Noise
 
 from aitop import cli
 from aitop.diagnosis.comparison_words import comparison_text, in_a_sentence
-from aitop.diagnosis.noise import half_width, student, student_chance, warm_up
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
-from aitop.engine.outline import copied
-from aitop.engine.totals import MOST_STRETCHES, UnitSeries, add_cores, mean_cores, shares_of_time
+from aitop.engine.totals import UnitSeries
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
 from aitop.model.run import Cores, LineShare, Run, StackNode, Units
@@ -26,7 +24,11 @@ from aitop.outputs.html.comparison import comparison_html
 from aitop.outputs.report import as_json
 
 SEEDS = 200
+
+
 LOOP, SLOW = ("train.py", 10, "main", "loss.backward()"), ("train.py", 20, "main", "tidy(batch)")
+
+
 CORES = Cores(others=0.1, machine=8.0)
 
 
@@ -77,14 +79,6 @@ def test_a_run_on_no_cores_is_not_possible():
     assert not made(1, cores=Cores(others=0.0, machine=0.0)).is_sound
 
 
-def test_the_expansion_and_the_chance_of_a_value_agree_with_the_tables():
-    assert student(10) == pytest.approx(2.228, rel=0.004)
-    assert student(30) == pytest.approx(2.042, rel=0.002)
-    for freedom, value in {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228}.items():
-        assert student_chance(value, freedom) == pytest.approx(0.05, rel=0.002)
-    assert (student_chance(9.0, 0), student_chance(0.0, 3)) == (1.0, 1.0)
-
-
 def test_what_is_too_few_is_counted_in_stretches():
     def run(file, each, *stretches):
         return Run(
@@ -104,16 +98,6 @@ def test_what_is_too_few_is_counted_in_stretches():
         assert change.record_s == pytest.approx(30.0 * 40 / 17)
     few = compare_runs(run("c", 1, *(0.1,) * 12), steady).change
     assert few.reason == "12 steps of c are too few: it takes 20"
-
-
-@pytest.mark.parametrize("like", [0.0, 0.6, 0.9])
-def test_the_interval_holds_the_mean(like):
-    held = 0
-    for seed in range(SEEDS):
-        values = noise_of(384, seed, like=like)
-        stretches = [sum(values[at : at + 8]) / 8 for at in range(0, len(values), 8)]
-        held += abs(sum(values) / len(values) - 1) <= half_width(stretches)
-    assert held >= 0.92 * SEEDS
 
 
 @pytest.mark.slow
@@ -390,45 +374,6 @@ def host(cpu, busy, *, run_delay=None, beside=()):
     return HostSample(time=0.0, processes=(first, *rest), machine=MachineSample(cores=2, core_busy=busy))
 
 
-@pytest.mark.parametrize(
-    ("sample", "share"),
-    [
-        (host(0.5, (0.5, 1.0), run_delay=0.5), 0.5),
-        (host(0.5, (1.0, 1.0), run_delay=0.5, beside=(1.0,)), 0.5 * 0.5 / 1.5),
-        (host(0.5, (0.5, 1.0), run_delay=0.5, beside=(1.0,)), 0.0),
-        (host(0.5, (0.5, 1.0)), None),
-        (host(0.5, None, run_delay=0.5), None),
-    ],
-    ids=["others", "others and workers", "its own workers", "not counted", "cores not known"],
-)
-def test_waits_for_a_core_are_those_of_whoever_has_it(sample, share):
-    assert shares_of_time(sample)[1].get("waited") == (None if share is None else pytest.approx(share))
-
-
-def test_waits_that_were_not_measured_at_first_are_as_those_later():
-    units, unit = UnitSeries("step"), StepRecord(index=0, end=0.0, seconds=2.0)
-    units.add([unit] * 50)
-    units.add([unit] * 150, {"waited": 0.25})
-    seen = units.units()
-    assert [waited / seconds for waited, seconds in zip(seen.waited, seen.seconds, strict=True)] == pytest.approx(
-        [0.25] * len(seen.seconds)
-    )
-
-
-def test_units_that_take_no_time_wait_for_nothing():
-    units = UnitSeries("step")
-    units.add([StepRecord(index=0, end=0.0, seconds=0.0)] * 30, {"waited": 0.25})
-    assert set(units.units().waited) == {0.0}
-
-
-def test_cores_are_means_over_the_run():
-    sums = add_cores({}, host(None, (0.5, 0.5)))
-    assert mean_cores(sums) is None
-    for sample in (host(1.0, (0.5, 0.5)), host(0.5, (1.0, 0.5))):
-        sums = add_cores(sums, sample)
-    assert mean_cores(sums) == Cores(others=0.5, machine=2.0)
-
-
 def test_few_or_noisy_units_are_said_with_how_long_to_record():
     change = compare_runs(made(1, count=12), made(2)).change
     assert (change.verdict, change.range) == ("cannot-tell", None)
@@ -436,35 +381,6 @@ def test_few_or_noisy_units_are_said_with_how_long_to_record():
     noisy = compare_runs(made(1, count=60, spread=0.5, like=0.9), made(5, count=60, spread=0.5, like=0.9)).change
     assert noisy.verdict == "cannot-tell"
     assert noisy.record_s is None or noisy.record_s > 30
-
-
-def test_warm_up_is_left_out():
-    slow_start = [5.0, 4.0, 1.5, *noise_of(60, 1)]
-    assert warm_up(slow_start) == 3
-    assert warm_up([1.0] * 100) == warm_up([]) == 0
-    # A long step in the middle, such as an evaluation, is none; nor is a run that gets faster all the time.
-    assert warm_up([1.0, 1.0, 5.0, 1.0]) == 0
-    assert warm_up([4.0, 3.0, 2.0, 1.0]) == 2
-
-
-def test_a_long_run_takes_little_memory():
-    unit = StepRecord(index=0, end=0.0, seconds=0.5, samples=2, data_wait=0.25, others={"environment": 0.125})
-    units, by_ones = UnitSeries("step"), UnitSeries("step")
-    units.add([unit] * 1000)
-    for _ in range(1000):
-        by_ones.add([unit])
-    seen = units.units()
-    assert seen == by_ones.units()
-    assert len(seen.seconds) < MOST_STRETCHES
-    assert seen.each == 16
-    columns = seen.seconds, seen.samples, seen.phases["data"], seen.phases["environment"]
-    assert set(zip(*columns, strict=True)) == {(8.0, 32, 4.0, 2.0)}
-    other = copied(units)
-    other.add([unit] * 16)
-    assert units.units() == seen
-    # What one unit did not count is not known of its stretch.
-    units.add([unit] * 7 + [replace(unit, samples=None)])
-    assert units.units().samples is None
 
 
 def test_verdicts_and_settings():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import msgspec
 import pytest
 from snapshot_builder import RANK, WORKER, host, process, step, steps
@@ -11,7 +9,6 @@ from stack_maker import stack, window
 
 from aitop.engine.core import Engine
 from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History
-from aitop.engine.replay import ReplayFeed
 from aitop.engine.snapshot.aggregate import aggregate, lead_pid
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.event import Event
@@ -193,53 +190,6 @@ def test_a_child_of_multiprocessing_works_for_a_loader_only_if_its_stacks_say_so
     last = play([*events, Tick(time=1001.1, wall=1e9)])[-1]
     roles = [(one.role, one.rank) for one in last.processes]
     assert roles == [("loader-worker", 0), ("other", None), ("loader-worker", 0)], "the last was not looked at"
-
-
-class Recorded:
-    """What a recording of these events gives."""
-
-    header = SimpleNamespace(target=TARGET)
-
-    def __init__(self, make):
-        self.events = lambda: iter(make())
-
-
-def test_a_replay_gives_the_same_snapshots():
-    events = session(10, data_wait=0.05, forward=0.03)
-    decoder = msgspec.json.Decoder(Event)
-    replayed = []
-    feed = ReplayFeed(Recorded(lambda: [decoder.decode(msgspec.json.encode(event)) for event in events]), speed=None)
-    feed.start(replayed.append)
-    assert feed.finished.wait(10)
-    feed.stop()
-    live = play(events)
-    assert [msgspec.json.encode(one) for one in replayed] == [msgspec.json.encode(one) for one in live]
-
-
-def test_a_paused_replay_waits():
-    feed = ReplayFeed(Recorded(lambda: session(50)), speed=None)
-    feed.pause()
-    seen = []
-    feed.start(seen.append)
-    assert not feed.finished.wait(0.2)
-    assert seen == []
-    feed.resume()
-    assert feed.finished.wait(10)
-    feed.stop()
-    assert len(seen) == 50
-
-
-def test_a_replay_that_fails_says_so():
-    def broken():
-        yield from session(3)
-        raise RuntimeError("a bug of ours")
-
-    seen = []
-    feed = ReplayFeed(Recorded(broken), speed=None)
-    feed.start(seen.append)
-    assert feed.finished.wait(10)
-    feed.stop()
-    assert "a bug of ours" in seen[-1].target.ended
 
 
 def test_aitops_own_cost_is_weighted_by_the_length_of_its_ticks():

@@ -12,15 +12,12 @@ from snapshot_builder import snapshot
 
 from aitop.attach.attempt import Attachment
 from aitop.engine import hook_requests, live
-from aitop.engine.feed import LazyFeed
 from aitop.engine.runner import SourceRunner
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Cost, Snapshot, Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.stacks import StackDump
 from aitop.sources.devices import SharedDevices
-from aitop.sources.host import source
-from aitop.sources.host.roles import Place
 from aitop.sources.host.source import LivingProcesses
 from aitop.sources.servers.engines import ENGINES
 from aitop.sources.servers.recognition import Server
@@ -149,16 +146,6 @@ def test_a_page_that_shows_how_a_run_goes_is_no_server_of_it(monkeypatch, name, 
     assert feed._recognised(()).software is software
     feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, kind=kind)
     assert (feed._recognised(()) is not None) == is_one
-
-
-def test_a_launcher_is_told_from_a_rank(monkeypatch):
-    own = os.getpid()
-    monkeypatch.setattr(source, "places_of", lambda members, _: {one.stat.pid: Place("launcher") for one in members})
-    host = source.HostSource([own])
-    assert host.seen.launchers == frozenset() and not host._looked.is_set()
-    host.open()
-    host.wait_for_look(0.0)
-    assert own in host.seen.launchers and host.seen.ranks == () and host._looked.is_set()
 
 
 @pytest.mark.parametrize("end", ["stop", "detach"])
@@ -290,97 +277,6 @@ def test_the_last_snapshot_is_made_when_the_watching_is_over():
     assert len(told) == before + live.ENOUGH_TICKS
 
 
-class Feed:
-    def __init__(self):
-        self.asked = []
-
-    def start(self, publish):
-        publish(snapshot())
-
-    def stop(self):
-        self.asked.append("stop")
-
-    def detach(self):
-        self.asked.append("detach")
-
-    def profile(self, steps, progress):
-        return steps, progress
-
-    def dump(self):
-        return "dump"
-
-
-def test_a_request_before_the_feed_is_made_waits_for_it():
-    made, answers, feed = threading.Event(), [], Feed()
-
-    def make():
-        assert made.wait(10)
-        return feed
-
-    late = LazyFeed(make)
-    asking = threading.Thread(target=lambda: answers.append(late.made().dump()))
-    starting = threading.Thread(target=late.start, args=(lambda seen: answers.append(type(seen).__name__),))
-    asking.start()
-    starting.start()
-    assert answers == []
-    made.set()
-    asking.join(10)
-    starting.join(10)
-    assert sorted(answers) == ["Snapshot", "dump"]
-    late.made().detach()
-    late.stop()
-    assert feed.asked == ["detach", "stop"]
-    assert late.made().profile(5, print) == (5, print)
-
-
-def test_a_request_during_the_start_of_the_feed_waits_until_it_has_started():
-    begun, may_end = threading.Event(), threading.Event()
-
-    class Slow(Feed):
-        def start(self, publish):
-            begun.set()
-            assert may_end.wait(10)
-            self.asked.append("started")
-
-    feed = Slow()
-    late = LazyFeed(lambda: feed)
-    starting = threading.Thread(target=late.start, args=(print,))
-    detaching = threading.Thread(target=lambda: late.made().detach())
-    starting.start()
-    assert begun.wait(10)
-    detaching.start()
-    detaching.join(0.05)
-    assert feed.asked == []
-    may_end.set()
-    for thread in (starting, detaching):
-        thread.join(10)
-    assert feed.asked == ["started", "detach"]
-
-
-def test_a_stop_while_the_feed_is_made_does_not_wait_and_the_feed_never_starts():
-    begun, may_end, feed, seen = threading.Event(), threading.Event(), Feed(), []
-
-    def make():
-        begun.set()
-        assert may_end.wait(10)
-        return feed
-
-    late = LazyFeed(make)
-    starting = threading.Thread(target=late.start, args=(seen.append,))
-    starting.start()
-    assert begun.wait(10)
-    late.stop()
-    may_end.set()
-    starting.join(10)
-    assert (seen, feed.asked) == ([], [])
-
-
-def test_a_feed_stopped_before_its_start_never_starts():
-    late = LazyFeed(lambda: pytest.fail("nobody wants it any more"))
-    late.stop()
-    late.start(print)
-
-
 @pytest.mark.parametrize(("cores", "seldom"), [(0.0, True), (1.5, False)])
 def test_without_an_idle_core_expensive_ticks_come_rarely(monkeypatch, cores, seldom):
     monkeypatch.setattr(live.IdleCores, "last", lambda self: cores)
@@ -411,12 +307,3 @@ def test_without_an_idle_core_expensive_ticks_come_rarely(monkeypatch, cores, se
         feed.stop()
     if seldom:
         assert times[3] - times[0] > 2 * 0.5
-
-
-def test_a_hook_is_taken_out_of_all_ranks_at_once(monkeypatch):
-    at_once = threading.Barrier(3)
-    monkeypatch.setattr(hook_requests, "SELF_REMOVAL_SECONDS", 0.0)
-    monkeypatch.setattr(hook_requests, "find_ring", lambda pid: True)
-    monkeypatch.setattr(hook_requests, "should_stay", lambda pid: pid == 4)
-    monkeypatch.setattr(hook_requests, "remove", lambda pid: at_once.wait(10.0))
-    assert hook_requests.take_out([1, 2, 3]) and not at_once.broken

@@ -1,18 +1,22 @@
 """A replay shows at a place what it shows when played there, from a bookmark too, and says where it stands."""
 
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from recorded_runs import SLOW_LOADER, snapshots_of
+from snapshot_builder import RANK, host, step
 
 from aitop.engine import outline
 from aitop.engine.core import Engine
 from aitop.engine.history import KEEP_SECONDS, History
 from aitop.engine.outline import SLACK_SECONDS, lasting
 from aitop.engine.replay import ReplayFeed
+from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
-from aitop.model.steps import HookSample, StepRecord
+from aitop.model.source import SourceStatus
+from aitop.model.steps import HookFacts, HookSample, StepRecord
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording, read_recording
 
@@ -257,3 +261,81 @@ def test_every_checkpoint_is_marked_where_it_was_written(tmp_path, length):
     read._thread.join(30)
     marked = [mark.seconds for mark in read.marks if mark.words == "checkpoint"]
     assert len(saving) >= 5 and marked == [int(end) + 1 - 100.0 for end in saving]
+
+
+TARGET = Target(pid=RANK, command="python train.py")
+
+
+def at(time, event):
+    return msgspec.structs.replace(event, time=time)
+
+
+def session(seconds=20, step_seconds=0.1, **durations):
+    """The events of a run: a hook, a host, and a tick a second."""
+    events: list[Event] = [SourceStatus(time=0.0, source="hook", state="ok")]
+    made = 0
+    for second in range(1, seconds + 1):
+        count = round(1 / step_seconds)
+        records = tuple(step(made + index, step_seconds, **durations) for index in range(count))
+        records = tuple(
+            msgspec.structs.replace(record, end=second - 1 + (index + 1) * step_seconds)
+            for index, record in enumerate(records)
+        )
+        made += count
+        facts = HookFacts(way="attach", python="3.11", torch="2", cost_us=5.0)
+        events.append(HookSample(time=float(second), pid=RANK, steps=records, facts=facts))
+        events.append(at(float(second), host(2, worker_cpu=0.9)))
+        events.append(Tick(time=float(second), wall=1e9 + second, monitor_cpu=0.02))
+    return events
+
+
+def play(events):
+    engine = Engine(TARGET)
+    return [snapshot for snapshot in map(engine.handle, events) if snapshot is not None]
+
+
+class Recorded:
+    """What a recording of these events gives."""
+
+    header = SimpleNamespace(target=TARGET)
+
+    def __init__(self, make):
+        self.events = lambda: iter(make())
+
+
+def test_a_replay_gives_the_same_snapshots():
+    events = session(10, data_wait=0.05, forward=0.03)
+    decoder = msgspec.json.Decoder(Event)
+    replayed = []
+    feed = ReplayFeed(Recorded(lambda: [decoder.decode(msgspec.json.encode(event)) for event in events]), speed=None)
+    feed.start(replayed.append)
+    assert feed.finished.wait(10)
+    feed.stop()
+    live = play(events)
+    assert [msgspec.json.encode(one) for one in replayed] == [msgspec.json.encode(one) for one in live]
+
+
+def test_a_paused_replay_waits():
+    feed = ReplayFeed(Recorded(lambda: session(50)), speed=None)
+    feed.pause()
+    seen = []
+    feed.start(seen.append)
+    assert not feed.finished.wait(0.2)
+    assert seen == []
+    feed.resume()
+    assert feed.finished.wait(10)
+    feed.stop()
+    assert len(seen) == 50
+
+
+def test_a_replay_that_fails_says_so():
+    def broken():
+        yield from session(3)
+        raise RuntimeError("a bug of ours")
+
+    seen = []
+    feed = ReplayFeed(Recorded(broken), speed=None)
+    feed.start(seen.append)
+    assert feed.finished.wait(10)
+    feed.stop()
+    assert "a bug of ours" in seen[-1].target.ended

@@ -10,7 +10,6 @@ import os
 import random
 import tempfile
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -19,15 +18,13 @@ import pytest
 from aitop import cli
 from aitop.commands import headless
 from aitop.diagnosis.run_comparison import compared
-from aitop.diagnosis.run_summary import anonymous, digest
 from aitop.engine import run_history
 from aitop.engine.replay import last_snapshot
 from aitop.engine.run_history import RunHistory, history_folder
-from aitop.model.run import LineShare, Run
 from aitop.model.snapshot import Target, Tick
 from aitop.model.steps import HookSample, StepRecord
 from aitop.model.units import moment
-from aitop.model.verdict import Diagnosis, Verdict, Where
+from aitop.model.verdict import Diagnosis, Verdict
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import Recording
 from aitop.ui.panes.since_mark import since_mark
@@ -100,15 +97,6 @@ def test_a_summary_is_small_and_says_nothing_of_what_the_run_was_told(tmp_path, 
     assert file.parent.stat().st_mode & 0o077 == 0
 
 
-def test_source_text_is_kept_as_a_digest_by_which_the_line_is_known_again():
-    text = "password = 'hunter2'"
-    line = Where(pid=1, file="/home/me/train.py", line=3, function="main", text=text)
-    lines = (LineShare(phase="host", where=line, share=0.5, off=0.1),)
-    where = anonymous(Run(kind="training", watched=1.0, ended=1.0, lines=lines)).lines[0].where
-    assert "hunter2" not in str(where)
-    assert (where.file, where.text) == ("train.py", digest(text))
-
-
 def test_a_bounded_number_is_kept_and_none_of_a_moment(tmp_path, runs, monkeypatch):
     short = end_of_run(1, count=10)
     RunHistory(target(), tmp_path / "history").keep(short)
@@ -170,12 +158,6 @@ def test_nothing_is_left_in_the_folder_of_another_user(tmp_path, monkeypatch):
     os.chown(tmp_path / "theirs", 12345, 12345)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "theirs" / "state"))
     assert history_folder() is None, "a link of theirs"
-
-
-def test_moments_are_said_as_people_say_them():
-    now = datetime(2026, 11, 23, 9, 30)
-    said = {days: moment((now - timedelta(days=days, hours=1)).timestamp(), now.timestamp()) for days in (0, 1, 2, 20)}
-    assert said == {0: "08:30", 1: "yesterday 08:30", 2: "Sat 08:30", 20: "3 Nov 08:30"}
 
 
 def test_a_mark_survives_the_restart_of_the_run(tmp_path, runs):

@@ -1,8 +1,10 @@
 """Numbers as people read them: the unit fits the number as it is written."""
 
+from datetime import datetime, timedelta
+
 import pytest
 
-from aitop.model.units import duration, operations, size
+from aitop.model.units import duration, moment, operations, size
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,9 @@ def test_durations_are_rounded_before_their_unit_is_chosen(seconds, words):
 )  # fmt: skip
 def test_sizes_have_three_digits_at_most(written, words):
     assert written == words
+
+
+def test_moments_are_said_as_people_say_them():
+    now = datetime(2026, 11, 23, 9, 30)
+    said = {days: moment((now - timedelta(days=days, hours=1)).timestamp(), now.timestamp()) for days in (0, 1, 2, 20)}
+    assert said == {0: "08:30", 1: "yesterday 08:30", 2: "Sat 08:30", 20: "3 Nov 08:30"}

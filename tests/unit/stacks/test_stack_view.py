@@ -6,35 +6,60 @@ from stack_maker import USER, frame, looks, stack, window
 
 from aitop.model.snapshot import Phases
 from aitop.model.stacks import Flow, Statement, ThreadState
-from aitop.sources.stacks.speedscope import parse
 from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
 from aitop.stacks.view import StackView
 
 RANK, WORKER = 100, 101
+
+
 ROLES = {RANK: "rank", WORKER: "loader-worker"}
+
+
 TOP = ("user/train.py:90 <module> | main()",)
+
+
 LOOP = (*TOP, "user/train.py:12 main | for x, y in loader:")
+
+
 NEXT = "torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__"
+
+
 WAIT = stack(*LOOP, NEXT, "torch/utils/data/dataloader.py X._get_data", "std/multiprocessing/queues.py Queue.get")
+
+
 BACK = stack(*TOP, "user/train.py:15 main | loss.backward()", "torch/_tensor.py Tensor.backward")
+
+
 FORWARD = stack(
     *TOP,
     "user/train.py:14 main | loss = f(net(x), y)",
     "torch/nn/modules/module.py Module._call_impl",
     "user/model.py:8 Net.forward | return torch.relu(self.a(x))",
 )
+
+
 STARTED = (
     *LOOP,
     "torch/utils/data/dataloader.py DataLoader.__iter__",
     "std/multiprocessing/process.py BaseProcess._bootstrap",
     "torch/utils/data/_utils/worker.py _worker_loop",
 )
+
+
 FETCH = "torch/utils/data/_utils/fetch.py fetch"
+
+
 DECODE = stack(
     *STARTED, FETCH, "user/data.py:20 D.__getitem__ | return decode(i)", "user/data.py:41 decode | px[i] = 3"
 )
+
+
 COLLATE = stack(*STARTED, FETCH, "torch/utils/data/_utils/collate.py default_collate")
+
+
 IDLE = stack(*STARTED, "std/multiprocessing/queues.py Queue.get", "std/multiprocessing/connection.py wait")
+
+
 IMPORT = stack(*LOOP, "torch/optim/sgd.py SGD.__init__", "<frozen importlib._bootstrap> _find_and_load", "sympy/a.py x")
 
 
@@ -221,14 +246,32 @@ def test_threads_beside_the_one_that_steps_have_trees_of_their_own():
 
 
 CALL = "torch/nn/modules/module.py Module._call_impl"
+
+
 PUTS = stack("user/serve.py:5 main | q.put(x)", "std/queue.py Queue.put", "std/threading.py Condition.wait")
+
+
 SERVES = stack("user/serve.py:20 worker | net(x)", CALL)
+
+
 ENCODES = stack("user/serve.py:19 worker | ids = encode(text)")
+
+
 RESTS = stack("std/concurrent/futures/thread.py _worker")
+
+
 IN_LOOP = ("user/serve.py:9 main | uvicorn.run(app)", "uvicorn/main.py run", "std/asyncio/base_events.py X._run_once")
+
+
 LISTENS = stack(*IN_LOOP, "std/selectors.py EpollSelector.select")
+
+
 SORTS = stack(*IN_LOOP, "std/asyncio/events.py Handle._run", "user/serve.py:38 trim | by_age = sorted(entries)")
+
+
 APP = (*IN_LOOP, "starlette/routing.py:73 app")
+
+
 DUMPS = stack(*APP, "std/json/encoder.py:258 JSONEncoder.iterencode")
 
 
@@ -373,15 +416,6 @@ def test_the_kernel_says_for_which_part_of_its_time_a_thread_that_could_run_had_
     assert share.ran == pytest.approx(0.75)
     (unknown,) = view(window_).threads
     assert unknown.ran is None
-
-
-def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
-    file = {
-        "profiles": [{"name": 'Thread 77 "metrics"', "samples": [[0], [0]]}],
-        "shared": {"frames": [{"name": "publish", "file": "m.py", "line": 3}]},
-    }
-    _, (one,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
-    assert (one.name, one.main) == ("metrics", False)
 
 
 def test_hundreds_of_threads_that_wait_leave_the_lines_of_the_one_that_works():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aitop.stacks.origin import application, is_user
+from aitop.stacks.origin import application, is_user, origin_of
 
 SCRIPT = "/home/ada/proj/train.py"
 BUNDLED = "/home/ada/venv/lib/python3.12/site-packages/aitop/workloads/slow_loader.py"
@@ -102,3 +102,13 @@ def test_what_was_installed_elsewhere_is_not_the_users_but_what_lies_beside_the_
     layer = "/opt/layer/numbers/add.py"
     assert is_user(layer, SCRIPT) and not is_user(layer, SCRIPT, lambda file: "/opt/layer" if file == layer else None)
     assert is_user("/home/ada/proj/data/decode.py", SCRIPT, lambda file: "/home/ada")
+
+
+def test_origins():
+    site = "/home/ada/venv/lib/python3.11/site-packages/"
+    assert origin_of("/home/ada/x.py", user=True) == "user"
+    assert origin_of(site + "torch/nn/module.py", user=False) == "torch"
+    assert origin_of(site + "numpy/core.py", user=False) == "library"
+    assert origin_of("/usr/lib/python3.11/queue.py", user=False) == "stdlib"
+    assert origin_of("<frozen importlib._bootstrap>", user=False) == "stdlib"
+    assert origin_of(site + "numpy/random/mtrand.pyx", user=False) == "native"

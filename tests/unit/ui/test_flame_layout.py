@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aitop.model.snapshot import CallNode, Phases, ProcessStacks, Stacks, ThreadShare, ThreadTree
-from aitop.stacks.origin import origin_of
 from aitop.ui.panes.code.call_tree import Settled, forest, tree_rows, way_to
 from aitop.ui.panes.code.flame import flame_lines, icicle, in_order, neighbour, node_line, row_of, zoomed
 from aitop.ui.state import EVERYBODY, Who, next_part, next_thread
 
 LIB = "/usr/lib/python3.11/site-packages/torch/a.py"
+
+
 MINE = "/home/ada/train.py"
 
 
@@ -138,16 +139,6 @@ def test_the_choice_cycles_through_parts_processes_and_threads():
     assert [node.name for node in forest(stacks, None, Who("other", 1, "sleeper"))] == ["1 sleeper"]
     assert forest(stacks)[2].gil == 0.4
     assert next_part(msgspec.structs.replace(stacks, processes=()), None, Who("main")).words() == "others"
-
-
-def test_origins():
-    site = "/home/ada/venv/lib/python3.11/site-packages/"
-    assert origin_of("/home/ada/x.py", user=True) == "user"
-    assert origin_of(site + "torch/nn/module.py", user=False) == "torch"
-    assert origin_of(site + "numpy/core.py", user=False) == "library"
-    assert origin_of("/usr/lib/python3.11/queue.py", user=False) == "stdlib"
-    assert origin_of("<frozen importlib._bootstrap>", user=False) == "stdlib"
-    assert origin_of(site + "numpy/random/mtrand.pyx", user=False) == "native"
 
 
 def test_a_node_that_is_gone_gives_way_to_the_one_above_it():

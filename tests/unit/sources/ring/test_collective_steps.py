@@ -1,11 +1,8 @@
 """Collectives in the steps, and rounds of several optimizers that were joined in the middle."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from aitop.engine.snapshot.steps import steps_view
-from aitop.hook.measures.collectives import DDP_TIMES, DdpLog
 from aitop.protocol import events as at
 from aitop.sources.ring.step_maker import StepMaker
 
@@ -121,20 +118,3 @@ def test_a_round_of_two_optimizers_ends_with_the_second_wherever_the_hook_came_i
         assert round(record.end * 1000) % 10 == 9
         assert record.seconds == pytest.approx(0.010)
         assert (record.forwards, record.backwards) == (2, 2)
-
-
-def test_figures_of_ddp_from_before_the_attach_are_replaced_by_newer_ones(monkeypatch):
-    told = dict.fromkeys(DDP_TIMES.values(), 1_000_000) | {"iteration": 10}
-    logger = SimpleNamespace(_get_ddp_logging_data=lambda: SimpleNamespace(ints_map=dict(told), strs_map={}))
-    log = DdpLog(SimpleNamespace(root_module=None))
-    monkeypatch.setattr(log, "_module", lambda: SimpleNamespace(logger=logger))
-    seen = []
-    for iteration, milliseconds in ((10, 1), (100, 9), (200, 11)):
-        told.update(iteration=iteration, backward_compute_time=milliseconds * 1_000_000)
-        log.look()
-        seen.append(log.facts()["backward"])
-    assert seen == pytest.approx([0.001, 0.009, 0.010])
-    told.update(iteration=300, backward_compute_time=90_000_000)
-    del told["backward_comm_time"]
-    log.look()
-    assert log.facts()["backward"] == pytest.approx(0.010), "a time that is missing is not 0"

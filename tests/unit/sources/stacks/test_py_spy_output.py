@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+import msgspec
 import pytest
 from recorded_runs import RECORDINGS
 
@@ -98,3 +99,12 @@ def test_samples_with_indices_out_of_range_and_empty_ones_are_dropped():
 def test_anything_else_is_refused(data: bytes):
     with pytest.raises(ValueError, match=r"bytes" if len(data) > MOST_BYTES else r".+"):
         parse(data, frozenset())
+
+
+def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
+    file = {
+        "profiles": [{"name": 'Thread 77 "metrics"', "samples": [[0], [0]]}],
+        "shared": {"frames": [{"name": "publish", "file": "m.py", "line": 3}]},
+    }
+    _, (one,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
+    assert (one.name, one.main) == ("metrics", False)
