@@ -32,6 +32,12 @@ class Noise:
         return max(0.2, 1.0 + self._state)
 
 
+def noise_of(count, seed, *, like=0.6, spread=0.05):
+    """So many of these factors."""
+    noise = Noise(seed, spread=spread, memory=like)
+    return [noise() for _ in range(count)]
+
+
 def plan(**parts):
     """What a unit takes: seconds by field of its record; `host` of it lies in no phase.
 

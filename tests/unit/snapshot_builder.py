@@ -41,6 +41,22 @@ def line(function, share, *, pid=RANK, phase="outside", number=10, file="/x/trai
     )
 
 
+def of_thread(function, share, *, thread="metrics", activity="python", number=50, text=None):
+    return HotLine(
+        pid=RANK,
+        role="rank",
+        file="/x/metrics.py",
+        line=number,
+        function=function,
+        phase="outside",
+        activity=activity,
+        samples=round(share * 100),
+        share=share,
+        text=text,
+        thread=thread,
+    )
+
+
 def process(pid=RANK, role="rank", **fields):
     return ProcessSample(pid=pid, ppid=1, started=0.0, role=role, name="python", command="python train.py", **fields)
 

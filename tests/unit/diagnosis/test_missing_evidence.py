@@ -15,6 +15,8 @@ from aitop.model.source import SourceStatus
 from aitop.model.verdict import Abstention
 
 COMPILED = Series(times=(998.0, 999.0), values=(0.0, 1.0))
+
+
 TWO_RANKS = Ranks(ranks=(RankView(rank=0, pid=100), RankView(rank=1, pid=101)), world_size=2, steps=3)
 
 
@@ -50,14 +52,6 @@ def test_a_closed_source_is_not_waited_for():
     assert told(stacks="denied", hook="absent") == CLOSED
     assert "needed" in told(stacks="ok", hook="absent") and "needed" in told(stacks="denied", hook="ok")
     assert "needed" in told()
-
-
-def test_a_few_samples_of_printing_are_chance():
-    def printing(share):
-        prints = line("main", share, activity="native", work="log", text="print(step, loss)")
-        return between_steps.host_io(snapshot(phases=Phases(forward=0.4, backward=0.5, outside=0.1), lines=[prints]))
-
-    assert printing(0.03) is None and printing(0.06).level >= 0.05
 
 
 def test_a_standstill_without_stacks_blames_nobody():

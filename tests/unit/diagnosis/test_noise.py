@@ -1,17 +1,11 @@
 """How far a mean may be off, where each value resembles the last one."""
 
 import pytest
-from past_maker import Noise
+from past_maker import noise_of
 
 from aitop.diagnosis.noise import half_width, student, student_chance, warm_up
 
 SEEDS = 200
-
-
-def noise_of(count, seed, *, like=0.6, spread=0.05):
-    """Values around 1 of which each resembles the last one."""
-    noise = Noise(seed, spread=spread, memory=like)
-    return [noise() for _ in range(count)]
 
 
 def test_the_expansion_and_the_chance_of_a_value_agree_with_the_tables():

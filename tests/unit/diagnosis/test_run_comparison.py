@@ -6,14 +6,13 @@ import random
 
 import pytest
 from msgspec.structs import replace
-from past_maker import Noise
+from past_maker import noise_of
 
 from aitop import cli
 from aitop.diagnosis.comparison_words import comparison_text, in_a_sentence
 from aitop.diagnosis.run_comparison import compare_runs
 from aitop.diagnosis.run_summary import run_of
 from aitop.engine.totals import UnitSeries
-from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.ledger import Entry, Ledger
 from aitop.model.run import Cores, LineShare, Run, StackNode, Units
 from aitop.model.serving import Percentiles
@@ -30,12 +29,6 @@ LOOP, SLOW = ("train.py", 10, "main", "loss.backward()"), ("train.py", 20, "main
 
 
 CORES = Cores(others=0.1, machine=8.0)
-
-
-def noise_of(count, seed, *, like=0.6, spread=0.05):
-    """Values around 1 of which each resembles the last one."""
-    noise = Noise(seed, spread=spread, memory=like)
-    return [noise() for _ in range(count)]
 
 
 def place(file, line, function, text):
@@ -364,14 +357,6 @@ def test_more_load_by_other_programs_widens_the_interval():
     assert "other programs kept the machine busy" in change.reason
     # Disturbed alike, a difference counts.
     assert compare_runs(made(1, cores=many), made(2, host=0.04, cores=many)).change.verdict == "slower"
-
-
-def host(cpu, busy, *, run_delay=None, beside=()):
-    """A process with others of the run beside it, on two cores."""
-    known = {"ppid": 0, "started": 0.0, "role": "rank", "name": "", "command": ""}
-    first = ProcessSample(pid=1, cpu=cpu, main_cpu=cpu, run_delay=run_delay, **known)
-    rest = (ProcessSample(pid=2 + number, cpu=used, **known) for number, used in enumerate(beside))
-    return HostSample(time=0.0, processes=(first, *rest), machine=MachineSample(cores=2, core_busy=busy))
 
 
 def test_few_or_noisy_units_are_said_with_how_long_to_record():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from run_events import TARGET, at, play, session
 from snapshot_builder import RANK, WORKER, host, process, step, steps
 from stack_maker import stack, window
 
@@ -11,41 +12,10 @@ from aitop.engine.core import Engine
 from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History
 from aitop.engine.snapshot.aggregate import aggregate, lead_pid
 from aitop.engine.snapshot.steps import steps_view
-from aitop.model.event import Event
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
-
-TARGET = Target(pid=RANK, command="python train.py")
-
-
-def at(time, event):
-    return msgspec.structs.replace(event, time=time)
-
-
-def session(seconds=20, step_seconds=0.1, **durations):
-    """The events of a run: a hook, a host, and a tick a second."""
-    events: list[Event] = [SourceStatus(time=0.0, source="hook", state="ok")]
-    made = 0
-    for second in range(1, seconds + 1):
-        count = round(1 / step_seconds)
-        records = tuple(step(made + index, step_seconds, **durations) for index in range(count))
-        records = tuple(
-            msgspec.structs.replace(record, end=second - 1 + (index + 1) * step_seconds)
-            for index, record in enumerate(records)
-        )
-        made += count
-        facts = HookFacts(way="attach", python="3.11", torch="2", cost_us=5.0)
-        events.append(HookSample(time=float(second), pid=RANK, steps=records, facts=facts))
-        events.append(at(float(second), host(2, worker_cpu=0.9)))
-        events.append(Tick(time=float(second), wall=1e9 + second, monitor_cpu=0.02))
-    return events
-
-
-def play(events):
-    engine = Engine(TARGET)
-    return [snapshot for snapshot in map(engine.handle, events) if snapshot is not None]
 
 
 def test_steps_are_summed_over_the_window():
@@ -194,8 +164,8 @@ def test_a_child_of_multiprocessing_works_for_a_loader_only_if_its_stacks_say_so
 
 def test_aitops_own_cost_is_weighted_by_the_length_of_its_ticks():
     engine = Engine(Target(pid=1, command="python train.py"))
-    for at, cores in ((0.1, 0.9), (0.3, 0.6), (0.7, 0.5), (1.7, 0.05), (2.7, 0.05), (3.7, 0.05)):
-        snapshot = engine.handle(Tick(time=at, wall=at, monitor_cpu=cores))
+    for end, cores in ((0.1, 0.9), (0.3, 0.6), (0.7, 0.5), (1.7, 0.05), (2.7, 0.05), (3.7, 0.05)):
+        snapshot = engine.handle(Tick(time=end, wall=end, monitor_cpu=cores))
     assert snapshot.cost.monitor_cpu == pytest.approx((0.2 * 0.6 + 0.4 * 0.5 + 3 * 0.05) / 3.6)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import textwrap
 import threading
 from types import SimpleNamespace
 
@@ -19,26 +17,6 @@ from aitop.model.host import ProcessId
 from aitop.model.snapshot import Series
 from aitop.sources.code.growth import growth_sites
 from aitop.sources.replay import Recording
-
-MODEL = re.compile(r"\b(?:model|net|head|criterion|loss_fn)\(")
-
-
-UPDATE = re.compile(r"\b(?:backward|optimizer\.step|fit)\(")
-
-
-def shown(source, calls):
-    """The lines of a source below which stacks show what is called there."""
-    return {("train.py", number) for number, line in enumerate(source.splitlines(), 1) if calls.search(line)}
-
-
-def sites(source, stacks_of=None):
-    stacks_of = stacks_of or source
-    return growth_sites({"train.py": source}, shown(stacks_of, MODEL), shown(stacks_of, UPDATE))
-
-
-def texts(source):
-    return [site.text for site in sites(textwrap.dedent(source))]
-
 
 TESTS = ROOT / "tests"
 

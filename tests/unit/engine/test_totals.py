@@ -1,7 +1,5 @@
 """Sums over a run: its units in stretches, waits for a core, and the cores that others use."""
 
-import random
-
 import pytest
 from msgspec.structs import replace
 
@@ -10,21 +8,6 @@ from aitop.engine.totals import MOST_STRETCHES, UnitSeries, add_cores, mean_core
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.run import Cores
 from aitop.model.steps import StepRecord
-
-
-def beside(run, often, seed, slows=0.5):
-    """The run beside another program that takes half of the machine `often`, for a few stretches each time."""
-    chance, units, share = random.Random(seed), run.units, 0.0
-    shares = []
-    for index in range(len(units.seconds)):
-        share = (0.5 if chance.random() < often else 0.0) if index % 4 == 0 else share
-        shares.append(share)
-    longer = [1 + slows * share for share in shares]
-    seconds = tuple(a * b for a, b in zip(units.seconds, longer, strict=True))
-    phases = {name: tuple(a * b for a, b in zip(of, longer, strict=True)) for name, of in units.phases.items()}
-    others = tuple(a * b for a, b in zip(seconds, shares, strict=True))
-    cores = Cores(others=sum(others) / sum(seconds) * 2, machine=2.0)
-    return replace(run, units=replace(units, seconds=seconds, phases=phases, others=others), cores=cores)
 
 
 def host(cpu, busy, *, run_delay=None, beside=()):

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from source_lines import line_of
 
 from aitop.commands.monitor import source_around
 from aitop.model.host import ProcessId
@@ -84,17 +85,6 @@ def test_root_makes_no_file_where_the_target_could_not() -> None:
 
 
 US = procfs.process_id(os.getpid())
-
-
-@pytest.fixture
-def code():
-    return SourceCode(US)
-
-
-def line_of(code, file, line):
-    """A line as it is, None if there is no such line."""
-    found = code.around(file, line, before=0, after=0)
-    return found[0][1] if found else None
 
 
 STRANGER = User(12345, frozenset((1, 77)))

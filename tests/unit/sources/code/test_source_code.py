@@ -4,6 +4,7 @@ import os
 
 import pytest
 from process_numbers import BEYOND_EVERY_PROCESS
+from source_lines import line_of
 
 from aitop.model.host import ProcessId
 from aitop.sources import procfs
@@ -16,12 +17,6 @@ US = procfs.process_id(os.getpid())
 @pytest.fixture
 def code():
     return SourceCode(US)
-
-
-def line_of(code, file, line):
-    """A line as it is, None if there is no such line."""
-    found = code.around(file, line, before=0, after=0)
-    return found[0][1] if found else None
 
 
 def test_what_lies_beside_the_metadata_of_packages_is_installed(code, tmp_path):
