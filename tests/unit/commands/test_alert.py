@@ -147,7 +147,7 @@ def test_a_failure_is_one_sentence_and_output_does_not_get_into_the_report(capfd
         (["--on", "hang", "--exec", " "], "needs a command"),
     ],
 )
-def test_half_of_it_is_wrong_usage(options, words):
+def test_a_verdict_without_a_command_and_a_command_without_a_verdict_are_wrong_usage(options, words):
     with pytest.raises(WrongUsageError, match=words):
         alert_of(parse(["diagnose", "--pid", "1", *options]))
 

@@ -124,9 +124,9 @@ def test_wrong_usage_leaves_with_2_and_says_what_is_wrong(line, words, capsys):
 def test_help_says_exit_codes_and_every_verb(capsys):
     with pytest.raises(SystemExit) as left:
         cli.run(["--help"])
-    told = capsys.readouterr().out
-    assert left.value.code == 0 and "exit codes:" in told
-    assert [verb for verb in cli.VERBS if f"\n    {verb} " not in told] == []
+    out = capsys.readouterr().out
+    assert left.value.code == 0 and "exit codes:" in out
+    assert [verb for verb in cli.VERBS if f"\n    {verb} " not in out] == []
 
 
 def test_version_is_printed(capsys):

@@ -388,10 +388,10 @@ HOSTILE = [
 def test_nothing_that_a_terminal_obeys_is_passed_on(monkeypatch, capsys, written):
     monkeypatch.setattr(doctor, "examine", lambda pid: HOSTILE)
     assert cli.run(["doctor", "--format", written]) == 1
-    told = capsys.readouterr().out
-    assert "train" in told and told.replace("\n", "").isprintable()
+    out = capsys.readouterr().out
+    assert "train" in out and out.replace("\n", "").isprintable()
     if written == "json":
-        assert json.loads(told)["checks"][0]["reason"].isprintable()
+        assert json.loads(out)["checks"][0]["reason"].isprintable()
 
 
 def test_a_check_that_is_not_needed_does_not_fail_the_doctor(monkeypatch):

@@ -41,7 +41,7 @@ class Level:
 
 
 def shown(judge, time):
-    return [one.id for one in judge.judge(picture(time)).verdicts]
+    return [verdict.id for verdict in judge.judge(picture(time)).verdicts]
 
 
 def test_there_is_always_an_answer_to_where_the_time_goes():
@@ -50,10 +50,12 @@ def test_there_is_always_an_answer_to_where_the_time_goes():
     judge = Judge([waits.rule, computes.rule])
     computes.level, waits.level = 0.05, 0.5
     assert not judge.judge(picture(1.0)).verdicts, "a warning is about to be shown"
-    assert [one.id for one in judge.judge(picture(2.0)).verdicts] == ["input-bound"]
+    assert [verdict.id for verdict in judge.judge(picture(2.0)).verdicts] == ["input-bound"]
     waits.level = None
     shown = [judge.judge(picture(2.0 + second)).verdicts for second in range(1, 9)]
-    assert [one.id for one in shown[0]] == ["input-bound"] and [one.id for one in shown[-1]] == ["compute-bound"]
+    assert [verdict.id for verdict in shown[0]] == ["input-bound"] and [verdict.id for verdict in shown[-1]] == [
+        "compute-bound"
+    ]
     computes.level = None
     assert not judge.judge(picture(12.0)).verdicts
 
@@ -133,7 +135,7 @@ def test_what_may_well_gain_nothing_is_information(severity, gain, shown):
 
     judge_ = Judge([Rule("optimizer-bound", judge, 0.2, 0.1)])
     told = [judge_.judge(picture(time)) for time in range(2)][-1]
-    assert [one.severity for one in told.verdicts] == [shown or severity]
+    assert [verdict.severity for verdict in told.verdicts] == [shown or severity]
 
 
 def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
@@ -166,8 +168,8 @@ def test_a_consequence_comes_behind_the_causes_of_its_severity_and_before_what_h
 
 def test_abstentions_are_told():
     rule = Rule("input-bound", lambda _: "2 steps so far", 0.2, 0.1)
-    told = Judge([rule]).judge(picture(0))
-    assert told.verdicts == () and told.abstained[0].reason == "2 steps so far"
+    answer = Judge([rule]).judge(picture(0))
+    assert answer.verdicts == () and answer.abstained[0].reason == "2 steps so far"
 
 
 def test_a_rule_that_fails_does_not_silence_the_others():
@@ -178,9 +180,9 @@ def test_a_rule_that_fails_does_not_silence_the_others():
     good.level = 0.5
     judge = Judge([Rule("memory-leak", broken, 0.2, 0.1), good.rule])
     judge.judge(picture(0))
-    told = judge.judge(picture(1))
-    assert [one.id for one in told.verdicts] == ["input-bound"]
-    assert "mean of nothing" in told.abstained[0].reason
+    answer = judge.judge(picture(1))
+    assert [verdict.id for verdict in answer.verdicts] == ["input-bound"]
+    assert "mean of nothing" in answer.abstained[0].reason
 
 
 # claims -----------------------------------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ def test_what_a_finding_claims_is_not_seen_by_the_rules_after_it(level, saw, sha
     first.level = level
     judge = Judge([first.rule, second.rule])
     judge.judge(at(0))
-    assert {one.id: one.share for one in judge.judge(at(1)).verdicts} == pytest.approx(shares)
+    assert {verdict.id: verdict.share for verdict in judge.judge(at(1)).verdicts} == pytest.approx(shares)
     assert second.saw == saw
 
 
@@ -236,7 +238,7 @@ def test_a_finding_keeps_its_claims_while_it_is_shown():
     for time in range(3):
         judge.judge(at(time))
     first.level = 0.01
-    assert [one.id for one in judge.judge(at(3)).verdicts if one.share] == ["input-bound"], "it dwells"
+    assert [verdict.id for verdict in judge.judge(at(3)).verdicts if verdict.share] == ["input-bound"], "it dwells"
     assert second.saw == [12, 16]
     judge.judge(at(3 + DWELL_SECONDS))
     judge.judge(at(4 + DWELL_SECONDS))
@@ -259,7 +261,7 @@ def test_entries_with_one_key_weigh_together_in_what_is_explained():
     first.level, second.level = 0.5, 0.01
     for time in range(3, 5):
         shown = judge.judge(snapshot(phases=Phases(outside=1.0), lines=lines, time=time)).verdicts
-    assert {one.id for one in shown} == {"input-bound", "host-bound"}
+    assert {verdict.id for verdict in shown} == {"input-bound", "host-bound"}
 
 
 @settings(max_examples=25, deadline=None)
@@ -304,10 +306,13 @@ def test_every_finding_with_a_gain_has_a_range_around_it():
     judge = Judge()
     judge.judge(at(0))
     verdicts = judge.judge(at(1)).verdicts
-    gains = [one for one in verdicts if one.speedup is not None]
+    gains = [verdict for verdict in verdicts if verdict.speedup is not None]
     assert gains
-    for one in gains:
-        assert one.speedup_range is not None and one.speedup_range[0] <= one.speedup <= one.speedup_range[1]
+    for verdict in gains:
+        assert (
+            verdict.speedup_range is not None
+            and verdict.speedup_range[0] <= verdict.speedup <= verdict.speedup_range[1]
+        )
 
 
 # quiet when healthy -----------------------------------------------------------------------------------------------
@@ -341,6 +346,6 @@ def healthy(tick, noise, stall=False):
 def test_a_noisy_healthy_run_gets_no_warning_and_its_verdict_stays(seed):
     noise, judge = random.Random(seed), Judge()
     told = [judge.judge(healthy(tick, noise, stall=tick in (40, 100))) for tick in range(120)]
-    loud = {one.id for diagnosis in told for one in diagnosis.verdicts if one.severity != "info"}
+    loud = {verdict.id for diagnosis in told for verdict in diagnosis.verdicts if verdict.severity != "info"}
     assert loud == set()
     assert {diagnosis.verdicts[0].id for diagnosis in told[2:]} == {"compute-bound"}

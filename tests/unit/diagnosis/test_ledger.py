@@ -95,7 +95,7 @@ def test_forward_passes_that_evaluate_in_every_step_are_no_part_of_its_own():
 def test_calls_that_the_hook_timed_are_at_their_lines():
     """A sampler sees native code at work in `batch.to(device)` and in `loss.item()`."""
     places = {"file": "/x/train.py", "function": "main", "calls": 40}
-    told = facts(
+    known = facts(
         cuda=True,
         calls=(
             CallSite(kind="transfer", name="to", line=19, seconds=3.0, **places),
@@ -108,7 +108,7 @@ def test_calls_that_the_hook_timed_are_at_their_lines():
         line("main", 0.35, activity="native", number=19),
         line("main", 0.15, activity="native", number=25),
     ]
-    seen = snapshot(records, lines=sampled, facts=told)
+    seen = snapshot(records, lines=sampled, facts=known)
     assert_adds_up(seen)
     (copied,) = [entry for entry in entries(seen) if entry.phase == "transfer"]
     assert (copied.line, copied.activity, copied.share) == (19, "wait-device", pytest.approx(0.3))

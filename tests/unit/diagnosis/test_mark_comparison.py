@@ -24,10 +24,10 @@ def steps(count, mean=0.1, *, seed=1, burst=0, rare=0.0, save=0.0):
 
 @pytest.mark.parametrize("manner", [{}, {"burst": 4}, {"rare": 0.02}], ids=["plain", "bursty", "outliers"])
 def test_a_real_change_is_found_with_its_size(manner):
-    found = compare(steps(200, 0.13, **manner), steps(200, 0.10, seed=2, **manner))
-    assert found.outcome == "faster"
-    assert abs(found.factor - 1.3) <= 2 * found.margin
-    assert "× faster (±" in found.words
+    change = compare(steps(200, 0.13, **manner), steps(200, 0.10, seed=2, **manner))
+    assert change.outcome == "faster"
+    assert abs(change.factor - 1.3) <= 2 * change.margin
+    assert "× faster (±" in change.words
     back = compare(steps(200, 0.10, seed=2, **manner), steps(200, 0.13, **manner))
     assert back.outcome == "slower"
     assert back.words.startswith("1.")
@@ -41,9 +41,9 @@ def test_chance_is_not_taken_for_a_change(manner):
 
 
 def test_too_few_steps_are_said():
-    found = compare(steps(200), steps(LEAST_VALUES - 1))
-    assert (found.outcome, found.factor) == ("unknown", None)
-    assert found.words == f"not enough steps yet ({LEAST_VALUES - 1} of {LEAST_VALUES})"
+    change = compare(steps(200), steps(LEAST_VALUES - 1))
+    assert (change.outcome, change.factor) == ("unknown", None)
+    assert change.words == f"not enough steps yet ({LEAST_VALUES - 1} of {LEAST_VALUES})"
     assert compare([], []).outcome == "unknown"
 
 

@@ -32,9 +32,9 @@ KINDS = {"preprocessing-bound": "inference", "latency-tail": "inference", "queue
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id != "hang"], ids=lambda rule: rule.id)
 def test_every_rule_says_what_is_missing(rule):
-    told = rule(poor(kind=KINDS.get(rule.id, "training")))
-    assert isinstance(told, Abstention) and told.id == rule.id, told
-    assert len(told.reason) > 10
+    answer = rule(poor(kind=KINDS.get(rule.id, "training")))
+    assert isinstance(answer, Abstention) and answer.id == rule.id, answer
+    assert len(answer.reason) > 10
 
 
 @pytest.mark.parametrize("kind", ["training", "inference", "unknown"])

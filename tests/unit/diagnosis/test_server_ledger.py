@@ -31,7 +31,7 @@ PARTS = {"schedule": 0.008, "prepare": 0.008, "model": 0.04, "sample": 0.008, "o
 
 
 def shares(seen):
-    ledger = next(one for one in seen.ledgers if one.pid == RANK)
+    ledger = next(ledger for ledger in seen.ledgers if ledger.pid == RANK)
     by_phase = {}
     for entry in ledger.entries:
         if entry.lane == "main":
@@ -166,9 +166,9 @@ def test_idle_time_is_no_loss():
 def test_host_time_of_an_engine_is_named_by_its_phases():
     verdict = fired(host.judge(server((), engine_turns(**PARTS))))
     assert verdict.subtype == "iteration" and verdict.share == pytest.approx(0.32, abs=0.01)
-    assert any("scheduling 8 %" in one and "handling outputs 12 %" in one for one in verdict.evidence)
+    assert any("scheduling 8 %" in sentence and "handling outputs 12 %" in sentence for sentence in verdict.evidence)
     assert (verdict.severity, verdict.speedup) == ("info", None)
-    full = [replace(one, end=START + 0.08 * (n + 1), idle=0.0) for n, one in enumerate(engine_turns(**PARTS))]
+    full = [replace(record, end=START + 0.08 * (n + 1), idle=0.0) for n, record in enumerate(engine_turns(**PARTS))]
     verdict = fired(host.judge(server((), full)))
     assert (verdict.severity, verdict.share) == ("critical", pytest.approx(0.4, abs=0.01)) and verdict.speedup
     mostly = {"schedule": 0.002, "prepare": 0.002, "model": 0.07, "sample": 0.002, "output": 0.002}
@@ -241,7 +241,7 @@ def test_the_loop_of_a_library_tells_what_comes_before_the_model():
     after = stack(top % 108, inject, "user/api.py:31 Api.c")
     seen = window(10.0, *((7, "MainThread", True, frames, 20) for frames in (made, called, after)))
     view = StackView().view([seen], {7: "rank"}, 0.0)
-    positions = {one.line: (one.phase, one.position, one.handler) for one in view.lines}
+    positions = {hot_line.line: (hot_line.phase, hot_line.position, hot_line.handler) for hot_line in view.lines}
     assert positions[12] == ("outside", "before", "request-loop")
     assert positions[20][0] == "forward" and positions[31] == ("outside", "after", "request-loop")
 
@@ -252,7 +252,7 @@ def test_an_engine_that_is_a_library_has_a_ledger_without_lines():
     plans = stack(core % 2, "vllm/v1/core/sched/scheduler.py:9 Scheduler.schedule")
     seen = window(10.0, (7, "MainThread", True, waits, 30), (7, "MainThread", True, plans, 10))
     (process,) = StackView().view([seen], {7: "rank"}, 0.0).processes
-    told = {(one.phase, one.activity): one.share for one in process.lineless}
+    told = {(entry.phase, entry.activity): entry.share for entry in process.lineless}
     assert told["idle", "wait-queue"] == pytest.approx(0.75)
     assert sum(share for (phase, _), share in told.items() if phase == "schedule") == pytest.approx(0.25)
 

@@ -58,11 +58,11 @@ def shot(*events, at=1000.0):
     ],
 )
 def test_a_device_has_the_drivers_number(allocators, own, numbers):
-    assert [one.gpu for one in shot(gpus(*own), told(7, *allocators)).allocators] == numbers
+    assert [figures.gpu for figures in shot(gpus(*own), told(7, *allocators)).allocators] == numbers
 
 
 def test_without_a_driver_no_device_has_a_number_of_its():
-    assert [one.gpu for one in shot(told(7, allocator(0, UUIDS[0]))).allocators] == [None]
+    assert [figures.gpu for figures in shot(told(7, allocator(0, UUIDS[0]))).allocators] == [None]
 
 
 def test_series_are_of_the_process_that_leads():
@@ -83,4 +83,4 @@ def test_the_last_figures_of_a_process_that_says_no_more_stay():
     assert len(history.hooks[7].allocators) == 2
     history.hooks[7].time = 3 * KEEP_SECONDS
     history.add(Tick(time=3 * KEEP_SECONDS, wall=0.0))
-    assert [one[0].retries for _, one in history.hooks[7].allocators] == [2]
+    assert [figures[0].retries for _, figures in history.hooks[7].allocators] == [2]

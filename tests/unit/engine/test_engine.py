@@ -158,7 +158,7 @@ def test_a_child_of_multiprocessing_works_for_a_loader_only_if_its_stacks_say_so
     machine = MachineSample(cores=2)
     events = [HostSample(time=1000.0, processes=children, machine=machine), window(1001.0, *seen, seconds=1.0)]
     last = play([*events, Tick(time=1001.1, wall=1e9)])[-1]
-    roles = [(one.role, one.rank) for one in last.processes]
+    roles = [(process.role, process.rank) for process in last.processes]
     assert roles == [("loader-worker", 0), ("other", None), ("loader-worker", 0)], "the last was not looked at"
 
 

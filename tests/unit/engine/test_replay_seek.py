@@ -176,7 +176,7 @@ def minutes(count):
             by = shift * length
             changes = {"time": event.time + by}
             if isinstance(event, HookSample):
-                changes["steps"] = tuple(msgspec.structs.replace(one, end=one.end + by) for one in event.steps)
+                changes["steps"] = tuple(msgspec.structs.replace(record, end=record.end + by) for record in event.steps)
             made.append(msgspec.structs.replace(event, **changes))
     return header.target, made
 
@@ -185,8 +185,8 @@ def minutes(count):
 def test_the_history_from_a_bookmark_on_equals_that_from_the_start(slow):
     target, events = minutes(8.5)
     if slow:
-        events = [msgspec.structs.replace(one, steps=one.steps[:1]) if isinstance(one, HookSample) else one
-                  for one in events]  # fmt: skip
+        events = [msgspec.structs.replace(event, steps=event.steps[:1]) if isinstance(event, HookSample) else event
+                  for event in events]  # fmt: skip
     whole, marks, compared = History(target), [], 0
     for lines, event in enumerate(events, 1):
         whole.add(event)
@@ -212,7 +212,7 @@ def test_lines_can_be_passed_over_and_ticks_be_found_alone():
     rest = Recording(SLOW_LOADER).events()
     rest.skip(at)
     assert seen + list(rest) == whole
-    assert list(Recording(SLOW_LOADER).events().ticks()) == [one for one in whole if isinstance(one, Tick)]
+    assert list(Recording(SLOW_LOADER).events().ticks()) == [event for event in whole if isinstance(event, Tick)]
 
 
 def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, monkeypatch):
@@ -236,7 +236,9 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     engine = Engine(target)
     played = [snapshot for snapshot in map(engine.handle, events) if snapshot is not None][26]
     assert seen.last.time == played.time
-    assert [one.id for one in seen.last.diagnosis.verdicts] == [one.id for one in played.diagnosis.verdicts]
+    assert [verdict.id for verdict in seen.last.diagnosis.verdicts] == [
+        verdict.id for verdict in played.diagnosis.verdicts
+    ]
     assert seen.last.steps.count == played.steps.count
 
 

@@ -39,7 +39,7 @@ def test_a_loader_with_too_few_workers(name):
 
 def test_a_healthy_run():
     verdicts = end_of_recording("healthy").diagnosis.verdicts
-    assert [(one.id, one.severity) for one in verdicts] == [("compute-bound", "info")]
+    assert [(verdict.id, verdict.severity) for verdict in verdicts] == [("compute-bound", "info")]
 
 
 @pytest.mark.parametrize("end", [end_of_recording, end_without_hook], ids=["hook", "stacks"])

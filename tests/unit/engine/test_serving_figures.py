@@ -49,7 +49,7 @@ def figures(*events, now=NOW, kind="inference"):
 
 
 def without_pids(records):
-    return tuple(msgspec.structs.replace(one, pid=None) for one in records)
+    return tuple(msgspec.structs.replace(record, pid=None) for record in records)
 
 
 def spread(number, seconds=20.0, **parts):
@@ -59,51 +59,51 @@ def spread(number, seconds=20.0, **parts):
 
 def test_percentiles_are_exact():
     requests = tuple(request(90.0 + index / 100, (index + 1) / 1000) for index in range(1000))
-    found = figures(hook(API, 90.0, alive=0), hook(API, requests=requests))
-    assert found.basis == "hook" and found.pid == API
-    assert found.latency == Percentiles(p50=0.501, p95=0.951, p99=0.991)
-    assert found.first_token is None and found.inter_token is None
-    assert without_pids(found.requests) == requests
+    served = figures(hook(API, 90.0, alive=0), hook(API, requests=requests))
+    assert served.basis == "hook" and served.pid == API
+    assert served.latency == Percentiles(p50=0.501, p95=0.951, p99=0.991)
+    assert served.first_token is None and served.inter_token is None
+    assert without_pids(served.requests) == requests
 
 
 def test_a_request_that_lasts_is_under_way_whatever_ends_beside_it():
     looks = [hook(API, NOW - ago, alive=1, requests=(request(NOW - ago, 0.002),)) for ago in range(20, -1, -1)]
-    found = figures(hook(API, NOW - 21, alive=0), *looks)
-    assert found.under_way == {API: NOW - 20}
-    assert found.concurrency == pytest.approx(20 / 21, abs=0.01)
+    served = figures(hook(API, NOW - 21, alive=0), *looks)
+    assert served.under_way == {API: NOW - 20}
+    assert served.concurrency == pytest.approx(20 / 21, abs=0.01)
     assert figures(*looks, hook(API, alive=0)).under_way == {}
 
 
 def test_rates_are_of_the_time_that_was_watched():
     requests = spread(200, seconds=10.0, tokens=64, queue=0.05)
-    found = figures(hook(API, 90.0, alive=0), hook(API, requests=requests, alive=4))
-    assert found.requests_per_second == pytest.approx(20.0)
-    assert found.tokens_per_second == pytest.approx(1280.0)
-    assert found.concurrency == pytest.approx(4.0)
-    assert found.queue == pytest.approx(1.0)
-    assert found.alive == 4
-    assert found.still == pytest.approx(0.0)
+    served = figures(hook(API, 90.0, alive=0), hook(API, requests=requests, alive=4))
+    assert served.requests_per_second == pytest.approx(20.0)
+    assert served.tokens_per_second == pytest.approx(1280.0)
+    assert served.concurrency == pytest.approx(4.0)
+    assert served.queue == pytest.approx(1.0)
+    assert served.alive == 4
+    assert served.still == pytest.approx(0.0)
 
 
 def test_what_is_not_measured_is_none():
-    found = figures(hook(API, requests=spread(40)))
+    served = figures(hook(API, requests=spread(40)))
     unknown = ("tokens_per_second", "queue", "batch_mean", "kv_used", "preemptions_per_second", "alive", "inter_token")
-    assert {name: getattr(found, name) for name in unknown} == dict.fromkeys(unknown)
+    assert {name: getattr(served, name) for name in unknown} == dict.fromkeys(unknown)
 
 
 def test_few_requests_are_looked_at_for_longer():
     slow = tuple(request(NOW - 95 + 8 * index, 8.0) for index in range(12))
-    found = figures(hook(API, 1.0, alive=0), hook(API, requests=slow))
-    assert len(found.requests) == 12 and found.requests_per_second == pytest.approx(12 / 99.0, rel=0.1)
+    served = figures(hook(API, 1.0, alive=0), hook(API, requests=slow))
+    assert len(served.requests) == 12 and served.requests_per_second == pytest.approx(12 / 99.0, rel=0.1)
     many = tuple(request(NOW - 110 + index / 10, 0.1) for index in range(1100))
     assert figures(hook(API, 1.0, alive=0), hook(API, requests=many)).requests[0].end >= NOW - 30.0
 
 
 def test_more_requests_than_are_remembered_shorten_the_window():
     many = tuple(request(NOW - 20 + index / 1000, 0.001) for index in range(20_000))
-    found = figures(hook(API, 1.0, alive=0), hook(API, requests=many))
-    assert len(found.requests) == KEEP_REQUESTS
-    assert found.requests_per_second == pytest.approx(1000.0, rel=0.01)
+    served = figures(hook(API, 1.0, alive=0), hook(API, requests=many))
+    assert len(served.requests) == KEEP_REQUESTS
+    assert served.requests_per_second == pytest.approx(1000.0, rel=0.01)
 
 
 def test_iterations_tell_batch_queue_cache_and_the_time_between_tokens():
@@ -111,17 +111,17 @@ def test_iterations_tell_batch_queue_cache_and_the_time_between_tokens():
     state |= {"kv_used": 0.25, "preempted": 1}
     turns = tuple(turn(90.0 + 0.1 * index, 0.1, **state) for index in range(100))
     stalled = turn(100.5, 0.6, **state)
-    found = figures(hook(ENGINE, 90.0), hook(ENGINE, 101.0, iterations=(*turns, stalled)), now=101.0)
-    assert (found.pid, found.batch_mean, found.queue, found.kv_used) == (ENGINE, 5.0, 2.0, 0.25)
-    assert found.concurrency == pytest.approx(7.0)
-    assert found.requests_per_second is None  # nobody watched them
-    assert found.tokens_per_second == pytest.approx(505 / 11.1, rel=0.02)
-    assert found.preemptions_per_second == pytest.approx(101 / 11.1, rel=0.02)
-    assert found.inter_token.p50 == pytest.approx(0.1) and found.inter_token.p95 == pytest.approx(0.1)
-    assert found.still == pytest.approx(0.5)
+    served = figures(hook(ENGINE, 90.0), hook(ENGINE, 101.0, iterations=(*turns, stalled)), now=101.0)
+    assert (served.pid, served.batch_mean, served.queue, served.kv_used) == (ENGINE, 5.0, 2.0, 0.25)
+    assert served.concurrency == pytest.approx(7.0)
+    assert served.requests_per_second is None  # nobody watched them
+    assert served.tokens_per_second == pytest.approx(505 / 11.1, rel=0.02)
+    assert served.preemptions_per_second == pytest.approx(101 / 11.1, rel=0.02)
+    assert served.inter_token.p50 == pytest.approx(0.1) and served.inter_token.p95 == pytest.approx(0.1)
+    assert served.still == pytest.approx(0.5)
     slow = msgspec.structs.replace(stalled, decode_tokens=50)
-    found = figures(hook(ENGINE, 101.0, iterations=(*turns, slow)), now=101.0)
-    assert found.inter_token.p99 == pytest.approx(0.6)  # weighted by the tokens that waited for it
+    served = figures(hook(ENGINE, 101.0, iterations=(*turns, slow)), now=101.0)
+    assert served.inter_token.p99 == pytest.approx(0.6)  # weighted by the tokens that waited for it
 
 
 def test_the_wait_for_requests_is_not_between_tokens():
@@ -137,13 +137,13 @@ def test_the_wait_for_requests_is_not_between_tokens():
 
 def test_the_same_request_in_two_processes_is_counted_once():
     outside, inside = spread(40, seconds=10.0), spread(41, seconds=10.0)
-    inside = tuple(msgspec.structs.replace(one, seconds=0.15) for one in inside)
+    inside = tuple(msgspec.structs.replace(record, seconds=0.15) for record in inside)
     parts = tree((API, "API server"), (ENGINE, "engine"))
-    found = figures(
+    served = figures(
         parts, hook(API, requests=outside, alive=3), hook(ENGINE, requests=inside, alive=2, iterations=(turn(99.0),))
     )
-    assert without_pids(found.requests) == outside and found.alive == 3
-    assert found.pid == ENGINE and len(found.iterations) == 1
+    assert without_pids(served.requests) == outside and served.alive == 3
+    assert served.pid == ENGINE and len(served.iterations) == 1
     health = hook(API, requests=(request(99.0, 5.0),))
     assert without_pids(figures(parts, health, hook(ENGINE, requests=inside)).requests) == inside
 
@@ -152,9 +152,9 @@ def test_the_engine_is_never_in_front_of_who_takes_its_requests():
     """Also where the slowest requests were over before the hook came into the front."""
     parts = tree((API, "API server"), (ENGINE, "engine"))
     inside = (request(89.0, 3.0), *spread(40, seconds=10.0))
-    outside = tuple(msgspec.structs.replace(one, seconds=0.21) for one in inside[1:])
-    found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside, iterations=(turn(99.0),)))
-    assert without_pids(found.requests) == outside and found.pid == ENGINE
+    outside = tuple(msgspec.structs.replace(record, seconds=0.21) for record in inside[1:])
+    served = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside, iterations=(turn(99.0),)))
+    assert without_pids(served.requests) == outside and served.pid == ENGINE
 
 
 def test_a_request_of_the_front_has_the_parts_that_the_worker_knows():
@@ -167,23 +167,25 @@ def test_a_request_of_the_front_has_the_parts_that_the_worker_knows():
         request(end + late, 2.4 + late, postprocess=0.1 + late, **known)
         for end, late in zip(ends, (0.05, -0.05) * 5, strict=True)
     )
-    found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside[1:]))
-    assert without_pids(found.requests[:1]) == outside[:1], "nothing is known of it"
-    for whole in found.requests[1:]:
+    served = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside[1:]))
+    assert without_pids(served.requests[:1]) == outside[:1], "nothing is known of it"
+    for whole in served.requests[1:]:
         assert (whole.end - whole.seconds) % 0.5 == pytest.approx(0.4) and whole.seconds == 2.6
         way_back = 2.6 - whole.queue - whole.preprocess - whole.model - whole.postprocess
         assert min(abs(way_back - late) for late in (0.05, -0.05)) < 1e-9
         assert whole.queue == pytest.approx(whole.first_token - 0.2)
-    assert [whole.end for whole in found.requests] == ends
+    assert [whole.end for whole in served.requests] == ends
 
 
 def test_the_first_token_counts_until_it_is_sent_where_the_front_is_watched():
     parts = tree((API, "API server"), (ENGINE, "engine"))
     outside = spread(40, seconds=10.0, first_sent=0.05)
-    inside = tuple(msgspec.structs.replace(one, seconds=0.19, first_token=0.03, first_sent=None) for one in outside)
+    inside = tuple(
+        msgspec.structs.replace(record, seconds=0.19, first_token=0.03, first_sent=None) for record in outside
+    )
     both = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside))
     assert (both.first_token.p50, both.first_token_basis) == (0.05, "answer")
-    assert [one.first_token for one in both.requests] == pytest.approx([0.04] * 40)
+    assert [record.first_token for record in both.requests] == pytest.approx([0.04] * 40)
     alone = figures(parts, hook(ENGINE, requests=inside))
     assert (alone.first_token.p50, alone.first_token_basis) == (0.03, "model")
     whole = figures(hook(API, requests=spread(40, seconds=10.0)))
@@ -193,11 +195,11 @@ def test_the_first_token_counts_until_it_is_sent_where_the_front_is_watched():
 def test_workers_side_by_side_share_the_requests():
     parts = tree(*((pid, "worker") for pid in WORKERS), engine="litserve")
     samples = [hook(pid, requests=spread(40, seconds=10.0), alive=1) for pid in WORKERS]
-    found = figures(parts, *(hook(pid, 90.0, alive=0) for pid in WORKERS), *samples)
-    assert found.requests_per_second == pytest.approx(8.0)
-    assert (found.alive, len(found.requests)) == (2, 80)
-    assert [one.end for one in found.requests] == sorted(one.end for one in found.requests)
-    assert {pid: len(found.requests_of(pid)) for pid in (*WORKERS, API)} == {WORKERS[0]: 40, WORKERS[1]: 40, API: 0}
+    served = figures(parts, *(hook(pid, 90.0, alive=0) for pid in WORKERS), *samples)
+    assert served.requests_per_second == pytest.approx(8.0)
+    assert (served.alive, len(served.requests)) == (2, 80)
+    assert [record.end for record in served.requests] == sorted(record.end for record in served.requests)
+    assert {pid: len(served.requests_of(pid)) for pid in (*WORKERS, API)} == {WORKERS[0]: 40, WORKERS[1]: 40, API: 0}
 
 
 def test_workers_count_for_as_long_as_they_live():
@@ -211,14 +213,14 @@ def test_workers_count_for_as_long_as_they_live():
 
     busy = hook(first, 90.0, alive=0), hook(first, requests=spread(40, seconds=10.0))
     late = hook(second, 95.0, alive=0), hook(second, requests=spread(20, seconds=5.0))
-    found = figures(*looks((first, 90, 100), (second, 90, 100)), *busy, *late)
-    assert found.requests_per_second == pytest.approx(8.0)
-    assert (found.seconds, len(found.requests)) == (10.0, 60)
+    served = figures(*looks((first, 90, 100), (second, 90, 100)), *busy, *late)
+    assert served.requests_per_second == pytest.approx(8.0)
+    assert (served.seconds, len(served.requests)) == (10.0, 60)
     gone = hook(second, 90.0, alive=0), hook(second, 95.0, requests=tuple(request(90.25 + n / 4) for n in range(20)))
     came = hook(third, 97.0, alive=0), hook(third, requests=spread(12, seconds=3.0))
-    found = figures(*looks((first, 90, 100), (second, 90, 95), (third, 96, 100)), *busy, *gone, *came)
-    assert len(found.requests) == 72, "also those of the one that has ended"
-    assert found.requests_per_second == pytest.approx(8.0, rel=0.05)
+    served = figures(*looks((first, 90, 100), (second, 90, 95), (third, 96, 100)), *busy, *gone, *came)
+    assert len(served.requests) == 72, "also those of the one that has ended"
+    assert served.requests_per_second == pytest.approx(8.0, rel=0.05)
 
 
 def test_workers_that_the_hook_never_enters_count_by_their_cpu_time():
@@ -248,9 +250,9 @@ def test_a_front_that_the_hook_entered_late_counts_from_then_on():
     ]
     inside = spread(40, seconds=10.0, tokens=5)
     engine = hook(ENGINE, 90.0, alive=0), hook(ENGINE, requests=inside, iterations=(turn(99.0, decode_tokens=2),))
-    found = figures(*looks, *engine, hook(API, 95.0, alive=0), hook(API, requests=spread(20, 5.0, tokens=5)))
-    assert found.requests_per_second == pytest.approx(4.0)
-    assert found.tokens_per_second == pytest.approx(20.0)
+    served = figures(*looks, *engine, hook(API, 95.0, alive=0), hook(API, requests=spread(20, 5.0, tokens=5)))
+    assert served.requests_per_second == pytest.approx(4.0)
+    assert served.tokens_per_second == pytest.approx(20.0)
 
 
 def test_pauses_of_every_process_and_requests_of_those_that_are_heard_of():
@@ -262,8 +264,8 @@ def test_pauses_of_every_process_and_requests_of_those_that_are_heard_of():
 
 def test_a_standing_server_is_still_for_as_long():
     held = [hook(API, float(time), alive=7) for time in range(81, 101)]
-    found = figures(hook(API, 80.0, requests=spread(40, seconds=10.0)[:1], alive=7), *held)
-    assert (found.alive, found.still, found.still_pid) == (7, pytest.approx(NOW - 90.25), None)
+    served = figures(hook(API, 80.0, requests=spread(40, seconds=10.0)[:1], alive=7), *held)
+    assert (served.alive, served.still, served.still_pid) == (7, pytest.approx(NOW - 90.25), None)
     nothing = figures(hook(API, 80.0, alive=7), *held)
     assert (nothing.alive, nothing.still, nothing.requests_per_second) == (7, pytest.approx(20.0), 0.0)
     assert nothing.latency is None
@@ -273,8 +275,8 @@ def test_the_rest_before_a_request_is_no_standing_still():
     """The last request before it ended a minute ago; nothing was reported in between, or only that nobody asks."""
     earlier = hook(API, 40.0, requests=(request(39.9),), alive=0)
     for quiet in ((), (hook(API, 90.0, alive=0),)):
-        found = figures(earlier, *quiet, *(hook(API, time, alive=1) for time in (98.0, 99.0, NOW)))
-        assert (found.alive, found.still) == (1, pytest.approx(2.0))
+        served = figures(earlier, *quiet, *(hook(API, time, alive=1) for time in (98.0, 99.0, NOW)))
+        assert (served.alive, served.still) == (1, pytest.approx(2.0))
     idle = figures(earlier, hook(API, NOW, alive=0))
     assert (idle.alive, idle.still, idle.still_pid) == (0, pytest.approx(NOW - 39.9), None)
     gone = [hook(API, float(time), alive=1) for time in range(60, 70)]
@@ -295,8 +297,8 @@ def test_an_engine_that_stands_still_is_told_whoever_else_gets_on(turns, still, 
         )
         for time in range(80, 101)
     ]
-    found = figures(parts, *(sample for both in zip(stuck, busy, strict=True) for sample in both))
-    assert (found.still, found.still_pid) == (pytest.approx(still), pid)
+    served = figures(parts, *(sample for both in zip(stuck, busy, strict=True) for sample in both))
+    assert (served.still, served.still_pid) == (pytest.approx(still), pid)
 
 
 def test_whoever_asks_how_an_engine_is_gets_it_no_further():
@@ -304,29 +306,29 @@ def test_whoever_asks_how_an_engine_is_gets_it_no_further():
     asked = [hook(API, float(time), requests=(request(time - 0.1, 0.001),), alive=3) for time in range(80, 101)]
     hangs = [hook(ENGINE, 80.0, iterations=(turn(80.0),), requests=(request(79.0, tokens=9),), alive=3)]
     hangs += [hook(ENGINE, float(time), alive=3) for time in range(81, 101)]
-    found = figures(parts, *sorted((*asked, *hangs), key=lambda one: one.time))
-    assert (found.still, found.still_pid, found.requests) == (pytest.approx(20.0), ENGINE, ())
+    served = figures(parts, *sorted((*asked, *hangs), key=lambda one: one.time))
+    assert (served.still, served.still_pid, served.requests) == (pytest.approx(20.0), ENGINE, ())
     # The front only waits for the engine, which makes long answers.
     works = [hook(ENGINE, float(time), iterations=(turn(time - 0.1),), alive=3) for time in range(80, 101)]
     waits = [hook(API, float(time), alive=3) for time in range(80, 101)]
-    found = figures(parts, *sorted((*waits, *works), key=lambda one: one.time))
-    assert (found.still, found.still_pid) == (pytest.approx(0.1), ENGINE)
+    served = figures(parts, *sorted((*waits, *works), key=lambda one: one.time))
+    assert (served.still, served.still_pid) == (pytest.approx(0.1), ENGINE)
 
 
 def test_requests_that_reach_no_engine_count_only_before_it_is_watched():
     parts = tree((API, "API server"), (ENGINE, "engine"))
     asked = spread(40, seconds=20.0, cpu=0.001)
     inside = tuple(request(end, 3.0, tokens=64) for end in (93.0, 96.0, 99.0))
-    outside = tuple(sorted((*asked, *(request(one.end + 0.01, 3.1) for one in inside)), key=lambda one: one.end))
-    found = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside, iterations=(turn(99.0),)))
-    before = [one for one in found.requests if one.tokens is None]
-    assert len(found.requests) - len(before) == 3 and {one.end < 93.0 for one in before} == {True}
-    assert found.side_by_side == {ENGINE}
+    outside = tuple(sorted((*asked, *(request(record.end + 0.01, 3.1) for record in inside)), key=lambda one: one.end))
+    served = figures(parts, hook(API, requests=outside), hook(ENGINE, requests=inside, iterations=(turn(99.0),)))
+    before = [record for record in served.requests if record.tokens is None]
+    assert len(served.requests) - len(before) == 3 and {record.end < 93.0 for record in before} == {True}
+    assert served.side_by_side == {ENGINE}
 
 
 def test_requests_that_began_before_the_hook_came_in_do_not_lengthen_the_window():
-    found = figures(hook(ENGINE, 90.0, requests=(request(89.9, 30.0, tokens=9),), alive=1, iterations=(turn(89.95),)))
-    assert found.seconds == pytest.approx(10.1, abs=0.01)
+    served = figures(hook(ENGINE, 90.0, requests=(request(89.9, 30.0, tokens=9),), alive=1, iterations=(turn(89.95),)))
+    assert served.seconds == pytest.approx(10.1, abs=0.01)
 
 
 def test_a_hook_that_is_read_late_or_has_left_lowers_no_rate():
@@ -338,9 +340,9 @@ def test_a_hook_that_is_read_late_or_has_left_lowers_no_rate():
 
 
 def test_a_server_of_which_nothing_is_measured_is_one_all_the_same():
-    found = figures(tree((API, "API server")))
-    assert found.basis == "stacks"
-    assert found == Serving(basis="stacks")
+    served = figures(tree((API, "API server")))
+    assert served.basis == "stacks"
+    assert served == Serving(basis="stacks")
     assert figures(tree((API, "API server")), kind="training") is None
     assert figures() is None and figures(hook(API, steps=(StepRecord(index=0, end=99.0, seconds=0.1),))) is None
 
@@ -373,14 +375,14 @@ def test_what_an_engine_idled_before_the_window_does_not_thin_out_its_queue():
         turn(NOW - 5.0, 0.05, idle=600.0, waiting=4),
         *(turn(NOW - n * 0.05, 0.05, idle=0.0, waiting=4) for n in range(99, -1, -1)),
     )
-    found = figures(hook(ENGINE, 1.0), hook(ENGINE, iterations=turns, alive=4))
-    assert found.queue == pytest.approx(4 * 5.05 / found.seconds, rel=0.01)
+    served = figures(hook(ENGINE, 1.0), hook(ENGINE, iterations=turns, alive=4))
+    assert served.queue == pytest.approx(4 * 5.05 / served.seconds, rel=0.01)
 
 
 def test_the_longest_request_is_that_of_all_that_are_remembered():
     slow, rest = request(NOW - 200.0, 6.0), spread(300)
-    found = figures(hook(API, 1.0, alive=0), hook(API, requests=(slow, *rest)))
-    assert found.longest == 6.0 and max(one.seconds for one in found.requests) < 1.0
+    served = figures(hook(API, 1.0, alive=0), hook(API, requests=(slow, *rest)))
+    assert served.longest == 6.0 and max(record.seconds for record in served.requests) < 1.0
 
 
 def test_a_batch_is_that_of_one_of_several_engines():
@@ -391,17 +393,17 @@ def test_a_batch_is_that_of_one_of_several_engines():
 def test_metrics_are_told_by_what_they_increased_by():
     first = look(90.0, 1000.0, 5e6, running=4.0, waiting=2.0, latency=latencies(500.0, 0.0, 100.0, 200.0, 1000.0))
     last = look(100.0, 1200.0, 5.01e6, running=6.0, waiting=4.0, latency=latencies(600.0, 0.0, 200.0, 300.0, 1200.0))
-    found = figures(first, last)
-    assert found.basis == "metrics" and found.pid == API
-    assert found.requests_per_second == pytest.approx(20.0)
-    assert found.tokens_per_second == pytest.approx(1000.0)
-    assert found.concurrency == pytest.approx(10.0)
-    assert (found.queue, found.batch_mean, found.kv_used, found.alive) == (3.0, 5.0, 0.5, 10)
+    served = figures(first, last)
+    assert served.basis == "metrics" and served.pid == API
+    assert served.requests_per_second == pytest.approx(20.0)
+    assert served.tokens_per_second == pytest.approx(1000.0)
+    assert served.concurrency == pytest.approx(10.0)
+    assert (served.queue, served.batch_mean, served.kv_used, served.alive) == (3.0, 5.0, 0.5, 10)
     # Of 200, a half lies up to 0.5 s; the others between 0.8 and 1 s.
-    assert found.latency.p50 == pytest.approx(0.5)
-    assert found.latency.p99 == pytest.approx(0.8 + 0.2 * 98 / 100)
-    assert found.preemptions_per_second is None and found.first_token is None
-    assert found.first_token_basis is None
+    assert served.latency.p50 == pytest.approx(0.5)
+    assert served.latency.p99 == pytest.approx(0.8 + 0.2 * 98 / 100)
+    assert served.preemptions_per_second is None and served.first_token is None
+    assert served.first_token_basis is None
 
 
 @pytest.mark.parametrize(
@@ -415,14 +417,14 @@ def test_metrics_are_told_by_what_they_increased_by():
 def test_a_bucket_that_is_too_coarse_tells_no_percentile(counts, bounds):
     empty = Histogram(bounds=bounds, counts=(0.0, 0.0), sum=0.0, count=0.0)
     full = Histogram(bounds=bounds, counts=counts, sum=50.0, count=100.0)
-    found = figures(look(90.0, 0.0, latency=empty), look(100.0, 100.0, latency=full))
-    assert found.latency is None and found.concurrency == pytest.approx(5.0)
+    served = figures(look(90.0, 0.0, latency=empty), look(100.0, 100.0, latency=full))
+    assert served.latency is None and served.concurrency == pytest.approx(5.0)
 
 
 def test_a_stall_shows_in_the_metrics():
     looks = [look(80.0 + 2 * number, float(min(number, 3)), running=5.0) for number in range(10)]
-    found = figures(*looks, now=99.0)
-    assert (found.alive, found.still) == (5, pytest.approx(12.0))
+    served = figures(*looks, now=99.0)
+    assert (served.alive, served.still) == (5, pytest.approx(12.0))
     assert figures(*looks[:3], now=85.0).still == pytest.approx(0.0)
     assert figures(looks[0], now=81.0).still is None
     stands = [hook(API, float(time), alive=5) for time in range(80, 100)]
@@ -442,9 +444,9 @@ def test_a_server_that_no_longer_answers_stands_still_until_its_process_ends(see
     here, gone = tree((API, "API server")), tree((ENGINE, "engine"))
     made = lasting(made) if seek else made
     for now in (104.0, 140.0, 1000.0):
-        found = later(now, here)
-        assert (found.basis, found.alive, found.still) == ("metrics", 2, pytest.approx(now - 90.0, abs=8.0))
-    assert found.latency is None and found.requests_per_second is None
+        served = later(now, here)
+        assert (served.basis, served.alive, served.still) == ("metrics", 2, pytest.approx(now - 90.0, abs=8.0))
+    assert served.latency is None and served.requests_per_second is None
     assert later(1001.0, here, state="absent").alive is None, "it has no figures any more"
     assert later(1002.0, gone).alive is None
 
@@ -459,16 +461,16 @@ def test_an_engine_that_counts_tokens_only_at_the_end_of_a_request_gets_on_while
 
 def test_the_few_long_requests_that_ended_do_not_tell_how_many_are_under_way():
     before, after = latencies(100.0, 0.0, 0.0, 0.0, 10.0), latencies(1300.0, 0.0, 0.0, 0.0, 20.0)
-    found = figures(look(80.0, 10.0, running=10.0, latency=before), look(99.0, 20.0, running=10.0, latency=after))
-    assert found.concurrency == pytest.approx(10.0), "ten of two minutes each ended in these twenty seconds"
+    served = figures(look(80.0, 10.0, running=10.0, latency=before), look(99.0, 20.0, running=10.0, latency=after))
+    assert served.concurrency == pytest.approx(10.0), "ten of two minutes each ended in these twenty seconds"
 
 
 def test_probes_of_a_servers_health_take_no_tokens_from_it():
     asked = [request(90.0 + number, 0.5, tokens=100, model=0.4) for number in range(9)]
     probes = [request(90.2 + 3 * number, 0.001) for number in range(3)]
     requests = tuple(sorted((*asked, *probes), key=lambda one: one.end))
-    found = figures(hook(API, 89.0, alive=0), hook(API, 99.0, requests=requests))
-    assert found.tokens_per_second == pytest.approx(90.0, rel=0.15)
+    served = figures(hook(API, 89.0, alive=0), hook(API, 99.0, requests=requests))
+    assert served.tokens_per_second == pytest.approx(90.0, rel=0.15)
 
 
 def test_looks_that_tell_no_rate():
@@ -483,8 +485,12 @@ def test_looks_that_tell_no_rate():
 
 def test_several_servers_add_up():
     both = [look(time, 10.0 * time, running=2.0, pid=pid) for time in (90.0, 100.0) for pid in (API, ENGINE)]
-    found = figures(*both)
-    assert (found.requests_per_second, found.alive, found.concurrency) == (pytest.approx(20.0), 4, pytest.approx(4.0))
+    served = figures(*both)
+    assert (served.requests_per_second, served.alive, served.concurrency) == (
+        pytest.approx(20.0),
+        4,
+        pytest.approx(4.0),
+    )
 
 
 def test_percentiles_of_servers_with_different_buckets_are_of_the_bounds_that_both_have():
@@ -500,11 +506,13 @@ def test_percentiles_of_servers_with_different_buckets_are_of_the_bounds_that_bo
 
 def test_of_hook_and_metrics_each_figure_is_the_better_one():
     looks = look(90.0, 0.0, 0.0), look(99.5, 100.0, 9500.0, running=3.0)
-    found = figures(hook(API, 90.0, alive=0), hook(API, requests=spread(100, seconds=10.0, tokens=90), alive=2), *looks)
-    assert found.basis == "hook" and found.alive == 2
-    assert found.latency.p50 == 0.2 and found.requests_per_second == pytest.approx(10.0)
-    assert found.tokens_per_second == pytest.approx(1000.0)  # with those of requests that have not ended
-    assert found.kv_used == 0.5 and found.queue == 0.0
+    served = figures(
+        hook(API, 90.0, alive=0), hook(API, requests=spread(100, seconds=10.0, tokens=90), alive=2), *looks
+    )
+    assert served.basis == "hook" and served.alive == 2
+    assert served.latency.p50 == 0.2 and served.requests_per_second == pytest.approx(10.0)
+    assert served.tokens_per_second == pytest.approx(1000.0)  # with those of requests that have not ended
+    assert served.kv_used == 0.5 and served.queue == 0.0
 
 
 def test_a_second_of_charts_has_the_requests_that_ended_in_it():

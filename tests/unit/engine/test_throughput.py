@@ -113,5 +113,5 @@ def test_dtype_of_the_products():
     ],
 )
 def test_peaks(name, dtype, tera):
-    found = peak(name, dtype)
-    assert found == (None if tera is None else pytest.approx(tera * 1e12))
+    rate = peak(name, dtype)
+    assert rate == (None if tera is None else pytest.approx(tera * 1e12))

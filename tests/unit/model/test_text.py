@@ -22,10 +22,12 @@ UNSAFE = st.text(st.characters(categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "
 @given(st.text() | UNSAFE)
 def test_nothing_that_a_terminal_obeys_gets_through(text):
     shown = printable(text)
-    assert not {unicodedata.category(one) for one in shown} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert not {unicodedata.category(sign) for sign in shown} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert len(shown.splitlines()) <= 1
     assert printable(shown) == shown
-    assert [one for one in shown if one not in " ·"] == [one for one in text if one.isprintable() and one not in " ·"]
+    assert [sign for sign in shown if sign not in " ·"] == [
+        sign for sign in text if sign.isprintable() and sign not in " ·"
+    ]
 
 
 @given(UNSAFE)

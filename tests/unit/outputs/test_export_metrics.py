@@ -50,7 +50,9 @@ def test_two_jobs_of_one_name_have_series_of_their_own(slow_loader):
     """A batch script may start two programs, and a pod too: both have the script's number, and rank 0."""
     collector = JobsCollector("n1")
     for pid in (7, 8):
-        processes = tuple(msgspec.structs.replace(one, pid=one.pid + pid) for one in slow_loader[-1].host.processes)
+        processes = tuple(
+            msgspec.structs.replace(process, pid=process.pid + pid) for process in slow_loader[-1].host.processes
+        )
         host = msgspec.structs.replace(slow_loader[-1].host, processes=processes)
         collector.take(msgspec.structs.replace(JOB, pid=pid), msgspec.structs.replace(slow_loader[-1], host=host))
     for name, samples in scraped(collector).items():
@@ -242,7 +244,7 @@ def test_a_device_carries_its_uuid_and_what_of_it_is_lost():
 
 def test_a_device_of_several_processes_is_lost_once():
     snapshot = end_of_recording("simulated-gpu")
-    (process, *_) = (one for one in snapshot.host.processes if one.role == "rank")
+    (process, *_) = (process for process in snapshot.host.processes if process.role == "rank")
     peers = tuple(msgspec.structs.replace(process, pid=process.pid + n, rank=n) for n in range(1, 3))
     host = msgspec.structs.replace(snapshot.host, processes=(*snapshot.host.processes, *peers))
     seen = exported(msgspec.structs.replace(snapshot, host=host))

@@ -91,7 +91,7 @@ def test_metrics_and_changes_of_verdicts_arrive(receiver):
     assert said == []
     first, last, empty = map(metrics_in, receiver.bodies["/v1/metrics"])
     assert "aitop_verdict_order" not in first
-    (point,) = [one for one in last["aitop_verdict_share"].gauge.data_points if attributes(one)["line"]]
+    (point,) = [point for point in last["aitop_verdict_share"].gauge.data_points if attributes(point)["line"]]
     assert attributes(point)["verdict"] == snapshots[-1].diagnosis.primary.id
     assert point.as_double == snapshots[-1].diagnosis.primary.share
     assert last["aitop_units"].sum.is_monotonic

@@ -186,7 +186,7 @@ def test_json_has_the_entries_of_all_ledgers_heaviest_first():
         {"pid": 4242, "thread": "MainThread", "unit": "step", "seconds": 0.0238, "threads": 1},
         {"pid": 4300, "thread": "Thread-1", "unit": "second", "seconds": None, "threads": 1},
     ]
-    shares = [one["share"] for one in said["ledger"]]
+    shares = [entry["share"] for entry in said["ledger"]]
     assert shares == sorted(shares, reverse=True) and len(shares) == 5
     assert said["ledger"][2] == {
         "pid": 4242,
@@ -206,15 +206,15 @@ def test_json_has_the_entries_of_all_ledgers_heaviest_first():
     }
     producers = said["ledger"][0]
     assert (producers["pid"], producers["where"]["pid"]) == (4242, 4250)
-    for lane in {(one["pid"], one["lane"]) for one in said["ledger"]}:
-        parts = [one["share"] for one in said["ledger"] if (one["pid"], one["lane"]) == lane]
+    for lane in {(row["pid"], row["lane"]) for row in said["ledger"]}:
+        parts = [row["share"] for row in said["ledger"] if (row["pid"], row["lane"]) == lane]
         assert sum(parts) == pytest.approx(1.0)
 
 
 def test_rounding_leaves_many_small_shares_adding_up():
     many = Ledger(pid=1, thread="t", unit="step", entries=tuple(entry(1 / 700, "host", "python") for _ in range(700)))
     said = json.loads(as_json(report_of(snapshot(ledgers=(many,)))))
-    assert sum(one["share"] for one in said["ledger"]) == pytest.approx(1.0, abs=1e-3)
+    assert sum(entry["share"] for entry in said["ledger"]) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_text_shows_where_the_time_goes():

@@ -69,7 +69,7 @@ def test_the_json_is_the_documented_one():
         "basis": "hook",
     }
     assert said["target"]["engine"] == "vllm 0.32.0"
-    assert [one.get("part") for one in said["target"]["processes"]] == ["API server", "engine", None]
+    assert [process.get("part") for process in said["target"]["processes"]] == ["API server", "engine", None]
     assert "part" not in said["target"]["processes"][2]
 
 

@@ -49,7 +49,7 @@ def test_a_server_is_as_busy_as_all_threads_of_its_pool_together():
 def test_a_pool_rests_only_while_none_of_its_threads_works():
     process, lines, _ = process_of(*((f"pool_{n}", (MODEL, 10), (RESTS, 90)) for n in range(4)))
     assert lines == {(23, "forward"): 0.4}
-    assert {(one.phase, one.activity): one.share for one in process.lineless} == {
+    assert {(entry.phase, entry.activity): entry.share for entry in process.lineless} == {
         ("outside", "wait-queue"): pytest.approx(0.6)
     }
 

@@ -76,7 +76,7 @@ WORKER = (
         ((*MAIN, *FIT, "lightning/pytorch/loops/evaluation_loop.py _EvaluationLoop.run", NEXT), "evaluation"),
     ],
 )  # fmt: skip
-def test_phase(frames, phase):
+def test_a_stack_has_the_phase_of_its_library_frames(frames, phase):
     assert read_stack(stack(*frames)).phase == phase
 
 

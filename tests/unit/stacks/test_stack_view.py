@@ -345,9 +345,10 @@ def test_a_line_that_calls_the_collector_collects():
     seen = window(2.0, *main(RANK, (BACK, 20), (collect, 60), (other, 10), (deeper, 10)))
     lines = tuple(Statement(first=number, last=number, collects=number == 24) for number in (24, 30))
     flow = Flow(file=frame("user/train.py:24 main").file, first=1, last=90, statements=lines)
-    found = {(one.line, one.activity): one.samples for one in view(msgspec.structs.replace(seen, flows=(flow,))).lines}
-    assert found[24, "collect"] == 60
-    assert sum(count for (_, activity), count in found.items() if activity == "collect") == 60
+    seen_lines = view(msgspec.structs.replace(seen, flows=(flow,))).lines
+    samples = {(each.line, each.activity): each.samples for each in seen_lines}
+    assert samples[24, "collect"] == 60
+    assert sum(count for (_, activity), count in samples.items() if activity == "collect") == 60
 
 
 FLASK = "flask/app.py Flask.dispatch_request"
@@ -424,5 +425,7 @@ def test_hundreds_of_threads_that_wait_leave_the_lines_of_the_one_that_works():
         for n in range(1, 301)
     ]
     stacks = view(window(2.0, *main(WORKER, (FORWARD, 10)), *waits))
-    assert any(one.pid == WORKER for one in stacks.lines)
-    assert [one.samples for one in stacks.lines] == sorted((one.samples for one in stacks.lines), reverse=True)
+    assert any(hot_line.pid == WORKER for hot_line in stacks.lines)
+    assert [hot_line.samples for hot_line in stacks.lines] == sorted(
+        (hot_line.samples for hot_line in stacks.lines), reverse=True
+    )

@@ -194,7 +194,11 @@ def test_threads_that_live_for_one_request_are_one():
     (ledger,) = snapshot.ledgers
     assert ledger.thread == "threads that end soon"
     # Eight of them are seen three times each in forty looks at the process: else none is there.
-    entries = [(one.phase, one.activity, one.line, round(one.share, 3)) for one in ledger.entries if one.lane == "main"]
+    entries = [
+        (entry.phase, entry.activity, entry.line, round(entry.share, 3))
+        for entry in ledger.entries
+        if entry.lane == "main"
+    ]
     assert entries == [("forward", "native", 23, 0.6), ("host", "wait-queue", 0, 0.4)]
     assert {share.thread for share in snapshot.stacks.threads} == {"MainThread", "feeder-0", ledger.thread}
 

@@ -41,11 +41,11 @@ ON_THE_GROUND = (
     "text", "bright", "dim", "faint", "title", "loss", "gain", "state-denied", "state-stale",
     "state-failed", "process-rank", "process-worker",
     *(role for role in sorted(DARK.colours) if role.startswith("syntax-")),
-    *(one.hue for one in (*PHASES, *CODE_KINDS)),
+    *(kind.hue for kind in (*PHASES, *CODE_KINDS)),
 )  # fmt: skip
 ON_LABELS = (
     ("on-notice", "notice"), ("on-notice", "title"), ("on-loss", "loss-ground"), ("on-loss-soft", "loss-soft-ground"),
-    ("on-calm", "calm-ground"), *(("on-phase", one.hue) for one in (*PHASES, *CODE_KINDS)),
+    ("on-calm", "calm-ground"), *(("on-phase", kind.hue) for kind in (*PHASES, *CODE_KINDS)),
 )  # fmt: skip
 COLOURED = [theme for theme in THEMES.values() if not theme.mono]
 
@@ -98,8 +98,8 @@ def test_all_text_has_enough_contrast(theme):
 @pytest.mark.parametrize("theme", COLOURED, ids=lambda theme: theme.name)
 @pytest.mark.parametrize("changed", [dimmed, lifted])
 def test_what_is_old_or_at_the_cursor_stands_out_from_its_ground(theme, changed):
-    fills = [one.fill for one in (*PHASES, *CODE_KINDS)]
-    halves = [over(one.ink, TROUGH) for one in PHASES]
+    fills = [kind.fill for kind in (*PHASES, *CODE_KINDS)]
+    halves = [over(kind.ink, TROUGH) for kind in PHASES]
     drawn = [themed(changed(style), theme) for style in (*fills, *halves)]
     assert all(style.color != style.bgcolor for style in drawn)
     assert themed(dimmed(over(TROUGH, TROUGH)), theme).bgcolor != themed(dimmed(PHASES[0].ink), theme).color

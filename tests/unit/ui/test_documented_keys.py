@@ -45,6 +45,6 @@ def test_the_readme_names_keys_that_there_are():
 
 
 def test_the_readme_tells_of_every_key_of_the_footer():
-    told = README.split("On the screen")[1]
-    missing = [key for key, _, _ in KEYS if f"`{key}`" not in told]
+    text = README.split("On the screen")[1]
+    missing = [key for key, _, _ in KEYS if f"`{key}`" not in text]
     assert not missing

@@ -1,3 +1,5 @@
+"""Which rows of a list the words of a filter leave."""
+
 from __future__ import annotations
 
 import pytest

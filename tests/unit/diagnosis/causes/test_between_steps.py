@@ -64,7 +64,7 @@ def test_an_evaluation_of_which_hardly_anything_was_timed_is_told_by_its_samples
     records = [step(0, 0.1, evaluation=0.009), *steps(seconds=0.1)]
     evaluates = line("score", 0.3, phase="evaluation", activity="native", by_window=(5, 6, 5, 6, 5, 6))
     verdict = fired(between_steps.evaluation(snapshot(records, lines=[evaluates])))
-    assert not any("once" in told or "measured" in told for told in verdict.evidence)
+    assert not any("once" in sentence or "measured" in sentence for sentence in verdict.evidence)
 
 
 @pytest.mark.parametrize(("activity", "severity"), [("wait-network", "critical"), ("native", "warning")])

@@ -38,5 +38,5 @@ def test_collections_that_another_cause_explains_are_none_of_its_own():
 
 
 def test_a_collector_that_starts_by_itself_is_not_seen_from_outside():
-    told = collector.judge(snapshot(phases=Phases(forward=0.4, backward=0.5)))
-    assert isinstance(told, Abstention) and "only the hook" in told.reason
+    answer = collector.judge(snapshot(phases=Phases(forward=0.4, backward=0.5)))
+    assert isinstance(answer, Abstention) and "only the hook" in answer.reason

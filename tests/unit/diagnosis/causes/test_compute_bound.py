@@ -53,8 +53,8 @@ def test_a_model_that_is_not_trained_may_be_computed_once(no_grad, phase, told):
 
 
 def padded(longest, mean, looks=4, **figures):
-    told = facts(padding=PaddingInfo(looks=looks, width=192.0, longest=longest, mean=mean), **figures)
-    return fired(compute_bound(snapshot(steps(seconds=0.1, forward=0.05, backward=0.045), facts=told)))
+    known = facts(padding=PaddingInfo(looks=looks, width=192.0, longest=longest, mean=mean), **figures)
+    return fired(compute_bound(snapshot(steps(seconds=0.1, forward=0.05, backward=0.045), facts=known)))
 
 
 def test_rows_that_are_longer_than_any_sequence_compute_padding():
@@ -173,7 +173,7 @@ def test_a_closure_counts_once_in_what_computes():
 
 def test_what_a_computing_step_achieves_is_told_where_it_is_known():
     seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05))
-    assert not any("FLOP" in told for told in fired(computing.compute_bound(seen)).evidence)
+    assert not any("FLOP" in sentence for sentence in fired(computing.compute_bound(seen)).evidence)
     assert fired(computing.compute_bound(seen)).evidence[0] == "forward 40 %, backward 50 %", "there is no optimizer"
     achieving = msgspec.structs.replace(
         seen,

@@ -165,8 +165,8 @@ def test_waiting_for_another_lock_is_no_gil_contention():
 
 
 def test_without_samples_of_the_gil_contention_is_not_judged():
-    told = gil.judge(threaded(held=None, ran=0.3))
-    assert isinstance(told, Abstention) and "GIL" in told.reason
+    answer = gil.judge(threaded(held=None, ran=0.3))
+    assert isinstance(answer, Abstention) and "GIL" in answer.reason
 
 
 def test_a_lock_that_another_thread_keeps_is_no_wait_for_data():

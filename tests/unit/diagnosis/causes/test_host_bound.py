@@ -173,10 +173,10 @@ def test_anomaly_detection_is_named_with_the_lines_whose_operations_it_writes_do
         line("main", 0.3, phase="backward", activity="native", number=40, work="tensor"),
     ]
     seen = snapshot(steps(seconds=0.1, forward=0.07, backward=0.03), lines=lines)
-    found = python_overhead.judge(seen)
-    verdict = fired(found)
+    finding = python_overhead.judge(seen)
+    verdict = fired(finding)
     assert (verdict.where[0].line, verdict.severity) == (22, "critical")
-    assert level(found) == pytest.approx(0.5, abs=0.01)
+    assert level(finding) == pytest.approx(0.5, abs=0.01)
     assert verdict.speedup == pytest.approx(2.0, abs=0.05)
     assert verdict.speedup_range[1] == pytest.approx(5.0, abs=0.1), "it may also take most of the backward"
     assert "set_detect_anomaly" in verdict.fixes[0].text

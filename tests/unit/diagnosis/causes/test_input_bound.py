@@ -91,7 +91,7 @@ def test_between_two_epochs_the_number_of_workers_is_not_known():
     seen = snapshot(phases=shares, lines=lines, workers=2, host=host(0), series={"workers_cpu": constant(1.7)})
     assert "worker processes" in said(seen).evidence
     living = msgspec.structs.replace(seen, host=host(2))
-    assert any(told.startswith("2 workers at 85 % of a core each, 90 %") for told in said(living).evidence)
+    assert any(sentence.startswith("2 workers at 85 % of a core each, 90 %") for sentence in said(living).evidence)
 
 
 @pytest.mark.parametrize("told", [2, None])
@@ -106,7 +106,7 @@ def test_workers_of_which_no_stacks_were_seen_show_in_the_wait_for_their_queue(t
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0.06, False), (0.0, True)])
-def test_measured_steps_tell_the_same(late, expected):
+def test_measured_steps_tell_whether_the_wait_for_data_is_over(late, expected):
     records = [step(i, 0.1, forward=0.03, backward=0.01, data_wait=0.06) for i in range(40)]
     records += [step(i, 0.1, forward=0.09, backward=0.01, data_wait=late) for i in range(40, 80)]
     assert (past(snapshot(records), 0.3, in_loader=True)) is expected
@@ -316,7 +316,7 @@ def test_threads_and_processes_that_make_batches_for_a_queue():
     readers = [line("download", 0.95, thread=f"reader-{index}", **reader) for index in range(2)]
     verdict = said(snapshot(records, lines=[get, computes, *readers]))
     assert verdict.subtype == "storage" and any(fix.text.startswith("2 → ") for fix in verdict.fixes)
-    assert any("waiting for the network" in one for one in verdict.evidence)
+    assert any("waiting for the network" in sentence for sentence in verdict.evidence)
     made = line("__getitem__", 0.95, pid=WORKER)
     records = steps(seconds=0.1, forward=0.05, data_wait=0.0)
     assert said(snapshot(records, lines=[made, get], workers=1)).where[0].pid == WORKER

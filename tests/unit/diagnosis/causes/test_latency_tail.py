@@ -105,18 +105,21 @@ def test_a_long_prompt_beside_decodes():
     verdict = fired(tail.judge(server(requests, iterations)))
     assert verdict.subtype == "prefill" and verdict.share > 0.7
     assert "max_num_batched_tokens" in verdict.fixes[0].text
-    early = [replace(one, seconds=one.seconds + 9.0) for one in requests[:6]]
+    early = [replace(record, seconds=record.seconds + 9.0) for record in requests[:6]]
     verdict = fired(tail.judge(server([*early, *requests[6:]], iterations)))
     assert verdict.subtype == "prefill" and verdict.share > 0.7, "what these waited for before nobody saw"
-    own = [replace(one, prompt_tokens=8000 if one.seconds > 0.5 else 16) for one in requests]
+    own = [replace(record, prompt_tokens=8000 if record.seconds > 0.5 else 16) for record in requests]
     assert level(tail.judge(server(own, iterations))) < tail.judge.leave, "the long prompt is their own"
     assert level(tail.judge(server(*engine(long_every=0)))) == 0.0
 
 
 def test_requests_that_were_thrown_out_of_the_batch():
     requests, iterations = engine(long_every=0)
-    slow = [replace(one, seconds=1.2, preempted=2) if n % 40 == 0 else one for n, one in enumerate(requests)]
-    thrown = [replace(one, preempted=1, prefill_tokens=64) if n % 40 == 0 else one for n, one in enumerate(iterations)]
+    slow = [replace(record, seconds=1.2, preempted=2) if n % 40 == 0 else record for n, record in enumerate(requests)]
+    thrown = [
+        replace(record, preempted=1, prefill_tokens=64) if n % 40 == 0 else record
+        for n, record in enumerate(iterations)
+    ]
     verdict = fired(tail.judge(server(slow, thrown)))
     assert verdict.subtype == "preemption" and "KV cache" in verdict.fixes[0].text
 
@@ -142,7 +145,7 @@ def test_the_kernels_counts_are_put_where_requests_took_longer():
     counted = Series(times=times, values=tuple(0.5 if number - 1 in bad else 0.0 for number in range(31)))
     arrivals = [START + number + 0.05 * part for number in range(30) for part in range(16)]
     stopped = Server(stops=[(START + number + 0.26, 0.5) for number in bad]).answer(arrivals)
-    requests = [replace(one, model=one.seconds - one.queue) for one in stopped]
+    requests = [replace(record, model=record.seconds - record.queue) for record in stopped]
     verdict = fired(tail.judge(server(requests, series={"run_delay": counted})))
     assert verdict.subtype == "cores" and verdict.share > 0.8, "spread evenly it would be half"
 
@@ -218,11 +221,11 @@ def test_what_is_computed_twice_is_said():
 
 
 def test_the_pauses_of_a_worker_hold_up_its_own_requests():
-    own = [replace(one, pid=RANK) for one in Server(stops=STOPS).answer(HALF)]
-    others = [replace(one, pid=RANK + 1) for one in Server(seed=8).answer(HALF)]
+    own = [replace(record, pid=RANK) for record in Server(stops=STOPS).answer(HALF)]
+    others = [replace(record, pid=RANK + 1) for record in Server(seed=8).answer(HALF)]
     both = sorted((*own, *others), key=lambda one: one.end)
     for pid, subtype in ((RANK, "collector"), (RANK + 1, None), (RANK + 7, "collector")):
-        held = [replace(one, pid=pid) for one in pauses(STOPS)]
+        held = [replace(pause, pid=pid) for pause in pauses(STOPS)]
         finding = tail.judge(server(both, held=held))
         assert level(finding) < tail.judge.leave if subtype is None else fired(finding).subtype == subtype
 
@@ -292,16 +295,18 @@ def test_a_request_that_works_past_the_lock_at_which_others_stand_has_it():
 
 def in_line(requests):
     """The part of the slowest requests' extra time in which they stand in line behind another thread."""
-    found = tail.judge(in_threads(requests, standing=0.0))
-    return {part.name: part.share for part in found.verdict.parts}.get("own-lock", 0.0) if found is not None else 0.0
+    finding = tail.judge(in_threads(requests, standing=0.0))
+    return (
+        {part.name: part.share for part in finding.verdict.parts}.get("own-lock", 0.0) if finding is not None else 0.0
+    )
 
 
 def test_whoever_used_the_cpu_while_the_others_did_not_has_what_they_wait_for():
     """No look at the stacks met it. The CPU time of each request's thread is known."""
-    requests = [replace(one, cpu=0.019) for one in held_in_threads()]
+    requests = [replace(record, cpu=0.019) for record in held_in_threads()]
     at_work = [replace(requests[0], end=begin + 0.52, seconds=0.52, postprocess=0.5, cpu=0.5) for begin, _ in STOPS]
     assert in_line([*requests, *at_work]) > 0.3
-    assert in_line([*requests, *(replace(one, cpu=0.019) for one in at_work)]) == 0.0
+    assert in_line([*requests, *(replace(record, cpu=0.019) for record in at_work)]) == 0.0
 
 
 def test_the_wait_of_one_thread_for_a_core_holds_up_no_other_request():
@@ -318,7 +323,7 @@ def test_the_wait_of_one_thread_for_a_core_holds_up_no_other_request():
 def test_requests_that_queue_for_the_models_lock_are_held_up_by_nothing():
     """They are answered one after the other all the time, those at the end of a queue much later than others."""
     crowd = Server().answer(at_random(35.0))
-    queued = [replace(one, queue=0.0, preprocess=one.queue, postprocess=0.0) for one in crowd]
+    queued = [replace(record, queue=0.0, preprocess=record.queue, postprocess=0.0) for record in crowd]
     assert level(tail.judge(in_threads(queued, standing=1.0))) < tail.judge.leave
 
 
@@ -329,21 +334,21 @@ def test_requests_that_queue_for_the_models_lock_are_held_up_by_nothing():
 )
 def test_a_wait_for_a_core_is_no_time_of_the_handlers_own(on_core, delay, own):
     """Of the same long requests it is known how much CPU time each took, and how long the kernel let threads wait."""
-    requests = [replace(one, cpu=0.015 + (one.preprocess if on_core else 0.002)) for one in handled()]
+    requests = [replace(record, cpu=0.015 + (record.preprocess if on_core else 0.002)) for record in handled()]
     runs = line("answer", 0.3, number=31, handler="thread", position="before")
     crowd = {"run_delay": constant(delay, 31), "main_thread": constant(0.4, 31)}
-    found = tail.judge(server(requests, lines=[runs], series=crowd))
-    assert (isinstance(found, Finding) and found.verdict.subtype == "handler") == own
-    claims = found.claims if isinstance(found, Finding) else ()
+    finding = tail.judge(server(requests, lines=[runs], series=crowd))
+    assert (isinstance(finding, Finding) and finding.verdict.subtype == "handler") == own
+    claims = finding.claims if isinstance(finding, Finding) else ()
     assert {entry.line for entry in claims} == ({31} if own else set())
 
 
 @pytest.mark.parametrize("on_core", [True, False])
 def test_a_handler_that_used_the_cpu_worked_however_few_samples_saw_it(on_core):
     """Beside the many short ones, whose samples look alike, those of the long ones are few."""
-    requests = [replace(one, cpu=0.015 + (one.preprocess if on_core else 0.002)) for one in handled()]
-    found = tail.judge(server(requests, lines=[line("answer", 0.02, number=31, handler="thread", position="before")]))
-    assert (isinstance(found, Finding) and found.verdict.subtype == "handler") == on_core
+    requests = [replace(record, cpu=0.015 + (record.preprocess if on_core else 0.002)) for record in handled()]
+    finding = tail.judge(server(requests, lines=[line("answer", 0.02, number=31, handler="thread", position="before")]))
+    assert (isinstance(finding, Finding) and finding.verdict.subtype == "handler") == on_core
 
 
 def test_waits_for_a_core_explain_only_what_nothing_else_does():

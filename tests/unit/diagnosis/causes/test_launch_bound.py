@@ -29,7 +29,7 @@ def test_a_device_starved_by_launches():
 
 
 def test_operations_and_samples_are_those_of_a_batch_where_gradients_are_added_up():
-    launches = [msgspec.structs.replace(one, backwards=4) for one in steps(**LAUNCHES)]
+    launches = [msgspec.structs.replace(record, backwards=4) for record in steps(**LAUNCHES)]
     verdict = fired(launch_bound.judge(on_gpu(launches, busy=0.3, facts=facts(cuda=True, ops=1500), lines=[MODEL])))
     assert "6,000 operations a step, launched at 3 µs each" in verdict.evidence
     assert any(fix.setting == Setting(name="batch_size", to=32, current=8) for fix in verdict.fixes)

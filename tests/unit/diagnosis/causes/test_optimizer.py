@@ -94,11 +94,11 @@ def test_without_the_hook_an_update_that_cannot_be_fused_saves_what_foreach_does
 
 def test_rows_of_embeddings_that_no_step_uses_need_no_update():
     slow = steps(seconds=0.02, optimizer=0.0106)
-    told = adam(1_700_000, 11, foreach=False, fused=False, looked_up_parameters=1_680_000)
-    first, *_ = fired(optimizer.judge(snapshot(slow, facts=told))).fixes
+    known = adam(1_700_000, 11, foreach=False, fused=False, looked_up_parameters=1_680_000)
+    first, *_ = fired(optimizer.judge(snapshot(slow, facts=known))).fixes
     assert "sparse=True" in first.text and first.speedup == pytest.approx(2.1, abs=0.05)
     for fields in ({"optimizers": ("SparseAdam", "Adam")}, {"looked_up_parameters": 400_000}):
-        other = msgspec.structs.replace(told, **fields)
+        other = msgspec.structs.replace(known, **fields)
         fixes = fired(optimizer.judge(snapshot(slow, facts=other))).fixes
         assert not any("sparse" in fix.text for fix in fixes)
 

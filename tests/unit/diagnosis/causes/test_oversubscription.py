@@ -81,7 +81,7 @@ def test_one_process_with_a_thread_too_many_is_its_own_fault(busy):
     verdict = fired(oversubscription.judge(seen))
     assert verdict.severity == "warning"
     assert verdict.fixes[0].text.startswith("torch.set_num_threads(") and "instead of 3" in verdict.fixes[0].text
-    assert any("torch is set to 3 threads" in told for told in verdict.evidence)
+    assert any("torch is set to 3 threads" in sentence for sentence in verdict.evidence)
 
 
 def test_a_thread_that_makes_batches_is_none_too_many():

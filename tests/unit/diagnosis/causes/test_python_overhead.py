@@ -31,7 +31,9 @@ def test_a_loop_of_tiny_operations():
     assert verdict.where[0].line == 22
     # A quarter of the samples in forward hold the lock, and torch takes twice to three times as long around it.
     assert 0.3 < verdict.share < 0.9, verdict.share
-    assert "around tiny operations" in verdict.title and any("may be larger" in told for told in verdict.evidence)
+    assert "around tiny operations" in verdict.title and any(
+        "may be larger" in sentence for sentence in verdict.evidence
+    )
 
 
 def test_a_few_large_operations_beside_a_loop_do_not_hide_that_its_are_tiny():
@@ -58,8 +60,8 @@ def test_a_wait_between_forward_and_backward_is_no_model_written_by_hand():
         line("main", 0.25, phase="backward", activity="native", number=46),
     ]
     seen = snapshot(phases=Phases(forward=0.25, backward=0.25, outside=0.5), lines=lines)
-    found = python_overhead.judge(seen)
-    assert found.claims and not any(entry.activity == "wait-child" for entry in found.claims)
+    finding = python_overhead.judge(seen)
+    assert finding.claims and not any(entry.activity == "wait-child" for entry in finding.claims)
     assert fired(host_bound.judge(seen)).where[0].line == 37
 
 

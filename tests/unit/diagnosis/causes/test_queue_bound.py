@@ -42,7 +42,7 @@ def test_clients_that_wait_behind_each_other():
 @pytest.mark.parametrize(("call", "waits"), [(0.001, True), (0.3, False)], ids=["a token a call", "a whole prompt"])
 def test_streamed_answers_whose_first_part_comes_late(call, waits):
     """Nothing tells when such a server begins with a request; the calls of its model are timed."""
-    streamed = [replace(one, queue=0.0, model=None, first_sent=one.queue + 0.01) for one in CROWD]
+    streamed = [replace(record, queue=0.0, model=None, first_sent=record.queue + 0.01) for record in CROWD]
 
     def judged(busy):
         rests = [line("recv", 1.0 - busy, activity="wait-queue", number=20)] if busy < 1.0 else []
@@ -95,11 +95,11 @@ def test_what_replicas_give_to_clients_that_wait_for_their_answers(clients, repl
     real = len(then) / len(now)
     low, high = changed.length.speedup_range
     assert changed.length.speedup == pytest.approx(real, rel=0.1) and low <= real <= high
-    assert changed.latency == pytest.approx(sum(one.seconds for one in then) / len(then), rel=0.15)
+    assert changed.latency == pytest.approx(sum(record.seconds for record in then) / len(then), rel=0.15)
 
 
 def test_a_replica_beside_two_is_half_as_much_again():
-    requests = [replace(one, pid=RANK + number % 2) for number, one in enumerate(closed(8, 0.05, slots=2))]
+    requests = [replace(record, pid=RANK + number % 2) for number, record in enumerate(closed(8, 0.05, slots=2))]
     fixes = fired(queue.judge(server(requests))).fixes
     replica = next(fix for fix in fixes if "replica" in fix.text)
     assert replica.speedup == pytest.approx(1.5, abs=0.1)
@@ -115,9 +115,9 @@ def test_a_worker_beside_four_that_make_turns_is_a_quarter_more():
 def test_an_answer_on_its_way_back_keeps_no_other_request_waiting():
     back = 0.02
     found = []
-    for one in CROWD:
-        worked = one.seconds - one.queue
-        whole = replace(one, end=one.end + back, seconds=one.seconds + back)
+    for record in CROWD:
+        worked = record.seconds - record.queue
+        whole = replace(record, end=record.end + back, seconds=record.seconds + back)
         found.append(replace(whole, preprocess=0.1 * worked, model=0.8 * worked, postprocess=0.1 * worked))
     load = load_of(found)
     assert load.slots == 1 and load.back == pytest.approx(back)
@@ -131,7 +131,7 @@ def test_requests_that_come_by_themselves_are_answered_sooner_and_not_more_often
     assert load.clients is None
     changed = change(load, replicas=2)
     assert changed.length.speedup == pytest.approx(1.0, abs=0.05)
-    assert changed.latency == pytest.approx(sum(one.seconds for one in then) / len(then), rel=0.25)
+    assert changed.latency == pytest.approx(sum(record.seconds for record in then) / len(then), rel=0.25)
 
 
 def test_requests_that_pile_up_gain_what_is_missing():
@@ -150,7 +150,7 @@ def batches(limit, fixed=0.04, each=0.002):
     time, requests, iterations = START, [], []
     while pending and time < START + 29:
         time = max(time, pending[0])
-        taken = [one for one in pending[:limit] if one <= time]
+        taken = [record for record in pending[:limit] if record <= time]
         del pending[: len(taken)]
         seconds = (fixed + each * len(taken)) * chance.uniform(0.97, 1.03)
         time += seconds
@@ -170,7 +170,7 @@ def test_twice_as_large_batches():
     then = batches(8)[0]
     real = (len(then) / (then[-1].end - START)) / (len(requests) / (requests[-1].end - START))
     assert bigger.speedup == pytest.approx(real, rel=0.1)
-    latency = sum(one.seconds for one in then) / len(then)
+    latency = sum(record.seconds for record in then) / len(then)
     assert change(load_of(requests, batch=4, cost=turn_cost(iterations)), batch=8).latency == pytest.approx(
         latency, rel=0.25
     )
@@ -182,7 +182,7 @@ def test_batches_that_are_all_alike_do_not_tell_what_larger_ones_take():
 
 
 def test_an_idle_server_whose_requests_wait_lacks_no_capacity():
-    held = [replace(one, queue=one.seconds * 0.8) for one in Server().answer(at_random(5.0))]
+    held = [replace(record, queue=record.seconds * 0.8) for record in Server().answer(at_random(5.0))]
     assert level(queue.judge(server(held))) == 0.0
 
 
@@ -218,7 +218,7 @@ def test_metrics_alone_tell_that_requests_wait():
 
 def test_what_was_preempted_waits_once_more():
     """Half of all requests wait at any time, most of them not for their first turn."""
-    requests = [replace(one, queue=0.2 * one.seconds) for one in CROWD]
+    requests = [replace(record, queue=0.2 * record.seconds) for record in CROWD]
     verdict = fired(queue.judge(server(requests, concurrency=8.0, queue=5.0)))
     assert verdict.share == pytest.approx(5 / 8)
 
@@ -230,7 +230,7 @@ def test_unmeasured_waits_are_said():
 def test_an_engine_with_a_full_cache_gains_by_a_replica_and_not_by_a_higher_limit():
     full = server(
         [RequestRecord(end=START + n / 30, seconds=1.0, queue=0.7) for n in range(900)],
-        [replace(one, waiting=20, kv_used=0.97) for one in turns(900)],
+        [replace(record, waiting=20, kv_used=0.97) for record in turns(900)],
         queue=20.0, concurrency=33.0, kv_used=0.97,
     )  # fmt: skip
     verdict = fired(queue.judge(full))
@@ -252,13 +252,15 @@ def test_the_cost_of_iterations_is_found_again():
 
 
 def test_a_few_iterations_that_were_held_up_do_not_spoil_it():
-    held = [replace(one, seconds=one.seconds + 0.5) if n % 40 == 0 else one for n, one in enumerate(turns())]
+    held = [
+        replace(record, seconds=record.seconds + 0.5) if n % 40 == 0 else record for n, record in enumerate(turns())
+    ]
     assert turn_cost(held).fixed == pytest.approx(0.01, rel=0.1)
 
 
 @pytest.mark.parametrize(
     "measured",
-    [turns(20), turns(noise=0.5), [replace(one, decode_tokens=8) for one in turns()]],
+    [turns(20), turns(noise=0.5), [replace(record, decode_tokens=8) for record in turns()]],
     ids=["too few", "too unlike", "all alike"],
 )
 def test_too_few_or_equal_iterations_give_no_cost(measured):

@@ -40,8 +40,8 @@ def host(time, **fields):
 
 def history(*rank_steps, until=1000.0, ddp=None):
     """Ranks with steps of (data_wait, backward, seconds), all ending at the same moments."""
-    found = History(Target(pid=PIDS[0], command="x"))
-    found.add(host(until, voluntary_switches=50.0))
+    past = History(Target(pid=PIDS[0], command="x"))
+    past.add(host(until, voluntary_switches=50.0))
     for pid, (data, backward, seconds) in zip(PIDS, rank_steps, strict=False):
         records = tuple(
             StepRecord(index=number, end=until - (40 - number) * seconds, seconds=seconds, data_wait=data, forward=0.01,
@@ -49,12 +49,12 @@ def history(*rank_steps, until=1000.0, ddp=None):
             for number in range(40)
         )  # fmt: skip
         facts = HookFacts(way="attach", python="3", torch="2", world_size=2, ddp=ddp or DdpInfo(backward=0.02))
-        found.add(HookSample(time=until, pid=pid, steps=records, facts=facts))
-    return found
+        past.add(HookSample(time=until, pid=pid, steps=records, facts=facts))
+    return past
 
 
-def seen(found, **fields):
-    return snapshot(ranks=ranks_view(found, 1000.0), **fields)
+def seen(past, **fields):
+    return snapshot(ranks=ranks_view(past, 1000.0), **fields)
 
 
 def of_both(lines):
@@ -70,20 +70,20 @@ LATE_BY_INPUT = ((0.0, 0.07, 0.08), (0.05, 0.02, 0.08))
 
 def test_the_rank_that_waits_least_is_late_and_its_data_are_why():
     lines = [line("read", 0.6, pid=101, phase="data_wait", number=7), line("x", 0.6, pid=100, phase="data_wait")]
-    found = straggler(seen(history(*LATE_BY_INPUT), stacks=of_both(lines), working=PIDS, host=host(1000.0)))
-    verdict = found.verdict
+    finding = straggler(seen(history(*LATE_BY_INPUT), stacks=of_both(lines), working=PIDS, host=host(1000.0)))
+    verdict = finding.verdict
     assert (verdict.subtype, verdict.ranks, verdict.where[0].line) == ("input", (1,), 7)
     assert verdict.share == pytest.approx(0.05 / 0.08)
     assert verdict.severity == "critical"
 
 
 def test_a_rank_that_computes_longer_or_waits_for_a_core():
-    found = history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06))
-    verdict = straggler(seen(found, lines=[])).verdict
+    past = history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06))
+    verdict = straggler(seen(past, lines=[])).verdict
     assert (verdict.subtype, verdict.ranks) == ("compute", (1,))
     crowded = [process(100, rank=0, run_delay=0.05), process(101, rank=1, run_delay=0.4)]
-    found.add(HostSample(time=1000.0, processes=tuple(crowded), machine=MachineSample(cores=2)))
-    assert straggler(seen(found)).verdict.subtype == "contention"
+    past.add(HostSample(time=1000.0, processes=tuple(crowded), machine=MachineSample(cores=2)))
+    assert straggler(seen(past)).verdict.subtype == "contention"
     assert straggler(seen(history((0.0, 0.021, 0.04), (0.0, 0.021, 0.04)))).level < 0.06, "equal ranks"
 
 
@@ -95,34 +95,34 @@ def test_the_line_of_a_rank_that_computes_longer_is_the_one_that_the_others_have
     ]
     augments = line("augment", 0.12, pid=101, number=60)
     both = of_both([*model, augments])
-    found = seen(history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06)), stacks=both, working=PIDS)
-    assert {entry.pid for ledger in found.ledgers for entry in ledger.entries} == {*PIDS}
-    assert [place.line for place in straggler(found).verdict.where] == [60]
+    picture = seen(history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06)), stacks=both, working=PIDS)
+    assert {entry.pid for ledger in picture.ledgers for entry in ledger.entries} == {*PIDS}
+    assert [place.line for place in straggler(picture).verdict.where] == [60]
 
 
 @pytest.mark.parametrize(
     ("gflop", "cause"), [((0.8, 5.9), "batches"), ((5.9, 5.9), "compute"), ((None, 5.9), "compute")]
 )
 def test_a_rank_with_longer_sequences_computes_more_operations(gflop, cause):
-    found = history((0.0, 0.07, 0.08), (0.0, 0.02, 0.08))
+    past = history((0.0, 0.07, 0.08), (0.0, 0.02, 0.08))
     for pid, each in zip(PIDS, gflop, strict=True):
-        facts = msgspec.structs.replace(found.hooks[pid].facts, flops_per_backward=each and 1e9 * each)
-        found.add(HookSample(time=1000.0, pid=pid, facts=facts))
-    verdict = straggler(seen(found)).verdict
+        facts = msgspec.structs.replace(past.hooks[pid].facts, flops_per_backward=each and 1e9 * each)
+        past.add(HookSample(time=1000.0, pid=pid, facts=facts))
+    verdict = straggler(seen(past)).verdict
     assert (verdict.subtype, verdict.ranks) == (cause, (1,))
-    assert any("5.9 GFLOP, of the others 0.8" in told for told in verdict.evidence) is (cause == "batches")
+    assert any("5.9 GFLOP, of the others 0.8" in sentence for sentence in verdict.evidence) is (cause == "batches")
 
 
 def test_a_rank_without_a_core_in_its_waits_is_the_one_that_all_wait_for_and_no_exchange():
-    found = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
+    past = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
     crowded = [process(100, rank=0, run_delay=0.02, waited=0.1), process(101, rank=1, run_delay=0.52, waited=0.9)]
-    found.add(HostSample(time=1000.0, processes=tuple(crowded), machine=MachineSample(cores=2)))
-    picture = seen(found)
+    past.add(HostSample(time=1000.0, processes=tuple(crowded), machine=MachineSample(cores=2)))
+    picture = seen(past)
     assert (picture.ranks.held, picture.ranks.held_by) == (pytest.approx(0.0384), 101)
     verdict = straggler(picture).verdict
     assert (verdict.subtype, verdict.ranks, verdict.share) == ("contention", (1,), pytest.approx(0.48))
     assert "comes back late from each exchange" in verdict.title
-    assert any("for 42 ms of a step, the others 1.6 ms" in told for told in verdict.evidence)
+    assert any("for 42 ms of a step, the others 1.6 ms" in sentence for sentence in verdict.evidence)
     assert comm_bound(picture).level < 0.12
     alike = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
     assert straggler(seen(alike)).level < 0.06 < comm_bound(seen(alike)).level
@@ -130,44 +130,44 @@ def test_a_rank_without_a_core_in_its_waits_is_the_one_that_all_wait_for_and_no_
 
 def test_on_a_gpu_the_device_tells_how_long_a_backward_pass_waits_for_the_exchange():
     """The host launches it in 20 ms, and waits for all of it where it reads the loss."""
-    found = history((0.0, 0.02, 0.55), (0.0, 0.02, 0.55), ddp=DdpInfo(backward=0.2))
-    for hook in found.hooks.values():
+    past = history((0.0, 0.02, 0.55), (0.0, 0.02, 0.55), ddp=DdpInfo(backward=0.2))
+    for hook in past.hooks.values():
         timed = [msgspec.structs.replace(record, device_backward=0.45) for record in hook.steps]
         hook.steps.clear()
         hook.steps.extend(timed)
-    picture = seen(found)
+    picture = seen(past)
     verdict = comm_bound(picture).verdict
     assert (verdict.id, verdict.share) == ("comm-bound", pytest.approx(0.25 / 0.55, abs=0.01))
     phases = picture.ranks.ranks[0].phases
     assert (phases.backward, phases.wait) == (pytest.approx(0.2), pytest.approx(0.25))
     assert sum(filter(None, msgspec.structs.astuple(phases))) == pytest.approx(0.55, abs=0.01)
     # Where the device timed some steps only, they are not compared with the others.
-    first = found.hooks[PIDS[0]]
+    first = past.hooks[PIDS[0]]
     first.steps[-1] = msgspec.structs.replace(first.steps[-1], device_backward=None)
-    assert comm_bound(seen(found)).level < 0.12
+    assert comm_bound(seen(past)).level < 0.12
 
 
 def test_a_rank_whose_gpu_is_throttled():
-    found = history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06))
+    past = history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06))
     devices = [GpuDevice(index=at, sm_clock=clock, processes=(GpuProcess(pid=100 + at),))
                for at, clock in enumerate((1980, 1200))]  # fmt: skip
-    found.add(GpuSample(time=1000.0, devices=tuple(devices)))
-    verdict = straggler(seen(found)).verdict
+    past.add(GpuSample(time=1000.0, devices=tuple(devices)))
+    verdict = straggler(seen(past)).verdict
     assert (verdict.subtype, verdict.ranks) == ("throttled", (1,))
 
 
 def test_who_comes_last_to_each_collective():
-    found = seen(with_calls((0.04, 0.001), (0.001, 0.011))).ranks.collectives
-    told = [(one.place, one.last, round(one.waited, 4), one.often) for one in found]
+    picture = seen(with_calls((0.04, 0.001), (0.001, 0.011))).ranks.collectives
+    told = [(one.place, one.last, round(one.waited, 4), one.often) for one in picture]
     assert told == [(1, 1, 0.039, 1.0), (2, 0, 0.01, 1.0)]
     late = history((0.0, 0.07, 0.08), (0.05, 0.02, 0.08))
     assert straggler(seen(late)).verdict.evidence[-1].startswith("scaling"), "no collective was seen"
 
 
 def test_the_share_of_their_time_in_which_ranks_work_is_told():
-    found = seen(history(*LATE_BY_INPUT))
-    assert found.ranks.efficiency == pytest.approx((0.03 + 0.08) / 0.16)
-    assert any("scaling efficiency 69 %" in told for told in straggler(found).verdict.evidence)
+    picture = seen(history(*LATE_BY_INPUT))
+    assert picture.ranks.efficiency == pytest.approx((0.03 + 0.08) / 0.16)
+    assert any("scaling efficiency 69 %" in sentence for sentence in straggler(picture).verdict.evidence)
 
 
 def spawned(*pids):
@@ -178,23 +178,23 @@ def spawned(*pids):
 
 
 def test_ranks_and_their_workers_have_the_number_that_the_rank_gives_itself():
-    found = History(Target(pid=100, command="x"))
-    found.add(spawned(*PIDS))
+    past = History(Target(pid=100, command="x"))
+    past.add(spawned(*PIDS))
     for pid in PIDS:
         facts = HookFacts(way="attach", python="3", torch="2", world_size=16, rank=pid - 92)
-        found.add(HookSample(time=1000.0, pid=pid, steps=(), facts=facts))
-    seen = aggregate(found, Tick(time=1000.0, wall=0.0))
-    assert {one.pid: one.rank for one in seen.processes} == {100: 8, 101: 9, 150: 8, 151: 9}
-    assert {one.pid: one.rank for one in seen.ranks.ranks} == {100: 8, 101: 9}
+        past.add(HookSample(time=1000.0, pid=pid, steps=(), facts=facts))
+    seen = aggregate(past, Tick(time=1000.0, wall=0.0))
+    assert {process.pid: process.rank for process in seen.processes} == {100: 8, 101: 9, 150: 8, 151: 9}
+    assert {view.pid: view.rank for view in seen.ranks.ranks} == {100: 8, 101: 9}
 
 
 def test_ranks_and_their_workers_keep_their_number_when_another_rank_ends():
-    found = History(Target(pid=1, command="x"))
-    found.add(spawned(11, 12, 13, 14))
-    found.add(spawned(11, 13, 14))
-    seen = aggregate(found, Tick(time=1000.0, wall=0.0))
-    assert {one.pid: one.rank for one in seen.processes} == {11: 0, 13: 2, 14: 3, 61: 0, 63: 2, 64: 3}
-    assert {one.pid: one.rank for one in seen.ranks.ranks} == {11: 0, 13: 2, 14: 3}
+    past = History(Target(pid=1, command="x"))
+    past.add(spawned(11, 12, 13, 14))
+    past.add(spawned(11, 13, 14))
+    seen = aggregate(past, Tick(time=1000.0, wall=0.0))
+    assert {process.pid: process.rank for process in seen.processes} == {11: 0, 13: 2, 14: 3, 61: 0, 63: 2, 64: 3}
+    assert {view.pid: view.rank for view in seen.ranks.ranks} == {11: 0, 13: 2, 14: 3}
 
 
 DDP = "/lib/python3.11/site-packages/torch/nn/parallel/distributed.py"
@@ -202,19 +202,19 @@ DDP = "/lib/python3.11/site-packages/torch/nn/parallel/distributed.py"
 
 def without_hook(*used, lines, delay=0.0, library=DDP, **fields):
     """Ranks whose main threads use so much of a core, looked at from outside. `library` is on their stacks."""
-    found = History(Target(pid=PIDS[0], command="x"))
+    past = History(Target(pid=PIDS[0], command="x"))
     ranks = [
         process(pid, rank=rank, local_rank=rank, world_size=2, local_world_size=2, main_cpu=cpu, run_delay=delay)
         for rank, (pid, cpu) in enumerate(zip(PIDS, used, strict=True))
     ]
     sample = HostSample(time=1000.0, processes=tuple(ranks), machine=MachineSample(cores=2))
-    found.add(sample)
+    past.add(sample)
     below = CallNode(function="forward", file=library, line=9, samples=50)
     tree = CallNode(function="main", file="/x/train.py", line=40, samples=100, user=True, children=(below,))
     sampled = of_both(lines)
     processes = tuple(msgspec.structs.replace(each, tree=tree) for each in sampled.processes)
     sampled = msgspec.structs.replace(sampled, processes=processes)
-    return seen(found, stacks=sampled, working=PIDS, phases=Phases(), host=sample, **fields)
+    return seen(past, stacks=sampled, working=PIDS, phases=Phases(), host=sample, **fields)
 
 
 def model(*shares):
@@ -256,15 +256,15 @@ def test_without_the_hook_a_rank_that_waits_for_data_does_not_wait_for_the_other
     sleeps = line("read", 0.5, pid=101, phase="data_wait", activity="sleep", number=8)
     verdict = fired(straggler(without_hook(0.4, 0.4, lines=[*model(1.0, 0.5), sleeps])))
     assert (verdict.subtype, verdict.ranks, verdict.where[0].line) == ("input", (1,), 8)
-    found = straggler(without_hook(0.4, 0.45, lines=[*model(1.0, 0.5), data]))
-    assert {entry.phase for entry in found.claims} == {"data"}, "no other cause has to explain that it waits"
+    finding = straggler(without_hook(0.4, 0.45, lines=[*model(1.0, 0.5), data]))
+    assert {entry.phase for entry in finding.claims} == {"data"}, "no other cause has to explain that it waits"
 
 
 def test_what_a_late_rank_waits_for_alone_is_no_exchange():
     sleeps = line("read", 0.5, pid=101, phase="data_wait", activity="sleep", number=8)
     picture, judge = without_hook(0.4, 0.4, lines=[*model(1.0, 0.5), sleeps]), Judge()
     moments = (msgspec.structs.replace(picture, time=float(at)) for at in range(9))
-    shown = [[one.id for one in judge.judge(moment).verdicts] for moment in moments]
+    shown = [[verdict.id for verdict in judge.judge(moment).verdicts] for moment in moments]
     assert "straggler" in shown[-1] and not any("comm-bound" in ids for ids in shown)
 
 
@@ -283,10 +283,12 @@ def test_too_few_steps_or_one_rank():
 def test_the_exchange_is_what_even_the_last_rank_waits():
     ddp = DdpInfo(backward=0.02, backend="gloo", gradient_bytes=10**8, communication=0.05, overlap=0.01)
     facts = HookFacts(way="attach", python="3", torch="2", ddp=ddp)
-    found = comm_bound(seen(history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08), ddp=ddp), facts=facts))
-    assert (found.verdict.subtype, found.verdict.share) == ("volume", pytest.approx(0.5))
-    assert found.verdict.fixes[0].speedup == pytest.approx(1 / (1 - 0.375), abs=0.01)
-    assert any("overlaps with the backward" in told and told.startswith("20") for told in found.verdict.evidence)
+    finding = comm_bound(seen(history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08), ddp=ddp), facts=facts))
+    assert (finding.verdict.subtype, finding.verdict.share) == ("volume", pytest.approx(0.5))
+    assert finding.verdict.fixes[0].speedup == pytest.approx(1 / (1 - 0.375), abs=0.01)
+    assert any(
+        "overlaps with the backward" in sentence and sentence.startswith("20") for sentence in finding.verdict.evidence
+    )
     late = history(*LATE_BY_INPUT)
     assert comm_bound(seen(late)).level < 0.02, "waiting for a late rank is no exchange"
 
@@ -305,9 +307,9 @@ def test_a_rank_whose_others_are_all_elsewhere_waits_for_them_or_for_the_exchang
     alone = msgspec.structs.replace(host(1000.0), processes=host(1000.0).processes[:1])
 
     def seen(*steps):
-        found = history(steps)
-        found.add(alone)
-        return aggregate(found, Tick(time=1000.0, wall=0.0))
+        past = history(steps)
+        past.add(alone)
+        return aggregate(past, Tick(time=1000.0, wall=0.0))
 
     waits = seen(0.0, 0.07, 0.08)
     assert waits.steps.phases.communication == pytest.approx(0.05 / 0.08)
@@ -320,30 +322,30 @@ def test_a_rank_whose_others_are_all_elsewhere_waits_for_them_or_for_the_exchang
 
 def with_calls(*rank_calls, estimated=False):
     """Ranks whose steps of 0.1 s have collectives of these lengths, and no other waits."""
-    found = history((0.0, 0.02, 0.1), (0.0, 0.02, 0.1))
+    past = history((0.0, 0.02, 0.1), (0.0, 0.02, 0.1))
     for pid, calls in zip(PIDS, rank_calls, strict=True):
         steps = [
             msgspec.structs.replace(step, communication=sum(calls), communication_apart=sum(calls),
                                     collective_calls=calls, collectives=len(calls), estimated=estimated)
-            for step in found.hooks[pid].steps
+            for step in past.hooks[pid].steps
         ]  # fmt: skip
-        found.hooks[pid].steps.clear()
-        found.hooks[pid].steps.extend(steps)
-    return found
+        past.hooks[pid].steps.clear()
+        past.hooks[pid].steps.extend(steps)
+    return past
 
 
 def test_now_one_rank_is_the_last_and_now_another_within_a_step():
-    found = seen(with_calls((0.04, 0.001), (0.001, 0.04)))
-    assert found.ranks.exchange == pytest.approx(0.002)
-    assert comm_bound(found).level < 0.06
+    picture = seen(with_calls((0.04, 0.001), (0.001, 0.04)))
+    assert picture.ranks.exchange == pytest.approx(0.002)
+    assert comm_bound(picture).level < 0.06
 
 
 def test_many_small_exchanges_name_their_lines():
     site = CallSite(kind="collective", name="barrier", file="/x/train.py", line=88, function="train", calls=40,
                     seconds=0.9, bytes=0)  # fmt: skip
     facts = HookFacts(way="attach", python="3", torch="2", ddp=DdpInfo(gradient_bytes=10**6), calls=(site,))
-    found = with_calls((0.02, 0.03), (0.02, 0.03))
-    verdict = comm_bound(seen(found, facts=facts, records=list(found.hooks[PIDS[0]].steps))).verdict
+    past = with_calls((0.02, 0.03), (0.02, 0.03))
+    verdict = comm_bound(seen(past, facts=facts, records=list(past.hooks[PIDS[0]].steps))).verdict
     assert (verdict.subtype, verdict.where[0].line) == ("latency", 88)
     assert "barrier at train.py:88" in verdict.fixes[0].text
 
@@ -364,7 +366,7 @@ def test_cores_that_exchanging_takes_from_computing_are_part_of_what_it_costs():
     assert (picture.ranks.exchange, picture.ranks.apart) == (pytest.approx(0.04), pytest.approx(0.04))
     verdict = comm_bound(picture).verdict
     assert (verdict.share, verdict.speedup) == (pytest.approx(0.4), pytest.approx(2.5))
-    assert any("without any exchange a step would take 40 ms" in told for told in verdict.evidence)
+    assert any("without any exchange a step would take 40 ms" in sentence for sentence in verdict.evidence)
 
 
 def test_steps_that_were_only_counted_are_not_compared():
@@ -372,24 +374,24 @@ def test_steps_that_were_only_counted_are_not_compared():
 
 
 def still(*frames, steps=False, seconds=8, dumped=999.0, **fields):
-    found = history((0.0, 0.02, 0.05), (0.0, 0.02, 0.05), until=990.0) if steps else History(Target(pid=1, command="x"))
+    past = history((0.0, 0.02, 0.05), (0.0, 0.02, 0.05), until=990.0) if steps else History(Target(pid=1, command="x"))
     for second in range(seconds):
-        found.add(host(1000.0 - seconds + 1 + second, **fields))
+        past.add(host(1000.0 - seconds + 1 + second, **fields))
     table = tuple(dict.fromkeys(frame for stack in frames for frame in stack))
     threads = tuple(
         ThreadStack(pid=pid, thread="MainThread", main=True, frames=tuple(table.index(frame) for frame in stack))
         for pid, stack in zip(PIDS, frames, strict=False)
     )
     if threads:
-        found.add(StackDump(time=dumped, frames=table, threads=threads))
-    return found
+        past.add(StackDump(time=dumped, frames=table, threads=threads))
+    return past
 
 
 def test_a_rank_in_a_lock_is_the_odd_one():
-    found = standstill(still((user(9), BACKWARD), (user(5),)), 1000.0)
-    odd = odd_one(found)
+    stand = standstill(still((user(9), BACKWARD), (user(5),)), 1000.0)
+    odd = odd_one(stand)
     assert (odd.subtype, odd.ranks) == ("rank-blocked", (1,))
-    assert hang(snapshot([], standstill=found)).verdict.where[0].line == 5
+    assert hang(snapshot([], standstill=stand)).verdict.where[0].line == 5
 
 
 @pytest.mark.parametrize(
@@ -408,19 +410,19 @@ def test_ranks_under_conditions(first, second, subtype):
     ("channel", "cpu", "stands"), [("do_wait", 0.9, False), ("do_wait", 0.0, True), ("futex_wait", 0.9, True)]
 )
 def test_a_run_that_waits_for_a_child_at_work_does_not_stand(channel, cpu, stands):
-    found = History(Target(pid=1, command="x"))
+    past = History(Target(pid=1, command="x"))
     for second in range(10):
         sample = host(991.0 + second, channel=channel)
         child = process(77, "other", cpu=cpu)
         child = msgspec.structs.replace(child, ppid=sample.processes[0].pid)
-        found.add(msgspec.structs.replace(sample, processes=(*sample.processes, child)))
-    assert (standing_for(found, 1000.0) > 5.0) is stands
+        past.add(msgspec.structs.replace(sample, processes=(*sample.processes, child)))
+    assert (standing_for(past, 1000.0) > 5.0) is stands
 
 
 def test_while_a_run_stands_no_other_rule_claims_its_time():
-    found = standstill(still((user(9), BACKWARD), (user(5),)), 1000.0)
+    stand = standstill(still((user(9), BACKWARD), (user(5),)), 1000.0)
     lines = [line("train", 0.9, activity="sleep", number=5)]
-    judged = hang(snapshot([], standstill=found, lines=lines))
+    judged = hang(snapshot([], standstill=stand, lines=lines))
     assert sum(entry.share for entry in judged.claims) == pytest.approx(1.0)
 
 
@@ -431,55 +433,57 @@ def test_the_condition_may_stand_further_out_but_not_above_all_ranks():
         standstill(still((main, user(12, "if rank == 0:"), save, BARRIER), (main, user(9), BACKWARD)), 1000.0)
     )
     assert (odd.subtype, odd.ranks) == ("skipped-collective", (1,))
-    told = hang(snapshot([], standstill=standstill(still((user(12, "if rank == 0:"), save, BARRIER)), 1000.0))).verdict
-    assert "under `if rank == 0:`" in " ".join(told.evidence)
+    verdict = hang(
+        snapshot([], standstill=standstill(still((user(12, "if rank == 0:"), save, BARRIER)), 1000.0))
+    ).verdict
+    assert "under `if rank == 0:`" in " ".join(verdict.evidence)
     assert odd_one(standstill(still((main, user(12), save, BARRIER), (main, user(9), BACKWARD)), 1000.0)).ranks == (1,)
 
 
 def test_a_rank_that_is_gone_is_missed_by_what_the_launcher_said():
     one = host(1000.0)
     alone = HostSample(time=1000.0, processes=one.processes[:1], machine=one.machine)
-    found = still((user(9), BARRIER))
-    found.hosts.append(alone)
-    told = standstill(found, 1000.0)
-    assert told.gone == (1,)
-    assert (odd_one(told).subtype, odd_one(told).ranks) == ("rank-gone", (1,))
+    past = still((user(9), BARRIER))
+    past.hosts.append(alone)
+    stand = standstill(past, 1000.0)
+    assert stand.gone == (1,)
+    assert (odd_one(stand).subtype, odd_one(stand).ranks) == ("rank-gone", (1,))
 
 
 def test_ranks_of_a_job_that_has_ended_are_not_missed_in_the_next_one():
     """A script starts one job after the other below the same launcher."""
-    found = still((user(9), BARRIER), (user(9), BARRIER))
-    assert found.rank_numbers == {100: 0, 101: 1}
+    past = still((user(9), BARRIER), (user(9), BARRIER))
+    assert past.rank_numbers == {100: 0, 101: 1}
     for second in range(8):
         later = process(200, rank=0, world_size=1, voluntary_switches=0.0, main_cpu=0.0, state="S")
-        found.add(HostSample(time=1001.0 + second, processes=(later,), machine=MachineSample(cores=2)))
-    assert found.rank_numbers == {200: 0}
-    assert standstill(found, 1008.0) is None or not standstill(found, 1008.0).gone
+        past.add(HostSample(time=1001.0 + second, processes=(later,), machine=MachineSample(cores=2)))
+    assert past.rank_numbers == {200: 0}
+    assert standstill(past, 1008.0) is None or not standstill(past, 1008.0).gone
 
 
 def test_a_rank_that_had_ended_before_anybody_looked_is_missed_where_nobody_collected_it():
     known = process(100, rank=0, world_size=2, voluntary_switches=0.0, main_cpu=0.0, state="S")
     zombie = process(101, role="other", state="Z")
     for processes, gone in (((known, zombie), (1,)), ((known,), ())):
-        found = History(Target(pid=1, command="x"))
-        found.add(still((user(9), BARRIER)).dump)
+        past = History(Target(pid=1, command="x"))
+        past.add(still((user(9), BARRIER)).dump)
         for second in range(8):
-            found.add(HostSample(time=993.0 + second, processes=processes, machine=MachineSample(cores=2)))
-        told = standstill(found, 1000.0)
-        assert (told.gone, told.elsewhere) == (gone, 1 - len(gone))
+            past.add(HostSample(time=993.0 + second, processes=processes, machine=MachineSample(cores=2)))
+        stand = standstill(past, 1000.0)
+        assert (stand.gone, stand.elsewhere) == (gone, 1 - len(gone))
 
 
 def test_a_rank_that_nobody_saw_is_gone_where_all_ranks_meet_on_this_machine():
-    found = History(Target(pid=100, command="x"))
+    past = History(Target(pid=100, command="x"))
     for second in range(7):
         alone = process(100, rank=0, world_size=2, voluntary_switches=0.0, main_cpu=0.0, state="S")
-        found.add(HostSample(time=993.0 + second, processes=(alone,), machine=MachineSample(cores=2)))
+        past.add(HostSample(time=993.0 + second, processes=(alone,), machine=MachineSample(cores=2)))
     threads = (ThreadStack(pid=100, thread="MainThread", main=True, frames=(0, 1)),)
-    found.add(StackDump(time=999.0, frames=(user(9), BARRIER), threads=threads))
-    assert odd_one(standstill(found, 1000.0)).subtype == "rank-elsewhere"
-    found.add(ExchangeNotes(time=999.0, local=True))
-    assert standstill(found, 1000.0).elsewhere == 0
-    odd = odd_one(standstill(found, 1000.0))
+    past.add(StackDump(time=999.0, frames=(user(9), BARRIER), threads=threads))
+    assert odd_one(standstill(past, 1000.0)).subtype == "rank-elsewhere"
+    past.add(ExchangeNotes(time=999.0, local=True))
+    assert standstill(past, 1000.0).elsewhere == 0
+    odd = odd_one(standstill(past, 1000.0))
     assert (odd.subtype, odd.ranks) == ("rank-gone", (1,))
     assert odd.title.startswith("rank 1 has ended")
     meets = Standing(pid=100, rank=0, role="rank", doing="collective", call="init_process_group")
@@ -525,7 +529,7 @@ def test_the_ranks_of_all_loader_workers_in_a_lock_are_named(ranks, whose):
     found = Standstill(seconds=9.0, ranks=tuple(loading), workers=tuple(workers))
     verdict = fired(hang(snapshot([], standstill=found)))
     assert verdict.title == f"2 loader workers{whose} do not come back at train.py:65"
-    assert any(told.startswith(f"loader workers 200 and 201{whose}: in ") for told in verdict.evidence)
+    assert any(sentence.startswith(f"loader workers 200 and 201{whose}: in ") for sentence in verdict.evidence)
 
 
 def test_a_job_that_moves_or_stands_only_briefly_does_not_hang():
@@ -544,10 +548,10 @@ def test_a_job_that_moves_or_stands_only_briefly_does_not_hang():
 
 @pytest.mark.parametrize(("kind", "stands"), [("infer", False), ("generate", False), ("train", True)])
 def test_what_answers_requests_and_gets_none_does_not_stand(kind, stands):
-    found = still((user(9),), (user(5),), seconds=20)
+    past = still((user(9),), (user(5),), seconds=20)
     made = tuple(StepRecord(index=at, end=970.0 + at / 10, seconds=0.1, kind=kind) for at in range(40))
-    found.add(HookSample(time=974.0, pid=PIDS[0], steps=made))
-    assert (standstill(found, 1000.0) is not None) is stands
+    past.add(HookSample(time=974.0, pid=PIDS[0], steps=made))
+    assert (standstill(past, 1000.0) is not None) is stands
 
 
 def test_a_run_that_was_never_seen_to_update_stands_if_it_waits_for_its_loader():
@@ -559,25 +563,25 @@ def test_a_run_that_was_never_seen_to_update_stands_if_it_waits_for_its_loader()
 
 @pytest.mark.parametrize(("frames", "stands"), [((user(9),), False), ((user(9), BARRIER), True)])
 def test_a_worker_of_a_server_that_went_is_missed_only_where_others_meet_it(frames, stands):
-    found = still(frames, frames, seconds=20)
-    one = found.hosts.last
-    found.add(msgspec.structs.replace(one, processes=one.processes[:1], engine="torchserve 0.12"))
-    assert (standstill(found, 1000.0) is not None) is stands
+    past = still(frames, frames, seconds=20)
+    one = past.hosts.last
+    past.add(msgspec.structs.replace(one, processes=one.processes[:1], engine="torchserve 0.12"))
+    assert (standstill(past, 1000.0) is not None) is stands
 
 
 def test_a_server_without_requests_does_not_stand_though_its_ranks_wait_in_a_collective():
-    found = still((BARRIER,), (BARRIER,), seconds=20)
-    assert standstill(found, 1000.0) is not None
-    last = found.hosts.last
-    found.add(msgspec.structs.replace(last, engine="sglang 0.5"))
-    assert standstill(found, 1000.0) is None
+    past = still((BARRIER,), (BARRIER,), seconds=20)
+    assert standstill(past, 1000.0) is not None
+    last = past.hosts.last
+    past.add(msgspec.structs.replace(last, engine="sglang 0.5"))
+    assert standstill(past, 1000.0) is None
 
 
 def test_a_sample_tells_of_the_time_since_the_one_before_it():
-    found = History(Target(pid=PIDS[0], command="x"))
+    past = History(Target(pid=PIDS[0], command="x"))
     for second, switches in enumerate((50.0, 50.0, 0.0, 0.0)):
-        found.add(host(1000.0 + second, voluntary_switches=switches))
-    assert standing_for(found, 1003.0) == 2.0
+        past.add(host(1000.0 + second, voluntary_switches=switches))
+    assert standing_for(past, 1003.0) == 2.0
     assert standing_for(History(Target(pid=1, command="x")), 1.0) == 0.0
 
 
@@ -589,37 +593,37 @@ def test_looks_are_asked_for_only_while_nothing_moves():
 
 @pytest.mark.parametrize(("frames", "looks"), [((), range(3, 9)), ((user(9), BACKWARD), range(16, 30))])
 def test_looks_that_cannot_read_any_stack_become_rare(frames, looks):
-    found, looked, begun = History(Target(pid=1, command="x")), 0.0, 0
+    past, looked, begun = History(Target(pid=1, command="x")), 0.0, 0
     for second in range(200):
         now = 1000.0 + second
-        found.add(host(now))
-        if wants_look(found, now, looked):
+        past.add(host(now))
+        if wants_look(past, now, looked):
             looked, begun = now, begun + 1
             thread = ThreadStack(pid=PIDS[0], thread="MainThread", main=True, frames=tuple(range(len(frames))))
             for dump in (StackDump(time=now + 0.1, frames=frames, threads=(thread,)),) if frames else ():
-                found.add(dump)
+                past.add(dump)
     assert begun in looks
 
 
 def test_a_standstill_is_not_explained_by_stacks_from_before_it():
-    found = still((user(12, "if log:"), BARRIER), (user(9), BACKWARD), dumped=900.0, seconds=6)
-    assert standstill(found, 1000.0) is None, "without stacks it may still be a pause"
-    found.add(host(1003.0))
-    assert {rank.doing for rank in standstill(found, 1003.0).ranks} == {None}
+    past = still((user(12, "if log:"), BARRIER), (user(9), BACKWARD), dumped=900.0, seconds=6)
+    assert standstill(past, 1000.0) is None, "without stacks it may still be a pause"
+    past.add(host(1003.0))
+    assert {rank.doing for rank in standstill(past, 1003.0).ranks} == {None}
 
 
 def test_without_the_hook_a_run_that_stepped_and_stands_in_its_own_code_for_a_minute_hangs():
     def stands(seconds, *before):
-        found = History(Target(pid=PIDS[0], command="x"))
+        past = History(Target(pid=PIDS[0], command="x"))
         for frames in before:
-            found.add(window(900.0, (PIDS[0], "MainThread", True, frames, 40)))
+            past.add(window(900.0, (PIDS[0], "MainThread", True, frames, 40)))
         for second in range(seconds):
             sample = host(1001.0 - seconds + second)
             only = msgspec.structs.replace(sample.processes[0], world_size=1, local_world_size=1)
-            found.add(msgspec.structs.replace(sample, processes=(only,)))
+            past.add(msgspec.structs.replace(sample, processes=(only,)))
         thread = ThreadStack(pid=PIDS[0], thread="MainThread", main=True, frames=(0,))
-        found.add(StackDump(time=999.0, frames=(user(5),), threads=(thread,)))
-        return standstill(found, 1000.0)
+        past.add(StackDump(time=999.0, frames=(user(5),), threads=(thread,)))
+        return standstill(past, 1000.0)
 
     stepping, reading = [user(9), BACKWARD], [user(3)]
     verdict = hang(snapshot([], standstill=stands(70, stepping))).verdict
@@ -629,11 +633,11 @@ def test_without_the_hook_a_run_that_stepped_and_stands_in_its_own_code_for_a_mi
 
 
 def test_a_pause_that_is_usual_for_the_run_is_no_hang():
-    found = still((user(9), BACKWARD), (user(5),), steps=True)
-    assert standstill(found, 1000.0) is not None
+    past = still((user(9), BACKWARD), (user(5),), steps=True)
+    assert standstill(past, 1000.0) is not None
     slow = StepRecord(index=41, end=992.0, seconds=30.0)
-    found.add(HookSample(time=992.0, pid=PIDS[0], steps=(slow,)))
-    assert standing_for(found, 1000.0) > 4 and standstill(found, 1000.0) is None
+    past.add(HookSample(time=992.0, pid=PIDS[0], steps=(slow,)))
+    assert standing_for(past, 1000.0) > 4 and standstill(past, 1000.0) is None
 
 
 def test_what_a_stack_waits_for():
@@ -692,20 +696,20 @@ def test_without_an_exchange_its_threads_take_no_cores():
 
 
 def test_the_part_of_the_cores_that_the_job_uses_itself():
-    found = History(Target(pid=100, command="x"))
-    assert own_part(found) == 0
+    past = History(Target(pid=100, command="x"))
+    assert own_part(past) == 0
     for busy in ((1.0, 0.6), None, (0.1, 0.1)):
         machine = MachineSample(cores=2, core_busy=busy)
-        found.add(HostSample(time=1.0, processes=(process(100, cpu=0.4), process(101, cpu=0.4)), machine=machine))
-    assert own_part(found) == pytest.approx(1.6 / 2.4), "what is read of a process may be more than of all cores"
+        past.add(HostSample(time=1.0, processes=(process(100, cpu=0.4), process(101, cpu=0.4)), machine=machine))
+    assert own_part(past) == pytest.approx(1.6 / 2.4), "what is read of a process may be more than of all cores"
 
 
 def test_ranks_without_figures_of_the_kernel_are_not_compared():
     assert held({100: ALONE}, {100: 0.1, 101: 0.1}, 0.1) == (None, 0.0)
-    found = History(Target(pid=100, command="x"))
+    past = History(Target(pid=100, command="x"))
     ranks = (process(100, rank=0, main_cpu=0.2, run_delay=0.1), process(101, rank=1, main_cpu=0.2), process(9, "other"))
-    found.add(HostSample(time=1.0, processes=ranks, machine=MachineSample(cores=2)))
-    assert on_cores(found) == {100: OnCores(ran=0.2, delay=0.1)}
+    past.add(HostSample(time=1.0, processes=ranks, machine=MachineSample(cores=2)))
+    assert on_cores(past) == {100: OnCores(ran=0.2, delay=0.1)}
 
 
 def rank(number, state="S"):

@@ -16,7 +16,7 @@ def counted(*values):
 
 
 def test_recompiling_in_steady_state():
-    told = facts(
+    known = facts(
         recompiles=30,
         graph_breaks=2,
         recompile_reasons=("train.py:44 size mismatch at index 0", "train.py:9 an older one"),
@@ -24,7 +24,7 @@ def test_recompiling_in_steady_state():
     seen = snapshot(
         steps(samples=16, forward=0.06),
         lines=[COMPILES],
-        facts=told,
+        facts=known,
         series={"recompiles": counted(10.0, 16.0, 24.0, 30.0)},
     )
     verdict = fired(recompile.judge(seen))

@@ -31,17 +31,17 @@ def slowing(per_step, count=400, noise=0.0, cpu=True, **fields):
 
 
 def test_growth_has_to_last():
-    told = step_growth.judge(snapshot(slowing(2e-5, count=200)))
-    assert isinstance(told, Abstention) and "whether it goes on" in told.reason
+    answer = step_growth.judge(snapshot(slowing(2e-5, count=200)))
+    assert isinstance(answer, Abstention) and "whether it goes on" in answer.reason
 
 
 @pytest.mark.parametrize("wait", [0.01, 0.1], ids=["short", "long"])
 def test_a_wait_that_gets_longer_is_measured_by_the_rest_of_the_step(wait):
     grown = [wait * (1 + n / 600) for n in range(600)]
     records = [step(n, 0.02 + more, data_wait=more, forward=0.02, cpu=0.02) for n, more in enumerate(grown)]
-    records = [msgspec.structs.replace(one, end=900.0 + 0.12 * one.index) for one in records]
+    records = [msgspec.structs.replace(record, end=900.0 + 0.12 * record.index) for record in records]
     finding = step_growth.judge(snapshot(records))
-    assert any("the time grows in: the wait for data" in told for told in fired(finding).evidence)
+    assert any("the time grows in: the wait for data" in sentence for sentence in fired(finding).evidence)
 
 
 def test_a_rise_by_the_hooks_clock_is_sure_however_few_samples_its_line_has():
@@ -55,8 +55,8 @@ def test_a_rise_by_the_hooks_clock_is_sure_however_few_samples_its_line_has():
 
 def test_growth_of_an_update_with_denormal_numbers_is_left_to_the_optimizers_verdict():
     records = [
-        msgspec.structs.replace(one, forward=0.004, backward=0.006, optimizer=one.seconds - 0.01)
-        for one in slowing(4e-5, count=800)
+        msgspec.structs.replace(record, forward=0.004, backward=0.006, optimizer=record.seconds - 0.01)
+        for record in slowing(4e-5, count=800)
     ]
     facts = HookFacts(way="attach", python="3.11", torch="2", denormals=0.1)
     assert "optimizer" in fired(step_growth.judge(snapshot(records))).evidence[1]
@@ -74,7 +74,7 @@ def slower_machine(forward=1.0):
         parts = {name: 0.3 * seconds for name, seconds in parts.items()}
         own = 0.1 * rising + sum(parts.values())
         records.append(step(index, own, cpu=own, **parts))
-    return [msgspec.structs.replace(one, end=900.0 + sum(times[: one.index])) for one in records]
+    return [msgspec.structs.replace(record, end=900.0 + sum(times[: record.index])) for record in records]
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_a_change_from_one_level_to_another_is_no_growth(since):
         records = [step(n, seconds, forward=seconds, cpu=seconds) for n, seconds in enumerate(times)]
         assert level(step_growth.judge(snapshot(records))) < step_growth.judge.leave
         waits = [step(n, 0.02 + own, forward=0.02, data_wait=own, cpu=0.02) for n, own in enumerate(times)]
-        waits = [msgspec.structs.replace(one, end=900.0 + 0.1 * one.index) for one in waits]
+        waits = [msgspec.structs.replace(record, end=900.0 + 0.1 * record.index) for record in waits]
         assert level(step_growth.judge(snapshot(waits))) < step_growth.judge.leave
 
 
 def test_a_wait_is_measured_by_the_clock_and_not_by_the_time_on_a_core():
     grown = [0.02 + 1e-4 * n for n in range(600)]
     records = [step(n, 0.02 + own, data_wait=own, forward=0.02, cpu=0.005) for n, own in enumerate(grown)]
-    records = [msgspec.structs.replace(one, end=900.0 + 0.12 * one.index) for one in records]
+    records = [msgspec.structs.replace(record, end=900.0 + 0.12 * record.index) for record in records]
     growth = step_growth.growth_of(records, device=False, calm=True)
     assert growth.first == pytest.approx(0.04, rel=0.2) and growth.last == pytest.approx(0.1, rel=0.1)
 
@@ -135,7 +135,8 @@ def test_longer_batches_take_longer():
 def test_more_calls_of_the_model_take_longer():
     """Episodes that get longer as the policy gets better: a forward pass each step of the environment."""
     records = [
-        msgspec.structs.replace(one, forwards=20 + one.index // 8, samples=1) for one in slowing(5e-5, count=400)
+        msgspec.structs.replace(record, forwards=20 + record.index // 8, samples=1)
+        for record in slowing(5e-5, count=400)
     ]
     assert level(step_growth.judge(snapshot(records))) == 0.0
 

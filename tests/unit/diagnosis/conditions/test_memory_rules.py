@@ -62,7 +62,7 @@ def test_a_full_device_may_be_a_cache_and_is_less_certain_without_the_hook():
     cache = snapshot(steps(), gpu=device(79), allocators=allocator(20, 78, 40))
     assert level(device_memory.oom_risk(cache)) < 0.88
     verdict = fired(device_memory.oom_risk(snapshot(steps(), gpu=device(77))))
-    assert verdict.confidence == 0.5 and any("only the hook" in told for told in verdict.evidence)
+    assert verdict.confidence == 0.5 and any("only the hook" in sentence for sentence in verdict.evidence)
     assert level(device_memory.oom_risk(snapshot(steps(), gpu=device(40)))) < 0.88
 
 
@@ -81,7 +81,7 @@ def test_only_recent_retries_of_the_allocator_count():
         "warning",
         "GPU 0's memory ran out a moment ago: a longer batch may not fit",
     )
-    assert any("freed its cache to try again 2 times" in told for told in verdict.evidence)
+    assert any("freed its cache to try again 2 times" in sentence for sentence in verdict.evidence)
     failed = snapshot(steps(), gpu=device(32), allocators=before, series=counted((5, 7), (1, 2)))
     assert fired(device_memory.oom_risk(failed)).severity == "critical"
 
@@ -95,11 +95,11 @@ def test_a_device_that_fills_says_when():
 def test_a_device_that_the_process_knows_by_another_number_is_the_same_device():
     (own,) = device(79).devices
     second = GpuSample(time=1000.0, devices=(msgspec.structs.replace(own, index=1),))
-    moved = tuple(msgspec.structs.replace(one, gpu=1) for one in allocator(20, 78, 40))
+    moved = tuple(msgspec.structs.replace(figures, gpu=1) for figures in allocator(20, 78, 40))
     cache = snapshot(steps(), gpu=second, allocators=moved)
     assert level(device_memory.oom_risk(cache)) < 0.88
     assert memory_taken(cache) == 41 / 80, "the tensors' peak, and 1 GB that the allocator does not have"
-    full = tuple(msgspec.structs.replace(one, gpu=1) for one in allocator(40, 70, 66))
+    full = tuple(msgspec.structs.replace(figures, gpu=1) for figures in allocator(40, 70, 66))
     filling = {"alloc0.allocated": rising(60 * GB, 66 * GB)}
     title = fired(device_memory.oom_risk(snapshot(steps(), gpu=second, allocators=full, series=filling))).title
     assert title.startswith("GPU 1's memory is 94 % full at its peak, full in")
@@ -117,7 +117,7 @@ def test_of_a_card_in_slices_only_the_own_one_counts():
 
 
 def test_of_devices_that_may_be_the_allocators_the_drivers_figure_is_not_taken():
-    unknown = tuple(msgspec.structs.replace(one, gpu=None) for one in allocator(20, 78, 40))
+    unknown = tuple(msgspec.structs.replace(figures, gpu=None) for figures in allocator(20, 78, 40))
     cache = snapshot(steps(), gpu=device(79), allocators=unknown)
     assert level(device_memory.oom_risk(cache)) == 0.5
 
@@ -195,7 +195,7 @@ def test_the_limit_of_the_group_counts_where_it_is_tighter():
 
 def test_memory_that_somebody_else_takes():
     verdict = fired(host_memory.pressure(snapshot(steps(), host=host(1, 5))))
-    assert any("somebody else's" in told for told in verdict.evidence)
+    assert any("somebody else's" in sentence for sentence in verdict.evidence)
     assert verdict.fixes[-1].text.startswith("see who else holds memory")
 
 

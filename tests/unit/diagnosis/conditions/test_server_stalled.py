@@ -114,7 +114,7 @@ def test_of_a_stopped_process_nothing_else_is_said():
     ]
 
 
-def test_iterations_tell_it_as_well():
+def test_iterations_without_requests_show_a_stall_as_well():
     assert fired(judged((), turns(), alive=1, still=5.0)).subtype == "stalled"
 
 

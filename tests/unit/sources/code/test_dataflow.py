@@ -26,7 +26,7 @@ def calls(text: str, *, model: str = "MODEL", update: str = "UPDATE") -> tuple[M
 
 
 def test_lines_whose_value_goes_into_the_models_call_feed_it() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def train(net, opt, files):
             x = first(files)
             while True:
@@ -38,13 +38,13 @@ def test_lines_whose_value_goes_into_the_models_call_feed_it() -> None:
                 raw = files.pop()  # read
                 x = decode(raw)  # decode
         """)
-    assert found.feeds(at["read"]) and found.feeds(at["decode"])
-    assert not found.feeds(at["note"])
-    assert not any(found.answers(line) for line in at.values())
+    assert model_calls.feeds(at["read"]) and model_calls.feeds(at["decode"])
+    assert not model_calls.feeds(at["note"])
+    assert not any(model_calls.answers(line) for line in at.values())
 
 
 def test_an_environment_makes_the_next_input_of_the_last_output() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def learn(net, opt, pipe):
             state = START
             while True:
@@ -62,12 +62,12 @@ def test_an_environment_makes_the_next_input_of_the_last_output() -> None:
                 loss.backward()  # UPDATE
                 opt.step()
         """)
-    assert found.answers(at["environment"])
-    assert not found.answers(at["keep"]) and not found.answers(at["returns"])
+    assert model_calls.answers(at["environment"])
+    assert not model_calls.answers(at["keep"]) and not model_calls.answers(at["returns"])
 
 
 def test_what_lies_between_a_model_and_its_loss_is_no_environment() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def train(net, opt, bank, batches):
             for rows in batches:
                 out = net(rows)  # MODEL
@@ -76,11 +76,11 @@ def test_what_lies_between_a_model_and_its_loss_is_no_environment() -> None:
                 loss.backward()  # UPDATE
                 opt.step()
         """)
-    assert not found.answers(at["search"])
+    assert not model_calls.answers(at["search"])
 
 
 def test_an_environment_carries_something_over_and_what_only_converts_does_not() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def play(net, world, cells):
             s = world.begin()
             while True:
@@ -90,12 +90,17 @@ def test_an_environment_carries_something_over_and_what_only_converts_does_not()
                 s, reward = world.act(a)  # step
                 s = [cell.push(s) for cell in cells]  # several
         """)
-    assert all(found.answers(at[mark]) for mark in ("observe", "sample", "step", "several"))
-    assert [found.carries(at[mark]) for mark in ("observe", "sample", "step", "several")] == [False, False, True, True]
+    assert all(model_calls.answers(at[mark]) for mark in ("observe", "sample", "step", "several"))
+    assert [model_calls.carries(at[mark]) for mark in ("observe", "sample", "step", "several")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_environments_in_processes_behind_pipes() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def gather(net, pipes, seen):
             while True:
                 for _ in range(64):
@@ -105,11 +110,11 @@ def test_environments_in_processes_behind_pipes() -> None:
                     answers = [each.recv() for each in pipes]  # environment
                     seen = torch.stack([answer[0] for answer in answers])
         """)
-    assert found.answers(at["environment"])
+    assert model_calls.answers(at["environment"])
 
 
 def test_acting_and_learning_in_one_loop() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         class Agent:
             def run(self):
                 while True:
@@ -125,11 +130,11 @@ def test_acting_and_learning_in_one_loop() -> None:
                 self.memory.add(self.seen, action, reward)
                 self.seen = seen
         """)
-    assert found.answers(at["environment"])
+    assert model_calls.answers(at["environment"])
 
 
 def test_a_variable_of_a_comprehension_is_no_other_of_that_name() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def learn(net, opt, world, memory):
             state = START
             for step in range(1_000_000):
@@ -146,23 +151,23 @@ def test_a_variable_of_a_comprehension_is_no_other_of_that_name() -> None:
                     loss.backward()  # UPDATE
                     opt.step()
         """)
-    assert found.answers(at["environment"])
-    assert not found.answers(at["replay"])
+    assert model_calls.answers(at["environment"])
+    assert not model_calls.answers(at["replay"])
 
 
 def test_values_passed_from_acting_to_learning_are_no_model_input() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def run(policy, world):
             while True:
                 seen, values = act(policy, world)  # MODEL
                 gains = advantages(values)  # gains
                 learn(policy, seen, gains)  # MODEL UPDATE
         """)
-    assert not found.feeds(at["gains"]) and not found.answers(at["gains"])
+    assert not model_calls.feeds(at["gains"]) and not model_calls.answers(at["gains"])
 
 
 def test_printing_and_logging_do_not_count_as_dataflow() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def train(net, opt, rows):
             at = 0
             x = rows[:8]
@@ -175,11 +180,11 @@ def test_printing_and_logging_do_not_count_as_dataflow() -> None:
                 x = decode(rows[at : at + 8])  # decode
                 at += 8
         """)
-    assert found.feeds(at["decode"]) and not found.answers(at["decode"])
+    assert model_calls.feeds(at["decode"]) and not model_calls.answers(at["decode"])
 
 
 def test_metrics_and_replay_memories_do_not_answer_the_model() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def learn(net, opt, loader, scores):
             for x, y in loader:  # data
                 out = net(x)  # MODEL
@@ -188,8 +193,8 @@ def test_metrics_and_replay_memories_do_not_answer_the_model() -> None:
                 opt.step()
                 scores.update(out.argmax(1), y)  # metric
         """)
-    assert not found.answers(at["metric"]) and not found.answers(at["data"])
-    found, at = calls("""
+    assert not model_calls.answers(at["metric"]) and not model_calls.answers(at["data"])
+    model_calls, at = calls("""
         def learn(policy, opt, world, memory):
             state = world.reset()
             while True:
@@ -203,11 +208,11 @@ def test_metrics_and_replay_memories_do_not_answer_the_model() -> None:
                 loss.backward()  # UPDATE
                 opt.step()
         """)
-    assert found.answers(at["environment"]) and not found.answers(at["sample"])
+    assert model_calls.answers(at["environment"]) and not model_calls.answers(at["sample"])
 
 
 def test_picking_examples_by_their_loss_is_no_environment() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def train(net, opt, pool):
             weights = [1.0] * len(pool)
             while True:
@@ -217,12 +222,12 @@ def test_picking_examples_by_their_loss_is_no_environment() -> None:
                 opt.step()
                 weights = update(weights, losses)  # weigh
         """)
-    assert not found.feeds(at["draw"]) and not found.feeds(at["weigh"])
-    assert not found.answers(at["draw"]) and not found.answers(at["weigh"])
+    assert not model_calls.feeds(at["draw"]) and not model_calls.feeds(at["weigh"])
+    assert not model_calls.answers(at["draw"]) and not model_calls.answers(at["weigh"])
 
 
 def test_a_method_of_the_model_between_two_of_its_calls_is_no_environment() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def train(net, opt, images):
             while True:
                 features = net(images)  # MODEL
@@ -231,11 +236,11 @@ def test_a_method_of_the_model_between_two_of_its_calls_is_no_environment() -> N
                 loss.backward()  # UPDATE
                 opt.step()
         """)
-    assert not found.answers(at["propose"]) and not found.feeds(at["propose"])
+    assert not model_calls.answers(at["propose"]) and not model_calls.feeds(at["propose"])
 
 
 def test_what_is_drawn_from_a_replay_memory_is_data_though_the_policy_filled_it() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def train(agent, env, memory, state):
             while True:
                 action = agent.act(state)  # MODEL
@@ -245,8 +250,8 @@ def test_what_is_drawn_from_a_replay_memory_is_data_though_the_policy_filled_it(
                 batch = memory.sample(64)  # draw
                 agent.learn(batch)  # MODEL UPDATE
         """)
-    assert found.feeds(at["draw"]) and not found.answers(at["draw"])
-    assert found.answers(at["step"]) and not found.feeds(at["step"])
+    assert model_calls.feeds(at["draw"]) and not model_calls.answers(at["draw"])
+    assert model_calls.answers(at["step"]) and not model_calls.feeds(at["step"])
 
 
 def test_text_that_is_not_python_has_no_dataflow() -> None:
@@ -304,13 +309,13 @@ def test_comprehensions_in_comprehensions_are_read_at_once():
     rows = "batch"
     for level in range(40):
         rows = f"[x{level} for x{level} in {rows}]"
-    found, at = calls(f"""
+    model_calls, at = calls(f"""
         def train(net, batches):
             for batch in batches:
                 rows = {rows}  # rows
                 net(rows)  # MODEL
         """)
-    assert found.feeds(at["rows"])
+    assert model_calls.feeds(at["rows"])
 
 
 def test_loops_in_loops_are_read_at_once():
@@ -333,14 +338,14 @@ def test_a_table_of_variables_is_not_followed_for_minutes(statement: str, monkey
 
 
 def test_what_an_expression_assigns_feeds_as_a_statement_would() -> None:
-    found, at = calls("""
+    model_calls, at = calls("""
         def train(net, opt, batches):
             while (batch := next(batches, None)) is not None:  # take
                 loss = net(batch).mean()  # MODEL
                 loss.backward()  # UPDATE
                 opt.step()
         """)
-    assert found.feeds(at["take"])
+    assert model_calls.feeds(at["take"])
 
 
 @pytest.mark.parametrize(
@@ -365,17 +370,17 @@ def test_what_an_expression_assigns_feeds_as_a_statement_would() -> None:
 def test_calls_of_the_model_in_a_loop_that_do_not_need_each_other(lines: str, apart: bool | None) -> None:
     body = lines.replace("\n", "\n    ")
     given = "net, rows, ids, image, game, games, words, state, told, scores"
-    found, at = calls(f"import torch\ndef handle({given}):\n    {body}\n")
-    assert found.apart(at["MODEL"]) is apart
+    model_calls, at = calls(f"import torch\ndef handle({given}):\n    {body}\n")
+    assert model_calls.apart(at["MODEL"]) is apart
 
 
 @pytest.mark.parametrize("needs", [False, True])
 def test_methods_of_the_same_object_do_not_make_calls_need_each_other(needs: bool) -> None:
-    found, at = calls(f"""
+    model_calls, at = calls(f"""
         class Scorer:
             def score(self, rows):
                 for row in rows:
                     told = self.encode({"self.last" if needs else "row"})
                     self.last = self.net(told)  # MODEL
         """)
-    assert found.apart(at["MODEL"]) is not needs
+    assert model_calls.apart(at["MODEL"]) is not needs

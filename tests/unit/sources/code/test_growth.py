@@ -218,7 +218,7 @@ def sites(source, stacks_of=None):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_shape(name):
+def test_every_shape_has_the_sites_that_are_marked_in_it(name):
     source = textwrap.dedent(SHAPES[name])
     lines = source.splitlines()
     expected = {n: line.endswith("# G") for n, line in enumerate(lines, 1) if line.endswith(("# G", "# g"))}
@@ -396,7 +396,7 @@ WORDS += [" += ", ".append(", ".backward()", "with torch.no_grad():", "def step(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join))
-def test_never_raises(source):
+def test_reading_source_for_growth_never_raises(source):
     sites(source)
 
 

@@ -36,7 +36,7 @@ def test_a_file_may_claim_to_lie_in_any_number_of_folders(code, monkeypatch):
     assert len(code._packages) <= 102
 
 
-def test_lines(code, tmp_path):
+def test_a_line_is_decoded_and_stripped_of_what_a_terminal_obeys(code, tmp_path):
     file = tmp_path / "train.py"
     file.write_bytes(b"one\r\ntwo\n\tthree\x1b[31m \xe2\x80\xaered\nb\xff")
     assert line_of(code, str(file), 1) == "one"

@@ -121,7 +121,7 @@ JUNK = st.text(alphabet="0123456789 max:/-.,\n²x", max_size=30)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(JUNK, JUNK, JUNK, JUNK)
-def test_never_raises(machine, membership, maximum, stat, memory):
+def test_reading_a_control_group_never_raises(machine, membership, maximum, stat, memory):
     files = {
         "sys/fs/cgroup/job/cpu.max": maximum,
         "sys/fs/cgroup/job/cpu.stat": stat,

@@ -10,7 +10,9 @@ from aitop.sources.host.roles import Place
 
 def test_a_launcher_is_told_from_a_rank(monkeypatch):
     own = os.getpid()
-    monkeypatch.setattr(source, "places_of", lambda members, _: {one.stat.pid: Place("launcher") for one in members})
+    monkeypatch.setattr(
+        source, "places_of", lambda members, _: {member.stat.pid: Place("launcher") for member in members}
+    )
     host = source.HostSource([own])
     assert host.seen.launchers == frozenset() and not host._looked.is_set()
     host.open()

@@ -24,13 +24,13 @@ def job(group="", **environment):
     ],
 )
 def test_slurm_by_the_control_group(group, number, step):
-    found = job(group, SLURM_JOB_ID="1", SLURM_STEP_ID="9")
-    assert (found.id, found.step, found.scheduler) == (number, step, "slurm")
+    identity = job(group, SLURM_JOB_ID="1", SLURM_STEP_ID="9")
+    assert (identity.id, identity.step, identity.scheduler) == (number, step, "slurm")
 
 
 def test_slurm_by_the_environment_where_it_makes_no_groups():
-    found = job("0::/user.slice/session-1.scope", SLURM_JOB_ID="4711", SLURM_STEP_ID="2")
-    assert (found.id, found.step, found.scheduler) == ("4711", "2", "slurm")
+    identity = job("0::/user.slice/session-1.scope", SLURM_JOB_ID="4711", SLURM_STEP_ID="2")
+    assert (identity.id, identity.step, identity.scheduler) == ("4711", "2", "slurm")
 
 
 @pytest.mark.parametrize(
@@ -43,26 +43,26 @@ def test_slurm_by_the_environment_where_it_makes_no_groups():
     ],
 )
 def test_a_pod_and_its_container(group):
-    found = job(group, HOSTNAME="train-0", SLURM_STEP_ID="7")
-    assert (found.id, found.pod, found.container, found.scheduler) == (UID, "train-0", ID, "kubernetes")
-    assert found.step is None
+    identity = job(group, HOSTNAME="train-0", SLURM_STEP_ID="7")
+    assert (identity.id, identity.pod, identity.container, identity.scheduler) == (UID, "train-0", ID, "kubernetes")
+    assert identity.step is None
 
 
 def test_a_container_is_no_job():
-    found = job(f"0::/system.slice/docker-{ID}.scope", HOSTNAME="box")
-    assert (found.id, found.container, found.pod, found.scheduler) == ("n1/42", ID, None, None)
+    identity = job(f"0::/system.slice/docker-{ID}.scope", HOSTNAME="box")
+    assert (identity.id, identity.container, identity.pod, identity.scheduler) == ("n1/42", ID, None, None)
 
 
 def test_ray_has_its_id_beside_the_process():
-    found = job(RAY_JOB_ID="01000000")
-    assert (found.id, found.ray_job, found.scheduler) == ("n1/42", "01000000", "ray")
+    identity = job(RAY_JOB_ID="01000000")
+    assert (identity.id, identity.ray_job, identity.scheduler) == ("n1/42", "01000000", "ray")
 
 
 @pytest.mark.parametrize("value", ["4711; rm -rf /", "", "password", "9" * 40, "١٢٣", "1\n2"])
 def test_values_that_no_scheduler_gives_are_not_taken(value):
-    found = job(SLURM_JOB_ID=value, RAY_JOB_ID=value, SECRET="hunter2")
-    assert (found.id, found.ray_job, found.scheduler) == ("n1/42", None, None)
-    assert "hunter2" not in str(found)
+    identity = job(SLURM_JOB_ID=value, RAY_JOB_ID=value, SECRET="hunter2")
+    assert (identity.id, identity.ray_job, identity.scheduler) == ("n1/42", None, None)
+    assert "hunter2" not in str(identity)
 
 
 @pytest.mark.parametrize(

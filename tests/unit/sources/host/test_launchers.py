@@ -136,8 +136,8 @@ TREES = {
 @pytest.fixture
 def proc(tmp_path, monkeypatch):
     def make(processes):
-        for one in processes:
-            one.write(tmp_path)
+        for process in processes:
+            process.write(tmp_path)
 
     monkeypatch.setattr(procfs, "PROC", str(tmp_path))
     return make
@@ -148,9 +148,9 @@ def test_from_any_process_of_a_job_all_of_it_is_found(proc, name):
     processes, tops, ranks = TREES[name]
     proc(processes)
     outside = {"-bash", "-zsh", "/v/bin/raylet --port 1", "ray::IDLE", "bash", "python sweep.py", "slurmstepd:|[7.0]"}
-    for one in processes:
-        if one.command not in outside:
-            assert set(whole_jobs([one.pid])) == tops, one
+    for process in processes:
+        if process.command not in outside:
+            assert set(whole_jobs([process.pid])) == tops, process
     tree = ProcessTree([(pid, None) for pid in sorted(tops)])
     places = places_of(tree.update())
     if ranks is not None:

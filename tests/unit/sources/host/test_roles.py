@@ -69,8 +69,8 @@ def test_numbers_that_were_only_inherited_do_not_count():
 
 
 def test_a_trainer_that_starts_its_peers_is_rank_0():
-    found = roles(process(10, 1), process(11, 10, rank=1, local=1, world=2), worker(12, 10), frameworks=(10,))
-    assert found == {10: ("rank", 0), 11: ("rank", 1), 12: ("loader-worker", 0)}
+    places = roles(process(10, 1), process(11, 10, rank=1, local=1, world=2), worker(12, 10), frameworks=(10,))
+    assert places == {10: ("rank", 0), 11: ("rank", 1), 12: ("loader-worker", 0)}
 
 
 def test_a_python_that_starts_a_training_script_is_a_launcher():
@@ -94,8 +94,8 @@ def test_trainers_that_were_seen_to_step_below_a_process_that_joins_them():
 
 
 def test_a_trainer_whose_child_steps_too_is_no_launcher():
-    found = roles(process(10, 1), process(12, 10, SPAWNED), steps={10, 12})
-    assert found == {10: ("rank", 0), 12: ("rank", None)}
+    places = roles(process(10, 1), process(12, 10, SPAWNED), steps={10, 12})
+    assert places == {10: ("rank", 0), 12: ("rank", None)}
 
 
 def test_a_script_that_was_seen_to_step_below_one_that_has_loaded_torch_as_well():
@@ -108,7 +108,7 @@ def test_a_script_that_was_seen_to_step_below_one_that_has_loaded_torch_as_well(
 
 
 def test_what_a_rank_starts_on_the_side():
-    found = roles(
+    places = roles(
         process(10, 1),
         process(11, 10, "wandb-core --port 1", python=False),
         process(12, 10, "sh -c nvidia-smi"),
@@ -117,7 +117,7 @@ def test_what_a_rank_starts_on_the_side():
         process(15, 12, "python prepare.py"),
     )
     known = {10: "rank", 11: "helper", 12: "other", 13: "helper", 14: "other", 15: "other"}
-    assert {pid: role for pid, (role, _) in found.items()} == known
+    assert {pid: role for pid, (role, _) in places.items()} == known
 
 
 def test_processes_without_their_parent():

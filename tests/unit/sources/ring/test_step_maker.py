@@ -203,7 +203,7 @@ moment = st.integers(1, 2**62) | st.integers(START, START + 10**10)
 
 @settings(max_examples=100, deadline=None)
 @given(events=st.lists(st.tuples(st.integers(0, at.KINDS), moment, moment, word, word), max_size=60))
-def test_no_events_hurt(events):
+def test_steps_made_of_any_events_hold_their_phases(events):
     maker = StepMaker()
     for step in maker.read(events, WATCHES):
         assert 0 <= step.forward <= step.seconds

@@ -36,7 +36,7 @@ def parts(*members, recogniser=None):
     if server is None:
         return None
     return server.software.name, [
-        server.parts[one.stat.pid].name if one.stat.pid in server.parts else None for one in members
+        server.parts[member.stat.pid].name if member.stat.pid in server.parts else None for member in members
     ]
 
 
