@@ -30,12 +30,16 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("script", LEAKS, ids=lambda script: script.stem)
-def test_the_stacks_of_a_run_that_leaks_lead_to_its_line(script):
+def test_the_stacks_of_a_run_that_leaks_lead_to_its_line(script, rising, monkeypatch):
+    reads = []
+    monkeypatch.setattr(growth, "growth_sites", lambda *what: reads.append(what) or ())
     finder = GrowthFinder(os.getpid(), lambda event: None)
     for seen in played(Recording(TESTS / f"accuracy/recordings/{script.stem}.t3.jsonl.gz"), every=4):
-        finder._learn(seen)
-    texts = {file: script.read_text() for file in finder._files if file.endswith(f"/{script.name}")}
-    (site,) = growth_sites(texts, finder._models, finder._steps)
+        finder.consider(seen)
+        wait_for_reader(finder)
+    texts, models, steps = reads[-1]
+    own = {file: script.read_text() for file in texts if file.endswith(f"/{script.name}")}
+    (site,) = growth_sites(own, models, steps)
     assert (site.text, site.keeps_graph) == LEAKS[script]
 
 

@@ -12,6 +12,7 @@ from snapshot_builder import snapshot
 
 from aitop.attach.attempt import Attachment
 from aitop.engine import hook_requests, live
+from aitop.engine.hook_requests import processes_to_hook
 from aitop.engine.runner import SourceRunner
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Cost, Snapshot, Target, Tick
@@ -81,30 +82,26 @@ class Host:
 
 
 @pytest.mark.parametrize(
-    ("seen", "watched", "stepping", "hooked"),
+    ("seen", "watched", "known", "hooked"),
     [
-        ({"ranks": (8, 9), "launchers": (1,)}, 1, {}, (8, 9)),
-        ({"launchers": (1,)}, 1, {}, ()),
-        ({}, 1, {}, (1,)),
+        ({"ranks": (8, 9), "launchers": (1,)}, 1, (), (8, 9)),
+        ({"launchers": (1,)}, 1, (), ()),
+        ({}, 1, (), (1,)),
         # What started others is hooked once it was seen to step.
-        ({"ranks": (8, 9), "parents": {9}}, 9, {}, (8,)),
-        ({"ranks": (9,), "parents": {9}}, 9, {10: 2}, ()),
-        ({"ranks": (8, 9), "parents": {9}}, 9, {9: 2}, (8, 9)),
+        ({"ranks": (8, 9), "parents": {9}}, 9, (), (8,)),
+        ({"ranks": (9,), "parents": {9}}, 9, (10,), ()),
+        ({"ranks": (8, 9), "parents": {9}}, 9, (9,), (8, 9)),
         # Without stacks nobody can tell who steps.
         ({"ranks": (9,), "parents": {9}}, 9, None, (9,)),
         # An engine, and not what works for it.
-        ({"ranks": (6,), "engines": (5,), "around": {1, 6}}, 1, {}, (5,)),
-        ({"ranks": (6, 9), "engines": (5,), "around": {1, 6}}, 1, {}, (5, 9)),
+        ({"ranks": (6,), "engines": (5,), "around": {1, 6}}, 1, (), (5,)),
+        ({"ranks": (6, 9), "engines": (5,), "around": {1, 6}}, 1, (), (5, 9)),
+        # Once into what takes requests for others.
+        ({"ranks": (6, 7), "fronts": (5, 6)}, 1, None, (5, 6, 7)),
     ],
 )
-def test_which_processes_the_hook_goes_into(monkeypatch, seen, watched, stepping, hooked):
-    feed = feed_of_this_process()
-    monkeypatch.setattr(live, "FIRST_LOOK_SECONDS", 0.05)
-    feed._pids, feed._host = (watched,), Host(**seen)
-    if stepping is not None:
-        feed._runners["stacks"] = Idle()
-        feed._stepping_processes.update(stepping, tuple(stepping), {8, 9, 10})
-    assert feed._hook_pids() == hooked
+def test_which_processes_the_hook_goes_into(seen, watched, known, hooked):
+    assert processes_to_hook(LivingProcesses(**seen), (watched,), known) == hooked
 
 
 @pytest.mark.parametrize("state", ["denied", "absent", "failed"])
@@ -115,12 +112,6 @@ def test_stacks_that_are_refused_are_not_waited_for(state):
     status = SourceStatus(time=0.0, source="stacks", state=state)
     feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, sources={"stacks": status})
     assert feed._hook_pids() == (9,)
-
-
-def test_the_hook_goes_once_into_what_takes_requests_for_others():
-    feed = feed_of_this_process()
-    feed._pids, feed._host = (1,), Host(ranks=(6, 7), fronts=(5, 6))
-    assert feed._hook_pids() == (5, 6, 7)
 
 
 def test_a_server_that_is_recognised_while_it_is_waited_for_who_steps(monkeypatch):

@@ -56,8 +56,8 @@ def replay():
 def test_every_place_reached_from_anywhere_is_what_playing_shows(replay, played):
     seen = Seen()
     replay.start(seen)
-    assert replay._outline.measured.wait(20)
-    times = replay._outline.times
+    assert replay.wait_until_measured(20)
+    times = [snapshot.time for snapshot in snapshots_of("slow-loader")]
     assert len(times) == len(played)
     for tick in (9, 3, 20, 19, len(played), 1, 13, 14):
         replay.seek_to(times[tick - 1] - times[0])
@@ -84,8 +84,8 @@ def test_a_request_just_before_the_wait_for_a_tick_is_not_missed(replay, monkeyp
 def test_it_says_where_it_stands_and_where_verdicts_change(replay, played):
     seen = Seen()
     replay.start(seen)
-    replay._outline._thread.join(30)
-    times = replay._outline.times
+    assert replay.wait_until_outlined(30)
+    times = [snapshot.time for snapshot in snapshots_of("slow-loader")]
     replay.seek_to(times[16] - times[0])
     assert seen.at(17) == played[16]
     position = replay.position()
@@ -98,7 +98,7 @@ def test_it_says_where_it_stands_and_where_verdicts_change(replay, played):
 def test_seeks_add_up_and_the_ends_stop_them(replay, played):
     seen = Seen()
     replay.start(seen)
-    assert replay._outline.measured.wait(20)
+    assert replay.wait_until_measured(20)
     replay.seek_by(-10)
     assert seen.at(1) == played[0]
     for _ in range(20):
@@ -160,7 +160,7 @@ def test_a_recording_that_breaks_off_can_be_played_to_there(tmp_path):
     feed.pause()
     seen = Seen()
     feed.start(seen)
-    assert feed._outline.measured.wait(20)
+    assert feed.wait_until_measured(20)
     feed.seek_to(1e9)
     seen.at(ticks)
     feed.stop()
@@ -228,9 +228,10 @@ def test_a_far_place_is_reached_from_a_bookmark_and_looks_the_same(tmp_path, mon
     feed, seen = ReplayFeed(Recording(path)), Seen()
     feed.pause()
     feed.start(seen)
-    feed._outline._thread.join(30)
+    assert feed.wait_until_outlined(30)
     assert feed._outline.bookmark_for(27).tick > 12
-    feed.seek_to(feed._outline.times[26] - feed._outline.times[0])
+    times = [event.time for event in events if isinstance(event, Tick)]
+    feed.seek_to(times[26] - times[0])
     seen.at(27)
     feed.stop()
     engine = Engine(target)
@@ -259,7 +260,7 @@ def test_every_checkpoint_is_marked_where_it_was_written(tmp_path, length):
     writer.close()
     read = outline.Outline(Recording(path))
     read.start()
-    read._thread.join(30)
+    assert read.wait(30)
     marked = [mark.seconds for mark in read.marks if mark.words == "checkpoint"]
     assert len(saving) >= 5 and marked == [int(end) + 1 - 100.0 for end in saving]
 
