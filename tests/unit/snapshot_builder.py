@@ -111,7 +111,7 @@ def on_gpu(records=None, *, busy=None, device=None, **more):
     device = device or GpuDevice(index=0, mine=True)
     series = {f"gpu{device.index}.{name}": constant(value) for name, value in counters.items()}
     more.setdefault("facts", facts(cuda=True))
-    more.setdefault("seen", 40)
+    more.setdefault("steps_so_far", 40)
     return snapshot(records, gpu=GpuSample(time=1000.0, devices=(device,)), series=series, **more)
 
 
@@ -124,12 +124,12 @@ def snapshot(
     kind="training",
     time=1000.0,
     main_samples=100,
-    seen=1000,
+    steps_so_far=1000,
     **fields,
 ):
-    """A Snapshot with hook steps (`records`, of `seen` so far) or with phases from stacks (`phases`)."""
+    """A Snapshot with hook steps (`records`) or with phases from stacks (`phases`)."""
     if records:
-        view = steps_view(RANK, records, seen, records)
+        view = steps_view(RANK, records, steps_so_far, records)
     elif phases is not None:
         view = Steps(basis="stacks", pid=RANK, phases=phases)
     else:

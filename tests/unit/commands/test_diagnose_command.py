@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 import snapshot_builder
+from publishing_feed import PublishingFeed
 
 from aitop import cli
 from aitop.commands import demo, diagnose, headless
@@ -29,19 +30,7 @@ def diagnosed(monkeypatch):
     def diagnose_seen(wait, *options):
         good = msgspec.structs.replace(snapshot_builder.snapshot(snapshot_builder.steps()), ledgers=(LEDGER,))
 
-        class Engine:
-            def __init__(self, *_):
-                pass
-
-            def start(self, publish):
-                publish(good)
-
-            def conclude(self):
-                pass
-
-            stop = conclude
-
-        monkeypatch.setattr("aitop.engine.live.LiveFeed", Engine)
+        monkeypatch.setattr("aitop.engine.live.LiveFeed", lambda *_: PublishingFeed(good))
         monkeypatch.setattr("aitop.sources.host.target.look", lambda pid, **_: good.target)
         monkeypatch.setattr(headless.Watcher, "wait", wait)
         return cli.run(["diagnose", "--pid", "7", *options])

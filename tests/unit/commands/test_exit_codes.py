@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import snapshot_builder
+from publishing_feed import PublishingFeed
 
 from aitop import cli
 from aitop.commands import demo, headless, monitor
@@ -108,20 +109,9 @@ def test_where_aitop_itself_fails_the_last_snapshot_stays():
 def test_where_aitop_itself_fails_every_verb_says_so_and_leaves_with_1(line, tmp_path, monkeypatch, capsys):
     good = snapshot_builder.snapshot(snapshot_builder.steps())
 
-    class Engine:
-        def __init__(self, *_):
-            pass
-
-        def start(self, publish):
-            publish(msgspec.structs.replace(good, tick=3))
-            publish(own_failure(good.target, ZeroDivisionError("of nothing"), time=1.0, wall=1.0))
-
-        def conclude(self):
-            pass
-
-        stop = conclude
-
-    monkeypatch.setattr("aitop.engine.live.LiveFeed", Engine)
+    failure = own_failure(good.target, ZeroDivisionError("of nothing"), time=1.0, wall=1.0)
+    feed = PublishingFeed(msgspec.structs.replace(good, tick=3), failure)
+    monkeypatch.setattr("aitop.engine.live.LiveFeed", lambda *_: feed)
     monkeypatch.setattr("aitop.sources.host.target.look", lambda pid, **_: good.target)
     monkeypatch.setattr(demo, "running", lambda *_: contextlib.nullcontext(7))
     monkeypatch.setattr(sys, "stdin", None)
@@ -178,12 +168,7 @@ def test_an_ascii_terminal_gets_question_marks_and_no_traceback(aitop):
 def test_a_screen_whose_engine_has_failed_ends_with_a_sentence_and_a_code(monkeypatch, capsys):
     target = Target(pid=7, command="python train.py")
 
-    class Engine:
-        def __init__(self, *_):
-            pass
-
-        def start(self, publish):
-            publish(own_failure(target, ZeroDivisionError("of nothing"), time=1.0, wall=1.0))
+    failure = own_failure(target, ZeroDivisionError("of nothing"), time=1.0, wall=1.0)
 
     class Screen:
         def __init__(self, feed, *_, **__):
@@ -194,7 +179,7 @@ def test_a_screen_whose_engine_has_failed_ends_with_a_sentence_and_a_code(monkey
             return 0
 
     monkeypatch.setattr("aitop.ui.app.MonitorApp", Screen)
-    monkeypatch.setattr("aitop.engine.live.LiveFeed", Engine)
+    monkeypatch.setattr("aitop.engine.live.LiveFeed", lambda *_: PublishingFeed(failure))
     arguments = cli.parse(["--pid", "7"])
     assert monitor.watch([target], arguments) == AitopError.exit_code
     assert "aitop itself failed and stopped watching (ZeroDivisionError: of nothing)" in capsys.readouterr().err

@@ -213,7 +213,7 @@ SETTING_UP = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, out
 def test_reading_a_data_set_is_no_leak():
     setting_up = snapshot(phases=SETTING_UP, kind="unknown", series=GROWING)
     assert unjudged(memory.leak(setting_up)) == memory.BLIND
-    just_stepping = snapshot(steps(seconds=0.05), series=GROWING, seen=40)
+    just_stepping = snapshot(steps(seconds=0.05), series=GROWING, steps_so_far=40)
     assert isinstance(memory.leak(just_stepping), Abstention), "what was read before the first step does not count"
 
 
@@ -345,12 +345,12 @@ def test_slow_growth_watched_only_briefly_may_be_a_buffer_that_fills():
     assert verdicts[0].confidence == memory.MAY_END < verdicts[2].confidence
     # At 1 MB a second it takes 2 h 43 m: only a rise that lasts for minutes is drawn out to that.
     long = [{"rss": growing(1e6, count=count)} for count in (50, 120, 250)]
-    verdicts = [fired(memory.leak(snapshot(steps(), series=series, seen=10_000))) for series in long]
+    verdicts = [fired(memory.leak(snapshot(steps(), series=series, steps_so_far=10_000))) for series in long]
     assert [memory.TOO_BRIEF in verdict.evidence for verdict in verdicts] == [True, True, False]
     lately = tuple(1e9 + max(0, index - 200) * 50e6 for index in range(250))
     times = tuple(float(750 + index) for index in range(250))
     began = {"rss": Series(times=times, values=lately)}
-    verdict = fired(memory.leak(snapshot(steps(), series=began, seen=10_000)))
+    verdict = fired(memory.leak(snapshot(steps(), series=began, steps_so_far=10_000)))
     assert verdict.severity == "critical", "it began a minute ago"
 
 

@@ -15,7 +15,6 @@ from aitop.sources.stacks.pace import (
     CREDIT_SECONDS,
     FULL_LOOK_EVERY,
     LEAST_CHILDREN,
-    LEAST_PART,
     LONGEST_INTERVAL,
     MOST_CHILDREN,
     QUICK_CHILDREN,
@@ -28,14 +27,21 @@ from aitop.sources.stacks.source import StackSource
 from aitop.sources.stacks.speedscope import ThreadSamples
 
 
-def spent(cpu: float, windows: int) -> list[tuple[float, float]]:
+def spent(cpu: float, windows: int, budget: Budget | None = None) -> list[tuple[float, float]]:
     """(start, interval) of windows of two seconds that cost `cpu` each."""
-    budget, now, found = Budget(0.0), 0.0, []
+    budget, now, taken = budget or Budget(0.0), 0.0, []
     for _ in range(windows):
         interval = budget.spend(cpu, now, now + 2.0)
-        found.append((now, interval))
+        taken.append((now, interval))
         now += max(2.0, interval)
-    return found
+    return taken
+
+
+def cores_used(cpu: float, budget: Budget) -> float:
+    """The cores that such windows use once the credit of the beginning is spent."""
+    windows = spent(cpu, 400, budget)
+    (begin, _), (end, _) = windows[200], windows[-1]
+    return 199 * cpu / (end - begin)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +190,10 @@ def test_where_no_core_is_idle_sampling_takes_a_quarter():
     free.found_idle(0.9)
     full.found_idle(0.1)
     assert (free.seldom, full.seldom) == (False, True)
-    assert free.spend(0.2, 0.0, 2.0) == 0.0
-    pause = full.spend(0.17, 0.0, 2.0) - 2.0
-    assert pause == pytest.approx((0.17 - LEAST_PART * CREDIT_SECONDS) / (LEAST_PART * CORES))
+    assert cores_used(0.03, full) == pytest.approx(0.25 * cores_used(0.03, free), rel=0.05)
     full.found_idle(2.0)
     assert not full.seldom
-    assert full.spend(0.0, 20.0, 30.0) == 0.0, "what it lacked is made up for as soon as there is idle time"
+    assert full.spend(0.0, 1e6, 1e6 + 10.0) == 0.0, "what it lacked is made up for as soon as there is idle time"
 
 
 def test_where_no_core_is_idle_few_processes_are_sampled(monkeypatch):
