@@ -70,12 +70,12 @@ def host(workers=0, *, worker_cpu=None, main_cpu=1.0, busy=(0.5, 0.5), state="S"
 
 
 def stacks(lines=(), workers=0, main_samples=100, phases=None):
-    found = [ProcessStacks(pid=RANK, role="rank", samples=main_samples, phases=phases or Phases())]
-    found += [
+    processes = [ProcessStacks(pid=RANK, role="rank", samples=main_samples, phases=phases or Phases())]
+    processes += [
         ProcessStacks(pid=WORKER + index, role="loader-worker", samples=100, phases=Phases())
         for index in range(workers)
     ]
-    return Stacks(seconds=5.0, samples=main_samples, processes=tuple(found), lines=tuple(lines))
+    return Stacks(seconds=5.0, samples=main_samples, processes=tuple(processes), lines=tuple(lines))
 
 
 def constant(value, count=20, until=1000.0):

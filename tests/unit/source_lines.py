@@ -3,5 +3,5 @@
 
 def line_of(code, file, line):
     """A line as it is, None if there is no such line."""
-    found = code.around(file, line, before=0, after=0)
-    return found[0][1] if found else None
+    lines = code.around(file, line, before=0, after=0)
+    return lines[0][1] if lines else None

@@ -235,19 +235,19 @@ def test_bytecode_is_kept_for_the_next_attach_and_only_used_for_the_very_same_fi
     assert not folder.exists() and len(made) == 1, "without a folder for bytecode nothing is kept"
     folder.mkdir(parents=True)
     assert pack("install", hook_sources()) == first and len(made) == 2
-    (kept,) = folder.iterdir()
+    (cached,) = folder.iterdir()
     assert pack("install", hook_sources()) == first and len(made) == 2
-    whole = kept.read_bytes()
+    whole = cached.read_bytes()
     other = marshal.dumps((importlib.util.MAGIC_NUMBER, (("hook.a", "A = 1"),), [b""]))
     for damaged in (b"", whole[:-1], b"\xff" + whole, marshal.dumps(3), other):
-        kept.write_bytes(damaged)
+        cached.write_bytes(damaged)
         before = len(made)
         assert pack("install", hook_sources()) == first and len(made) == before + 1
-    assert kept.read_bytes() == whole
+    assert cached.read_bytes() == whole
     pack("install", GOOD)
-    assert kept.read_bytes() == whole
+    assert cached.read_bytes() == whole
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    kept.unlink()
+    cached.unlink()
     assert pack("install", hook_sources()) == first and not any(folder.iterdir())
 
 

@@ -74,13 +74,13 @@ def test_a_cancelled_request_is_never_begun(carrier: Carrier) -> None:
 
 
 def test_two_targets_never_have_it_both() -> None:
-    one = MemoryCarrier(0)
-    os.pwrite(one.fd, FREE, 0)
-    first, second = taken_by(one), taken_by(one)
+    carrier = MemoryCarrier(0)
+    os.pwrite(carrier.fd, FREE, 0)
+    first, second = taken_by(carrier), taken_by(carrier)
     assert [next(first), next(second)] == ["mine", "no"]
     first.close()
-    assert next(taken_by(one)) == "no"  # not even after the first is gone
-    one.close()
+    assert next(taken_by(carrier)) == "no"  # not even after the first is gone
+    carrier.close()
 
 
 def test_files_of_killed_monitors_are_removed_and_those_in_use_are_not_however_old(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_process_that_may_look_into_us_can_open_our_memory() -> None:
         status = read_status(child.pid)
         assert status is not None and may_look_into_us(status)
         child.kill()
-    one = MemoryCarrier(0)
-    os.pwrite(one.fd, FREE, 0)
-    assert next(taken_by(one)) == "mine"
-    one.close()
+    carrier = MemoryCarrier(0)
+    os.pwrite(carrier.fd, FREE, 0)
+    assert next(taken_by(carrier)) == "mine"
+    carrier.close()

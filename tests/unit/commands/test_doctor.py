@@ -202,8 +202,8 @@ def gpus(*devices: DeviceAbilities) -> dict[str, Check]:
 def test_lines_of_the_doctor_about_nvml(device, states, words):
     lines = gpus(device)
     assert tuple(lines[name].state for name in ("nvml", "gpm", "mig"))[: len(states)] == states
-    told = " ".join(f"{line.reason} {line.remedy}" for line in lines.values())
-    assert words.replace("RmProfiling", "NVreg_RestrictProfilingToAdminUsers=0") in told
+    text = " ".join(f"{line.reason} {line.remedy}" for line in lines.values())
+    assert words.replace("RmProfiling", "NVreg_RestrictProfilingToAdminUsers=0") in text
 
 
 NO_LIBRARY = without_driver(1)
@@ -411,11 +411,11 @@ def test_long_lines_are_broken_between_words_under_their_start():
 
 
 def test_the_keys_of_the_json_report_stay():
-    told = json.loads(report.as_json(HOSTILE, 7))
-    assert list(told) == ["schema", "aitop", "ok", "pid", "checks"]
-    assert (told["schema"], told["ok"], told["pid"]) == (1, False, 7)
-    assert [list(check) for check in told["checks"]] == [["name", "state", "reason", "remedy"]] * 2
-    assert told["checks"][1] == {"name": "gpm", "state": "not-needed", "reason": "no GPU", "remedy": None}
+    read = json.loads(report.as_json(HOSTILE, 7))
+    assert list(read) == ["schema", "aitop", "ok", "pid", "checks"]
+    assert (read["schema"], read["ok"], read["pid"]) == (1, False, 7)
+    assert [list(check) for check in read["checks"]] == [["name", "state", "reason", "remedy"]] * 2
+    assert read["checks"][1] == {"name": "gpm", "state": "not-needed", "reason": "no GPU", "remedy": None}
 
 
 def test_a_fault_of_ours_is_no_hung_driver(monkeypatch):

@@ -83,7 +83,7 @@ def test_the_address_of_the_settings(capsys, settings_file):
     with served() as fake:
         settings_file(f'prometheus = "{fake.url.replace("//", f"//ada:{SECRET}@")}"')
         assert run(["fleet", "--once"]) == 0
-        assert {one["Authorization"] for one in fake.headers} == {"Basic YWRhOnMzY3IzdA=="}
+        assert {header["Authorization"] for header in fake.headers} == {"Basic YWRhOnMzY3IzdA=="}
     assert run(["config"]) == 0
     out = capsys.readouterr().out
     assert f'prometheus = "{fake.url.replace("//", "//ada:***@")}"' in out

@@ -120,8 +120,8 @@ def test_order_is_severity_then_share():
 @pytest.mark.parametrize(("full_in", "first"), [(1800.0, "memory-leak"), (3500.0, "eval-stall"), (None, "eval-stall")])
 def test_memory_that_fills_weighs_as_much_as_it_takes_of_the_next_hour(full_in, first):
     leak = msgspec.structs.replace(verdict("memory-leak", share=None), full_in=full_in)
-    found = {"eval-stall": verdict("eval-stall", share=0.1), "memory-leak": leak}
-    rules = [Rule(name, lambda _, one=one: Finding(one, 0.5), 0.2, 0.1) for name, one in found.items()]
+    verdicts = {"eval-stall": verdict("eval-stall", share=0.1), "memory-leak": leak}
+    rules = [Rule(name, lambda _, each=each: Finding(each, 0.5), 0.2, 0.1) for name, each in verdicts.items()]
     judge = Judge(rules)
     assert [shown(judge, time) for time in range(2)][-1][0] == first
 
@@ -130,12 +130,12 @@ def test_memory_that_fills_weighs_as_much_as_it_takes_of_the_next_hour(full_in, 
 @pytest.mark.parametrize(("gain", "shown"), [((1.0, 1.4), "info"), ((1.05, 1.9), "info"), ((1.12, 1.4), None)])
 def test_what_may_well_gain_nothing_is_information(severity, gain, shown):
     def judge(snapshot):
-        found = msgspec.structs.replace(verdict("optimizer-bound", severity), speedup=1.3, speedup_range=gain)
-        return Finding(found, 0.5)
+        judged = msgspec.structs.replace(verdict("optimizer-bound", severity), speedup=1.3, speedup_range=gain)
+        return Finding(judged, 0.5)
 
     judge_ = Judge([Rule("optimizer-bound", judge, 0.2, 0.1)])
-    told = [judge_.judge(picture(time)) for time in range(2)][-1]
-    assert [verdict.severity for verdict in told.verdicts] == [shown or severity]
+    diagnosis = [judge_.judge(picture(time)) for time in range(2)][-1]
+    assert [verdict.severity for verdict in diagnosis.verdicts] == [shown or severity]
 
 
 def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
@@ -345,7 +345,7 @@ def healthy(tick, noise, stall=False):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_noisy_healthy_run_gets_no_warning_and_its_verdict_stays(seed):
     noise, judge = random.Random(seed), Judge()
-    told = [judge.judge(healthy(tick, noise, stall=tick in (40, 100))) for tick in range(120)]
-    loud = {verdict.id for diagnosis in told for verdict in diagnosis.verdicts if verdict.severity != "info"}
+    diagnoses = [judge.judge(healthy(tick, noise, stall=tick in (40, 100))) for tick in range(120)]
+    loud = {verdict.id for diagnosis in diagnoses for verdict in diagnosis.verdicts if verdict.severity != "info"}
     assert loud == set()
-    assert {diagnosis.verdicts[0].id for diagnosis in told[2:]} == {"compute-bound"}
+    assert {diagnosis.verdicts[0].id for diagnosis in diagnoses[2:]} == {"compute-bound"}

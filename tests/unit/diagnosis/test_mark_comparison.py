@@ -35,9 +35,9 @@ def test_a_real_change_is_found_with_its_size(manner):
 
 @pytest.mark.parametrize("manner", [{}, {"burst": 4}, {"rare": 0.02}], ids=["plain", "bursty", "outliers"])
 def test_chance_is_not_taken_for_a_change(manner):
-    found = [compare(steps(80, seed=2 * n, **manner), steps(80, seed=2 * n + 1, **manner)) for n in range(60)]
-    assert sum(one.outcome != "same" for one in found) <= 3
-    assert found[0].words.startswith("no change beyond noise (±")
+    changes = [compare(steps(80, seed=2 * n, **manner), steps(80, seed=2 * n + 1, **manner)) for n in range(60)]
+    assert sum(change.outcome != "same" for change in changes) <= 3
+    assert changes[0].words.startswith("no change beyond noise (±")
 
 
 def test_too_few_steps_are_said():

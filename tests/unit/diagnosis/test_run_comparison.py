@@ -370,14 +370,14 @@ def test_few_or_noisy_units_are_said_with_how_long_to_record():
 
 def test_verdicts_and_settings():
     slow = Verdict(id="input-bound", severity="critical", title="", confidence=1, share=0.5, subtype="workers")
-    kept = Verdict(id="precision", severity="warning", title="", confidence=1, share=0.2)
+    left = Verdict(id="precision", severity="warning", title="", confidence=1, share=0.2)
     new = Verdict(id="compute-bound", severity="info", title="", confidence=1, share=0.9)
-    before = made(1, verdicts=(slow, kept), settings={"threads": 1, "torch": "2.13"})
-    after = made(2, verdicts=(kept, new), settings={"threads": 2, "torch": "2.13", "fused": True})
+    before = made(1, verdicts=(slow, left), settings={"threads": 1, "torch": "2.13"})
+    after = made(2, verdicts=(left, new), settings={"threads": 2, "torch": "2.13", "fused": True})
     compared = compare_runs(before, after)
     changes = compared.verdicts.gone, compared.verdicts.new, compared.verdicts.kept
     assert [[one.id for one in each] for each in changes] == [["input-bound"], ["compute-bound"], ["precision"]]
-    settings = {one.name: (one.before, one.after) for one in compared.settings}
+    settings = {setting.name: (setting.before, setting.after) for setting in compared.settings}
     assert settings == {"threads": (1, 2), "fused": (None, True)}
     assert compared.causes[0].id == "input-bound"
     assert compared.causes[0].delta_ms == pytest.approx(-compared.before.mean_ms / 2)

@@ -139,8 +139,8 @@ def test_what_costs_the_same_idle_time_of_a_device_is_not_saved_twice():
     ],
 )  # fmt: skip
 def test_the_next_limit_is_a_part_of_what_is_left_of_the_step(first, second, limit):
-    told = together([said(*first), said(*second)], SCOPES, snapshot(steps()))
-    assert told[0].evidence == limit
+    gains = together([said(*first), said(*second)], SCOPES, snapshot(steps()))
+    assert gains[0].evidence == limit
     information = together([said(*first), said("host-bound", 0.3, severity="info")], SCOPES, snapshot(steps()))
     assert information[0].evidence == ()
 

@@ -137,9 +137,9 @@ def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch, ri
 def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch, rising):
     released = threading.Event()
     monkeypatch.setattr(growth, "growth_sites", lambda *read: released.wait(10) and ())
-    told = []
-    finder = GrowthFinder(os.getpid(), told.append)
+    sent = []
+    finder = GrowthFinder(os.getpid(), sent.append)
     for number in range(3):
         look(finder, line("main", 0.5, file=str(tmp_path / f"{number}.py")))
-    assert told == []
+    assert sent == []
     released.set()

@@ -78,12 +78,12 @@ def test_steps_are_put_together_by_the_second_in_which_they_end():
     seconds.add([step(n, 10.0 + n * 0.01, 0.001 * (n + 1)) for n in range(100)])
     assert seconds.series() == {}
     seconds.add([step(100, 11.5, 0.5, save=0.4, evaluation=0.05), step(101, 14.2)])
-    found = seconds.series()
-    assert found["step_p50"].times == (11.0, 12.0)
-    assert [round(value) for value in found["step_p50"].values] == [51, 500]
-    assert [round(value) for value in found["step_p95"].values] == [96, 500]
-    assert found["step_save"].values == (0.0, 0.4)
-    assert found["step_evaluation"].values == (0.0, 0.05)
+    series = seconds.series()
+    assert series["step_p50"].times == (11.0, 12.0)
+    assert [round(value) for value in series["step_p50"].values] == [51, 500]
+    assert [round(value) for value in series["step_p95"].values] == [96, 500]
+    assert series["step_save"].values == (0.0, 0.4)
+    assert series["step_evaluation"].values == (0.0, 0.05)
 
 
 def test_the_chart_of_steps_is_bounded():

@@ -195,23 +195,23 @@ def feed_of_this_process(*more, shared=None, **options):
 
 
 def test_sources_stop_when_the_engine_has_failed(monkeypatch):
-    feed, told = feed_of_this_process(), []
+    feed, sent = feed_of_this_process(), []
 
     def broken(event):
         raise ValueError("cannot count")
 
     monkeypatch.setattr(feed._engine, "handle", broken)
-    feed.start(told.append)
+    feed.start(sent.append)
     try:
         feed._thread.join(10)
-        assert "cannot count" in told[0].target.ended
+        assert "cannot count" in sent[0].target.ended
         assert [name for name, runner in feed._runners.items() if runner.join(10)] == ["host"]
     finally:
         feed.stop()
 
 
 def test_the_first_picture_after_a_source_hangs_says_so(monkeypatch):
-    feed, told = feed_of_this_process(), []
+    feed, sent = feed_of_this_process(), []
     reads, goes_on = threading.Event(), threading.Event()
 
     def hangs():
@@ -220,7 +220,7 @@ def test_the_first_picture_after_a_source_hangs_says_so(monkeypatch):
         return []
 
     def publish(snapshot):
-        told.append(snapshot)
+        sent.append(snapshot)
         feed._stopping.set()
 
     monkeypatch.setattr(feed._host, "read", hangs)
@@ -230,7 +230,7 @@ def test_the_first_picture_after_a_source_hangs_says_so(monkeypatch):
     try:
         assert reads.wait(10)
         feed._run(publish)
-        assert [snapshot.sources["host"].state for snapshot in told] == ["stale"]
+        assert [snapshot.sources["host"].state for snapshot in sent] == ["stale"]
     finally:
         goes_on.set()
         feed.stop()
@@ -251,21 +251,21 @@ class Ticks:
 
 
 def test_the_last_snapshot_is_made_when_the_watching_is_over():
-    ticks, told, first = Ticks(), [], threading.Event()
+    ticks, sent, first = Ticks(), [], threading.Event()
     feed = feed_of_this_process(ticks, interval=60.0)
-    feed.start(lambda snapshot: (told.append(snapshot), first.set()))
+    feed.start(lambda snapshot: (sent.append(snapshot), first.set()))
     try:
         assert first.wait(10)
         deadline = time.monotonic() + 60
-        while len(told) < len(live.FIRST_TICKS) and time.monotonic() < deadline:
+        while len(sent) < len(live.FIRST_TICKS) and time.monotonic() < deadline:
             time.sleep(0.05)
-        before, asked = len(told), time.monotonic()
+        before, asked = len(sent), time.monotonic()
         feed.conclude()
-        assert len(told) == before + live.ENOUGH_TICKS == len(ticks.seen)
-        assert told[-1].time >= asked and told[-1].host is not None
+        assert len(sent) == before + live.ENOUGH_TICKS == len(ticks.seen)
+        assert sent[-1].time >= asked and sent[-1].host is not None
     finally:
         feed.stop()
-    assert len(told) == before + live.ENOUGH_TICKS
+    assert len(sent) == before + live.ENOUGH_TICKS
 
 
 @pytest.mark.parametrize(("cores", "seldom"), [(0.0, True), (1.5, False)])

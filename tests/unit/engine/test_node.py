@@ -19,8 +19,8 @@ from aitop.outputs.prometheus.families import JobsCollector
 def job(monkeypatch):
     """A process that `export --all` finds."""
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
-        found = {"user": "ada", "framework": "torch", "ranks": 1, "workers": 0, "age": 1.0}
-        running = [Candidate(pid=process.pid, command="train.py", **found)]
+        facts = {"user": "ada", "framework": "torch", "ranks": 1, "workers": 0, "age": 1.0}
+        running = [Candidate(pid=process.pid, command="train.py", **facts)]
         monkeypatch.setattr(node, "candidates", lambda gpu_users: running if process.poll() is None else [])
         monkeypatch.setattr(node, "SEARCH_SECONDS", 0.0)
         yield process

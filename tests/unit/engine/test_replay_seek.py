@@ -283,7 +283,9 @@ def test_a_replay_gives_the_same_snapshots():
     assert feed.finished.wait(10)
     feed.stop()
     live = play(events)
-    assert [msgspec.json.encode(one) for one in replayed] == [msgspec.json.encode(one) for one in live]
+    assert [msgspec.json.encode(snapshot) for snapshot in replayed] == [
+        msgspec.json.encode(snapshot) for snapshot in live
+    ]
 
 
 def test_a_paused_replay_waits():

@@ -52,7 +52,7 @@ def test_a_rank_of_four_that_gets_its_data_late(end):
 def test_a_rank_of_four_that_left_out_a_collective():
     primary = end_of_recording("hang").diagnosis.primary
     assert (primary.id, primary.subtype, primary.ranks) == ("hang", "skipped-collective", (3,))
-    assert [one.text for one in primary.where[:2]] == ["loss.backward()", "dist.barrier()"]
+    assert [place.text for place in primary.where[:2]] == ["loss.backward()", "dist.barrier()"]
     assert "last collective called: 907 by rank 3; 908 by rank 0, 1, 2" in primary.evidence
 
 

@@ -474,8 +474,8 @@ def test_probes_of_a_servers_health_take_no_tokens_from_it():
 
 
 def test_looks_that_tell_no_rate():
-    one = figures(look(99.0, 5.0, running=2.0))
-    assert (one.requests_per_second, one.alive) == (None, 2)
+    served = figures(look(99.0, 5.0, running=2.0))
+    assert (served.requests_per_second, served.alive) == (None, 2)
     assert figures(look(10.0, 5.0)) is None, "an old one tells nothing"
     assert figures(look(90.0, 50.0), look(99.0, 5.0)).requests_per_second is None, "a counter that went back"
     same = [look(90.0, 5.0, latency=latencies(1.0, 0.0, 1.0, 2.0, 3.0)), look(90.0, 9.0), look(89.0, 10.0)]

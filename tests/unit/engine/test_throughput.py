@@ -41,8 +41,8 @@ def test_operations_of_an_accumulating_step():
     known = facts(flops_per_backward=1e9, flops_basis="shapes")
     made = operations(known, records(backwards=4))
     assert made.flops == 4e10
-    _, told = with_throughput(view(records(backwards=4)), known, None)
-    assert told.flops_basis == "shapes"
+    _, measured = with_throughput(view(records(backwards=4)), known, None)
+    assert measured.flops_basis == "shapes"
 
 
 def test_operations_by_tokens_only_where_the_graph_says_nothing():

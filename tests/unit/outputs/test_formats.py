@@ -84,7 +84,7 @@ def test_collapsed_counts_every_sample(recording):
     for line in export(recording, "collapsed", "run").splitlines():
         stack, count = line.rsplit(" ", 1)
         counts[stack.split(";")[0]] += int(count)
-    assert counts.total() == sum(one.samples for one in sampled(recording.events()))
+    assert counts.total() == sum(counted.samples for counted in sampled(recording.events()))
 
 
 def check_trace(text):

@@ -41,7 +41,7 @@ def served(serving=SERVED, engine="vllm 0.32.0", sources=()):
     return snapshot(
         kind="inference",
         host=HostSample(time=1.0, processes=processes, machine=MachineSample(cores=2), engine=engine),
-        sources={one.source: one for one in sources},
+        sources={source.source: source for source in sources},
         steps=None,
         diagnosis=Diagnosis(),
         serving=serving,

@@ -88,10 +88,10 @@ class Starved(Source):
 
 def test_a_lack_of_descriptors_is_said_with_the_command_that_mends_it():
     said: list[SourceStatus] = []
-    told = threading.Event()
-    runner = SourceRunner(Starved(), lambda event: (said.append(event), told.set()))
+    reported = threading.Event()
+    runner = SourceRunner(Starved(), lambda event: (said.append(event), reported.set()))
     runner.start()
-    assert told.wait(5)
+    assert reported.wait(5)
     runner.ask_to_stop()
     assert (said[0].state, said[0].reason) == ("failed", "aitop has as many files open as it may")
     assert "ulimit -n" in said[0].remedy

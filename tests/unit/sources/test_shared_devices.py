@@ -26,8 +26,8 @@ def test_devices_are_read_once_for_all_jobs_and_each_sees_its_own(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(devices, "all_devices", lambda: driver)
     shared = devices.SharedDevices(15.0)
-    one, other = shared.of(lambda: frozenset({1})), shared.of(lambda: frozenset({3}))
-    (mine,), (theirs,) = one.read(), other.read()
+    own, other = shared.of(lambda: frozenset({1})), shared.of(lambda: frozenset({3}))
+    (mine,), (theirs,) = own.read(), other.read()
     assert driver.reads == 1
     assert [device.mine for device in mine.devices] == [True, False]
     assert [process.mine for process in mine.devices[0].processes] == [True, False]

@@ -214,7 +214,7 @@ def test_parts_of_a_line_add_up_whatever_was_looked_at(samples, on_core, held, a
     groups = {seen: {seen: count} for seen, count in zip(SEEN, samples, strict=True) if count}
     whole = sum(waits)
     left = (1.0 - running) / whole if running is not None and whole else 0.0
-    told = ThreadLooks(
+    looks = ThreadLooks(
         cpu={seen: min(count, asked) for seen, count in zip(SEEN, on_core, strict=True)},
         cpu_asked=asked,
         gil={seen: min(count, asked) for seen, count in zip(SEEN, held, strict=True)},
@@ -222,7 +222,7 @@ def test_parts_of_a_line_add_up_whatever_was_looked_at(samples, on_core, held, a
         running=running,
         waits={kind: share * left for kind, share in zip(KINDS, waits, strict=True)},
     )
-    parts: dict[object, Parts] = parts_of_groups(groups, told, {seen: seen.state for seen in groups})
+    parts: dict[object, Parts] = parts_of_groups(groups, looks, {seen: seen.state for seen in groups})
     assert parts.keys() == groups.keys()
     for shares in parts.values():
         assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)

@@ -380,8 +380,8 @@ def test_calls_of_the_model_for_one_request_that_do_not_need_each_other(frames, 
         loops, first=100, last=110, statements=(Statement(first=104, last=104),), loops=((103, 105),)
     )
     seen = window(2.0, *main(RANK, (stack(*TOP, *frames), 60)))
-    (found,) = view(msgspec.structs.replace(seen, flows=(loops, plain, needs))).lines
-    assert (found.phase, found.apart) == ("forward", apart)
+    (seen_stacks,) = view(msgspec.structs.replace(seen, flows=(loops, plain, needs))).lines
+    assert (seen_stacks.phase, seen_stacks.apart) == ("forward", apart)
 
 
 def test_shares_of_threads_from_windows_that_asked_and_that_did_not():
@@ -396,8 +396,8 @@ def test_shares_of_threads_from_windows_that_asked_and_that_did_not():
     def shares(*windows):
         return StackView().view(windows, {1: "rank"}, 0.0).threads
 
-    assert [(one.thread, one.gil) for one in shares(plain)] == [("MainThread", None), ("metrics", None)]
-    assert [(one.thread, one.gil, one.active) for one in shares(plain, asked, nobody)] == [
+    assert [(share.thread, share.gil) for share in shares(plain)] == [("MainThread", None), ("metrics", None)]
+    assert [(share.thread, share.gil, share.active) for share in shares(plain, asked, nobody)] == [
         ("MainThread", 0.0, 1.0),
         ("metrics", 0.5, 0.25),
     ]

@@ -20,8 +20,8 @@ WAITS = Phases(forward=0.0, backward=0.0, optimizer=0.0, data_wait=0.0, outside=
 
 
 def sampled(pid, role="loader-worker", phases=WAITS, active=0.0, samples=100):
-    one = ProcessStacks(pid=pid, role=role, samples=samples, phases=phases)
-    return one, ThreadShare(pid=pid, thread="MainThread", samples=samples, active=active)
+    process = ProcessStacks(pid=pid, role=role, samples=samples, phases=phases)
+    return process, ThreadShare(pid=pid, thread="MainThread", samples=samples, active=active)
 
 
 def seen(*processes, lines=()):

@@ -20,15 +20,15 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def keys_of(*classes):
     """Every key of these and what they are made from, as people write it, with its action."""
-    found = {}
-    for one in classes:
-        for base in one.__mro__:
+    keys = {}
+    for screen_class in classes:
+        for base in screen_class.__mro__:
             if base.__module__.startswith("aitop"):
                 for binding in base.__dict__.get("BINDINGS", ()):
                     assert isinstance(binding, Binding)
                     for key in binding.key.split(","):
-                        found.setdefault(key_name(key), binding.action)
-    return found
+                        keys.setdefault(key_name(key), binding.action)
+    return keys
 
 
 def test_the_footer_names_keys_that_do_what_it_says():
@@ -39,9 +39,9 @@ def test_the_footer_names_keys_that_do_what_it_says():
 
 def test_the_readme_names_keys_that_there_are():
     known = keys_of(MonitorScreen, ReplayScreen, AitopApp, ProcessPane, LineScreen, HangScreen, FleetScreen)
-    told = set(re.findall(r"`([!-_a-z]|\^[a-z]|⏎|tab|space|[←→↑↓◆])`", README.split("On the screen")[1])) - {"◆"}
-    assert len(told) > 25
-    assert told <= set(known), told - set(known)
+    keys = set(re.findall(r"`([!-_a-z]|\^[a-z]|⏎|tab|space|[←→↑↓◆])`", README.split("On the screen")[1])) - {"◆"}
+    assert len(keys) > 25
+    assert keys <= set(known), keys - set(known)
 
 
 def test_the_readme_tells_of_every_key_of_the_footer():

@@ -145,9 +145,9 @@ def test_columns_fit_their_width_and_stand_under_their_headings(width: int) -> N
 
 
 def test_columns_that_tell_least_go_first() -> None:
-    kept = [{column.heading for column, _ in fit(width, gpu=True)} for width in (26, 60, 120)]
-    assert kept[0] < kept[1] < kept[2]
-    assert "cpu" in kept[0]
+    headings = [{column.heading for column, _ in fit(width, gpu=True)} for width in (26, 60, 120)]
+    assert headings[0] < headings[1] < headings[2]
+    assert "cpu" in headings[0]
     assert not any(column.heading.startswith("gpu") for column, _ in fit(200, gpu=False))
 
 

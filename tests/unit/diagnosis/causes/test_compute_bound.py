@@ -129,8 +129,8 @@ def test_generate_that_is_told_to_keep_no_cache_computes_its_prefix_again(varied
     assert "use_cache=True" in verdict.fixes[0].text
     assert verdict.speedup == (pytest.approx(12.1 / 2.05, rel=0.15) if varied else None)
     assert ("not known" in verdict.evidence[1]) is not varied
-    kept = [replace(each, tokens_again=None) for each in made]
-    assert fired(compute_bound(answering(kept))).subtype is None
+    cached = [replace(each, tokens_again=None) for each in made]
+    assert fired(compute_bound(answering(cached))).subtype is None
 
 
 @pytest.mark.parametrize(

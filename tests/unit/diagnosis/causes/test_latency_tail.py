@@ -316,8 +316,8 @@ def test_the_wait_of_one_thread_for_a_core_holds_up_no_other_request():
     requests = [replace(late if 200 <= at < 210 else usual, end=START + at * 0.04) for at in range(400)]
     requests[205] = replace(requests[205], cpu=0.3)
     crowd = {"run_delay": constant(0.04, 31), "main_thread": constant(0.36, 31)}
-    found = RequestHoldUps(hold_ups(server(requests, series=crowd), serving(requests), requests, 0.02))
-    assert found.seconds("cores", requests[204]) > 0.0 == found.seconds("cores", requests[205])
+    held_up = RequestHoldUps(hold_ups(server(requests, series=crowd), serving(requests), requests, 0.02))
+    assert held_up.seconds("cores", requests[204]) > 0.0 == held_up.seconds("cores", requests[205])
 
 
 def test_requests_that_queue_for_the_models_lock_are_held_up_by_nothing():

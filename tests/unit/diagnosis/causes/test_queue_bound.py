@@ -114,12 +114,12 @@ def test_a_worker_beside_four_that_make_turns_is_a_quarter_more():
 
 def test_an_answer_on_its_way_back_keeps_no_other_request_waiting():
     back = 0.02
-    found = []
+    delayed = []
     for record in CROWD:
         worked = record.seconds - record.queue
         whole = replace(record, end=record.end + back, seconds=record.seconds + back)
-        found.append(replace(whole, preprocess=0.1 * worked, model=0.8 * worked, postprocess=0.1 * worked))
-    load = load_of(found)
+        delayed.append(replace(whole, preprocess=0.1 * worked, model=0.8 * worked, postprocess=0.1 * worked))
+    load = load_of(delayed)
     assert load.slots == 1 and load.back == pytest.approx(back)
     assert change(load, replicas=2).length.speedup == pytest.approx(2.0, abs=0.15)
 

@@ -360,8 +360,8 @@ def test_waiting_for_a_core_is_no_exchange():
 def test_cores_that_exchanging_takes_from_computing_are_part_of_what_it_costs():
     busy = with_calls((0.04,), (0.04,))
     for second in range(3):
-        one = host(1000.0 + second, run_delay=0.2, main_cpu=0.5, cpu=0.9)
-        busy.add(msgspec.structs.replace(one, machine=MachineSample(cores=2, core_busy=(0.9, 0.9))))
+        sample = host(1000.0 + second, run_delay=0.2, main_cpu=0.5, cpu=0.9)
+        busy.add(msgspec.structs.replace(sample, machine=MachineSample(cores=2, core_busy=(0.9, 0.9))))
     picture = seen(busy)
     assert (picture.ranks.exchange, picture.ranks.apart) == (pytest.approx(0.04), pytest.approx(0.04))
     verdict = comm_bound(picture).verdict
@@ -441,8 +441,8 @@ def test_the_condition_may_stand_further_out_but_not_above_all_ranks():
 
 
 def test_a_rank_that_is_gone_is_missed_by_what_the_launcher_said():
-    one = host(1000.0)
-    alone = HostSample(time=1000.0, processes=one.processes[:1], machine=one.machine)
+    sample = host(1000.0)
+    alone = HostSample(time=1000.0, processes=sample.processes[:1], machine=sample.machine)
     past = still((user(9), BARRIER))
     past.hosts.append(alone)
     stand = standstill(past, 1000.0)
@@ -526,8 +526,8 @@ def test_the_ranks_of_all_loader_workers_in_a_lock_are_named(ranks, whose):
         Standing(pid=200 + at, rank=number, role="loader-worker", doing="fetching", where=user(65), frames=(user(65),))
         for at, number in enumerate(ranks)
     ]
-    found = Standstill(seconds=9.0, ranks=tuple(loading), workers=tuple(workers))
-    verdict = fired(hang(snapshot([], standstill=found)))
+    stand = Standstill(seconds=9.0, ranks=tuple(loading), workers=tuple(workers))
+    verdict = fired(hang(snapshot([], standstill=stand)))
     assert verdict.title == f"2 loader workers{whose} do not come back at train.py:65"
     assert any(sentence.startswith(f"loader workers 200 and 201{whose}: in ") for sentence in verdict.evidence)
 
@@ -564,8 +564,8 @@ def test_a_run_that_was_never_seen_to_update_stands_if_it_waits_for_its_loader()
 @pytest.mark.parametrize(("frames", "stands"), [((user(9),), False), ((user(9), BARRIER), True)])
 def test_a_worker_of_a_server_that_went_is_missed_only_where_others_meet_it(frames, stands):
     past = still(frames, frames, seconds=20)
-    one = past.hosts.last
-    past.add(msgspec.structs.replace(one, processes=one.processes[:1], engine="torchserve 0.12"))
+    sample = past.hosts.last
+    past.add(msgspec.structs.replace(sample, processes=sample.processes[:1], engine="torchserve 0.12"))
     assert (standstill(past, 1000.0) is not None) is stands
 
 

@@ -32,8 +32,8 @@ def rising(first, last, count=20):
 
 
 def device(used, **fields):
-    one = GpuDevice(index=0, mine=True, memory_total=80 * GB, memory_used=round(used * GB), **fields)
-    return GpuSample(time=1000.0, devices=(one,))
+    gpu = GpuDevice(index=0, mine=True, memory_total=80 * GB, memory_used=round(used * GB), **fields)
+    return GpuSample(time=1000.0, devices=(gpu,))
 
 
 def allocator(allocated=20, reserved=30, peak=25, **fields):
@@ -371,9 +371,9 @@ def held(*memory, **fields):
 def test_a_rank_that_holds_much_more_memory_than_the_others():
     users = (GpuProcess(pid=100), GpuProcess(pid=101))
     gpu = GpuSample(time=1.0, devices=(GpuDevice(index=0, memory_total=40 << 30, processes=users),))
-    told = oom_risk(held(36, 24, 24, gpu=gpu))
-    assert (told.verdict.subtype, told.verdict.severity, told.verdict.ranks) == ("imbalance", "warning", (0,))
-    assert "set_device" in told.verdict.fixes[0].text and "GPU 0 also holds memory of rank 1" in told.verdict.evidence
+    verdict = fired(oom_risk(held(36, 24, 24, gpu=gpu)))
+    assert (verdict.subtype, verdict.severity, verdict.ranks) == ("imbalance", "warning", (0,))
+    assert "set_device" in verdict.fixes[0].text and "GPU 0 also holds memory of rank 1" in verdict.evidence
     assert oom_risk(held(26, 24, 24)) is None and oom_risk(held(36)) is None and oom_risk(snapshot([])) is None
     host = [RankView(rank=rank, pid=rank, rss=one << 20) for rank, one in enumerate((900, 300))]
     assert oom_risk(snapshot([], ranks=Ranks(ranks=tuple(host)))) is None, "less than a gigabyte"

@@ -48,10 +48,10 @@ def test_kernels_of_real_traces_belong_to_their_operators(name, kinds):
         for event in on_device(events)
         if "convolution" in by_id.get(event["args"].get("External id"), "") and event["cat"] == "kernel"
     )
-    found = {row.kind: row.seconds for row in profile.classes}
-    assert found.get("convolution", 0.0) == pytest.approx(convolved / 1e6)
-    assert found.keys() == kinds
-    assert sum(found.values()) == pytest.approx(sum(event["dur"] for event in on_device(events)) / 1e6)
+    seconds_by_kind = {row.kind: row.seconds for row in profile.classes}
+    assert seconds_by_kind.get("convolution", 0.0) == pytest.approx(convolved / 1e6)
+    assert seconds_by_kind.keys() == kinds
+    assert sum(seconds_by_kind.values()) == pytest.approx(sum(event["dur"] for event in on_device(events)) / 1e6)
 
 
 @pytest.mark.parametrize("name", ["resnet_v100", "training_mi250"])

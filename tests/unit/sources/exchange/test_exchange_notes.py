@@ -34,8 +34,8 @@ def dump(*entries):
 
 
 def test_the_collective_that_a_rank_waits_in_is_read_from_its_dump():
-    found = last_of(dump(entry(7), entry(8, "scheduled"), entry(9, "scheduled")), 1, 3)
-    assert found == FlightRecord(pid=1, rank=3, call="all_reduce", state="scheduled", sequence=9, group="default_pg",
+    last = last_of(dump(entry(7), entry(8, "scheduled"), entry(9, "scheduled")), 1, 3)
+    assert last == FlightRecord(pid=1, rank=3, call="all_reduce", state="scheduled", sequence=9, group="default_pg",
                                  waiting=True, where="train.py:9")  # fmt: skip
     assert last_of(dump(entry(7)), 1, 3).waiting is False
     assert last_of(dump(), 1, 3) is None
@@ -119,9 +119,9 @@ def alike(*sequences, gpu=None, **fields):
 
 
 def test_of_ranks_in_the_same_call_the_one_with_fewer_collectives_is_behind():
-    told = alike(812, 811, 812)
-    assert (told.subtype, told.ranks) == ("skipped-collective", (1,))
-    assert "last collective called: 811 by rank 1; 812 by rank 0, 2" in told.evidence
+    sentence = alike(812, 811, 812)
+    assert (sentence.subtype, sentence.ranks) == ("skipped-collective", (1,))
+    assert "last collective called: 811 by rank 1; 812 by rank 0, 2" in sentence.evidence
     assert alike(812, 812).subtype == alike(812, None).subtype == "exchange"
 
 
@@ -130,10 +130,10 @@ def test_what_flight_recorder_and_the_driver_say_is_evidence():
                                  waiting=True, where="train.py:9") for rank in (0, 1))  # fmt: skip
     devices = (GpuDevice(index=0, xid=(31,)), GpuDevice(index=1, xid=(13, 79), mine=True))
     gpu = GpuSample(time=1.0, devices=devices)
-    told = alike(None, None, gpu=gpu, notes=ExchangeNotes(time=1.0, flights=flights))
-    assert told.ranks == (1,)
-    assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in told.evidence
-    assert [words for words in told.evidence if "Xid" in words] == ["GPU 1 reported Xid 13, 79"]
+    sentence = alike(None, None, gpu=gpu, notes=ExchangeNotes(time=1.0, flights=flights))
+    assert sentence.ranks == (1,)
+    assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in sentence.evidence
+    assert [words for words in sentence.evidence if "Xid" in words] == ["GPU 1 reported Xid 13, 79"]
     others = (flights[0], msgspec.structs.replace(flights[1], group="pairs"))
     assert alike(None, None, notes=ExchangeNotes(time=1.0, flights=others)).subtype == "exchange", "counted apart"
 

@@ -154,8 +154,8 @@ def test_from_any_process_of_a_job_all_of_it_is_found(proc, name):
     tree = ProcessTree([(pid, None) for pid in sorted(tops)])
     places = places_of(tree.update())
     if ranks is not None:
-        found = {pid: place.numbers.rank for pid, place in places.items() if place.role == "rank"}
-        assert found == ranks
+        rank_of = {pid: place.numbers.rank for pid, place in places.items() if place.role == "rank"}
+        assert rank_of == ranks
 
 
 def test_what_ranks_have_beside_them_is_known_by_its_part(proc):

@@ -50,9 +50,9 @@ def test_nvlink_fields_that_are_not_there_give_no_rate():
 
 
 def listing(*entries: tuple[int, int | None]) -> Nvml:
-    found = [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in entries]
+    listed = [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in entries]
     return Nvml(
-        nvmlDeviceGetComputeRunningProcesses_v3=lambda _handle: found, nvmlDeviceGetMinorNumber=lambda _handle: 3
+        nvmlDeviceGetComputeRunningProcesses_v3=lambda _handle: listed, nvmlDeviceGetMinorNumber=lambda _handle: 3
     )
 
 

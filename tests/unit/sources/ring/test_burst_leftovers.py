@@ -22,16 +22,16 @@ def made(folder, name, age=2 * OLD_SECONDS):
 def test_only_old_folders_of_processes_that_are_gone(tmp_path):
     gone = ended_process()
     left = made(tmp_path, f"aitop-burst-{gone}-abc_1")
-    kept = [
+    untouched = [
         made(tmp_path, f"aitop-burst-{os.getpid()}-abc"),
         made(tmp_path, f"aitop-burst-{gone}-young", age=1.0),
         made(tmp_path, f"aitop-other-{gone}-abc"),
         made(tmp_path, "aitop-burst-abc"),
     ]
     link = tmp_path / f"aitop-burst-{gone}-link"
-    link.symlink_to(kept[0])
+    link.symlink_to(untouched[0])
     remove_leftovers(str(tmp_path))
-    assert not left.exists() and link.is_symlink() and all((path / "trace.json").exists() for path in kept)
+    assert not left.exists() and link.is_symlink() and all((path / "trace.json").exists() for path in untouched)
     remove_leftovers(str(tmp_path / "missing"))
 
 

@@ -55,11 +55,11 @@ def test_phases_count_nothing_twice():
 
 
 def test_without_a_process_group_communication_is_not_measured():
-    found = records(watches=())
-    assert {(record.communication, record.communication_apart, record.collectives) for record in found} == {
+    records_read = records(watches=())
+    assert {(record.communication, record.communication_apart, record.collectives) for record in records_read} == {
         (None, None, None)
     }
-    assert steps_view(1, found, 5).phases.communication is None
+    assert steps_view(1, records_read, 5).phases.communication is None
 
 
 def copying_step(start):
@@ -78,13 +78,13 @@ def copying_step(start):
 def test_copies_within_phases_are_told_from_those_beside_them():
     maker = StepMaker()
     events = [event for number in range(5) for event in copying_step(1000 + 20 * number)]
-    found = maker.read(events, ("transfer",))
-    assert found
-    for record in found:
+    records_read = maker.read(events, ("transfer",))
+    assert records_read
+    for record in records_read:
         assert record.transfer == pytest.approx(0.005)
         assert record.transfer_apart == pytest.approx(0.003)
         assert record.transfer_bytes == 1500
-    phases = steps_view(1, found, 5).phases
+    phases = steps_view(1, records_read, 5).phases
     assert phases.transfer == pytest.approx(0.15)
     shares = (phases.data_wait, phases.forward, phases.backward, phases.optimizer, phases.transfer, phases.outside)
     assert sum(shares) == pytest.approx(1.0)

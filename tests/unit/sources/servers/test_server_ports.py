@@ -163,8 +163,8 @@ def kernels(packed: bytes) -> str:
 )
 def test_the_loopback_address_of_a_socket(address, reached):
     packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-    one = Connection(kernels(packed), 8000, kernels(bytes(len(packed))), 0, "0A", 1)
-    assert loopback_for(one) == reached
+    connection = Connection(kernels(packed), 8000, kernels(bytes(len(packed))), 0, "0A", 1)
+    assert loopback_for(connection) == reached
 
 
 @pytest.mark.parametrize("word", ["", "0100007", "zzzzzzzz", "0100007F0100007F"])

@@ -106,5 +106,5 @@ def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
         "profiles": [{"name": 'Thread 77 "metrics"', "samples": [[0], [0]]}],
         "shared": {"frames": [{"name": "publish", "file": "m.py", "line": 3}]},
     }
-    _, (one,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
-    assert (one.name, one.main) == ("metrics", False)
+    _, (parsed,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
+    assert (parsed.name, parsed.main) == ("metrics", False)

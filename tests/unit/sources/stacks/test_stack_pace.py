@@ -114,9 +114,9 @@ ROLES = {"rank": [10], "loader-worker": [11, 12, 13, 14, 15, 16], "helper": [20]
 
 
 def chooser(monkeypatch, working, roles=None):
-    found = Chooser([os.getpid()], lambda: working)
-    monkeypatch.setattr(found, "_by_role", lambda: roles or ROLES)
-    return found
+    some = Chooser([os.getpid()], lambda: working)
+    monkeypatch.setattr(some, "_by_role", lambda: roles or ROLES)
+    return some
 
 
 def test_the_rank_comes_first_until_it_is_known_who_works(monkeypatch):
