@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from exported_job import JOB
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from recorded_runs import end_of_recording, snapshots_of
@@ -18,8 +19,6 @@ from aitop.model.source import SourceStatus
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Diagnosis, Verdict, Where
 from aitop.outputs.prometheus.families import JobsCollector, WatchedJob
-
-JOB = Job(pid=7, node="n1", id="4711", user="ada", scheduler="slurm", step="0")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otlp is not installed")
 
+from exported_job import JOB
 from msgspec.structs import replace
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -19,13 +20,10 @@ from recorded_runs import end_of_recording, snapshots_of
 
 from aitop import cli
 from aitop.commands import export
-from aitop.model.job import Job
 from aitop.model.verdict import Diagnosis
 from aitop.outputs import otlp
 from aitop.outputs.otlp import OtlpSender
 from aitop.outputs.prometheus.families import JobsCollector
-
-JOB = Job(pid=7, node="n1", id="4711", user="ada", scheduler="slurm", step="0")
 
 
 class Receiver(http.server.ThreadingHTTPServer):
