@@ -10,12 +10,32 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from aitop.attach.attempt import Attempt, Limit
 from aitop.attach.entrance import begin, remove, settled
 from aitop.attach.refusal import AttachRefused
+from aitop.sources.host.source import LivingProcesses
 from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.stacks.work import Level
 
 SELF_REMOVAL_SECONDS = 0.6
 # How long `bring_in` waits for a process at its first call, and at each later one.
 FIRST_WAIT_SECONDS, NEXT_WAIT_SECONDS = 3.0, 0.2
+
+
+def may_step(seen: LivingProcesses, watched: Sequence[int]) -> tuple[int, ...]:
+    """The processes that may make steps themselves: some of the ranks, or of those `watched` if there are no ranks."""
+    pids = seen.ranks or tuple(pid for pid in watched if pid not in seen.launchers)
+    return tuple(pid for pid in pids if pid not in (*seen.engines, *seen.around))
+
+
+def processes_to_hook(seen: LivingProcesses, watched: Sequence[int], known: Collection[int] | None) -> tuple[int, ...]:
+    """The processes to put the hook into: engines and fronts of servers, and the processes that make steps.
+
+    Never a launcher, which makes no steps, nor a process around an engine, whose work is measured in the engine. A
+    process with children may leave the work to them. So it counts only once it is among `known`, those that have shown
+    that they make steps; `known` is None where nothing would show it.
+    """
+    pids = may_step(seen, watched)
+    if known is not None:
+        pids = tuple(pid for pid in pids if pid in known or pid not in seen.parents)
+    return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *pids)))
 
 
 class HookRequests:

@@ -17,7 +17,7 @@ from aitop.engine.core import Engine
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.history import KEEP_SECONDS, History, Reach
-from aitop.engine.hook_requests import HookRequests, SteppingProcesses, take_out
+from aitop.engine.hook_requests import HookRequests, SteppingProcesses, may_step, processes_to_hook, take_out
 from aitop.engine.run_history import RunHistory
 from aitop.engine.runner import SourceRunner
 from aitop.errors import AitopError
@@ -314,37 +314,24 @@ class LiveFeed:
     # Which processes get the hook.
 
     def _hook_pids(self) -> tuple[int, ...]:
-        """The processes to put the hook into: engines and fronts of servers, and the processes that make steps.
-
-        Never a launcher, which makes no steps, nor a process around an engine, whose work is measured in the engine.
-        """
         if not self._host.seen.ranks:
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
-        stepping = self._stepping()
+        known = self._known_to_step()
         # A server may have been recognised meanwhile.
-        seen = self._host.seen
-        return tuple(dict.fromkeys((*seen.engines, *seen.fronts, *stepping)))
+        return processes_to_hook(self._host.seen, self._pids, known)
 
-    def _stepping(self) -> tuple[int, ...]:
-        """The processes that make steps themselves: some of the ranks, or of the targets if there are no ranks.
+    def _known_to_step(self) -> frozenset[int] | None:
+        """The processes that have shown that they make steps; None where stacks, which would show it, are not sampled.
 
-        A process with children may leave the work to them. So, where stacks are sampled, it counts only once they have
-        shown it making steps.
+        Where every process that may step has children, and none has the hook yet, it is waited for.
         """
-        pids = self._may_step()
+        pids = may_step(self._host.seen, self._pids)
         if not pids or not self._stacks_tell() or self._stopping.is_set():
-            return pids
+            return None
         hooked = self._hook_requests.hooked
         if not hooked and self._host.seen.parents.issuperset(pids):
             self._stepping_processes.wait_until_known(FIRST_LOOK_SECONDS)
-            pids = self._may_step()
-        known = self._stepping_processes.pids() | hooked
-        return tuple(pid for pid in pids if pid in known or pid not in self._host.seen.parents)
-
-    def _may_step(self) -> tuple[int, ...]:
-        seen = self._host.seen
-        pids = seen.ranks or tuple(pid for pid in self._pids if pid not in seen.launchers)
-        return tuple(pid for pid in pids if pid not in (*seen.engines, *seen.around))
+        return self._stepping_processes.pids() | hooked
 
     def _stacks_tell(self) -> bool:
         """Whether stacks are sampled here, or will soon be."""

@@ -65,6 +65,11 @@ class Outline:
         self._stopping.set()
         self.free.set()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait until everything was read. Returns whether it was, within so many seconds."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def passed(self, tick: int, lines: int, history: History) -> None:
         """Add a bookmark every few ticks: the lines read and the history known after `tick`. From any thread."""
         if tick % self._apart == 0 and tick not in self._bookmarks:

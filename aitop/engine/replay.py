@@ -74,6 +74,14 @@ class ReplayFeed:
 
     # Called from any thread
 
+    def wait_until_measured(self, seconds: float) -> bool:
+        """Wait until the duration is known and seeks are possible. Returns whether it is, within so many seconds."""
+        return self._outline.measured.wait(seconds)
+
+    def wait_until_outlined(self, seconds: float) -> bool:
+        """Wait until all marks are known. Returns whether they are, within so many seconds."""
+        return self._outline.wait(seconds)
+
     def position(self) -> ReplayPosition:
         """The present position."""
         times, way = self._outline.times, self._way

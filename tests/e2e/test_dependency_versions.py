@@ -22,7 +22,7 @@ NAMES = ("textual", "nvidia-ml-py", "py-spy")
 TESTS = (
     "tests/ui/test_replay_screen.py",
     "tests/ui/test_evidence_screen.py",
-    "tests/unit/test_process_tree.py",
+    "tests/unit/ui/test_process_tree.py",
     "tests/gpu/test_nvml_source.py",
     "tests/e2e/test_stack_source.py",
 )

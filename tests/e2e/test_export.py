@@ -20,9 +20,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from exported_job import JOB
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from recorded_runs import snapshots_of
 from serving_run import free_port
-from test_export_metrics import JOB, recorded
 
 from aitop import cli
 from aitop.model.fleet import straggler_of
@@ -119,7 +120,7 @@ def prometheus(folder: Path, targets: list[str], rules: str | None = None, **set
 @pytest.mark.parametrize("name", ["serve", "simulated-gpu"])
 def test_promtool_finds_nothing_to_object_to_in_the_metrics(name):
     collector, registry = JobsCollector("n1"), CollectorRegistry()
-    for snapshot in recorded(name):
+    for snapshot in snapshots_of(name):
         collector.take(JOB, snapshot)
     registry.register(collector)
     command = ["promtool", "check", "metrics"]
@@ -480,7 +481,7 @@ def test_every_query_of_the_dashboard_returns_data(tmp_path):
     playing = threading.Event()
 
     def play():
-        jobs = {number: with_first_tokens(recorded(name)) for number, name in enumerate(names, start=1)}
+        jobs = {number: with_first_tokens(snapshots_of(name)) for number, name in enumerate(names, start=1)}
         for turn in range(20):
             for number, snapshots in jobs.items():
                 job = msgspec.structs.replace(JOB, pid=number, id=str(number))

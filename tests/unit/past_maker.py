@@ -32,6 +32,12 @@ class Noise:
         return max(0.2, 1.0 + self._state)
 
 
+def noise_of(count, seed, *, like=0.6, spread=0.05):
+    """So many of these factors."""
+    noise = Noise(seed, spread=spread, memory=like)
+    return [noise() for _ in range(count)]
+
+
 def plan(**parts):
     """What a unit takes: seconds by field of its record; `host` of it lies in no phase.
 
@@ -41,15 +47,17 @@ def plan(**parts):
     return {"forward": 0.02, "backward": 0.03, "optimizer": 0.005, "host": 0.002, **parts}
 
 
-def watched(seconds, planned, *, noise=None, unit="step", facts_first=False):
+def watched(seconds, planned, *, tick_every=1, noise=None, unit="step", facts_first=False):
     """The last Snapshot of a run of so many seconds; `planned(second)` gives the plan of each.
+
+    A tick comes once in `tick_every` seconds.
 
     With `facts_first` the hook's facts come in a sample before the one with the steps.
     """
     engine = Engine(Target(pid=RANK, command="python train.py", script=TRAIN))
     noise, index, last = noise or Noise(), 1, None
     record = _record(1, START, planned(0), noise(), unit)
-    for second in range(seconds):
+    for second in range(0, seconds, tick_every):
         now, what, records = START + second + 1, planned(second), []
         while record.end <= now:
             records.append(record)
@@ -67,7 +75,7 @@ def watched(seconds, planned, *, noise=None, unit="step", facts_first=False):
             device = GpuDevice(index=0, mine=True, sm_clock=what["clock"])
             engine.handle(GpuSample(time=now, devices=(device,)))
         tick = Tick(time=now + 0.1, wall=WALL + now + 0.1 - START)
-        last = engine.handle(tick, judged=second >= seconds - JUDGED) or last
+        last = engine.handle(tick, judged=second >= seconds - JUDGED * tick_every) or last
     return last
 
 

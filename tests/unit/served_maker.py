@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from snapshot_builder import RANK, host, process, snapshot
 
+from aitop.model.host import HostSample
 from aitop.model.serving import IterationRecord, Pause, RequestRecord, Serving
 
 START = 970.0
@@ -104,4 +105,4 @@ def server(requests=(), iterations=(), *, held=(), lines=(), series=None, window
 
 def tree(**states):
     """A host on which the server's process is in this state and uses this much of a core."""
-    return host().__class__(time=1000.0, processes=(process(**states),), machine=host().machine, usable_cores=2.0)
+    return HostSample(time=1000.0, processes=(process(**states),), machine=host().machine, usable_cores=2.0)

@@ -25,6 +25,7 @@ def steps(count=40, seconds=0.1, **durations):
 
 def line(function, share, *, pid=RANK, phase="outside", number=10, file="/x/train.py", via=(), **fields):
     """A line of the user's. `via` has (function, line, text) of its callers, the outermost first."""
+    assert 0 <= share <= 1
     fields.setdefault("activity", "python")
     return HotLine(
         pid=pid,
@@ -37,6 +38,22 @@ def line(function, share, *, pid=RANK, phase="outside", number=10, file="/x/trai
         share=share,
         via=tuple(Frame(function=name, file=file, line=at, user=True, text=words) for name, at, words in via),
         **fields,
+    )
+
+
+def of_thread(function, share, *, thread="metrics", activity="python", number=50, text=None):
+    return HotLine(
+        pid=RANK,
+        role="rank",
+        file="/x/metrics.py",
+        line=number,
+        function=function,
+        phase="outside",
+        activity=activity,
+        samples=round(share * 100),
+        share=share,
+        text=text,
+        thread=thread,
     )
 
 
@@ -53,12 +70,12 @@ def host(workers=0, *, worker_cpu=None, main_cpu=1.0, busy=(0.5, 0.5), state="S"
 
 
 def stacks(lines=(), workers=0, main_samples=100, phases=None):
-    found = [ProcessStacks(pid=RANK, role="rank", samples=main_samples, phases=phases or Phases())]
-    found += [
+    processes = [ProcessStacks(pid=RANK, role="rank", samples=main_samples, phases=phases or Phases())]
+    processes += [
         ProcessStacks(pid=WORKER + index, role="loader-worker", samples=100, phases=Phases())
         for index in range(workers)
     ]
-    return Stacks(seconds=5.0, samples=main_samples, processes=tuple(found), lines=tuple(lines))
+    return Stacks(seconds=5.0, samples=main_samples, processes=tuple(processes), lines=tuple(lines))
 
 
 def constant(value, count=20, until=1000.0):
@@ -67,6 +84,20 @@ def constant(value, count=20, until=1000.0):
 
 def facts(**fields):
     return HookFacts(way="attach", python="3.11", torch="2", **fields)
+
+
+ON_CUDA = facts(cuda=True)
+
+
+def on_devices(*devices, **fields):
+    """A run whose machine has these devices."""
+    return snapshot(steps(), gpu=GpuSample(time=1000.0, devices=devices), **fields)
+
+
+def own_gpu(index=0, **fields):
+    """A device of the run, unless `mine` says otherwise."""
+    fields.setdefault("mine", True)
+    return GpuDevice(index=index, memory_total=100, **fields)
 
 
 def loaders(workers, **fields):
@@ -80,7 +111,7 @@ def on_gpu(records=None, *, busy=None, device=None, **more):
     device = device or GpuDevice(index=0, mine=True)
     series = {f"gpu{device.index}.{name}": constant(value) for name, value in counters.items()}
     more.setdefault("facts", facts(cuda=True))
-    more.setdefault("seen", 40)
+    more.setdefault("steps_so_far", 40)
     return snapshot(records, gpu=GpuSample(time=1000.0, devices=(device,)), series=series, **more)
 
 
@@ -93,12 +124,12 @@ def snapshot(
     kind="training",
     time=1000.0,
     main_samples=100,
-    seen=1000,
+    steps_so_far=1000,
     **fields,
 ):
-    """A Snapshot with hook steps (`records`, of `seen` so far) or with phases from stacks (`phases`)."""
+    """A Snapshot with hook steps (`records`) or with phases from stacks (`phases`)."""
     if records:
-        view = steps_view(RANK, records, seen, records)
+        view = steps_view(RANK, records, steps_so_far, records)
     elif phases is not None:
         view = Steps(basis="stacks", pid=RANK, phases=phases)
     else:
@@ -107,7 +138,7 @@ def snapshot(
     fields.setdefault("window", 10.0)
     if lines or main_samples:
         fields.setdefault("stacks", stacks(lines, workers, main_samples, phases))
-    return accounted(
+    return with_ledgers(
         Snapshot(
             tick=5,
             time=time,
@@ -120,7 +151,7 @@ def snapshot(
     )
 
 
-def accounted(seen):
+def with_ledgers(seen):
     """The Snapshot with those who work and their ledgers made anew, as the engine does before it judges."""
     made = seen.steps if seen.steps is not None and seen.steps.recent else None
     stepping = {made.pid: made.recent[-1].kind} if made else {}
@@ -128,6 +159,6 @@ def accounted(seen):
     return msgspec.structs.replace(seen, ledgers=ledgers(seen))
 
 
-def changed(seen, **fields):
+def with_fields(seen, **fields):
     """The Snapshot with other fields, and the ledgers that follow from them."""
-    return accounted(msgspec.structs.replace(seen, **fields))
+    return with_ledgers(msgspec.structs.replace(seen, **fields))

@@ -1,9 +1,9 @@
 """The example of aitop/README.md: from samples of one line that waits for the disk to the sentences that it names."""
 
 import re
-from pathlib import Path
 
 import msgspec
+from repository import ROOT
 from stack_maker import stack, window
 
 from aitop.engine.core import Engine
@@ -12,7 +12,7 @@ from aitop.model.snapshot import Target, Tick
 from aitop.model.stacks import Look, StackWindow, ThreadState
 from aitop.outputs.text import to_text
 
-MAP = (Path(__file__).parents[2] / "aitop" / "README.md").read_text(encoding="utf-8")
+MAP = (ROOT / "aitop" / "README.md").read_text(encoding="utf-8")
 EXAMPLE = re.sub(r"\s+", " ", MAP.partition("## From a sample to a sentence")[2].partition("\n## ")[0])
 PID, NAME = 7, "MainThread"
 TOP = "user/train.py:50 <module>"
