@@ -314,7 +314,7 @@ def main() -> int:
             spread = f"{sum(map(bool, known))} of {len(known)}"
             name = f"{what} right without the hook" if without_hook else f"{what} right"
             figures.append(Figure(name, share, "%", least=least, spread=spread))
-    return publish(args, figures, whole=not args.cases)
+    return publish(args, figures)
 
 
 if __name__ == "__main__":

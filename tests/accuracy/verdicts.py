@@ -151,7 +151,7 @@ def seconds_for(scenario: Scenario) -> float:
 def parsed() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that can run here)")
-    parser.add_argument("--tiers", default="1,2,3", help="3 everything, 2 without hook, 1 without stacks as well")
+    parser.add_argument("--tiers", default="3,2", help="3 everything, 2 without hook, 1 without stacks as well")
     parser.add_argument("--seconds", type=float, help=f"how long to watch ({SECONDS}, growth {SECONDS_IF_GROWING})")
     parser.add_argument("--turns", type=int, default=3, help="of the script as it is and mended, to measure a gain")
     parser.add_argument("--turn-seconds", type=float, default=1.7, help="how long each turn lasts")
@@ -186,7 +186,7 @@ def main() -> int:
     if args.results == RESULTS and not args.names:
         Path(__file__).with_name("verdicts.md").write_text(f"# The scenarios, watched live\n\n{when}\n\n{rows}\n")
     print(rows)
-    return publish(args, list(figures(bench.rows, bench.gains)), whole=not args.names)
+    return publish(args, list(figures(bench.rows, bench.gains)))
 
 
 if __name__ == "__main__":

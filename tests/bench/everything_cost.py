@@ -110,7 +110,7 @@ def main() -> int:
     args = parser.parse_args()
     ways = [full for full in BARS if args.cores in (None, "full" if full else "free")]
     measured = [figure for full in ways for figure in figures(args.model, full, args.starts, args.seconds)]
-    return publish(args, measured, whole=args.cores is None)
+    return publish(args, measured)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from everything_cost import interval
 from results import Figure, options, publish
 from serving_cases import CASE_BY_NAME  # isort: split
 
 from serving_run import Clients, Server, quantile
 from serving_verdicts import running, sends_of
 from terminal import OnTerminal
+from timed_run import interval
 
 LEAST_RATIO, MOST_RATIO = 0.98, 1.02
 DEFAULT = ("embeddings", "review_scores", "vllm")
@@ -158,7 +158,7 @@ def main() -> int:
             for figure in figures_of(name, watcher, args.clients, args.pairs, args.seconds):
                 print(figure.row(), flush=True)
                 found.append(figure)
-    return publish(args, found, whole=not args.names)
+    return publish(args, found)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,6 @@ def main() -> int:
             Figure("files left behind", sum(left for _, left, _ in outcomes), most=0),
             Figure("kinds that answered no request", sum(not acks for _, _, acks in outcomes), most=0),
         ],
-        whole=not args.kinds,
     )
 
 

@@ -155,7 +155,7 @@ def main() -> int:
             lanes.shutdown(cancel_futures=True)
             raise
     show(names, done)
-    return publish(args, figures(names, done), whole=not args.faults)
+    return publish(args, figures(names, done))
 
 
 if __name__ == "__main__":

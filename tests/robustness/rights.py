@@ -5,7 +5,7 @@ three things: `doctor --pid` what will work, `diagnose --pid` what then does, an
 setting is wrong where the doctor was wrong, anything ended in a traceback or in more than a sentence, the run came to
 harm, or a file was left in its folders. A setting that needs rights or a program that are missing here is skipped and
 named. Some hide /tmp: neither this file nor the Python may lie there, and other users have to be able to run both. Run
-it with nothing beside it: in four seconds the hook has to be in.
+it with no other program beside it: in four seconds the hook has to be in.
 
     sudo python tests/robustness/rights.py [WORD ...]        only settings with these words in their names
 """
@@ -231,22 +231,21 @@ def main() -> int:
     if args.list:
         print("\n".join(setting.name for setting in SETTINGS))
         return 0
-    chosen = [one for one in SETTINGS if not args.words or any(word in one.name for word in args.words)]
-    possible = {one.name: lacking(one, args.python) for one in chosen}
+    chosen = [each for each in SETTINGS if not args.words or any(word in each.name for word in args.words)]
+    lacks = {setting.name: lacking(setting, args.python) for setting in chosen}
     print("| setting | doctor | diagnose (exit code) | screen | wrong |\n|---|---|---|---|---|", flush=True)
     wrong = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for done in pool.map(partial(at_all, python=args.python), [one for one in chosen if not possible[one.name]]):
+        for done in pool.map(partial(at_all, python=args.python), [each for each in chosen if not lacks[each.name]]):
             wrong += [done.setting] if done.complaints else []
             cells = (done.setting, done.doctor, done.diagnose, done.screen, "; ".join(done.complaints) or "–")
             print("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |", flush=True)
-    left_out = [f"{name}: {missing}" for name, missing in possible.items() if missing]
+    left_out = [f"{name}: {missing}" for name, missing in lacks.items() if missing]
     for words in left_out:
         print(f"left out: {words}")
     spread = f"of {len(chosen) - len(left_out)}, {len(left_out)} left out" + "".join(f"; {name}" for name in wrong)
-    return publish(
-        args, [Figure("settings in which something was wrong", len(wrong), most=0, spread=spread)], whole=not args.words
-    )
+    judged = len(wrong) if len(left_out) < len(chosen) else None
+    return publish(args, [Figure("settings in which something was wrong", judged, most=0, spread=spread)])
 
 
 if __name__ == "__main__":

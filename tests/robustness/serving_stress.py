@@ -136,7 +136,7 @@ def main() -> int:
                 spread=f"{hooked} of {args.cycles}",
             ),
         ]
-    return publish(args, found, whole=not args.names)
+    return publish(args, found)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def live(minutes: float, interval: float) -> tuple[Figures, list[str]]:
 def main() -> int:
     parser = options(__doc__)
     parser.add_argument("what", nargs="*", help="live, simulated (default: both)")
-    parser.add_argument("--minutes", type=float, default=15.0, help="of the live run")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of the live run")
     parser.add_argument("--interval", type=float, default=0.1, help="between two looks of the live run, in seconds")
     parser.add_argument("--days", type=float, default=3.0, help="of the simulated one")
     parser.add_argument("--pace", type=float, default=10.0, help="seconds between two ticks of the simulated one")
@@ -182,7 +182,7 @@ def main() -> int:
         growing = simulated(args.days, args.pace).growing()
         what = f"figures that grow in {args.days:g} simulated days with a tick every {args.pace:g} s"
         figures.append(Figure(what, len(growing), most=0, spread=", ".join(growing)))
-    return publish(args, figures, whole=not args.what)
+    return publish(args, figures)
 
 
 if __name__ == "__main__":

@@ -376,7 +376,7 @@ def main() -> int:
     if not args.names:
         when = f"{time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}"
         Path(__file__).with_name("verdicts.md").write_text(f"# Servers, watched live\n\n{when}\n\n{rows}\n")
-    return publish(args, list(figures(bench.rows)), whole=not args.names)
+    return publish(args, list(figures(bench.rows)))
 
 
 if __name__ == "__main__":
