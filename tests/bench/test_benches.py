@@ -16,8 +16,10 @@ from pathlib import Path
 import all as every
 import pytest
 import results
+from everything_cost import step_ms
 from export_slowdown import slowdown
 from results import BENCHES, MISSED_BAR, TESTS, Bench, Figure, outdated, publish
+from terminal import OnTerminal
 
 PATHS = [bench.path for group in BENCHES.values() for bench in group]
 
@@ -251,3 +253,20 @@ def test_the_slowdown_of_some_stretches_is_found_in_a_run_that_drifts(longer):
     found = slowdown(ends, stretches, full=False)
     assert found.percent(found.excess) == pytest.approx(longer * 100 * 16 / 100, abs=0.06)
     assert (found.active, len(found.excess)) == (16.0, 8)
+
+
+def test_a_stall_at_the_edge_of_a_block_is_measured():
+    millisecond = 10**6
+    ends = [n * millisecond for n in range(500)]
+    assert step_ms(ends, 100 * millisecond, 400 * millisecond) == pytest.approx(1.0)
+    stalled = [end if end < 390 * millisecond else end + 100 * millisecond for end in ends]
+    assert step_ms(stalled, 100 * millisecond, 400 * millisecond) > 1.3
+    with pytest.raises(SystemExit, match="tell nothing"):
+        step_ms(ends[::100], 100 * millisecond, 400 * millisecond)
+
+
+def test_what_does_not_come_up_ends_the_bench():
+    with OnTerminal(["sh", "-c", "echo here; exec sleep 30"]) as program:
+        program.must_show("here", 5.0)
+    with OnTerminal(["false"]) as program, pytest.raises(SystemExit, match="exit code 1"):
+        program.must_show("here", 5.0)

@@ -129,8 +129,7 @@ def live(minutes: float, interval: float) -> tuple[Figures, list[str]]:
         command = [*AITOP, "--pid", str(target.pid), "--interval", str(interval)]
         monitor = OnTerminal([*command, "--record", str(Path(folder) / "soak.jsonl.gz")])
         try:
-            if monitor.until("hook●", 120.0) is None:
-                raise SystemExit(f"the hook does not come in:\n{monitor.screen.text()}")
+            monitor.must_show("hook●", 120.0)
             began, steps = time.monotonic(), target.steps()
             me, it = psutil.Process(monitor.pid), psutil.Process(target.pid)
             while time.monotonic() - began < minutes * 60:
