@@ -181,7 +181,6 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
     than a quick run does, is kept only in a file that was asked for.
     """
     program, file = Path(sys.argv[0]).stem, args.results
-    bench = benches().get(program)
     record = {
         "date": Pieces.begun() or time.strftime("%Y-%m-%d"),
         "commit": commit(),
@@ -190,9 +189,7 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
         "arguments": arguments(),
         "figures": [asdict(figure) for figure in figures],
     }
-    least = "" if bench is None else bench.usual if bench.quick is None else bench.quick
-    whole = whole and (bench is None or at_least(record["arguments"], bench.usual, least))
-    if whole or file != RESULTS:
+    if (whole and does_enough()) or file != RESULTS:
         records = {**read(file), program: record}
         file.write_text(json.dumps(dict(sorted(records.items())), indent=1, ensure_ascii=False) + "\n")
         file.with_name("README.md").write_text(page(records))
@@ -216,6 +213,14 @@ def arguments() -> str:
     words = sys.argv[1:]
     places = {at for at, word in enumerate(words) if word in PLACES}
     return shlex.join(word for at, word in enumerate(words) if at not in places and at - 1 not in places)
+
+
+def does_enough() -> bool:
+    """Whether this program does at least what its quick run does, and so has a result."""
+    bench = benches().get(Path(sys.argv[0]).stem)
+    if bench is None:
+        return True
+    return at_least(arguments(), bench.usual, bench.usual if bench.quick is None else bench.quick)
 
 
 def at_least(words: str, *wanted: str) -> bool:
