@@ -190,6 +190,7 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
         "figures": [asdict(figure) for figure in figures],
     }
     if (whole and does_enough()) or file != RESULTS:
+        file.parent.mkdir(parents=True, exist_ok=True)
         records = {**read(file), program: record}
         file.write_text(json.dumps(dict(sorted(records.items())), indent=1, ensure_ascii=False) + "\n")
         file.with_name("README.md").write_text(page(records))
