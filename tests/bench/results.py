@@ -143,8 +143,8 @@ class Figure:
 
     def row(self) -> str:
         """Its line in Markdown."""
-        bar = f"≤ {self.most:g}" if self.most is not None else ""
-        bar += f"≥ {self.least:g}" if self.least is not None else ""
+        bars = (("≤", self.most), ("≥", self.least))
+        bar = " ".join(f"{sign} {limit:g}" for sign, limit in bars if limit is not None)
         ours = self._with_unit(self.value) + (f" ({self.spread})" if self.spread else "")
         ours += f" (needs {self.without})" if self.without and self.value is None else ""
         ours += (" **not measured**" if self.value is None else " **missed**") if self.missed() else ""
