@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import runpy
 import subprocess
@@ -89,7 +90,8 @@ def raise_(error):
     [
         (lambda box: [Figure("time", 1.0, most=2)], "passed", "", 0),
         (lambda box: [Figure("time", 3.0, most=2)], "missed", "", MISSED_BAR),
-        (lambda box: raise_(SkippedError("no nvidia-smi")), "skipped", "no nvidia-smi", 0),
+        (lambda box: [Figure("time", 3.0)], "missed", "", MISSED_BAR),
+        (lambda box: raise_(SkippedError("no nvidia-smi")), "skipped", "no nvidia-smi", prove.LEFT_OUT),
         (lambda box: raise_(AssertionError("no step")), "failed", "AssertionError: no step", prove.FAILED),
         (lambda box: prove.time.sleep(30), "failed", "TimeLimitError: not done in 0 s", prove.FAILED),
     ],
@@ -103,8 +105,8 @@ def test_what_comes_of_a_check(run, state, why, code):
 
 def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     runs = []
-    monkeypatch.setattr(prove, "CHECKS", [check_of(lambda box: runs.append(box) or [Figure("time", 1.0)])])
-    monkeypatch.setattr(Box, "found", lambda out, index: BOX)
+    monkeypatch.setattr(prove, "CHECKS", [check_of(lambda box: runs.append(box) or [Figure("time", 1.0, most=2)])])
+    monkeypatch.setattr(Box, "here", lambda out, index: BOX)
     monkeypatch.setattr(sys, "argv", ["prove.py", "-o", str(tmp_path)])
     assert [prove.main(), prove.main(), len(runs)] == [0, 0, 1]
     monkeypatch.setattr(prove, "commit", lambda: "another")
@@ -167,10 +169,18 @@ def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
         "attaches": gpu_checks.attaches(box),
         "input-bound": verdict(BY_NAME["gpu_input_bound"], box),
     }
-    found = {name: {figure.what: figure.value for figure in figures} for name, figures in rehearsed.items()}
-    assert found["attaches"]["losses that differ"] == 0 and found["attaches"]["runs harmed"] == 0
-    assert found["input-bound"]["first verdict is right"] == found["input-bound"]["its line is right"] == 1
-    assert found["input-bound"]["what its fix gives"] > 2
-    assert found["after-profile"]["steps a second after a profile, of those before"] > 0.3
+    taken = {name: list(figures) for name, figures in rehearsed.items()}
+    unmeasured = [
+        (name, figure.what)
+        for name, figures in taken.items()
+        for figure in figures
+        if figure.judged() and (figure.value is None or not math.isfinite(figure.value))
+    ]
+    assert unmeasured == [] and all(any(figure.judged() for figure in figures) for figures in taken.values())
+    values = {name: {figure.what: figure.value for figure in figures} for name, figures in taken.items()}
+    assert values["attaches"]["losses that differ"] == 0 and values["attaches"]["runs harmed"] == 0
+    assert values["input-bound"]["first verdict is right"] == values["input-bound"]["its line is right"] == 1
+    assert values["input-bound"]["what its fix gives"] > 2
+    assert values["after-profile"]["steps a second after a profile, of those before"] > 0.3
     kept = {path.name for path in (tmp_path / "recordings").iterdir()}
     assert kept == {"gpu_input_bound.t3.jsonl.gz", "nccl.jsonl.gz"}
