@@ -153,6 +153,7 @@ def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     for name, less in (
         ("CYCLES", 5),
+        ("LEAST_LOSSES", 100),
         ("ROUNDS", 4),
         ("COST_SECONDS", 0.2),
         ("RATE_SECONDS", 0.7),
