@@ -66,7 +66,8 @@ def is_named(name, verdict):
 
 
 def test_four_of_five_reasons_are_named():
-    assert len(KNOWN_MISSES) <= len(PLANTED) / 5
+    named = [all(is_named(name, verdict) for verdict in committed(name)[-1][1]) for name in PLANTED]
+    assert sum(named) >= 0.8 * len(PLANTED)
 
 
 @pytest.mark.slow
