@@ -63,12 +63,12 @@ def judged(case: tuple[Path, int], transforms: Sequence[str], seed: int) -> Judg
 
 def all_judged(chosen: Sequence[tuple[Path, int]], transforms: Sequence[str], seed: int, jobs: int) -> Iterator[Judged]:
     """Judge all recordings, in their order."""
-    one = partial(judged, transforms=transforms, seed=seed)
+    judge_case = partial(judged, transforms=transforms, seed=seed)
     if jobs == 1:
-        yield from map(one, chosen)
+        yield from map(judge_case, chosen)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(one, chosen, chunksize=4)
+        yield from pool.map(judge_case, chosen, chunksize=4)
 
 
 def show_change(row: Row, name: str, changed: Row) -> None:
@@ -147,7 +147,9 @@ def main() -> int:
     for figure in bars:
         print(figure.row())
     for name in transforms:
-        rows_changed = [f"{one.row.name} t{one.row.tier}" for one in judgements if name in one.changed()]
+        rows_changed = [
+            f"{judgement.row.name} t{judgement.row.tier}" for judgement in judgements if name in judgement.changed()
+        ]
         print(f"{name}: changed {len(rows_changed)}/{len(judgements)}: {', '.join(rows_changed) or 'none'}")
     if args.diff:
         show_diff(load(args.diff), rows)

@@ -100,7 +100,9 @@ def test_what_is_left_of_a_mended_script_is_no_untrue_warning() -> None:
     assert row_of(BY_NAME["custom_loop"].mended(), 3, seen(["input-bound"])).alarms == ["input-bound"]
 
 
-@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.left], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "scenario", [scenario for scenario in SCENARIOS if scenario.left], ids=lambda scenario: scenario.name
+)
 def test_what_is_left_can_be_taken_away_and_is_worth_a_warning(scenario: Scenario) -> None:
     for left in scenario.left:
         compile(left.edited(scenario.script.read_text()), scenario.script.name, "exec")
@@ -110,11 +112,11 @@ def test_what_is_left_can_be_taken_away_and_is_worth_a_warning(scenario: Scenari
 
 def test_the_prediction_is_that_of_the_fix_that_the_script_has() -> None:
     workers, other = Fix(text="num_workers 2 → 6", speedup=2.4), Fix(text="something else", speedup=1.2)
-    found = verdict("input-bound/workers", speedup=2.8, fixes=(other, workers))
+    warning = verdict("input-bound/workers", speedup=2.8, fixes=(other, workers))
 
-    assert predicted(found, "num_workers") == (2.4, False)
-    assert predicted(found, "something") == (1.2, True)
-    assert predicted(found, "cache") == (2.8, False)
+    assert predicted(warning, "num_workers") == (2.4, False)
+    assert predicted(warning, "something") == (1.2, True)
+    assert predicted(warning, "cache") == (2.8, False)
     assert predicted(verdict("gc-stall", speedup=2.8), "") == (2.8, None)
     assert predicted(verdict("compute-bound", speedup=1.0), "") == (None, None)
 

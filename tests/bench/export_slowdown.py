@@ -100,14 +100,14 @@ def measure(seconds: float, *, full: bool) -> Slowdown:
         watched.stop()
 
 
-def figure(found: Slowdown) -> Figure:
+def figure(slower: Slowdown) -> Figure:
     """How much longer a step is, with where nineteen of twenty lie that are drawn from the stretches."""
-    low, high = interval(found.excess, found.percent)
-    where = "no core free" if found.full else "a core free"
-    words = f"{len(found.excess)} stretches, {found.active / found.seconds:.0%} of {found.seconds:.0f} s"
-    what = f"how much longer a step is beside `export --all` (mlp, {found.step:.2f} ms a step, {where})"
+    low, high = interval(slower.excess, slower.percent)
+    where = "no core free" if slower.full else "a core free"
+    words = f"{len(slower.excess)} stretches, {slower.active / slower.seconds:.0%} of {slower.seconds:.0f} s"
+    what = f"how much longer a step is beside `export --all` (mlp, {slower.step:.2f} ms a step, {where})"
     spread = f"{low:.2f} to {high:.2f}; {words}"
-    return Figure(what, found.percent(found.excess), "%", most=MOST_PERCENT, spread=spread)
+    return Figure(what, slower.percent(slower.excess), "%", most=MOST_PERCENT, spread=spread)
 
 
 def main() -> int:

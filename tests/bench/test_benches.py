@@ -84,16 +84,16 @@ def test_a_result_is_whole_with_at_least_the_usual_arguments(usual, words, enoug
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"),
+    ("words", "written"),
     [("--minutes 0.1", False), ("live", False), ("--minutes 30", True), ("", True), ("--minutes 60 --resume", True)],
 )
-def test_what_does_less_than_the_usual_is_only_printed(tmp_path, monkeypatch, words, kept):
+def test_what_does_less_than_the_usual_is_only_printed(tmp_path, monkeypatch, words, written):
     file = tmp_path / "results.json"
     monkeypatch.setattr(results, "RESULTS", file)
     monkeypatch.setattr(results, "versions", dict)
     monkeypatch.setattr(sys, "argv", ["soak.py", *words.split()])
     assert publish(argparse.Namespace(results=file), [Figure("figures that grow", 0, most=0)]) == 0
-    assert file.exists() == kept
+    assert file.exists() == written
 
 
 def test_pieces_are_those_of_the_same_code_and_arguments_until_they_are_published(tmp_path, monkeypatch):
@@ -123,7 +123,9 @@ def test_a_bench_says_how_it_is_run(path):
     assert f"python tests/{path}" in (TESTS / path).read_text()
 
 
-@pytest.mark.parametrize("bench", [bench for group in BENCHES.values() for bench in group], ids=lambda one: one.path)
+@pytest.mark.parametrize(
+    "bench", [bench for group in BENCHES.values() for bench in group], ids=lambda bench: bench.path
+)
 def test_what_a_bench_is_about_is_there(bench):
     assert bench.about and [path for path in bench.about if not (TESTS.parent / path).exists()] == []
 
@@ -250,9 +252,9 @@ def test_the_slowdown_of_some_stretches_is_found_in_a_run_that_drifts(longer):
     while ends[-1] < 100.0:
         length = 1e-3 * (1 + 0.05 * math.sin(ends[-1] / 7)) * chance.gauss(1.0, 0.1)
         ends.append(ends[-1] + length * (1 + longer * any(begin <= ends[-1] < end for begin, end in stretches)))
-    found = slowdown(ends, stretches, full=False)
-    assert found.percent(found.excess) == pytest.approx(longer * 100 * 16 / 100, abs=0.06)
-    assert (found.active, len(found.excess)) == (16.0, 8)
+    slower = slowdown(ends, stretches, full=False)
+    assert slower.percent(slower.excess) == pytest.approx(longer * 100 * 16 / 100, abs=0.06)
+    assert (slower.active, len(slower.excess)) == (16.0, 8)
 
 
 def test_a_stall_at_the_edge_of_a_block_is_measured():

@@ -268,7 +268,7 @@ def gpm(box: Box) -> Iterator[Figure]:
     if counters:
         ours = [device.gpm for device in seen if device.gpm is not None]
         for column, name in ((-3, "sm_active"), (-2, "tensor_active"), (-1, "dram_active")):
-            yield _beside(name, [getattr(one, name) for one in ours], [row[column] for row in rows])
+            yield _beside(name, [getattr(sample, name) for sample in ours], [row[column] for row in rows])
 
 
 def _beside(name: str, ours: Sequence[float | None], theirs: Sequence[str]) -> Figure:
@@ -542,7 +542,8 @@ def verdict(scenario: Scenario, box: Box) -> Iterator[Figure]:
 
 
 CHECKS += [
-    Check(one.name.removeprefix("gpu_").replace("_", "-"), f"The verdict on {one.script.name}, and what its fix gives.",
-          ("cuda", "nvml"), 90.0, partial(verdict, one))
-    for one in SCENARIOS
+    Check(scenario.name.removeprefix("gpu_").replace("_", "-"),
+          f"The verdict on {scenario.script.name}, and what its fix gives.",
+          ("cuda", "nvml"), 90.0, partial(verdict, scenario))
+    for scenario in SCENARIOS
 ]  # fmt: skip

@@ -66,11 +66,11 @@ def last_devices(environment: dict[str, str], reads: int = 2) -> tuple[GpuDevice
 
 def calls(log: Path) -> collections.Counter[tuple[str, int, int]]:
     """How often each (function, device, code) was called."""
-    found: collections.Counter[tuple[str, int, int]] = collections.Counter()
+    counted: collections.Counter[tuple[str, int, int]] = collections.Counter()
     for line in log.read_text().splitlines():
         _, _, function, device, code = line.split()
-        found[function, int(device), int(code)] += 1
-    return found
+        counted[function, int(device), int(code)] += 1
+    return counted
 
 
 def test_everything_of_a_busy_h200(fake_nvml, tmp_path):

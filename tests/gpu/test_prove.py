@@ -57,9 +57,11 @@ def without_device(tmp_path):
 def test_without_a_device_every_check_says_why_it_is_left_out(tmp_path, without_device):
     done = proved(tmp_path / "out", without_device)
     assert done.returncode == prove.NO_DEVICE, done.stderr
-    found = results(tmp_path / "out")
-    assert found.keys() == {check.name for check in CHECKS} and len(found) > 20
-    assert {(one["state"], one["why"].partition(":")[0]) for one in found.values()} == {("skipped", "no device")}
+    by_check = results(tmp_path / "out")
+    assert by_check.keys() == {check.name for check in CHECKS} and len(by_check) > 20
+    assert {(result["state"], result["why"].partition(":")[0]) for result in by_check.values()} == {
+        ("skipped", "no device")
+    }
     page = (tmp_path / "out" / "prove.md").read_text()
     assert all(f"| `{check.name}` | left out |" in page for check in CHECKS)
 
@@ -68,9 +70,9 @@ def test_what_the_driver_says_is_proved_on_the_fake_one(tmp_path, fake_nvml, wit
     fake = fake_nvml("h200-busy", TARGET_PID="1")
     done = proved(tmp_path / "out", {**without_device, "LD_LIBRARY_PATH": fake["LD_LIBRARY_PATH"], **fake}, "devices")
     assert done.returncode == prove.NO_DEVICE, done.stderr
-    (one,) = results(tmp_path / "out").values()
-    assert one["state"] == "passed", one
-    assert one["figures"][0]["value"] > 20
+    (result,) = results(tmp_path / "out").values()
+    assert result["state"] == "passed", result
+    assert result["figures"][0]["value"] > 20
     assert "## `devices`" in (tmp_path / "out" / "prove.md").read_text()
 
 
@@ -183,5 +185,5 @@ def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     assert values["input-bound"]["first verdict is right"] == values["input-bound"]["its line is right"] == 1
     assert values["input-bound"]["what its fix gives"] > 2
     assert values["after-profile"]["steps a second after a profile, of those before"] > 0.3
-    kept = {path.name for path in (tmp_path / "recordings").iterdir()}
-    assert kept == {"gpu_input_bound.t3.jsonl.gz", "nccl.jsonl.gz"}
+    recorded = {path.name for path in (tmp_path / "recordings").iterdir()}
+    assert recorded == {"gpu_input_bound.t3.jsonl.gz", "nccl.jsonl.gz"}

@@ -175,15 +175,15 @@ class Mutator:
 
 def _slots(value: Any) -> list[tuple[Any, Any]]:
     """Every place in a JSON value that can be given another one."""
-    found: list[tuple[Any, Any]] = []
+    slots: list[tuple[Any, Any]] = []
     todo = [value]
     while todo:
         holder = todo.pop()
         keys = holder.keys() if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
         for key in keys:
-            found.append((holder, key))
+            slots.append((holder, key))
             todo.append(holder[key])
-    return found
+    return slots
 
 
 def fuzz(subject: Subject, seconds: float, seed: int, keep: Path | None, most: int = 10**9) -> int:

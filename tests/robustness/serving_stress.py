@@ -65,16 +65,16 @@ def cycle(server: Server, killed_after: float | None) -> bool:
 
 def traces(process: psutil.Process) -> list[str]:
     """What of ours a process has: descriptors, mappings and files."""
-    found = leftovers(process.pid)
+    marks = leftovers(process.pid)
     folder = Path(f"/proc/{process.pid}")
     with contextlib.suppress(OSError):
         for link in (folder / "fd").iterdir():
             with contextlib.suppress(OSError):
                 target = os.readlink(link)
-                found += [f"descriptor {target}"] if f"memfd:{MARK}" in target else []
+                marks += [f"descriptor {target}"] if f"memfd:{MARK}" in target else []
     with contextlib.suppress(OSError):
-        found += [f"mapping {line}" for line in (folder / "maps").read_text().splitlines() if f"memfd:{MARK}" in line]
-    return [f"{process.pid}: {one}" for one in found]
+        marks += [f"mapping {line}" for line in (folder / "maps").read_text().splitlines() if f"memfd:{MARK}" in line]
+    return [f"{process.pid}: {mark}" for mark in marks]
 
 
 def stress(name: str, cycles: int) -> tuple[int, int, int, list[str], int]:

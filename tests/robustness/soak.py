@@ -91,8 +91,13 @@ def renamed(event: Event, loop: int) -> Event:
     replace = msgspec.structs.replace
     if isinstance(event, HostSample):
         processes = tuple(
-            replace(one, pid=pid_of(one.pid, one.role == "loader-worker"), ppid=rank, started=one.started + loop)
-            for one in event.processes
+            replace(
+                process,
+                pid=pid_of(process.pid, process.role == "loader-worker"),
+                ppid=rank,
+                started=process.started + loop,
+            )
+            for process in event.processes
         )
         return replace(event, processes=processes)
     if isinstance(event, HookSample):
@@ -100,15 +105,17 @@ def renamed(event: Event, loop: int) -> Event:
     if isinstance(event, StackWindow):
         mains = {stack.pid for stack in event.stacks if "worker" not in stack.thread}
         first = min(mains, default=0)
-        return replace(event, stacks=tuple(replace(one, pid=pid_of(one.pid, one.pid != first)) for one in event.stacks))
+        return replace(
+            event, stacks=tuple(replace(stack, pid=pid_of(stack.pid, stack.pid != first)) for stack in event.stacks)
+        )
     if isinstance(event, StackDump):
-        return replace(event, threads=tuple(replace(one, pid=pid_of(one.pid, False)) for one in event.threads))
+        return replace(event, threads=tuple(replace(thread, pid=pid_of(thread.pid, False)) for thread in event.threads))
     return event
 
 
 def simulated(days: float, pace: float = 1.0, looks: int = 30) -> Figures:
     """Feed them to the engine and the recorder of a live run."""
-    found, me = Figures("day"), psutil.Process()
+    over_time, me = Figures("day"), psutil.Process()
     engine, recorder = Engine(Recording(RECORDING).header.target), Recorder(lambda path, new: None)  # type: ignore[arg-type, return-value]
     began, due = None, 0.0
     for event in samples(days * 86_400, pace, renamed):
@@ -119,8 +126,8 @@ def simulated(days: float, pace: float = 1.0, looks: int = 30) -> Figures:
         if isinstance(event, Tick) and day >= due:
             gc.collect()
             due += days / looks
-            found.add(day, memory_MB=me.memory_info().rss / 1e6, objects=float(len(gc.get_objects())))
-    return found
+            over_time.add(day, memory_MB=me.memory_info().rss / 1e6, objects=float(len(gc.get_objects())))
+    return over_time
 
 
 def live(minutes: float, interval: float) -> tuple[Figures, list[str]]:
