@@ -54,7 +54,7 @@ if __name__ == "__main__":  # the workers import this file where they are not fo
 """
 
 
-class Watched:
+class Exporter:
     """An exporter of this machine's jobs, and what it uses."""
 
     def __init__(self, *arguments: str) -> None:
@@ -140,16 +140,16 @@ def measure(jobs: int, start: float, seconds: float, *arguments: str) -> Cost:
         script = Path(folder) / "train.py"
         script.write_text(JOB)
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        watched, running = Watched(*arguments), []
+        exporter, running = Exporter(*arguments), []
         try:
-            watched.wait()
-            before = watched.cpu()
+            exporter.wait()
+            before = exporter.cpu()
             running += [subprocess.Popen([sys.executable, str(script)], env=environment) for _ in range(jobs)]
-            judged = watched.until_judged({job.pid for job in running}, start)
-            begin = watched.cpu() - before
-            return Cost(list(judged.values()), begin, *watched.run(seconds))
+            judged = exporter.until_judged({job.pid for job in running}, start)
+            begin = exporter.cpu() - before
+            return Cost(list(judged.values()), begin, *exporter.run(seconds))
         finally:
-            watched.stop()
+            exporter.stop()
             for job in running:
                 job.kill()
                 job.wait()

@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from results import MISSED_BAR, Figure, commit, machine, table, versions  # isort: split
 
-from gpu_checks import CHECKS, Box, Check, SkippedError
+from gpu_box import Box, SkippedError
+from gpu_checks import CHECKS, Check
 
 FAILED, UNFINISHED, LEFT_OUT, NO_DEVICE = 1, 75, 76, 77
 MINUTES = 10.0

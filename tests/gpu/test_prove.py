@@ -13,7 +13,8 @@ from pathlib import Path
 import gpu_checks
 import prove
 import pytest
-from gpu_checks import CHECKS, Box, Check, SkippedError, verdict
+from gpu_box import SCENARIO_SCRIPTS, Box, SkippedError
+from gpu_checks import CHECKS, Check, verdict
 from gpu_scenarios import BY_NAME, SCENARIOS, SCRIPTS
 from results import MISSED_BAR, Figure
 
@@ -151,7 +152,7 @@ def test_every_script_is_tried():
 def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     """Whether they run to their end and measure something: on the CPU their figures prove nothing."""
     (tmp_path / "recordings").mkdir()
-    paths = (str(gpu_checks.SCENARIO_SCRIPTS), os.environ.get("PYTHONPATH", ""))
+    paths = (str(SCENARIO_SCRIPTS), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     for name, less in (
         ("CYCLES", 5),

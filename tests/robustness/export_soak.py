@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from results import Figure, options, publish  # isort: split
 
-from export_cost import JOB, SCRAPE_SECONDS, Watched, in_own_namespace
+from export_cost import JOB, SCRAPE_SECONDS, Exporter, in_own_namespace
 from soak import Figures
 
 STAYING = 3
@@ -82,13 +82,13 @@ def jobs_of(text: str) -> set[int]:
     return {int(pid) for pid in re.findall(r'[{,]job="[^"]*/(\d+)"', text)}
 
 
-def soak(watched: Watched, jobs: Jobs, minutes: float) -> tuple[Figures, list[int]]:
+def soak(exporter: Exporter, jobs: Jobs, minutes: float) -> tuple[Figures, list[int]]:
     """Scrape and look at the exporter for so long; how many of the staying jobs each scrape lacked."""
     over_time, missing = Figures("hour"), list[int]()
     now, look_at, last = 0.0, 0.0, time.monotonic()
     while now < minutes * 60:
         jobs.update(now)
-        text = watched.scrape()
+        text = exporter.scrape()
         if now >= FOUND_SECONDS:
             missing.append(len(jobs.staying() - jobs_of(text)))
         if now >= look_at:
@@ -96,10 +96,10 @@ def soak(watched: Watched, jobs: Jobs, minutes: float) -> tuple[Figures, list[in
             ended = {pid for pid, when in jobs.ended.items() if now - when > FORGET_SECONDS}
             over_time.add(
                 now / 3600,
-                memory_MB=watched.process.memory_info().rss / 1e6,
-                files=float(watched.process.num_fds()),
-                threads=float(watched.process.num_threads()),
-                children=float(len(watched.process.children(recursive=True))),
+                memory_MB=exporter.process.memory_info().rss / 1e6,
+                files=float(exporter.process.num_fds()),
+                threads=float(exporter.process.num_threads()),
+                children=float(len(exporter.process.children(recursive=True))),
                 series=float(sum(not line.startswith("#") for line in text.splitlines())),
                 ended_jobs=float(len(jobs_of(text) & ended)),
             )
@@ -116,12 +116,12 @@ def main() -> int:
     args = parser.parse_args()
     in_own_namespace()
     with tempfile.TemporaryDirectory() as folder:
-        watched, jobs = Watched(), Jobs(Path(folder))
+        exporter, jobs = Exporter(), Jobs(Path(folder))
         try:
-            watched.wait()
-            over_time, missing = soak(watched, jobs, args.minutes)
+            exporter.wait()
+            over_time, missing = soak(exporter, jobs, args.minutes)
         finally:
-            watched.stop()
+            exporter.stop()
             jobs.kill()
     growing, memory = over_time.growing(), max(over_time.read["memory MB"])
     print(f"{jobs.started} jobs, {STAYING} of them for the whole time")
