@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import all as every
+import compare_runs
 import pytest
 import results
 from everything_cost import step_ms
@@ -272,3 +273,21 @@ def test_what_does_not_come_up_ends_the_bench():
         program.must_show("here", 5.0)
     with OnTerminal(["false"]) as program, pytest.raises(SystemExit, match="exit code 1"):
         program.must_show("here", 5.0)
+
+
+@pytest.mark.parametrize(("value", "missed"), [(0.88, True), (1.0, False), (1.02, True)])
+def test_a_control_is_barred_on_both_sides(value, missed):
+    figure = Figure("step after the hook has left", value, "×", most=1.01, least=0.99)
+    assert figure.missed() == missed and "| ≤ 1.01 ≥ 0.99 |" in figure.row()
+
+
+def test_recordings_of_other_code_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_runs, "of_other_code", set())
+    monkeypatch.setattr(compare_runs, "code", lambda: "1234567")
+    recordings = {word: tmp_path / f"{word}.jsonl.gz" for word in ("1234567", "89abcde", "unknown")}
+    for word, path in recordings.items():
+        path.touch()
+        if word != "unknown":
+            path.with_suffix(".code").write_text(word)
+        assert compare_runs.record("never_started.py", (), 1.0, path) == path
+    assert compare_runs.of_other_code == {recordings["89abcde"], recordings["unknown"]}
