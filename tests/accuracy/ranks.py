@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from results import Figure, options, publish  # isort: split
 
+from serving_run import free_port
+
 from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Verdict
@@ -34,8 +36,6 @@ from aitop.sources.host.target import look
 
 JOB = Path(__file__).parents[1] / "e2e" / "ranks" / "job.py"
 LONGEST, SLOW_SECONDS, RATE_SECONDS = 30.0, 14.0, 6.0
-FIRST_PORT = 29700
-HANGS = ("lock", "skip", "died", "killed", "mismatch", "worker")
 FAULTY_AFTER, STOPPED_FOR = 20, 4.0
 # Long enough for a monitor to be there first.
 HANGS_AFTER = {2: 300, 4: 150}
@@ -75,6 +75,7 @@ EXPECTED = {
     "mismatch": Expected("hang", "mismatched-collectives", "dist.all_gather_object"),
     "worker": Expected("hang", "loader-worker", "guard.acquire()  # in a worker"),
 }
+HANGS = tuple(fault for fault, expected in EXPECTED.items() if expected.verdict == "hang")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def all_cases() -> list[Case]:
 class Job(AbstractContextManager["Job"]):
     """A job in a process group of its own, and whoever takes the last core from it."""
 
-    def __init__(self, case: Case, port: int, folder: Path, *, mended: bool = False) -> None:
+    def __init__(self, case: Case, folder: Path, *, mended: bool = False) -> None:
+        port = free_port()
         self.log = folder / f"{port}.log"
         after = HANGS_AFTER[case.ranks] if case.hangs and case.when == "before" else FAULTY_AFTER
         command = [sys.executable, str(JOB), case.fault, "--after", str(after), *(["--mended"] if mended else [])]
@@ -189,9 +191,9 @@ class Seen:
         return next((name for name in names if name in sources and sources[name].state in ("ok", "stale")), "none")
 
 
-def run(case: Case, port: int, folder: Path, *, gains: bool, keep: Path | None) -> tuple[bool | None, ...]:
+def run(case: Case, folder: Path, *, gains: bool, keep: Path | None) -> tuple[bool | None, ...]:
     """One case, run, watched and printed as a row of the table: whether rank, cause and line are right."""
-    with Job(case, port, folder) as job:
+    with Job(case, folder) as job:
         job.wait_for(10 if case.hangs and case.when != "before" else FAULTY_AFTER + 10)
         if case.hangs and case.when != "before":
             time.sleep(STOPPED_FOR)
@@ -201,7 +203,7 @@ def run(case: Case, port: int, folder: Path, *, gains: bool, keep: Path | None) 
         before = job.rate(RATE_SECONDS) if gains else None
     actual = ""
     if before is not None:
-        with Job(case, port + 1, folder, mended=True) as job:
+        with Job(case, folder, mended=True) as job:
             job.wait_for(FAULTY_AFTER + 10)
             after = job.rate(RATE_SECONDS)
         actual = f"{after / before:.2f} ({before:.1f} → {after:.1f}/s)"
@@ -250,17 +252,17 @@ def row(case: Case, seen: Seen, actual: str) -> str:
     """The case beside what was expected; below it the words, where they are not what was expected."""
     expected, verdict = EXPECTED[case.fault], seen.verdict
     named = "nothing" if verdict is None else verdict.id + (f"/{verdict.subtype}" if verdict.subtype else "")
-    marks = [_mark(one) for one in judged(case, expected, verdict)]
+    marks = [_mark(right) for right in judged(case, expected, verdict)]
     predicted = f"{verdict.speedup:.2f}" if verdict is not None and verdict.speedup else "–"
     launch = (
         f"{case.fault:<12}{case.ranks:<7}{case.launcher:<11}{case.when if case.hangs or case.without_hook else '–':<9}"
     )
-    told = f"{launch}{seen.tier:<8}{named:<33}{'      '.join(marks):<23}{seen.seconds:<9.1f}{predicted:<11}{actual}"
+    line = f"{launch}{seen.tier:<8}{named:<33}{'      '.join(marks):<23}{seen.seconds:<9.1f}{predicted:<11}{actual}"
     if "NO" not in marks:
-        return told
+        return line
     others = seen.snapshot.diagnosis.verdicts if seen.snapshot else ()
     words = [verdict.title, *verdict.evidence] if verdict is not None else [each.title for each in others]
-    return "\n      ".join([told, *words])
+    return "\n      ".join([line, *words])
 
 
 def judged(case: Case, expected: Expected, verdict: Verdict | None) -> tuple[bool | None, ...]:
@@ -293,28 +295,27 @@ def main() -> int:
     given = [word.split(":") for word in args.cases]
     cases = [Case(fault, int(ranks), *rest) for fault, ranks, *rest in given] or all_cases()
     print(HEADING)
-    # Two runs at once, by different people, want different ports.
-    port = FIRST_PORT + os.getpid() % 90 * 100
     marks: dict[bool, list[tuple[bool | None, ...]]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
-        for number, case in enumerate(cases):
+        for case in cases:
             timed = args.gains and not case.hangs and case.fault != "healthy"
             try:
-                right = run(case, port + 2 * number, Path(folder), gains=timed, keep=args.keep)
+                right = run(case, Path(folder), gains=timed, keep=args.keep)
             except RuntimeError as error:
                 print(f"{case}: {error}", flush=True)
                 right = False, False, False
             marks[case.without_hook].append(right)
     figures = []
     for without_hook, rows in marks.items():
-        for number, what in enumerate(("rank", "cause", "line")):
+        # No bar is missed where only other cases were asked for.
+        for number, what in () if not rows else enumerate(("rank", "cause", "line")):
             known = [row[number] for row in rows if row[number] is not None]
             share = sum(map(bool, known)) / len(known) * 100 if known else None
-            least = (75 if without_hook else 90) if known else None
+            least = 75 if without_hook else 90
             spread = f"{sum(map(bool, known))} of {len(known)}"
             name = f"{what} right without the hook" if without_hook else f"{what} right"
             figures.append(Figure(name, share, "%", least=least, spread=spread))
-    return publish(args, figures, whole=not args.cases)
+    return publish(args, figures)
 
 
 if __name__ == "__main__":

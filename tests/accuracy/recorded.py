@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from expected import BY_NAME, Scenario
 
 from aitop.engine.core import Engine
 from aitop.model.event import Event, Header
-from aitop.model.snapshot import Target
+from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookSample
 from aitop.sources.replay import read_recording
@@ -20,6 +20,25 @@ from aitop.sources.replay import read_recording
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
 _COLON = "+"
 _NAME = re.compile(r"(?P<name>.+)\.t(?P<tier>[123])\.jsonl\.gz")
+
+
+def of_hook(event: Event) -> bool:
+    """Whether an event came from the hook, or tells how the hook fares."""
+    return isinstance(event, HookSample) or (isinstance(event, SourceStatus) and event.source == "hook")
+
+
+def snapshots_of(header: Header, events: Iterable[Event]) -> Iterator[Snapshot]:
+    """What the engine makes of these events: a Snapshot a tick, each of them judged."""
+    engine = Engine(header.target)
+    for event in events:
+        if (snapshot := engine.handle(event)) is not None:
+            yield snapshot
+
+
+def replayed(path: Path, tier: int = 3) -> Iterator[Snapshot]:
+    """The Snapshots of any recording; tier 2 is the same without the hook."""
+    header, events = read_recording(path)
+    return snapshots_of(header, (event for event in events if tier == 3 or not of_hook(event)))
 
 
 @dataclass(frozen=True)
@@ -38,12 +57,7 @@ class Recorded:
 
     def without_hook(self) -> Recorded:
         """The same run at tier 2: without anything that came from the hook."""
-        events = tuple(
-            event
-            for event in self.events
-            if not isinstance(event, HookSample) and not (isinstance(event, SourceStatus) and event.source == "hook")
-        )
-        return replace(self, tier=2, events=events)
+        return replace(self, tier=2, events=tuple(event for event in self.events if not of_hook(event)))
 
     def row(self) -> Row:
         """Replay it, and hold the verdicts against what is expected."""
@@ -51,8 +65,7 @@ class Recorded:
 
     def ticks(self) -> list[Seen]:
         """The verdicts of every tick."""
-        engine = Engine(self.target)
-        snapshots = [snapshot for event in self.events if (snapshot := engine.handle(event)) is not None]
+        snapshots = list(snapshots_of(self.header, self.events))
         return [Seen(snapshot.time - snapshots[0].time, snapshot.diagnosis.verdicts) for snapshot in snapshots]
 
 
@@ -73,13 +86,13 @@ def cases(folder: Path = RECORDINGS) -> list[tuple[Path, int]]:
     """Recordings and the tiers to judge them at: one of tier 3 stands for tier 2 as well where that has none."""
     paths = list(recordings(folder))
     own = {scenario_and_tier(path) for path in paths}
-    found = []
+    chosen = []
     for path in paths:
         name, tier = scenario_and_tier(path)
         if tier == 3 and (name, 2) not in own:
-            found.append((path, 2))
-        found.append((path, tier))
-    return found
+            chosen.append((path, 2))
+        chosen.append((path, tier))
+    return chosen
 
 
 def recordings(folder: Path = RECORDINGS) -> Iterator[Path]:

@@ -73,12 +73,12 @@ class _Renaming:
     def _event(self, event: Event) -> Event:
         if isinstance(event, StackWindow):
             frames = tuple(self._frame(frame) for frame in event.frames)
-            stacks = tuple(replace(one, thread=self._thread(one.thread)) for one in event.stacks)
+            stacks = tuple(replace(stack, thread=self._thread(stack.thread)) for stack in event.stacks)
             looks = tuple(
-                replace(look, stacks=tuple(replace(one, thread=self._thread(one.thread)) for one in look.stacks))
+                replace(look, stacks=tuple(replace(stack, thread=self._thread(stack.thread)) for stack in look.stacks))
                 for look in event.looks
             )
-            states = tuple(replace(one, thread=self._thread(one.thread)) for one in event.states)
+            states = tuple(replace(state, thread=self._thread(state.thread)) for state in event.states)
             flows = tuple(
                 replace(flow, file=self._file(flow.file), statements=tuple(map(self._statement, flow.statements)))
                 for flow in event.flows
@@ -86,10 +86,10 @@ class _Renaming:
             return replace(event, frames=frames, stacks=stacks, looks=looks, states=states, flows=flows)
         if isinstance(event, StackDump):
             frames = tuple(self._frame(frame) for frame in event.frames)
-            threads = tuple(replace(one, thread=self._thread(one.thread)) for one in event.threads)
+            threads = tuple(replace(thread, thread=self._thread(thread.thread)) for thread in event.threads)
             return replace(event, frames=frames, threads=threads)
         if isinstance(event, HostSample):
-            processes = (replace(one, command=self._command(one.command)) for one in event.processes)
+            processes = (replace(process, command=self._command(process.command)) for process in event.processes)
             return replace(event, processes=tuple(processes))
         if isinstance(event, HookSample) and event.facts is not None:
             return replace(event, facts=self._facts(event.facts))
@@ -105,7 +105,9 @@ class _Renaming:
             )
             return replace(event, sites=tuple(sites))
         if isinstance(event, ExchangeNotes):
-            flights = tuple(replace(one, where=one.where and self._prose(one.where)) for one in event.flights)
+            flights = tuple(
+                replace(flight, where=flight.where and self._prose(flight.where)) for flight in event.flights
+            )
             return replace(event, flights=flights)
         return self._target(event) if isinstance(event, Target) else event
 
@@ -133,8 +135,10 @@ class _Renaming:
         return known
 
     def _facts(self, facts: HookFacts) -> HookFacts:
-        loaders = (replace(one, dataset=self._if_own(one.dataset)) for one in facts.loaders)
-        calls = (replace(one, file=self._file(one.file), function=self._function(one.function)) for one in facts.calls)
+        loaders = (replace(loader, dataset=self._if_own(loader.dataset)) for loader in facts.loaders)
+        calls = (
+            replace(call, file=self._file(call.file), function=self._function(call.function)) for call in facts.calls
+        )
         return replace(
             facts,
             loaders=tuple(loaders),
@@ -167,8 +171,8 @@ class _Renaming:
         for file, other in self._files.items():
             old, new = PurePosixPath(file).parts, PurePosixPath(other).parts
             for start in range(len(old)):
-                before, found, behind = f" {command} ".partition(f" {PurePosixPath(*old[start:])} ")
-                if found:
+                before, middle, behind = f" {command} ".partition(f" {PurePosixPath(*old[start:])} ")
+                if middle:
                     return f"{before} {PurePosixPath(*new[start:])} {self._text(behind)}".strip()
         return command
 

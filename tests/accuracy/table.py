@@ -7,7 +7,7 @@
     python tests/accuracy/table.py --json NEW.json --diff OLD.json   what differs from an earlier state of the code
 
 With a transformation each recording is judged as it is, too, and a line tells where the verdict, its line or the
-untrue warnings changed. Exits with 1 where anything changed under a transformation.
+untrue warnings changed. Exits with 1 where anything changed under a transformation, with 4 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-import results  # noqa: F401  # isort: split
+from results import MISSED_BAR  # isort: split
+
 from expectation import Row
 from expected import BY_NAME
 from recorded import RECORDINGS, cases, read, scenario_and_tier
@@ -62,12 +63,12 @@ def judged(case: tuple[Path, int], transforms: Sequence[str], seed: int) -> Judg
 
 def all_judged(chosen: Sequence[tuple[Path, int]], transforms: Sequence[str], seed: int, jobs: int) -> Iterator[Judged]:
     """Judge all recordings, in their order."""
-    one = partial(judged, transforms=transforms, seed=seed)
+    judge_case = partial(judged, transforms=transforms, seed=seed)
     if jobs == 1:
-        yield from map(one, chosen)
+        yield from map(judge_case, chosen)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(one, chosen, chunksize=4)
+        yield from pool.map(judge_case, chosen, chunksize=4)
 
 
 def show_change(row: Row, name: str, changed: Row) -> None:
@@ -142,16 +143,21 @@ def main() -> int:
             show_change(result.row, name, changed)
     rows = [result.row for result in judgements]
     print(rows_in_markdown([row for row in rows if not args.wrong or not row.flawless()], {}))
-    for figure in figures(rows, {}):
+    bars = list(figures(rows, None))
+    for figure in bars:
         print(figure.row())
     for name in transforms:
-        rows_changed = [f"{one.row.name} t{one.row.tier}" for one in judgements if name in one.changed()]
+        rows_changed = [
+            f"{judgement.row.name} t{judgement.row.tier}" for judgement in judgements if name in judgement.changed()
+        ]
         print(f"{name}: changed {len(rows_changed)}/{len(judgements)}: {', '.join(rows_changed) or 'none'}")
     if args.diff:
         show_diff(load(args.diff), rows)
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return int(any(result.changed() for result in judgements))
+    if any(result.changed() for result in judgements):
+        return 1
+    return MISSED_BAR if any(figure.missed() for figure in bars) else 0
 
 
 if __name__ == "__main__":

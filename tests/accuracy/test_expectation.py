@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from expectation import Row, Seen, predicted, row_of
 from expected import BY_NAME, SCENARIOS, WORKLOAD_DIR, Scenario
+from verdict_gains import write_gains
 from verdict_table import figures
 
 from aitop.diagnosis.judge import LEAST_GAIN
@@ -97,7 +100,9 @@ def test_what_is_left_of_a_mended_script_is_no_untrue_warning() -> None:
     assert row_of(BY_NAME["custom_loop"].mended(), 3, seen(["input-bound"])).alarms == ["input-bound"]
 
 
-@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.left], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "scenario", [scenario for scenario in SCENARIOS if scenario.left], ids=lambda scenario: scenario.name
+)
 def test_what_is_left_can_be_taken_away_and_is_worth_a_warning(scenario: Scenario) -> None:
     for left in scenario.left:
         compile(left.edited(scenario.script.read_text()), scenario.script.name, "exec")
@@ -107,17 +112,26 @@ def test_what_is_left_can_be_taken_away_and_is_worth_a_warning(scenario: Scenari
 
 def test_the_prediction_is_that_of_the_fix_that_the_script_has() -> None:
     workers, other = Fix(text="num_workers 2 → 6", speedup=2.4), Fix(text="something else", speedup=1.2)
-    found = verdict("input-bound/workers", speedup=2.8, fixes=(other, workers))
+    warning = verdict("input-bound/workers", speedup=2.8, fixes=(other, workers))
 
-    assert predicted(found, "num_workers") == (2.4, False)
-    assert predicted(found, "something") == (1.2, True)
-    assert predicted(found, "cache") == (2.8, False)
+    assert predicted(warning, "num_workers") == (2.4, False)
+    assert predicted(warning, "something") == (1.2, True)
+    assert predicted(warning, "cache") == (2.8, False)
     assert predicted(verdict("gc-stall", speedup=2.8), "") == (2.8, None)
     assert predicted(verdict("compute-bound", speedup=1.0), "") == (None, None)
 
 
 GOOD = Row(
-    "respawn", 3, "input-bound", "input-bound", right=True, right_line=True, seconds=3.0, predicted=2.0, if_gone=2.0
+    "respawn",
+    3,
+    "input-bound",
+    "input-bound",
+    right=True,
+    right_line=True,
+    seconds=3.0,
+    predicted=2.0,
+    if_gone=2.0,
+    gone_range=(1.8, 2.4),
 )
 
 
@@ -137,6 +151,30 @@ GOOD = Row(
 def test_a_missed_bar_is_told(change: dict[str, object], gain: float, missed: str) -> None:
     assert not [figure for figure in figures([GOOD], {"respawn": (1.0, 2.0)}) if figure.missed()]
 
-    found = figures([replace(GOOD, **change)], {"respawn": (1.0, gain)})  # type: ignore[arg-type]
+    judged = figures([replace(GOOD, **change)], {"respawn": (1.0, gain)})  # type: ignore[arg-type]
 
-    assert f"tier 3: {missed}" in [figure.what for figure in found if figure.missed()]
+    assert f"tier 3: {missed}" in [figure.what for figure in judged if figure.missed()]
+
+
+def test_the_gains_are_written_as_they_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "gains.json"
+
+    write_gains(file, {"respawn": (64.4632, 124.597), "baskets": (109.847, 241.45)}, "verdicts.py --gains-only on abc")
+
+    written = json.loads(file.read_text())
+    assert written["gains"] == {"baskets": [109.847, 241.45], "respawn": [64.463, 124.597]}
+    assert written.keys() == json.loads((Path(__file__).with_name("gains.json")).read_text()).keys()
+    assert file.read_text().count("\n") == 8
+
+
+def test_what_was_not_measured_misses_its_bar() -> None:
+    silent = replace(GOOD, right=False, seconds=None, predicted=None)
+
+    missed = {figure.what for figure in figures([silent], {}) if figure.missed()}
+
+    assert missed >= {
+        "tier 3: error of a predicted gain, median",
+        "tier 3: measured gain within the range",
+        "tier 3: until the right verdict stays, median",
+    }
+    assert not [figure for figure in figures([GOOD], None) if figure.missed()]

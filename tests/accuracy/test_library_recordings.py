@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from aitop.engine.core import Engine
-from aitop.sources.replay import read_recording
+from recorded import replayed
 
 RECORDINGS = Path(__file__).resolve().parent / "libraries" / "recordings"
 
 
 def judged(name):
     """The verdicts of every tick."""
-    header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
-    engine = Engine(header.target)
-    return [snapshot.diagnosis.verdicts for event in events if (snapshot := engine.handle(event)) is not None]
+    return [snapshot.diagnosis.verdicts for snapshot in replayed(RECORDINGS / f"{name}.jsonl.gz")]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,10 @@ from expected import BY_NAME
 from recorded import RECORDINGS, Recorded, cases, read, recording_name, scenario_and_tier
 from renamed import renamed
 from transform import shuffled, without_source
-from verdict_table import ERROR_BAR, RANGE_BAR, error, in_range
+from verdict_table import ERROR_BAR, LINE_BAR, RANGE_BAR, RIGHT_BARS, error, in_range
 
 CASES = cases(RECORDINGS)
 IDS = [f"{scenario_and_tier(path)[0]}-tier{tier}" for path, tier in CASES]
-RIGHT_MARKS = {3: 0.95, 2: 0.9}
-LINE_MARK = 0.9
 GAINS = json.loads((RECORDINGS.parent / "gains.json").read_text())["gains"]
 
 KNOWN_MISSES: dict[tuple[str, int], str] = {
@@ -79,18 +77,18 @@ def test_names_source_text_and_order_change_nothing(path: Path, tier: int) -> No
         assert changed.same_as(before, source_gone=False), changed.answer
 
 
-@pytest.mark.parametrize("tier", RIGHT_MARKS)
+@pytest.mark.parametrize("tier", RIGHT_BARS)
 def test_the_pass_marks_are_reached(tier: int) -> None:
     rows = [row(*case) for case in CASES if case[1] == tier]
     lines = [got.right_line for got in rows if got.right_line is not None]
     warned = [got.name for got in rows if got.alarms and BY_NAME[got.name].healthy()]
 
-    assert sum(got.right for got in rows) >= RIGHT_MARKS[tier] * len(rows)
-    assert sum(lines) >= LINE_MARK * len(lines)
+    assert sum(got.right for got in rows) >= RIGHT_BARS[tier] * len(rows)
+    assert sum(lines) >= LINE_BAR * len(lines)
     assert warned == []
 
 
-@pytest.mark.parametrize("tier", RIGHT_MARKS)
+@pytest.mark.parametrize("tier", RIGHT_BARS)
 def test_the_predicted_gains_are_those_that_the_fixes_gave(tier: int) -> None:
     rows = [row(*case) for case in CASES if case[1] == tier and scenario_and_tier(case[0])[0] in GAINS]
     errors = [abs(far) for got in rows if (far := error(got, GAINS)) is not None]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import deque
 from pathlib import Path
 
 import pytest
-
-from aitop.engine.core import Engine
-from aitop.model.source import SourceStatus
-from aitop.model.steps import HookSample
-from aitop.sources.replay import read_recording
+from recorded import replayed
 
 RECORDINGS = Path(__file__).resolve().parent / "serving" / "recordings"
 SLEEPS, COLLECTS, SCORES = "time.sleep(0.4)", "gc.collect()", "answer = score(ids)"
@@ -33,12 +30,7 @@ SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 @functools.cache
 def judged(name, tier):
     """The verdicts at the end of a recording; tier 2 is the same without the hook."""
-    header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
-    engine, last = Engine(header.target), None
-    for event in events:
-        hook = isinstance(event, HookSample) or (isinstance(event, SourceStatus) and event.source == "hook")
-        if tier == 3 or not hook:
-            last = engine.handle(event) or last
+    (last,) = deque(replayed(RECORDINGS / f"{name}.jsonl.gz", tier), maxlen=1)
     return last.diagnosis.verdicts
 
 

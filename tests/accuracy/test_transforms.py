@@ -48,11 +48,11 @@ def test_renaming_replaces_every_name_of_the_user_and_no_other(slow_loader: Reco
         assert old.line == new.line
         assert not set(Path(old.file).parts[1:]) & set(Path(new.file).parts)
         own = re.compile(r"\w+")
-        kept = {part for part in own.findall(old.function) if part.startswith("__") or part in ("module", "locals")}
-        assert set(own.findall(old.function)) & set(own.findall(new.function)) <= kept
+        parts = {part for part in own.findall(old.function) if part.startswith("__") or part in ("module", "locals")}
+        assert set(own.findall(old.function)) & set(own.findall(new.function)) <= parts
     libraries = [
-        [f for e in one.events if isinstance(e, StackWindow) for f in e.frames if not f.user]
-        for one in (slow_loader, other)
+        [f for e in each.events if isinstance(e, StackWindow) for f in e.frames if not f.user]
+        for each in (slow_loader, other)
     ]
     assert libraries[0] == libraries[1]
 
@@ -145,7 +145,7 @@ def test_shuffling_keeps_every_stack(slow_loader: Recorded) -> None:
     assert resolved(other, other.looks[0].stacks) == resolved(window, look.stacks)
     assert other.stacks != window.stacks
     assert other.states != states
-    assert sorted(other.states, key=lambda one: one.pid) == list(states)
+    assert sorted(other.states, key=lambda each: each.pid) == list(states)
 
 
 def test_trimming_keeps_the_verdicts_and_no_path_of_the_machine(slow_loader: Recorded, tmp_path: Path) -> None:

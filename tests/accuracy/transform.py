@@ -55,7 +55,9 @@ def _shuffled(event: Event, chance: random.Random) -> Event:
         return replace(event, processes=_mixed(event.processes, chance))
     if isinstance(event, StackDump):
         frames, place = _reordered(event.frames, chance)
-        threads = tuple(replace(one, frames=tuple(place[index] for index in one.frames)) for one in event.threads)
+        threads = tuple(
+            replace(thread, frames=tuple(place[index] for index in thread.frames)) for thread in event.threads
+        )
         return replace(event, frames=frames, threads=_mixed(threads, chance))
     if isinstance(event, StackWindow):
         frames, place = _reordered(event.frames, chance)
@@ -71,7 +73,7 @@ def _shuffled(event: Event, chance: random.Random) -> Event:
 
 
 def _stacks(stacks: Sequence[StackCount], place: Sequence[int], chance: random.Random) -> tuple[StackCount, ...]:
-    return _mixed([replace(one, frames=tuple(place[index] for index in one.frames)) for one in stacks], chance)
+    return _mixed([replace(stack, frames=tuple(place[index] for index in stack.frames)) for stack in stacks], chance)
 
 
 def _mixed(items: Sequence[_Item], chance: random.Random) -> tuple[_Item, ...]:

@@ -52,7 +52,7 @@ def trimmed(raw: Path, out: Path, scenarios: Mapping[str, Scenario] = BY_NAME) -
     wanted = _judgement(recorded)
     paths = NeutralPaths(str(recorded.target.script or ""))
     for digits in DIGITS:
-        lines = [msgspec.json.encode(slim(one, digits, paths)) for one in (recorded.header, *recorded.events)]
+        lines = [msgspec.json.encode(slim(event, digits, paths)) for event in (recorded.header, *recorded.events)]
         if left := paths.foreign():
             raise ValueError(f"{raw.name}: paths of this machine are left: {', '.join(left)}")
         with gzip.GzipFile(out, "wb", compresslevel=9, mtime=0) as file:
@@ -66,7 +66,7 @@ def trimmed(raw: Path, out: Path, scenarios: Mapping[str, Scenario] = BY_NAME) -
 def _judgement(recorded: Recorded) -> list[tuple[object, ...]]:
     """What is said of it, at tier 2 as well where it has more than that."""
     tiers = [recorded, recorded.without_hook()] if recorded.tier == 3 else [recorded]
-    rows = [one.row() for one in tiers]
+    rows = [tier.row() for tier in tiers]
     return [(row.answer, row.right, row.right_line, sorted(row.others)) for row in rows]
 
 
@@ -84,9 +84,9 @@ def slim(value: Any, digits: int | None, text: Callable[[str], str]) -> Any:
     if isinstance(value, float):
         return value if digits is None else float(f"{value:.{digits}g}")
     if isinstance(value, (tuple, list)):
-        return [slim(one, digits, text) for one in value]
+        return [slim(part, digits, text) for part in value]
     if isinstance(value, dict):
-        return {key: slim(one, digits, text) for key, one in value.items()}
+        return {key: slim(part, digits, text) for key, part in value.items()}
     return text(value) if isinstance(value, str) else value
 
 

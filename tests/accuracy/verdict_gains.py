@@ -6,11 +6,12 @@ and no time goes into starting again. Their steps are counted from what they pri
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from expected import Scenario
@@ -79,6 +80,14 @@ def gain(scenario: Scenario, turns: int, seconds: float) -> tuple[float, float]:
             seconds,
         )
     return plain, fixed
+
+
+def write_gains(file: Path, gains: Mapping[str, tuple[float, float]], how: str) -> None:
+    """Keep the steps per second of each script as it is and mended, a line each, with the day and how they were got."""
+    lines = [f"  {json.dumps(name)}: {json.dumps([round(rate, 3) for rate in gains[name]])}" for name in sorted(gains)]
+    about = {"measured": time.strftime("%Y-%m-%d"), "how": f"{how}. Steps per second as it is, and mended."}
+    head = ",\n".join(f" {json.dumps(name)}: {json.dumps(words)}" for name, words in about.items())
+    file.write_text(f'{{\n{head},\n "gains": {{\n' + ",\n".join(lines) + "\n }\n}\n")
 
 
 def in_turns(starts: Sequence[Callable[[], Training]], turns: int, seconds: float) -> list[float]:

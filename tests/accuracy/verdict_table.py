@@ -71,17 +71,18 @@ def _notes(row: Row, gains: Gains) -> list[str]:
     return [note for note in (*notes, row.note.replace("\n", " ").replace("|", "/")) if note]
 
 
-def figures(rows: Sequence[Row], gains: Gains) -> Iterator[Figure]:
-    """Accuracy, untrue warnings, predictions and times at each tier, with their bars."""
+def figures(rows: Sequence[Row], gains: Gains | None) -> Iterator[Figure]:
+    """Accuracy, untrue warnings, times and, unless `gains` is None, predictions at each tier, with their bars."""
     for tier in sorted({row.tier for row in rows}, reverse=True):
         yield from _of_tier(tier, [row for row in rows if row.tier == tier], gains)
 
 
-def _of_tier(tier: int, rows: Sequence[Row], gains: Gains) -> Iterator[Figure]:
+def _of_tier(tier: int, rows: Sequence[Row], gains: Gains | None) -> Iterator[Figure]:
     """Of host and device alone nothing is asked but that they do not mislead."""
     plain = [row for row in rows if not row.mended]
     faulty = [row for row in plain if not BY_NAME[row.name].healthy()]
-    yield _share(f"tier {tier}: first verdict right", [row.right for row in plain], RIGHT_BARS.get(tier))
+    if plain:
+        yield _share(f"tier {tier}: first verdict right", [row.right for row in plain], RIGHT_BARS.get(tier))
     groups = {
         "healthy": [row for row in plain if BY_NAME[row.name].healthy()],
         "mended": [row for row in rows if row.mended],
@@ -95,27 +96,28 @@ def _of_tier(tier: int, rows: Sequence[Row], gains: Gains) -> Iterator[Figure]:
     if tier == 1:
         return
     marks = [row.right_line for row in plain if row.right_line is not None]
-    yield _share(f"tier {tier}: line right", marks, LINE_BAR)
-    known = [(row, abs(wrong)) for row in faulty if (wrong := error(row, gains)) is not None]
-    if known:
+    if marks:
+        yield _share(f"tier {tier}: line right", marks, LINE_BAR)
+    if gains is not None and any(BY_NAME[row.name].fixed for row in faulty):
+        known = [(row, abs(wrong)) for row in faulty if (wrong := error(row, gains)) is not None]
         far = [row.name for row, wrong in known if wrong > FAR_OFF and (row.confidence or 1.0) > LOW_CONFIDENCE]
         spread = f"of {len(known)}; off by more than {FAR_OFF:.0%} and sure of it: {len(far)} {' '.join(far)}".rstrip()
-        median, most = statistics.median(wrong for _, wrong in known) * 100, ERROR_BAR * 100
+        median, most = statistics.median(wrong for _, wrong in known) * 100 if known else None, ERROR_BAR * 100
         yield Figure(f"tier {tier}: error of a predicted gain, median", median, "%", most=most, spread=spread)
         first = [bool(row.recommended) for row, _ in known if row.recommended is not None]
         yield _share(f"tier {tier}: what the fix does is recommended first", first, None)
         within = [inside for row in faulty if (inside := in_range(row, gains)) is not None]
         yield _share(f"tier {tier}: measured gain within the range", within, RANGE_BAR)
     times = [row.seconds for row in faulty if row.right and row.seconds is not None]
-    if times:
-        slowest = f"slowest {max(times):.1f}"
-        yield Figure(f"tier {tier}: until the right verdict stays, median", statistics.median(times), "s",
-                     most=SECONDS_BAR, spread=slowest)  # fmt: skip
+    if faulty:
+        slowest = f"slowest {max(times):.1f}" if times else ""
+        yield Figure(f"tier {tier}: until the right verdict stays, median", statistics.median(times) if times else None,
+                     "s", most=SECONDS_BAR, spread=slowest)  # fmt: skip
 
 
 def _share(what: str, marks: Sequence[bool], least: float | None) -> Figure:
     value = sum(marks) / len(marks) * 100 if marks else None
-    bar = least * 100 if least is not None and marks else None
+    bar = least * 100 if least is not None else None
     return Figure(what, value, "%", least=bar, spread=f"{sum(marks)} of {len(marks)}")
 
 

@@ -8,7 +8,7 @@ gives, measured by running the script as it is and mended in turns. Its rows are
 
     python tests/accuracy/verdicts.py --tiers 3,2 --mended      all scenarios, also with their fix: no warning is left
     python tests/accuracy/verdicts.py respawn leak --no-gains   only these, without running the fixes
-    python tests/accuracy/verdicts.py --gains-only              only what the fixes give
+    python tests/accuracy/verdicts.py --gains-only              only what the fixes give, into gains.json
     python tests/accuracy/verdicts.py --tiers 3 --no-gains --recordings FOLDER      what tests/accuracy judges
 """
 
@@ -26,13 +26,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-from results import RESULTS, Pieces, arguments, commit, options, publish  # isort: split
+from results import MISSED_BAR, RESULTS, Figure, Pieces, arguments, commit, does_enough, options, publish  # isort: split
 
 from expectation import Row, Seen, row_of
 from expected import BY_NAME, SCENARIOS, Scenario
 from launch import Training
 from recorded import recording_name
-from verdict_gains import gain
+from verdict_gains import gain, write_gains
 from verdict_table import Gains, figures, rows_in_markdown
 
 from aitop.engine.live import LiveFeed, Options
@@ -60,6 +60,7 @@ class Bench:
         self._pieces = Pieces(resume=args.resume)
         self.rows: list[Row] = []
         self.gains: Gains = {}
+        self.unmeasured: list[str] = []
         for piece in self._pieces.read():
             self.rows += [Row(**piece["row"])] if "row" in piece else []
             self.gains |= piece.get("gain", {})
@@ -75,6 +76,7 @@ class Bench:
                 plain, fixed = gain(scenario, self._args.turns, self._args.turn_seconds)
             except (RuntimeError, AssertionError) as failure:
                 print(f"{scenario.name}: no gain measured: {failure}", flush=True)
+                self.unmeasured.append(scenario.name)
                 return
             print(f"{scenario.name}: {plain:.2f} → {fixed:.2f} steps/s, {fixed / plain:.2f}×", flush=True)
             self.gains[scenario.name] = plain, fixed
@@ -151,7 +153,7 @@ def seconds_for(scenario: Scenario) -> float:
 def parsed() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that can run here)")
-    parser.add_argument("--tiers", default="1,2,3", help="3 everything, 2 without hook, 1 without stacks as well")
+    parser.add_argument("--tiers", default="3,2", help="3 everything, 2 without hook, 1 without stacks as well")
     parser.add_argument("--seconds", type=float, help=f"how long to watch ({SECONDS}, growth {SECONDS_IF_GROWING})")
     parser.add_argument("--turns", type=int, default=3, help="of the script as it is and mended, to measure a gain")
     parser.add_argument("--turn-seconds", type=float, default=1.7, help="how long each turn lasts")
@@ -180,13 +182,21 @@ def main() -> int:
         else:
             bench.take(scenario)
     if args.gains_only:
-        return 0
+        if not args.names and not bench.unmeasured:
+            how = f"verdicts.py {arguments()} on {commit() or 'an unknown commit'}"
+            write_gains(Path(__file__).with_name("gains.json"), bench.gains, how)
+        Pieces.forget()
+        return MISSED_BAR if bench.unmeasured else 0
     rows = rows_in_markdown(bench.rows, bench.gains)
     when = f"{time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}, `verdicts.py {arguments()}`"
-    if args.results == RESULTS and not args.names:
+    if args.results == RESULTS and does_enough():
         Path(__file__).with_name("verdicts.md").write_text(f"# The scenarios, watched live\n\n{when}\n\n{rows}\n")
     print(rows)
-    return publish(args, list(figures(bench.rows, bench.gains)), whole=not args.names)
+    measured = list(figures(bench.rows, None if args.no_gains else bench.gains))
+    if not args.no_gains:
+        names = " ".join(bench.unmeasured)
+        measured.append(Figure("fixes that were not measured", len(bench.unmeasured), most=0, spread=names))
+    return publish(args, measured)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import results
 
@@ -38,7 +37,7 @@ def run_to_end(command: list[str]) -> int:
 
 
 def main() -> int:
-    benches = {Path(bench.path).stem: bench for group in results.BENCHES.values() for bench in group}
+    benches = results.benches()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: rougher figures")
@@ -56,7 +55,7 @@ def main() -> int:
     for name in args.names or wanted:
         bench = benches[name]
         record = records.get(name)
-        rough = record is not None and not args.quick and results.was_quick(bench, record)
+        rough = record is not None and not args.quick and results.was_shortened(bench, record)
         if name not in old and not rough:
             continue
         if args.resume and record is not None and record["commit"] == now and not rough:

@@ -30,6 +30,8 @@ from aitop.attach.refusal import AttachRefused
 
 # What the hook does in its first steps belongs to the attach.
 AFTERWARDS, PATIENCE = 0.3, 30.0
+# Per cent of the requests to attach and to detach.
+MOST_REFUSED = 5.0
 # As quick as gdb can be: it loads the symbols of Python alone.
 GDB = ("-batch", "-nx", "-iex", "set debuginfod enabled off", "-iex", "set auto-solib-add off")
 CALLS = (
@@ -125,7 +127,7 @@ def measure(way: Way, cycles: int, losses: list[float]) -> Cycles:
         if way.name == "nobody":
             losses += mine
         compared = min(len(mine), len(losses))
-        if mine[:compared] != losses[:compared]:
+        if mine[:compared] != losses[:compared] or not compared:
             result.harm = f"other losses within {compared} steps"
     print(
         f"{way.name}: {len(result.acks)} times in, {result.refused} refused, harm: {result.harm or 'none'}", flush=True
@@ -137,10 +139,13 @@ def figures(cycles_by_way: dict[str, Cycles]) -> Iterator[Figure]:
     ours, alone = cycles_by_way.pop("aitop"), cycles_by_way.pop("nobody")
     most = f"{len(ours.acks)} times, longest step with nobody {max(alone.entering):.1f}"
     yield Figure("longest step at an attach, median", median(ours.entering), "ms", most=5, spread=most)
-    yield Figure("longest step at an attach, worst", max(ours.entering), "ms", most=10)
+    yield Figure("longest step at an attach, worst", max(ours.entering, default=None), "ms", most=10)
     yield Figure("longest step at a detach, median", median(ours.leaving), "ms", most=5)
-    yield Figure("longest step at a detach, worst", max(ours.leaving), "ms", most=10)
+    yield Figure("longest step at a detach, worst", max(ours.leaving, default=None), "ms", most=10)
     yield Figure("runs harmed", int(bool(ours.harm)), most=0, spread=ours.harm)
+    asked = len(ours.acks) + len(ours.leaving) + ours.refused
+    yield Figure("requests refused", 100 * ours.refused / asked if asked else None, "%", most=MOST_REFUSED,
+                 spread=f"of {asked}")  # fmt: skip
     yield Figure("until the code is in, median", median(ours.acks), "ms")
     for name, theirs in cycles_by_way.items():
         yield Figure("longest step at an attach, median", median(ours.entering), "ms", peer=name,

@@ -12,7 +12,8 @@ as it was with each slower one: a run is part of several pairs.
 
     python tests/bench/compare_runs.py                              all of it, nearly two hours
     python tests/bench/compare_runs.py --resume                     go on where this was interrupted
-    python tests/bench/compare_runs.py --recordings FOLDER          compare those that are there, make the others
+    python tests/bench/compare_runs.py --recordings FOLDER          compare those that are there, make the others; the
+                                                                    result is kept if this code made all of them
     python tests/bench/compare_runs.py --same 1 --slower 0 respawn  only these
 """
 
@@ -31,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from results import Figure, commit, options, publish  # isort: split
+from results import Figure, code, options, publish, unfinished  # isort: split
 
 from expected import BY_NAME, HEALTHY, Scenario
 from launch import Training
@@ -73,8 +74,11 @@ REAL_MARGIN = 0.1
 
 
 def record(script: str | Path, arguments: tuple[str, ...], seconds: float, to: Path) -> Path:
-    """A recording of a script that is started for it, unless it is there already."""
+    """A recording of a script that is started for it, unless it is there already; beside it the code that made it."""
+    made_by = to.with_suffix(".code")
     if to.exists():
+        if not made_by.exists() or made_by.read_text() != code():
+            of_other_code.add(to)
         return to
     to.parent.mkdir(parents=True, exist_ok=True)
     begun = to.with_name(f"begun-{to.name}")
@@ -85,8 +89,12 @@ def record(script: str | Path, arguments: tuple[str, ...], seconds: float, to: P
         subprocess.run(command, check=True, capture_output=True, timeout=seconds + 60)
     finally:
         process.stop()
+    made_by.write_text(code())
     return begun.rename(to)
 
+
+of_other_code: set[Path] = set()
+"""Recordings that were there, and were not made by this state of the code."""
 
 # Each recording is part of several pairs, and read once.
 run_in = cache(read_run)
@@ -172,11 +180,11 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted run of this commit ended")
     parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="keep them here, and use those that are here")
     args = parser.parse_args()
-    folder = args.recordings or Path(tempfile.gettempdir(), f"aitop-compare_runs-{commit().rstrip('+')}")
+    folder = args.recordings or Path(tempfile.gettempdir(), unfinished())
     if not args.resume and not args.recordings:
         shutil.rmtree(folder, ignore_errors=True)
 
-    def told(name: str, said: Any) -> Any:
+    def printed(name: str, said: Any) -> Any:
         print(name, json.dumps(said, indent=1), flush=True)
         return said
 
@@ -184,12 +192,12 @@ def main() -> int:
     names = args.names or (*SCENARIOS, *DEMOS)
     longer: dict[str, Any] = {"slower": [], "same": []}
     if args.slower:
-        longer = told("slower", slowed(args.slower, args.seconds, folder / "slower"))
-    rows = [told(name, judged(scenarios[name], args.seconds, args.turns, folder / name)) for name in names]
+        longer = printed("slower", slowed(args.slower, args.seconds, folder / "slower"))
+    rows = [printed(name, judged(scenarios[name], args.seconds, args.turns, folder / name)) for name in names]
     pairs = longer["same"] + [
         said
         for name in REPEATED[: args.same]
-        for said in told(f"runs of {name}", repeated(BY_NAME[name], args.seconds, folder / f"same-{name}"))
+        for said in printed(f"runs of {name}", repeated(BY_NAME[name], args.seconds, folder / f"same-{name}"))
     ]
     same = [said["verdict"] in ("same", "cannot-tell") for said in pairs]
     right = [said["verdict"] == "slower" and said["function"] == "rank" for said in longer["slower"]]
@@ -207,7 +215,12 @@ def main() -> int:
         Figure("same code: same or cannot tell", share(same), "%", least=95, spread=f"{len(pairs)} pairs"),
         Figure("a function 5 % of a step slower: found", share(right), "%", least=80, spread=f"{len(right)} pairs"),
     ]
-    return publish(args, figures, whole=not args.names and len(pairs) >= 40 and len(right) >= 40)
+    if of_other_code:
+        print(f"{len(of_other_code)} recordings are of other code, such as {min(of_other_code)}")
+    exit_code = publish(args, figures, whole=not of_other_code)
+    if not args.recordings:
+        shutil.rmtree(folder)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hook_cost_models import MODELS
@@ -30,6 +31,10 @@ from timed_run import TimedRun, interval
 
 # One turn of the watcher, which has a great deal to do once a second; it begins when what stopping stirs up is over.
 BLOCK_SECONDS, SETTLE_SECONDS = 1.0, 0.1
+# So many steps tell their mean; one that stands still is counted with the step that it holds up.
+LEAST_STEPS, LAST_STEP_SECONDS = 20, 10.0
+# Once everything has come in, and how long that may take beside busy cores.
+ALL_IN, ALL_IN_SECONDS = "host●.* stacks●.* hook●", 60.0
 # How long the start takes, and the most that a step may be longer in it and afterwards.
 BARS = {False: (15.0, 1.015, 1.015), True: (6.0, 1.05, 1.02)}
 
@@ -39,8 +44,22 @@ def block(run: TimedRun, since: int) -> float:
     time.sleep(SETTLE_SECONDS)
     began = time.monotonic_ns()
     time.sleep(BLOCK_SECONDS)
-    ends = [end for end, _ in run.steps(since) if end >= began]
-    return (ends[-1] - ends[0]) / max(1, len(ends) - 1) / 1e6
+    ended, deadline = time.monotonic_ns(), time.monotonic() + LAST_STEP_SECONDS
+    while True:
+        ends = [end for end, _ in run.steps(since)]
+        if ends and ends[-1] >= ended:
+            return step_ms(ends, began, ended)
+        if time.monotonic() > deadline:
+            raise SystemExit("the training run stands still")
+        time.sleep(0.01)
+
+
+def step_ms(ends: Sequence[int], began: int, ended: int) -> float:
+    """Milliseconds of a step in this stretch: from the last end before it to the first one after it."""
+    first, last = bisect_right(ends, began) - 1, bisect_left(ends, ended)
+    if first < 0 or last - first < LEAST_STEPS:
+        raise SystemExit(f"{last - max(first, 0)} steps in {(ended - began) / 1e9:.1f} s tell nothing")
+    return (ends[last] - ends[first]) / (last - first) / 1e6
 
 
 def pairs(watcher: OnTerminal, run: TimedRun, seconds: float) -> list[tuple[float, float]]:
@@ -71,15 +90,22 @@ def ratio(blocks: list[tuple[float, float]]) -> tuple[float, str]:
 
 
 def measure(
-    command: list[str], run: TimedRun, starts: int, start: float, seconds: float
+    command: list[str], run: TimedRun, starts: int, start: float, seconds: float, shows: str = ""
 ) -> dict[str, list[tuple[float, float]]]:
-    """Pairs of blocks in the `start` of so many watchers, and `after` it, beside the last one."""
+    """Pairs of blocks in the `start` of so many watchers, and `after` it, beside the last one.
+
+    After its start each has to show what matches `shows`, and the last one to be there at the end.
+    """
     blocks: dict[str, list[tuple[float, float]]] = {"start": [], "after": []}
     for number in range(starts):
         with OnTerminal(command) as watcher:
             blocks["start"] += pairs(watcher, run, start)
+            watcher.must_show(shows, ALL_IN_SECONDS)
             if number == starts - 1:
                 blocks["after"] += pairs(watcher, run, seconds)
+                watcher.must_show(shows)
+            if watcher.ended():
+                raise SystemExit(f"{command} has ended with {watcher.code}")
     return blocks
 
 
@@ -89,7 +115,7 @@ def figures(model: str, full: bool, starts: int, seconds: float) -> Iterator[Fig
     py_spy = Path(sys.executable).parent / "py-spy"
     sampler = [str(py_spy) if py_spy.exists() else "py-spy", "record", "--nonblocking", "-r", "20", "-d", "3600"]
     with TimedRun(model, cores - 1 if full else 0) as run, tempfile.TemporaryDirectory() as folder:
-        ours = measure([sys.executable, "-m", "aitop", "--pid", str(run.pid)], run, starts, start, seconds)
+        ours = measure([sys.executable, "-m", "aitop", "--pid", str(run.pid)], run, starts, start, seconds, ALL_IN)
         theirs = measure([*sampler, "-f", "raw", "-o", f"{folder}/stacks", "-p", str(run.pid)], run, 1, start, seconds)
     alone = statistics.median(pair[0] for pair in ours["after"])
     where = f"{model}, {alone:.2f} ms a step, {'all cores busy' if full else 'a core free'}"
@@ -110,7 +136,7 @@ def main() -> int:
     args = parser.parse_args()
     ways = [full for full in BARS if args.cores in (None, "full" if full else "free")]
     measured = [figure for full in ways for figure in figures(args.model, full, args.starts, args.seconds)]
-    return publish(args, measured, whole=args.cores is None)
+    return publish(args, measured)
 
 
 if __name__ == "__main__":

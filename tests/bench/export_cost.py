@@ -29,7 +29,7 @@ from typing import NamedTuple
 import psutil
 from results import Figure, Pieces, options, publish
 
-MOST_CORES, MOST_MEGABYTES, MOST_SECONDS = 0.02, 80.0, 60.0
+MOST_CORES, MOST_HOOKED_CORES, MOST_MEGABYTES, MOST_SECONDS = 0.02, 0.05, 80.0, 60.0
 SCRAPE_SECONDS, LOOK_SECONDS = 15.0, 5.0
 JOB = """
 import time, torch
@@ -54,7 +54,7 @@ if __name__ == "__main__":  # the workers import this file where they are not fo
 """
 
 
-class Watched:
+class Exporter:
     """An exporter of this machine's jobs, and what it uses."""
 
     def __init__(self, *arguments: str) -> None:
@@ -140,16 +140,16 @@ def measure(jobs: int, start: float, seconds: float, *arguments: str) -> Cost:
         script = Path(folder) / "train.py"
         script.write_text(JOB)
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        watched, running = Watched(*arguments), []
+        exporter, running = Exporter(*arguments), []
         try:
-            watched.wait()
-            before = watched.cpu()
+            exporter.wait()
+            before = exporter.cpu()
             running += [subprocess.Popen([sys.executable, str(script)], env=environment) for _ in range(jobs)]
-            judged = watched.until_judged({job.pid for job in running}, start)
-            begin = watched.cpu() - before
-            return Cost(list(judged.values()), begin, *watched.run(seconds))
+            judged = exporter.until_judged({job.pid for job in running}, start)
+            begin = exporter.cpu() - before
+            return Cost(list(judged.values()), begin, *exporter.run(seconds))
         finally:
-            watched.stop()
+            exporter.stop()
             for job in running:
                 job.kill()
                 job.wait()
@@ -179,8 +179,10 @@ def main() -> int:
             Figure(f"jobs with a verdict after {args.start} s", len(usual.judged), f"of {args.jobs}", least=args.jobs),
             Figure(what, usual.cores * 100, "%", most=MOST_CORES * 100, spread=usual_start),
             Figure("memory", usual.memory, "MB", most=MOST_MEGABYTES),
-            Figure(f"{what}, with `--hook`", hooked.cores * 100, "%", spread=hooked_start),
-            Figure("memory with `--hook`", hooked.memory, "MB"),
+            Figure(
+                f"{what}, with `--hook`", hooked.cores * 100, "%", most=MOST_HOOKED_CORES * 100, spread=hooked_start
+            ),
+            Figure("memory with `--hook`", hooked.memory, "MB", most=MOST_MEGABYTES),
         ],
     )
 

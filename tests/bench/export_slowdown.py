@@ -22,7 +22,7 @@ from os import sched_getaffinity
 from statistics import fmean
 
 import msgspec
-from export_cost import Watched, in_own_namespace
+from export_cost import Exporter, in_own_namespace
 from results import Figure, Pieces, options, publish
 from timed_run import TimedRun, interval
 
@@ -48,13 +48,13 @@ class Slowdown(msgspec.Struct, frozen=True):
         return sum(excess) / (self.seconds - sum(excess)) * 100
 
 
-def active_stretches(watched: Watched, done: threading.Event) -> list[tuple[float, float]]:
+def active_stretches(exporter: Exporter, done: threading.Event) -> list[tuple[float, float]]:
     """Where the exporter or a child of its took CPU, as (begin, end) in monotonic seconds."""
     stretches: list[tuple[float, float]] = []
-    before, used = time.monotonic(), watched.cpu()
+    before, used = time.monotonic(), exporter.cpu()
     while not done.wait(LOOK_SECONDS):
-        active = bool(watched.process.children())
-        now, total = time.monotonic(), watched.cpu()
+        active = bool(exporter.process.children())
+        now, total = time.monotonic(), exporter.cpu()
         if active or total > used:
             joined = stretches and before - stretches[-1][1] < 2 * LOOK_SECONDS
             stretches.append((stretches.pop()[0] if joined else before, now))
@@ -85,29 +85,29 @@ def slowdown(ends: Sequence[float], stretches: Sequence[tuple[float, float]], *,
 
 def measure(seconds: float, *, full: bool) -> Slowdown:
     """Watch a run for so long."""
-    watched = Watched()
+    exporter = Exporter()
     try:
-        watched.wait()
+        exporter.wait()
         with TimedRun(burners=len(sched_getaffinity(0)) - 1 if full else 0) as run:
             time.sleep(START_SECONDS)
-            if not watched.scrape().count("aitop_up{"):
+            if not exporter.scrape().count("aitop_up{"):
                 raise SystemExit("the exporter does not watch the run")
             done, since = threading.Event(), len(run.steps())
             threading.Timer(seconds, done.set).start()
-            stretches = active_stretches(watched, done)
+            stretches = active_stretches(exporter, done)
             return slowdown([end / 1e9 for end, _ in run.steps(since)], stretches, full=full)
     finally:
-        watched.stop()
+        exporter.stop()
 
 
-def figure(found: Slowdown) -> Figure:
+def figure(slower: Slowdown) -> Figure:
     """How much longer a step is, with where nineteen of twenty lie that are drawn from the stretches."""
-    low, high = interval(found.excess, found.percent)
-    where = "no core free" if found.full else "a core free"
-    words = f"{len(found.excess)} stretches, {found.active / found.seconds:.0%} of {found.seconds:.0f} s"
-    what = f"how much longer a step is beside `export --all` (mlp, {found.step:.2f} ms a step, {where})"
+    low, high = interval(slower.excess, slower.percent)
+    where = "no core free" if slower.full else "a core free"
+    words = f"{len(slower.excess)} stretches, {slower.active / slower.seconds:.0%} of {slower.seconds:.0f} s"
+    what = f"how much longer a step is beside `export --all` (mlp, {slower.step:.2f} ms a step, {where})"
     spread = f"{low:.2f} to {high:.2f}; {words}"
-    return Figure(what, found.percent(found.excess), "%", most=MOST_PERCENT, spread=spread)
+    return Figure(what, slower.percent(slower.excess), "%", most=MOST_PERCENT, spread=spread)
 
 
 def main() -> int:

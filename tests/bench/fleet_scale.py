@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     args = parser.parse_args()
     compileall.compile_dir(Path(aitop.__file__).parent, quiet=2)
-    return publish(args, list(figures(args.nodes, args.seconds)), whole=args.nodes == parser.get_default("nodes"))
+    return publish(args, list(figures(args.nodes, args.seconds)))
 
 
 if __name__ == "__main__":

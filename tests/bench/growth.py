@@ -30,7 +30,9 @@ def main() -> int:
         cpu = {}
         for ranks in (1, many):
             with peers.job(script, ranks) as pid:
-                cpu[ranks] = peers.use_of(peers.commands(pid)["aitop"], pid, args.start, args.seconds).mean_cpu()
+                shows = rf"· {ranks} ranks?\b.*{peers.MEASURES['aitop']}"
+                use = peers.use_of(peers.commands(pid)["aitop"], pid, args.start, args.seconds, shows)
+                cpu[ranks] = use.mean_cpu()
         spread = f"{cpu[many]:.1%} of a core against {cpu[1]:.1%}"
         what = f"CPU with {many} {kind} ranks, of that with one"
         figures.append(Figure(what, cpu[many] / cpu[1], "×", most=4, spread=spread))

@@ -224,7 +224,7 @@ def added(measure: Server, plain: Callable[[], object], wrapped: Callable[[], ob
     bare = [took(plain) for _ in range(TURNS_IN_A_TICK)]
     ours = [took(wrapped) for _ in range(TURNS_IN_A_TICK)]
     tick = took(lambda: session.tick(time.monotonic_ns()))
-    return [one - statistics.median(bare) + tick / TURNS_IN_A_TICK for one in ours]
+    return [wrapped - statistics.median(bare) + tick / TURNS_IN_A_TICK for wrapped in ours]
 
 
 def in_this_process(turns: int) -> dict[str, float]:

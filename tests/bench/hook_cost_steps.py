@@ -196,15 +196,15 @@ def measured(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float]:
     for only_counted, name in ((True, "run counted"), (False, "run timed")):
         groups[name] = [pair for pair in times["run"] if pair[2] is only_counted]
     base = added(times["nothing"])
-    found = {name: added(taken) - base for name, taken in groups.items() if len(taken) >= FEWEST}
-    known = {name: len(groups[name]) for name in ("run counted", "run timed") if name in found}
+    costs = {name: added(taken) - base for name, taken in groups.items() if len(taken) >= FEWEST}
+    known = {name: len(groups[name]) for name in ("run counted", "run timed") if name in costs}
     if known:
-        found["ticks"] = _ticks(switch)
-        found["mean"] = found["ticks"] + sum(found[name] * count for name, count in known.items()) / sum(known.values())
-        found["step"] = statistics.median(pair[0] for pair in times["nothing"]) / 1000
-        found["percent"] = found["mean"] / found["step"] * 100
-        found["share counted"] = known.get("run counted", 0) / len(times["run"]) * 100
-    return found
+        costs["ticks"] = _ticks(switch)
+        costs["mean"] = costs["ticks"] + sum(costs[name] * count for name, count in known.items()) / sum(known.values())
+        costs["step"] = statistics.median(pair[0] for pair in times["nothing"]) / 1000
+        costs["percent"] = costs["mean"] / costs["step"] * 100
+        costs["share counted"] = known.get("run counted", 0) / len(times["run"]) * 100
+    return costs
 
 
 def _ticks(switch: Switch) -> float:
@@ -259,14 +259,14 @@ def in_this_process(rounds: int) -> dict[str, float]:
 
 def in_fresh_processes(count: int, rounds: int) -> list[dict[str, float]]:
     """One after the other, each with a layout of its memory and seeds of its hashes of its own."""
-    found = []
+    measured = []
     for number in range(1, count + 1):
         command = [sys.executable, __file__, "--here", "--rounds", str(rounds)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-        found.append(json.loads(done.stdout))
-        told = ", ".join(f"{name} {value:.1f}" for name, value in found[-1].items())
-        print(f"process {number} of {count}: {told}", file=sys.stderr, flush=True)
-    return found
+        measured.append(json.loads(done.stdout))
+        words = ", ".join(f"{name} {value:.1f}" for name, value in measured[-1].items())
+        print(f"process {number} of {count}: {words}", file=sys.stderr, flush=True)
+    return measured
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ def figures(start: int, seconds: int, rounds: int) -> Iterator[Figure]:
         commands = list(peers.commands(pid).items())
         for turn in range(rounds):
             for name, command in reversed(commands) if turn % 2 else commands:
-                use = peers.use_of(command, pid, 0, start + seconds)
+                use = peers.use_of(command, pid, 0, start + seconds, peers.MEASURES[name])
                 uses[name] = use if name not in uses else mean_of(turn, uses[name], use)
     whole = uses.pop("aitop")
     ours, cpu = whole.mean_cpu(), {name: use.mean_cpu() for name, use in uses.items()}

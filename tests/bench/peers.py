@@ -26,6 +26,9 @@ FOUR_WORKERS = FOLDER / "four_workers.py"
 # Launchers of so many ranks as their argument says: those that only write the events of steps, and those that train.
 SIMULATED_RANKS, WORKING_RANKS = FOLDER.parent / "e2e" / "ranks" / "simulated.py", FOLDER / "working_ranks.py"
 SCENARIO = "h200-starved"
+# What each program has on its screen once it measures.
+MEASURES = {"aitop": r"host●.* hook●", "nvitop": r"\d+(\.\d+)?[MG]iB", "py-spy top": r"\d+\.\d\ds +\d+\.\d\ds"}
+COMES_UP_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -69,8 +72,11 @@ class Use:
         return statistics.fmean(self.cpu)
 
 
-def use_of(command: list[str], pid: int, start: int, seconds: int) -> Use:
-    """What a program uses on a terminal for so many seconds, once `start` seconds have passed."""
+def use_of(command: list[str], pid: int, start: int, seconds: int, shows: str) -> Use:
+    """What a program uses on a terminal for so many seconds, once `start` seconds have passed.
+
+    At the end it has to show what matches `shows`.
+    """
     with OnTerminal(command, environment(pid)) as program:
         time.sleep(start)
         cpu, written = [], []
@@ -80,4 +86,5 @@ def use_of(command: list[str], pid: int, start: int, seconds: int) -> Use:
             elapsed = time.monotonic() - before[0]
             cpu.append((program.cpu() - before[1]) / elapsed)
             written.append((program.written - before[2]) / elapsed)
-        return Use(cpu, written, program.memory()[0])
+        program.must_show(shows, COMES_UP_SECONDS)
+        return Use(cpu, written, program.memory())

@@ -1,8 +1,9 @@
 """Keeps what the benches measured in results.json, and writes README.md from it.
 
 A bench ends with `sys.exit(publish(args, figures))`: its figures replace its earlier ones, the page is written anew,
-and the exit code is 4 where a bar is missed. `python tests/bench/results.py` only writes the page, and names the
-results that are older than the last change of the code that they are about.
+and the exit code is 4 where a bar is missed. What did less than `--quick` does is only printed. `python
+tests/bench/results.py` only writes the page, and names the results that are older than the last change of the code
+that they are about, and those that did less than is usual.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import compileall
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +52,9 @@ sys.path += [str(TESTS / folder) for folder in SHARED]
 class Bench:
     """A program below tests/ and its arguments; `quick` is None for what takes longer than a few minutes.
 
-    `about` are the folders and files, from the root, that its figures depend on, besides the program itself and what it
-    imports from tests/. One that `resumes` keeps what it has done piece by piece, and goes on from there with --resume.
+    A number in `usual` is what the program does without that argument. `about` are the folders and files, from the
+    root, that its figures depend on, besides the program itself and what it imports from tests/ or starts. One that
+    `resumes` keeps what it has done piece by piece, and goes on from there with --resume.
     """
 
     path: str
@@ -72,7 +76,7 @@ BENCHES = {
         Bench("bench/hook_cost_steps.py", "--processes 18", "--processes 3", about=HOOK),
         Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp", about=HOOK),
         Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 10"),
-        Bench("bench/burst_cost.py", "", "--bursts 2", about=(*HOOK, "aitop/engine/torch_profile.py")),
+        Bench("bench/burst_cost.py", "--bursts 5", "--bursts 2", about=(*HOOK, "aitop/engine/torch_profile.py")),
         Bench("bench/hook_cost_serving.py", "--processes 12", "--processes 3", about=HOOK),
         Bench("bench/serving_cost.py", "--pairs 6 --seconds 10", "--pairs 3 --seconds 6"),
     ),
@@ -82,21 +86,21 @@ BENCHES = {
         Bench("robustness/serving_stress.py", "-n 50", about=(*ATTACH, "aitop/sources")),
     ),
     "What the watcher itself costs": (
-        Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8 --rounds 1"),
-        Bench("bench/growth.py", "", "--start 12 --seconds 10 --working 16"),
-        Bench("bench/monitor_hour.py", "", "--minutes 16", about=(*JUDGING, "aitop/ui")),
-        Bench("bench/serving_judge_cost.py", "", "--ticks 8", about=JUDGING),
+        Bench("bench/monitor_cost.py", "--start 20 --seconds 25 --rounds 2", "--start 12 --seconds 8 --rounds 1"),
+        Bench("bench/growth.py", "--start 15 --seconds 20 --working 64", "--start 12 --seconds 10 --working 16"),
+        Bench("bench/monitor_hour.py", "--minutes 61", "--minutes 16", about=(*JUDGING, "aitop/ui")),
+        Bench("bench/serving_judge_cost.py", "--ticks 20", "--ticks 8", about=JUDGING),
         Bench("bench/export_cost.py", "", resumes=True),
-        Bench("bench/export_slowdown.py", resumes=True, about=(*WATCHING, "aitop/commands")),
-        Bench("bench/first_frame.py", "", "--rounds 2"),
-        Bench("bench/fleet_scale.py", "", "--seconds 5"),
+        Bench("bench/export_slowdown.py", "--seconds 160", resumes=True, about=(*WATCHING, "aitop/commands")),
+        Bench("bench/first_frame.py", "--rounds 5", "--rounds 2"),
+        Bench("bench/fleet_scale.py", "--seconds 10", "--seconds 5"),
     ),
     "Harm, hostile input, long runs": (
         Bench("robustness/faults.py", "-n 20", resumes=True),
         Bench("robustness/rights.py", about=(*ATTACH, "aitop/sources", "aitop/commands")),
         Bench("robustness/fuzz.py", "--minutes 5"),
         Bench("robustness/soak.py", "--minutes 30"),
-        Bench("robustness/export_soak.py", about=(*JUDGING, "aitop/outputs", "aitop/commands")),
+        Bench("robustness/export_soak.py", "--minutes 60", about=(*JUDGING, "aitop/outputs", "aitop/commands")),
     ),
     "How right the verdicts are": (
         Bench(
@@ -104,7 +108,7 @@ BENCHES = {
         ),
         Bench("accuracy/ranks.py", "--gains", about=JUDGING),
         Bench("accuracy/serving/serving_verdicts.py", "", resumes=True, about=(*JUDGING, "tests/accuracy/serving")),
-        Bench("bench/compare_runs.py", resumes=True),
+        Bench("bench/compare_runs.py", resumes=True, about=("aitop", "tests/accuracy/scenarios")),
     ),
 }
 
@@ -140,8 +144,8 @@ class Figure:
 
     def row(self) -> str:
         """Its line in Markdown."""
-        bar = f"≤ {self.most:g}" if self.most is not None else ""
-        bar += f"≥ {self.least:g}" if self.least is not None else ""
+        bars = (("≤", self.most), ("≥", self.least))
+        bar = " ".join(f"{sign} {limit:g}" for sign, limit in bars if limit is not None)
         ours = self._with_unit(self.value) + (f" ({self.spread})" if self.spread else "")
         ours += f" (needs {self.without})" if self.without and self.value is None else ""
         ours += (" **not measured**" if self.value is None else " **missed**") if self.missed() else ""
@@ -164,6 +168,8 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     # pip compiles what it installs: a tree that is measured in place must not be compiled anew at each start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     compileall.compile_dir(TESTS.parent / "aitop", quiet=2)
+    # What is measured is the code at the beginning, whatever is committed meanwhile.
+    commit()
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="keep the figures here")
     return parser
@@ -172,21 +178,26 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool = True) -> int:
     """Print the figures of the bench that runs, keep them and write the page; the exit code is 4 where a bar is missed.
 
-    It is 4 as well where no figure has a bar: then nothing was judged. What is not the `whole` bench is only printed.
+    It is 4 as well where no figure has a bar: then nothing was judged. A result that is not `whole`, or that did less
+    than a quick run does, is kept only in a file that was asked for.
     """
+    program, file = Path(sys.argv[0]).stem, args.results
     record = {
-        "date": time.strftime("%Y-%m-%d"),
+        "date": Pieces.begun() or time.strftime("%Y-%m-%d"),
         "commit": commit(),
         "machine": machine(),
         "versions": versions(),
         "arguments": arguments(),
         "figures": [asdict(figure) for figure in figures],
     }
-    file: Path = args.results
-    if whole:
-        records = {**read(file), Path(sys.argv[0]).stem: record}
+    if (whole and does_enough()) or file != RESULTS:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        records = {**read(file), program: record}
         file.write_text(json.dumps(dict(sorted(records.items())), indent=1, ensure_ascii=False) + "\n")
         file.with_name("README.md").write_text(page(records))
+    else:
+        print(f"\nonly printed: `{program}.py {record['arguments']}` is not all that a result is made of")
+    Pieces.forget()
     print("\n" + "\n".join(table(record)))
     if not any(figure.judged() for figure in figures):
         print("no figure with a bar was measured")
@@ -194,29 +205,108 @@ def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool 
     return MISSED_BAR if any(figure.missed() for figure in figures) else 0
 
 
+# Arguments that say where something is written or in which way it is done, and not how much of it.
+PLACES = ("--results", "--recordings", "--keep")
+WAYS = {*PLACES, "--resume", "--seed", "--python", "-j"}
+
+
 def arguments() -> str:
     """The arguments of this program, without those that say where results and recordings were to be written."""
     words = sys.argv[1:]
-    places = {at for at, word in enumerate(words) if word in ("--results", "--recordings")}
+    places = {at for at, word in enumerate(words) if word in PLACES}
     return shlex.join(word for at, word in enumerate(words) if at not in places and at - 1 not in places)
 
 
+def does_enough() -> bool:
+    """Whether this program does at least what its quick run does, and so has a result."""
+    bench = benches().get(Path(sys.argv[0]).stem)
+    if bench is None:
+        return True
+    return at_least(arguments(), bench.usual, bench.usual if bench.quick is None else bench.quick)
+
+
+def at_least(words: str, *wanted: str) -> bool:
+    """Whether a bench with these arguments does as much as with one of the wanted ones, which stand for all it does.
+
+    A number may be larger. One that is not among the arguments is the usual one, as what is wanted first has it. A name
+    and whatever else is not wanted makes it less: most of them choose a part.
+    """
+    given, usual = _by_option(words), _by_option(wanted[0])
+
+    def enough(least: dict[str, str]) -> bool:
+        mine = {option: value for option, value in usual.items() if value} | given
+        known = all(
+            option in least or value == usual.get(option) for option, value in mine.items() if option not in WAYS
+        )
+        return known and all(option in mine and _reaches(mine[option], value) for option, value in least.items())
+
+    return any(enough(_by_option(least)) for least in wanted)
+
+
+def _by_option(words: str) -> dict[str, str]:
+    """The value of each option, empty for a name and for an option that has none."""
+    values: dict[str, str] = {}
+    option = ""
+    for word in shlex.split(words):
+        if word.startswith("-"):
+            option, _, values[option] = word.partition("=")
+            option = "" if option == "--resume" or values[option] else option
+        elif option:
+            values[option], option = word, ""
+        else:
+            values[word] = ""
+    return values
+
+
+def _reaches(value: str, least: str) -> bool:
+    try:
+        return float(value) >= float(least)
+    except ValueError:
+        return value == least
+
+
 class Pieces:
-    """What a long bench has done so far at this commit, a JSON value a line, in the folder for temporary files."""
+    """What a long bench has done so far of this code with these arguments, a JSON value a line.
+
+    The file lies in the folder for temporary files until the result is published.
+    """
 
     def __init__(self, *, resume: bool) -> None:
-        self._file = Path(tempfile.gettempdir(), f"aitop-{Path(sys.argv[0]).stem}-{commit().rstrip('+')}.jsonl")
+        self._file = self._place()
         if not resume:
             self._file.unlink(missing_ok=True)
 
     def read(self) -> list[Any]:
         """All of them, in the order in which they were added."""
-        return [json.loads(line) for line in self._file.read_text().splitlines()] if self._file.exists() else []
+        return [json.loads(line) for line in self._file.read_text().splitlines()[1:]] if self._file.exists() else []
 
     def add(self, piece: Any) -> None:
         """Keep another one."""
+        if not self._file.exists():
+            self._file.write_text(f"{time.strftime('%Y-%m-%d')}\n")
         with self._file.open("a") as file:
             file.write(json.dumps(piece) + "\n")
+
+    @classmethod
+    def begun(cls) -> str | None:
+        """The day on which the first one was made, None where there is none."""
+        file = cls._place()
+        return file.read_text().partition("\n")[0] if file.exists() else None
+
+    @classmethod
+    def forget(cls) -> None:
+        """They have become a result."""
+        cls._place().unlink(missing_ok=True)
+
+    @staticmethod
+    def _place() -> Path:
+        return Path(tempfile.gettempdir(), f"{unfinished()}.jsonl")
+
+
+def unfinished() -> str:
+    """A name for what this program has done so far: of it, the state of the code, and how much is to be done."""
+    words = shlex.join(word for word in shlex.split(arguments()) if word != "--resume")
+    return f"aitop-{Path(sys.argv[0]).stem}-{code()}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
 
 
 def read(file: Path = RESULTS) -> dict[str, Any]:
@@ -231,44 +321,73 @@ def outdated(bench: Bench, record: dict[str, Any] | None, root: Path = TESTS.par
     measured = str(record["commit"]).rstrip("+")
     git = ["git", "-C", str(root)]
     span = [f"{measured}..HEAD", "--", *bench.about, *own_modules(root / "tests" / bench.path, root)]
-    found = subprocess.run([*git, "log", "--oneline", *span], capture_output=True, text=True, check=False)
-    if not measured or found.returncode:
+    log = subprocess.run([*git, "log", "--oneline", *span], capture_output=True, text=True, check=False)
+    if not measured or log.returncode:
         return f"of {record['date']}: its commit, {measured or 'none'}, is not in this history"
-    changes = len(found.stdout.splitlines())
+    changes = len(log.stdout.splitlines())
     if changes:
         return f"of {record['date']}, {measured}: {changes} commits since then change what it is about"
     return f"of {record['date']}: made on files that were not committed" if record["commit"] != measured else None
 
 
 def own_modules(program: Path, root: Path = TESTS.parent) -> set[str]:
-    """The program and the modules of tests/ that it imports, and they, from the root; without this one."""
-    found, todo = set(), [program]
+    """The program, what it imports from tests/ and the programs there that it names, and they, from the root.
+
+    This module is left out.
+    """
+    by_name: dict[str, list[Path]] = {}
+    for path in (root / "tests").rglob("*.py"):
+        by_name.setdefault(path.name, []).append(path)
+    covered: set[str] = set()
+    todo = [program]
     while todo:
         path = todo.pop()
-        found.add(str(path.relative_to(root)))
-        names = set()
+        covered.add(str(path.relative_to(root)))
         for node in ast.walk(ast.parse(path.read_text())) if path.exists() else ():
             if isinstance(node, ast.ImportFrom):
-                names.add(node.module)
+                places = _modules([node.module or ""], root)
             elif isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-        places = [root / "tests" / folder / f"{name}.py" for name in names - {Path(__file__).stem} for folder in SHARED]
-        todo += [place for place in places if place.exists() and str(place.relative_to(root)) not in found]
-    return found
+                places = _modules([alias.name for alias in node.names], root)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                places = by_name.get(node.value.rpartition("/")[2], [])
+            else:
+                continue
+            todo += [place for place in places if str(place.relative_to(root)) not in covered and place != path]
+    return covered
 
 
-def was_quick(bench: Bench, record: dict[str, Any]) -> bool:
-    """Whether a result is the rougher one of a quick run."""
-    return bench.quick is not None and bench.quick != bench.usual and record["arguments"] == bench.quick
+def _modules(names: Sequence[str], root: Path) -> list[Path]:
+    """The files in tests/ that may be meant by these names of modules."""
+    places = (root / "tests" / folder / f"{name}.py" for name in names for folder in SHARED)
+    return [place for place in places if place.exists() and place.name != Path(__file__).name]
+
+
+def was_shortened(bench: Bench, record: dict[str, Any]) -> bool:
+    """Whether a result is a rougher one, of a bench that did less than it usually does."""
+    return not at_least(record["arguments"], bench.usual)
+
+
+def benches() -> dict[str, Bench]:
+    """All of them, by name."""
+    return {Path(bench.path).stem: bench for group in BENCHES.values() for bench in group}
 
 
 def outdated_results(records: dict[str, Any]) -> dict[str, str]:
     """Why results do not stand for the code as it is, by the name of the bench; those that do are left out."""
-    benches = {Path(bench.path).stem: bench for group in BENCHES.values() for bench in group}
-    reasons = {name: outdated(bench, records.get(name)) for name, bench in benches.items()}
+    reasons = {name: outdated(bench, records.get(name)) for name, bench in benches().items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
+def shortened_results(records: dict[str, Any]) -> dict[str, str]:
+    """What results were made with that did less than is usual, by the name of the bench."""
+    return {
+        name: f"of {record['date']}: made with {record['arguments'] or 'no arguments'}, usually {bench.usual or 'none'}"
+        for name, bench in benches().items()
+        if (record := records.get(name)) is not None and was_shortened(bench, record)
+    }
+
+
+@cache
 def commit() -> str:
     """The commit of the code that is run, with a + where it was changed since; empty where that is not known."""
     if shutil.which("git") is None:
@@ -277,6 +396,14 @@ def commit() -> str:
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "aitop"], capture_output=True, check=False)
     return head.stdout.strip() + "+" * (changed.returncode == 1)
+
+
+def code() -> str:
+    """The commit and, where files of aitop/ were changed since, what tells these changes from others."""
+    if not commit().endswith("+"):
+        return commit() or "unknown"
+    git = ["git", "-C", str(TESTS.parent), "diff", "HEAD", "--", "aitop"]
+    return commit() + hashlib.sha256(subprocess.run(git, capture_output=True, check=False).stdout).hexdigest()[:8]
 
 
 def machine() -> str:
@@ -326,11 +453,12 @@ python tests/bench/all.py --whole --outdated --resume
 ```
 
 The last line makes every result new that is older than the last change of the code that it is about, in hours.
-`python tests/bench/results.py` names them. With `--resume` a bench that has a result of this commit is not run again,
-and those that keep their pieces (`attach_stress`, `faults`, `verdicts` and the like) go on where they were interrupted;
-a result of `--quick` does not stand for a whole one. Every bench also runs by itself (`--help` explains its figures)
-and exits with 4 where a bar is missed or was not measured. Without a GPU, benches that need NVML use the fake one of
-the tests. The verdicts on committed recordings are tested elsewhere: [tests/accuracy](../accuracy/README.md).
+`python tests/bench/results.py` names them, and those that did less than is usual. With `--resume` a bench that has a
+result of this commit is not run again, and those that keep their pieces (`attach_stress`, `faults`, `verdicts` and the
+like) go on where they were interrupted; a result of `--quick` does not stand for a whole one, and one of still less is
+only printed. Every bench also runs by itself (`--help` explains its figures) and exits with 4 where a bar is missed or
+was not measured. Without a GPU, benches that need NVML use the fake one of the tests. The verdicts on committed
+recordings are tested elsewhere: [tests/accuracy](../accuracy/README.md).
 """
 
 
@@ -363,5 +491,6 @@ def table(record: dict[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     RESULTS.with_name("README.md").write_text(page(read()))
-    for name, reason in outdated_results(read()).items():
-        print(f"{name}: {reason}")
+    for reasons in (outdated_results(read()), shortened_results(read())):
+        for name, reason in reasons.items():
+            print(f"{name}: {reason}")

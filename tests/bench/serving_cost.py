@@ -12,6 +12,7 @@ AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import signal
@@ -21,28 +22,35 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from everything_cost import interval
 from results import Figure, options, publish
 from serving_cases import CASE_BY_NAME  # isort: split
 
 from serving_run import Clients, Server, quantile
 from serving_verdicts import running, sends_of
 from terminal import OnTerminal
+from timed_run import interval
 
 LEAST_RATIO, MOST_RATIO = 0.98, 1.02
 DEFAULT = ("embeddings", "review_scores", "vllm")
 LONGEST_ATTACH = 20.0
+# Of the looks: where all cores are busy some end before the hook is in.
+LEAST_HOOKED = 50.0
 COMPUTING = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Requests a second and the p99 (seconds) of a stretch of time, and the CPU seconds of who watched in it."""
+    """Requests a second and the p99 (seconds) of a stretch of time, and the CPU seconds of who watched in it.
+
+    `hooked` says whether the hook was in the server.
+    """
 
     rate: float
     p99: float
     cpu: float
+    hooked: bool
 
 
 @dataclass(frozen=True)
@@ -54,39 +62,53 @@ class Round:
     beside: Block
 
 
-def diagnosed(server: Server, seconds: float) -> None:
-    """Come, look and go within this time."""
+def diagnosed(server: Server, seconds: float) -> bool:
+    """Come, look and go within this time; whether the hook was in."""
+    file = server.folder / "diagnosed.json"
+    file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(server.pid), "--for", f"{seconds - 2.0:g}s"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watcher:
-        watcher.wait(seconds + LONGEST_ATTACH)
+    command += ["--format", "json", "-o", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + LONGEST_ATTACH, check=False)
+    if done.returncode:
+        raise SystemExit(f"diagnose left with {done.returncode}: {done.stderr[-500:]}")
+    return bool(json.loads(file.read_text())["sources"]["hook"]["state"] == "ok")
 
 
-def on_screen(server: Server, seconds: float) -> None:
-    """The screen comes, stays for this time and leaves."""
-    with OnTerminal([sys.executable, "-m", "aitop", "--pid", str(server.pid)]):
+def on_screen(server: Server, seconds: float) -> bool:
+    """The screen comes, stays for this time and leaves; whether the hook came in."""
+    with OnTerminal([sys.executable, "-m", "aitop", "--pid", str(server.pid)]) as program:
         time.sleep(seconds)
+        program.must_show("host●")
+        return program.until("hook●", 0.0) is not None
 
 
-def computed(cpu: float, seconds: float) -> None:
-    """A process takes this much CPU time at once; the whole lasts `seconds`."""
+def nobody(server: Server, seconds: float) -> bool:
+    """Nobody looks for this time."""
+    time.sleep(seconds)
+    return False
+
+
+def computed(cpu: float, seconds: float) -> bool:
+    """A process takes this much CPU time at once; the whole lasts `seconds`. Nobody looks."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", COMPUTING, str(cpu)], check=True)
     time.sleep(max(0.0, began + seconds - time.monotonic()))
+    return False
 
 
-WATCHERS: dict[str, Callable[[Server, float], None]] = {"diagnose": diagnosed, "screen": on_screen}
+WATCHERS: dict[str, Callable[[Server, float], bool]] = {"diagnose": diagnosed, "screen": on_screen}
 
 
-def block(clients: Clients, watch: Callable[[], None]) -> Block:
+def block(clients: Clients, watch: Callable[[], bool]) -> Block:
     """What the clients get while `watch` runs."""
     began, cpu = time.monotonic(), _cpu_of_children()
-    watch()
+    hooked = watch()
     until = time.monotonic()
     seconds = [answer.seconds for answer in clients.answers(began, until) if answer.status == 200]
     p99 = quantile(seconds, 0.99)
     if p99 is None:
         raise RuntimeError("nothing was answered")
-    return Block(len(seconds) / (until - began), p99, _cpu_of_children() - cpu)
+    return Block(len(seconds) / (until - began), p99, _cpu_of_children() - cpu, hooked)
 
 
 def _cpu_of_children() -> float:
@@ -100,11 +122,10 @@ def rounds(server: Server, clients: Clients, watcher: str, count: int, seconds: 
     for _ in range(count):
         taken: dict[bool, Block] = {}
         for watched in random.sample((False, True), 2):
-            watch = WATCHERS[watcher] if watched else lambda server, seconds: time.sleep(seconds)
-            taken[watched] = block(clients, lambda watch=watch: watch(server, seconds))  # type: ignore[misc]
+            taken[watched] = block(clients, partial(WATCHERS[watcher] if watched else nobody, server, seconds))
             # What attaching and leaving stir up belongs to no other block.
             time.sleep(1.0)
-        beside = block(clients, lambda: computed(taken[True].cpu, seconds))  # noqa: B023
+        beside = block(clients, partial(computed, taken[True].cpu, seconds))
         time.sleep(1.0)
         yield Round(taken[False], taken[True], beside)
 
@@ -137,6 +158,11 @@ def figures_of(name: str, watcher: str, clients: int, count: int, seconds: float
             most=most,
         )
     yield Figure(f"failed requests of {name} with {watcher}", failed, most=0)
+    share, what = (
+        statistics.fmean(each.watched.hooked for each in taken),
+        f"looks at {name} with {watcher} and the hook",
+    )
+    yield Figure(what, 100 * share, "%", least=LEAST_HOOKED, spread=f"of {count}")
 
 
 def main() -> int:
@@ -148,17 +174,18 @@ def main() -> int:
     args = parser.parse_args()
     # Being ended must end the servers as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    found: list[Figure] = []
+    measured: list[Figure] = []
     for name in args.names or DEFAULT:
         missing = CASE_BY_NAME[name].missing()
         if missing:
             print(f"{name} left out: {missing}")
+            measured.append(Figure(f"requests a second of {name}", None, "×", least=LEAST_RATIO, without=missing))
             continue
         for watcher in WATCHERS:
             for figure in figures_of(name, watcher, args.clients, args.pairs, args.seconds):
                 print(figure.row(), flush=True)
-                found.append(figure)
-    return publish(args, found, whole=not args.names)
+                measured.append(figure)
+    return publish(args, measured)
 
 
 if __name__ == "__main__":

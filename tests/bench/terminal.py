@@ -190,6 +190,11 @@ class OnTerminal:
                 return None
             time.sleep(0.05)
 
+    def must_show(self, pattern: str, seconds: float = 0.0) -> None:
+        """End the bench where nothing of the screen matches in the time: what is not there costs nothing."""
+        if self.until(pattern, seconds) is None:
+            raise SystemExit(f"{pattern!r} does not come, exit code {self.code}:\n{self.screen.text()}")
+
     def ended(self) -> bool:
         """Whether the program has; collects its exit code, that of a signal below zero."""
         if self.code is None:
@@ -224,13 +229,9 @@ class OnTerminal:
         """CPU seconds of the program, of its living descendants, and of those that have ended and were waited for."""
         return sum(_cpu_of(process.pid) for process in self.tree())
 
-    def memory(self) -> tuple[int, int]:
-        """Bytes: resident set of the program itself, and what it and its descendants hold (shared pages split)."""
-        together = 0
-        for process in self.tree():
-            with contextlib.suppress(psutil.Error, OSError):
-                together += process.memory_full_info().pss
-        return psutil.Process(self.pid).memory_info().rss, together
+    def memory(self) -> int:
+        """Bytes of the resident set of the program itself."""
+        return psutil.Process(self.pid).memory_info().rss
 
     def _read(self) -> None:
         while self._open:

@@ -14,8 +14,6 @@ def _script(name: str, *rest: object, **more: object) -> Scenario:
     return Scenario(name, SCRIPTS / f"{name}.py", *rest, **more)
 
 
-# Where smoothing less would give as much.
-HOST = ("python-overhead", "host-bound")
 # Beside what is the matter with memory.
 MEMORY = ("oom-risk", "sync-stall", "launch-bound", "python-overhead")
 SCENARIOS = (

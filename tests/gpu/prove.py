@@ -8,8 +8,9 @@ OUT gets `prove.md`, a table of every figure with its bar and of what was left o
 each check, with the traceback of one that failed; and `recordings/` of the runs, those with a verdict small enough to
 be committed. Nothing else should run.
 
-Exit code: 0 all bars reached; 1 a check failed; 4 a bar was missed; 75 the time was over before the last check, so the
-same command goes on, whatever came of the others; 77 there is no device, so that nothing was proved.
+Exit code: 0 all bars of all checks reached; 1 a check failed; 4 a bar was missed, or a check had none; 75 the time was
+over before the last check, so the same command goes on, whatever came of the others; 76 a check was left out; 77 there
+is no device, so that nothing was proved.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from results import MISSED_BAR, Figure, commit, machine, table, versions  # isort: split
 
-from gpu_checks import CHECKS, Box, Check, SkippedError
+from gpu_box import Box, SkippedError
+from gpu_checks import CHECKS, Check
 
-FAILED, UNFINISHED, NO_DEVICE = 1, 75, 77
+FAILED, UNFINISHED, LEFT_OUT, NO_DEVICE = 1, 75, 76, 77
 MINUTES = 10.0
 LARGEST_RECORDING = 2_000_000
 WORDS = {"passed": "every bar reached", "missed": "**missed a bar**", "failed": "**failed**", "skipped": "left out"}
@@ -66,7 +68,8 @@ def result_of(check: Check, box: Box) -> dict[str, Any]:
         box.must_have(check.needs)
         with limited(check.seconds):
             figures = list(check.run(box))
-        state = "missed" if any(figure.missed() for figure in figures) else "passed"
+        judged = [figure for figure in figures if figure.judged()]
+        state = "missed" if not judged or any(figure.missed() for figure in judged) else "passed"
     except SkippedError as reason:
         state, why = "skipped", str(reason)
     except (Exception, SystemExit) as error:
@@ -85,7 +88,7 @@ def result_of(check: Check, box: Box) -> dict[str, Any]:
     }
 
 
-def kept(check: Check, out: Path, *, unproven: bool) -> dict[str, Any] | None:
+def earlier_result(check: Check, out: Path, *, unproven: bool) -> dict[str, Any] | None:
     """The result of this check that OUT has of this commit, None where it has none that counts.
 
     Where only what is unproven is to be run, one that reached every bar counts whatever commit it is of.
@@ -124,7 +127,9 @@ def exit_code(results: Sequence[dict[str, Any]], box: Box, *, unfinished: bool) 
         return UNFINISHED
     if "failed" in states:
         return FAILED
-    return MISSED_BAR if "missed" in states else 0
+    if "missed" in states:
+        return MISSED_BAR
+    return LEFT_OUT if "skipped" in states else 0
 
 
 def parsed() -> argparse.Namespace:
@@ -150,10 +155,10 @@ def main() -> int:
     (out / "results").mkdir(parents=True, exist_ok=True)
     (out / "recordings").mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    box = Box.found(out, args.device)
+    box = Box.here(out, args.device)
     begun, results, not_begun = time.monotonic(), [], []
     for check in CHECKS:
-        result = None if check.name in args.names else kept(check, out, unproven=args.unproven)
+        result = None if check.name in args.names else earlier_result(check, out, unproven=args.unproven)
         if result is None and args.names and check.name not in args.names:
             continue
         if result is None and time.monotonic() - begun > 60.0 * args.minutes:

@@ -43,6 +43,6 @@ def test_six_devices_with_a_fault_each_and_one_at_rest(fake_nvml, start, diagnos
     assert said["oom-risk"]["title"].startswith("GPU 4's memory is 95 % full")
 
     assert not {verdict["id"] for verdict in at_rest["verdicts"]} & OF_DEVICES
-    reasons = {one["id"]: one["reason"] for one in at_rest["abstained"]}
+    reasons = {abstained["id"]: abstained["reason"] for abstained in at_rest["abstained"]}
     assert "only while the GPU works" in reasons["pcie-degraded"]
     assert reasons["fragmentation"] == "no figures of PyTorch's allocator: only the hook sees it"

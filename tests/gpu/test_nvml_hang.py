@@ -13,10 +13,10 @@ from aitop.engine.runner import SourceRunner
 from aitop.model.source import SourceStatus
 from aitop.sources.nvml.source import NvmlSource
 source = NvmlSource()
-source.interval, source.patience = 0.05, 1.0
-def told(event):
+source.interval, source.patience = 0.05, 0.6
+def show(event):
     print(f"{event.state}: {event.reason}" if isinstance(event, SourceStatus) else "sample", flush=True)
-runner = SourceRunner(source, told)
+runner = SourceRunner(source, show)
 runner.start()
 end = time.monotonic() + float(sys.argv[1])
 while time.monotonic() < end:
@@ -46,9 +46,9 @@ if sys.argv[2:]:
 def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml, printed):
     text = """
         include h200-busy.txt
-        hang nvmlDeviceGetUtilizationRates 2
+        hang nvmlDeviceGetUtilizationRates 1
     """
-    lines = printed(fake_nvml(text), WATCHED, 4, 0.3)
+    lines = printed(fake_nvml(text), WATCHED, 2.2, 0.3)
     assert lines[:2] == ["sample", "ok: None"]
     assert lines[-2].startswith("stale: no answer for")
     assert lines[-1] == "left behind"
@@ -57,9 +57,9 @@ def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml, p
 def test_a_hang_that_passes_is_stale_and_then_well_again(fake_nvml, printed):
     text = """
         include h200-busy.txt
-        hang nvmlDeviceGetUtilizationRates 2 2.5
+        hang nvmlDeviceGetUtilizationRates 1 1.3
     """
-    lines = printed(fake_nvml(text), WATCHED, 6, 30)
+    lines = printed(fake_nvml(text), WATCHED, 3.2, 30)
     states = [line.split(":")[0] for line in lines if line != "sample"]
     assert states == ["ok", "stale", "ok", "ended"]
 

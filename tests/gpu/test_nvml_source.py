@@ -66,11 +66,11 @@ def last_devices(environment: dict[str, str], reads: int = 2) -> tuple[GpuDevice
 
 def calls(log: Path) -> collections.Counter[tuple[str, int, int]]:
     """How often each (function, device, code) was called."""
-    found: collections.Counter[tuple[str, int, int]] = collections.Counter()
+    counted: collections.Counter[tuple[str, int, int]] = collections.Counter()
     for line in log.read_text().splitlines():
         _, _, function, device, code = line.split()
-        found[function, int(device), int(code)] += 1
-    return found
+        counted[function, int(device), int(code)] += 1
+    return counted
 
 
 def test_everything_of_a_busy_h200(fake_nvml, tmp_path):
@@ -243,10 +243,10 @@ def test_a_lost_gpu_is_told_with_its_xid_and_the_other_goes_on(fake_nvml, tmp_pa
     log = tmp_path / "calls"
     text = """
         include two-gpus.txt
-        gpu 1 xid 79 2
-        gpu 1 lost 2.8
+        gpu 1 xid 79 0.8
+        gpu 1 lost 1.1
     """
-    samples = samples_of(fake_nvml(text, log=log, TARGET_PID=str(MY_PID)), reads=9, pause=0.5)
+    samples = samples_of(fake_nvml(text, log=log, TARGET_PID=str(MY_PID)), reads=9, pause=0.2)
     assert samples[0].devices[1].xid == ()
     first, second = samples[-1].devices
     assert (second.lost, second.xid, second.busy, second.name) == (True, (79,), None, "NVIDIA H200")
@@ -267,9 +267,9 @@ def test_a_gpu_that_was_lost_before_we_came_is_told(fake_nvml):
 def test_a_passing_error_costs_one_figure_of_one_tick(fake_nvml):
     text = """
         include h200-busy.txt
-        return nvmlDeviceGetPowerUsage 999 0 2.4
+        return nvmlDeviceGetPowerUsage 999 0 0.9
     """
-    samples = samples_of(fake_nvml(text), reads=7, pause=0.5)
+    samples = samples_of(fake_nvml(text), reads=7, pause=0.2)
     assert samples[0].devices[0].power is None
     assert samples[0].devices[0].busy == 0.99
     assert samples[-1].devices[0].power is not None
@@ -278,9 +278,9 @@ def test_a_passing_error_costs_one_figure_of_one_tick(fake_nvml):
 def test_a_driver_that_stops_answering_fails_the_source_and_comes_back(fake_nvml):
     text = """
         include h200-busy.txt
-        return * 999 1.6 3.2
+        return * 999 0.6 1.2
     """
-    lines = lines_of(fake_nvml(text), reads=9, pause=0.5)
+    lines = lines_of(fake_nvml(text), reads=9, pause=0.2)
     assert lines[0].startswith("{")
     failures = [line for line in lines if line.startswith("! failed | NVML no longer answers: nvmlDevice")]
     assert failures
@@ -288,7 +288,7 @@ def test_a_driver_that_stops_answering_fails_the_source_and_comes_back(fake_nvml
 
 
 @pytest.mark.parametrize(
-    ("scenario", "told"),
+    ("scenario", "words"),
     [
         ("no-gpu", "! absent | the NVIDIA driver is here, but no GPU | "),
         ("not-permitted", "! denied | the NVIDIA driver does not let this user in | "),
@@ -298,9 +298,9 @@ def test_a_driver_that_stops_answering_fails_the_source_and_comes_back(fake_nvml
         ("devices 2\ngpu * return nvmlDeviceGetHandleByIndex_v2 4\n", "! denied | the NVIDIA driver does not let"),
     ],
 )
-def test_why_there_is_nothing_is_said_in_words(fake_nvml, scenario, told):
+def test_why_there_is_nothing_is_said_in_words(fake_nvml, scenario, words):
     (line,) = lines_of(fake_nvml(scenario), reads=1, pause=0)
-    assert line.startswith(told)
+    assert line.startswith(words)
 
 
 def test_no_driver_at_all_is_absent(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import runpy
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import gpu_checks
 import prove
 import pytest
-from gpu_checks import CHECKS, Box, Check, SkippedError, verdict
+from gpu_box import SCENARIO_SCRIPTS, Box, SkippedError
+from gpu_checks import CHECKS, Check, verdict
 from gpu_scenarios import BY_NAME, SCENARIOS, SCRIPTS
 from results import MISSED_BAR, Figure
 
@@ -56,9 +58,11 @@ def without_device(tmp_path):
 def test_without_a_device_every_check_says_why_it_is_left_out(tmp_path, without_device):
     done = proved(tmp_path / "out", without_device)
     assert done.returncode == prove.NO_DEVICE, done.stderr
-    found = results(tmp_path / "out")
-    assert found.keys() == {check.name for check in CHECKS} and len(found) > 20
-    assert {(one["state"], one["why"].partition(":")[0]) for one in found.values()} == {("skipped", "no device")}
+    by_check = results(tmp_path / "out")
+    assert by_check.keys() == {check.name for check in CHECKS} and len(by_check) > 20
+    assert {(result["state"], result["why"].partition(":")[0]) for result in by_check.values()} == {
+        ("skipped", "no device")
+    }
     page = (tmp_path / "out" / "prove.md").read_text()
     assert all(f"| `{check.name}` | left out |" in page for check in CHECKS)
 
@@ -67,9 +71,9 @@ def test_what_the_driver_says_is_proved_on_the_fake_one(tmp_path, fake_nvml, wit
     fake = fake_nvml("h200-busy", TARGET_PID="1")
     done = proved(tmp_path / "out", {**without_device, "LD_LIBRARY_PATH": fake["LD_LIBRARY_PATH"], **fake}, "devices")
     assert done.returncode == prove.NO_DEVICE, done.stderr
-    (one,) = results(tmp_path / "out").values()
-    assert one["state"] == "passed", one
-    assert one["figures"][0]["value"] > 20
+    (result,) = results(tmp_path / "out").values()
+    assert result["state"] == "passed", result
+    assert result["figures"][0]["value"] > 20
     assert "## `devices`" in (tmp_path / "out" / "prove.md").read_text()
 
 
@@ -89,7 +93,8 @@ def raise_(error):
     [
         (lambda box: [Figure("time", 1.0, most=2)], "passed", "", 0),
         (lambda box: [Figure("time", 3.0, most=2)], "missed", "", MISSED_BAR),
-        (lambda box: raise_(SkippedError("no nvidia-smi")), "skipped", "no nvidia-smi", 0),
+        (lambda box: [Figure("time", 3.0)], "missed", "", MISSED_BAR),
+        (lambda box: raise_(SkippedError("no nvidia-smi")), "skipped", "no nvidia-smi", prove.LEFT_OUT),
         (lambda box: raise_(AssertionError("no step")), "failed", "AssertionError: no step", prove.FAILED),
         (lambda box: prove.time.sleep(30), "failed", "TimeLimitError: not done in 0 s", prove.FAILED),
     ],
@@ -103,8 +108,8 @@ def test_what_comes_of_a_check(run, state, why, code):
 
 def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     runs = []
-    monkeypatch.setattr(prove, "CHECKS", [check_of(lambda box: runs.append(box) or [Figure("time", 1.0)])])
-    monkeypatch.setattr(Box, "found", lambda out, index: BOX)
+    monkeypatch.setattr(prove, "CHECKS", [check_of(lambda box: runs.append(box) or [Figure("time", 1.0, most=2)])])
+    monkeypatch.setattr(Box, "here", lambda out, index: BOX)
     monkeypatch.setattr(sys, "argv", ["prove.py", "-o", str(tmp_path)])
     assert [prove.main(), prove.main(), len(runs)] == [0, 0, 1]
     monkeypatch.setattr(prove, "commit", lambda: "another")
@@ -147,10 +152,11 @@ def test_every_script_is_tried():
 def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     """Whether they run to their end and measure something: on the CPU their figures prove nothing."""
     (tmp_path / "recordings").mkdir()
-    paths = (str(gpu_checks.SCENARIO_SCRIPTS), os.environ.get("PYTHONPATH", ""))
+    paths = (str(SCENARIO_SCRIPTS), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     for name, less in (
         ("CYCLES", 5),
+        ("LEAST_LOSSES", 100),
         ("ROUNDS", 4),
         ("COST_SECONDS", 0.2),
         ("RATE_SECONDS", 0.7),
@@ -167,10 +173,18 @@ def test_checks_are_rehearsed_on_the_cpu(tmp_path, monkeypatch):
         "attaches": gpu_checks.attaches(box),
         "input-bound": verdict(BY_NAME["gpu_input_bound"], box),
     }
-    found = {name: {figure.what: figure.value for figure in figures} for name, figures in rehearsed.items()}
-    assert found["attaches"]["losses that differ"] == 0 and found["attaches"]["runs harmed"] == 0
-    assert found["input-bound"]["first verdict is right"] == found["input-bound"]["its line is right"] == 1
-    assert found["input-bound"]["what its fix gives"] > 2
-    assert found["after-profile"]["steps a second after a profile, of those before"] > 0.3
-    kept = {path.name for path in (tmp_path / "recordings").iterdir()}
-    assert kept == {"gpu_input_bound.t3.jsonl.gz", "nccl.jsonl.gz"}
+    taken = {name: list(figures) for name, figures in rehearsed.items()}
+    unmeasured = [
+        (name, figure.what)
+        for name, figures in taken.items()
+        for figure in figures
+        if figure.judged() and (figure.value is None or not math.isfinite(figure.value))
+    ]
+    assert unmeasured == [] and all(any(figure.judged() for figure in figures) for figures in taken.values())
+    values = {name: {figure.what: figure.value for figure in figures} for name, figures in taken.items()}
+    assert values["attaches"]["losses that differ"] == 0 and values["attaches"]["runs harmed"] == 0
+    assert values["input-bound"]["first verdict is right"] == values["input-bound"]["its line is right"] == 1
+    assert values["input-bound"]["what its fix gives"] > 2
+    assert values["after-profile"]["steps a second after a profile, of those before"] > 0.3
+    recorded = {path.name for path in (tmp_path / "recordings").iterdir()}
+    assert recorded == {"gpu_input_bound.t3.jsonl.gz", "nccl.jsonl.gz"}

@@ -2,8 +2,9 @@
 
 Some small training runs stay from beginning to end. Beside them a new one starts every minute and a half, and is killed
 two minutes and a half later. The exporter is scraped every 15 s and looked at every 30 s. "ended jobs" counts those in
-the scrape that ended more than half a minute ago; "series" are the lines of a scrape, which follow the jobs there are.
-Time for which all of it was stopped, for another bench, does not count.
+the scrape that ended more than half a minute ago; those that stay have to be in every scrape from the first minute on.
+"series" are the lines of a scrape, which follow the jobs there are. Where the whole bench was stopped for a while, so
+that another one could run, that time does not count.
 
     python tests/robustness/export_soak.py [--minutes M]
 """
@@ -25,11 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from results import Figure, options, publish  # isort: split
 
-from export_cost import JOB, SCRAPE_SECONDS, Watched, in_own_namespace
+from export_cost import JOB, SCRAPE_SECONDS, Exporter, in_own_namespace
 from soak import Figures
 
 STAYING = 3
 NEW_SECONDS, LIFE_SECONDS, LOOK_SECONDS, FORGET_SECONDS = 90.0, 150.0, 30.0, 30.0
+# By then a new job has its verdict (export_cost.py), and is in every scrape.
+FOUND_SECONDS = 60.0
 
 
 class Jobs:
@@ -45,6 +48,10 @@ class Jobs:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, str(self._script)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    def staying(self) -> set[int]:
+        """The pids of those that are there from beginning to end."""
+        return {job.pid for job in self._staying}
 
     def update(self, now: float) -> None:
         """Start and end what is due."""
@@ -75,29 +82,32 @@ def jobs_of(text: str) -> set[int]:
     return {int(pid) for pid in re.findall(r'[{,]job="[^"]*/(\d+)"', text)}
 
 
-def soak(watched: Watched, jobs: Jobs, minutes: float) -> Figures:
-    """Scrape and look at the exporter for so long."""
-    found, now, look_at, last = Figures("hour"), 0.0, 0.0, time.monotonic()
+def soak(exporter: Exporter, jobs: Jobs, minutes: float) -> tuple[Figures, list[int]]:
+    """Scrape and look at the exporter for so long; how many of the staying jobs each scrape lacked."""
+    over_time, missing = Figures("hour"), list[int]()
+    now, look_at, last = 0.0, 0.0, time.monotonic()
     while now < minutes * 60:
         jobs.update(now)
-        text = watched.scrape()
+        text = exporter.scrape()
+        if now >= FOUND_SECONDS:
+            missing.append(len(jobs.staying() - jobs_of(text)))
         if now >= look_at:
             look_at += LOOK_SECONDS
             ended = {pid for pid, when in jobs.ended.items() if now - when > FORGET_SECONDS}
-            found.add(
+            over_time.add(
                 now / 3600,
-                memory_MB=watched.process.memory_info().rss / 1e6,
-                files=float(watched.process.num_fds()),
-                threads=float(watched.process.num_threads()),
-                children=float(len(watched.process.children(recursive=True))),
+                memory_MB=exporter.process.memory_info().rss / 1e6,
+                files=float(exporter.process.num_fds()),
+                threads=float(exporter.process.num_threads()),
+                children=float(len(exporter.process.children(recursive=True))),
                 series=float(sum(not line.startswith("#") for line in text.splitlines())),
                 ended_jobs=float(len(jobs_of(text) & ended)),
             )
-            print({name: round(values[-1], 1) for name, values in found.read.items()}, flush=True)
+            print({name: round(values[-1], 1) for name, values in over_time.read.items()}, flush=True)
         time.sleep(SCRAPE_SECONDS)
         before, last = last, time.monotonic()
         now += min(last - before, 2 * SCRAPE_SECONDS)
-    return found
+    return over_time, missing
 
 
 def main() -> int:
@@ -106,14 +116,14 @@ def main() -> int:
     args = parser.parse_args()
     in_own_namespace()
     with tempfile.TemporaryDirectory() as folder:
-        watched, jobs = Watched(), Jobs(Path(folder))
+        exporter, jobs = Exporter(), Jobs(Path(folder))
         try:
-            watched.wait()
-            found = soak(watched, jobs, args.minutes)
+            exporter.wait()
+            over_time, missing = soak(exporter, jobs, args.minutes)
         finally:
-            watched.stop()
+            exporter.stop()
             jobs.kill()
-    growing, memory = found.growing(), max(found.read["memory MB"])
+    growing, memory = over_time.growing(), max(over_time.read["memory MB"])
     print(f"{jobs.started} jobs, {STAYING} of them for the whole time")
     what = f"figures that grow in {args.minutes:g} min while {jobs.started} jobs come and go"
     return publish(
@@ -121,7 +131,13 @@ def main() -> int:
         [
             Figure(what, len(growing), most=0, spread=", ".join(growing)),
             Figure("most memory", memory, "MB", most=80.0),
-            Figure("ended jobs seen in a scrape, at the most", max(found.read["ended jobs"]), most=0),
+            Figure("ended jobs seen in a scrape, at the most", max(over_time.read["ended jobs"]), most=0),
+            Figure(
+                "staying jobs that a scrape lacked, at the most",
+                max(missing, default=None),
+                most=0,
+                spread=f"of {STAYING}, {len(missing)} scrapes",
+            ),
         ],
     )
 

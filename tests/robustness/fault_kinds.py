@@ -178,12 +178,12 @@ def target_stopped(scene: Scene, monitor: OnTerminal) -> None:
 
 def spies(monitor: OnTerminal) -> list[psutil.Process]:
     """The samplers that a monitor has running."""
-    found = []
+    samplers = []
     for process in monitor.tree():
         with contextlib.suppress(psutil.Error):
             if process.name() == "py-spy":
-                found.append(process)
-    return found
+                samplers.append(process)
+    return samplers
 
 
 def to_spies(scene: Scene, monitor: OnTerminal, number: signal.Signals, seconds: float) -> int:

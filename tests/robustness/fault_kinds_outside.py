@@ -48,9 +48,9 @@ def disk_full(scene: Scene) -> None:
     scene.expect(monitor.until(UP, 20.0), "no screen")
     scene.shows(monitor, "REC STOPPED", 60.0)
     seen = Path(f"/proc/{monitor.pid}/root{path}")
-    kept = scene.folder / "kept.jsonl"
-    shutil.copyfile(seen, kept)
-    scene.expect(scene.readable(kept) > 3, "nothing was recorded")
+    copy = scene.folder / "kept.jsonl"
+    shutil.copyfile(seen, copy)
+    scene.expect(scene.readable(copy) > 3, "nothing was recorded")
     scene.recovers(monitor)
     scene.quits(monitor, 1)
     scene.expect("has stopped: " in monitor.screen.left.replace("\r\n", ""), f"said: {monitor.screen.left!r}")
@@ -128,8 +128,11 @@ def nvml_absurd(scene: Scene) -> None:
         scene.expect(nonsense not in shown, f"{nonsense!r} is on the screen")
     # The toolkit itself ends what it asks of the terminal's title and pointer with a bell.
     raw = re.sub(rb"\x1b\][0-9]+;[ -~]*\x07", b"", bytes(monitor.raw))
-    for told in (b"\x1b[31m H200", b"\x07", b"\xc2\x9b"):
-        scene.expect(told not in raw, f"a terminal was told to do something: {raw.partition(told)[0][-60:]!r}{told!r}")
+    for sequence in (b"\x1b[31m H200", b"\x07", b"\xc2\x9b"):
+        scene.expect(
+            sequence not in raw,
+            f"a terminal was told to do something: {raw.partition(sequence)[0][-60:]!r}{sequence!r}",
+        )
     scene.quits(monitor)
 
 
@@ -214,7 +217,9 @@ def worker_killed(scene: Scene) -> None:
     scene.target.killed = True
     # Where it was about to hand something over, the queue's own code is what fails; and what torch raises when it is
     # told of the worker's end may come in the midst of Python's telling of that.
-    told = any(words in scene.target.log() for words in ("DataLoader worker", "multiprocessing", "lost sys.stderr"))
-    scene.expect(code == 1 and told, f"the target ended with {code}: {scene.target.log()}")
+    explained = any(
+        words in scene.target.log() for words in ("DataLoader worker", "multiprocessing", "lost sys.stderr")
+    )
+    scene.expect(code == 1 and explained, f"the target ended with {code}: {scene.target.log()}")
     scene.shows(monitor, "target ended", 20.0)
     scene.quits(monitor)

@@ -113,9 +113,9 @@ class Target:
             return []
         deadline = time.monotonic() + BACK_AS_IT_WAS
         while True:
-            found = self._harm_now()
-            if not found or time.monotonic() > deadline:
-                return found
+            harm = self._harm_now()
+            if not harm or time.monotonic() > deadline:
+                return harm
             time.sleep(0.25)
 
     def _harm_now(self) -> list[str]:
@@ -124,7 +124,7 @@ class Target:
             now = self.ask("report")["state"]
         except RuntimeError as error:
             return [str(error)]
-        found = [f"{name}: {self.before[name]} → {now[name]}" for name in now if now[name] != self.before.get(name)]
+        harm = [f"{name}: {self.before[name]} → {now[name]}" for name in now if now[name] != self.before.get(name)]
         for process in self.tree():
             try:
                 state = process.status()
@@ -134,10 +134,10 @@ class Target:
             if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) or (
                 state == psutil.STATUS_ZOMBIE and self.kind != "churn"
             ):
-                found.append(f"process {process.pid} is {state}")
+                harm.append(f"process {process.pid} is {state}")
         for folder in ("/tmp", "/dev/shm", "/var/tmp"):
-            found += [f"left behind: {path}" for path in Path(folder).glob(f".aitop-{self.pid}-*")]
-        return found + ([f"it said: {self.log()}"] if self.log() else [])
+            harm += [f"left behind: {path}" for path in Path(folder).glob(f".aitop-{self.pid}-*")]
+        return harm + ([f"it said: {self.log()}"] if self.log() else [])
 
     def end(self) -> None:
         if self.process.poll() is None and not self.killed:
@@ -301,12 +301,12 @@ class Scene:
 
     def _left(self) -> list[psutil.Process]:
         own = {monitor.pid for monitor in self.monitors}
-        found = []
+        processes = []
         for pid, started in self.seen.items():
             try:
                 process = psutil.Process(pid)
                 if pid not in own and process.create_time() == started:
-                    found.append(process)
+                    processes.append(process)
             except psutil.Error:
                 continue
-        return found
+        return processes

@@ -122,7 +122,9 @@ class Run:
             "threads": len(os.listdir("/proc/self/task")),
             "signals": [status[name].strip() for name in SIGNALS if name in status],
             "globals": sorted(set(globals()) - self.globals),
-            "importers": [str(one).partition(" at 0x")[0] for one in (*sys.meta_path, len(sys.path_hooks), *sys.path)],
+            "importers": [
+                str(importer).partition(" at 0x")[0] for importer in (*sys.meta_path, len(sys.path_hooks), *sys.path)
+            ],
             "tracing": [sys.gettrace() is None, sys.getprofile() is None],
         }
 
@@ -163,15 +165,15 @@ def is_ours(value: object) -> bool:
 
 def files() -> list[str]:
     """What is open, without numbers; tensors on their way from workers come and go."""
-    found = []
+    opened = []
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
         if "/torch_" not in target and not target.endswith("/fd"):
-            found.append(target.partition(":[")[0])
-    return sorted(found)
+            opened.append(target.partition(":[")[0])
+    return sorted(opened)
 
 
 if __name__ == "__main__":

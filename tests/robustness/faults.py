@@ -90,32 +90,33 @@ def other_losses(kind: str, runs: list[list[str]]) -> list[str]:
                 subprocess.run([sys.executable, str(SCRIPT), folder, kind, wanted], check=True)
                 _right[kind] = (Path(folder) / "losses").read_text().split()[1:]
         right = _right[kind]
-    found = []
+    other = []
     for run in runs:
         wrong = next((at for at, pair in enumerate(zip(run, right, strict=False)) if pair[0] != pair[1]), None)
-        found += [] if wrong is None else [f"other losses from step {wrong} on"]
-    return found
+        other += [] if wrong is None else [f"other losses from step {wrong} on"]
+    return other
 
 
 def show(names: Sequence[str], done: Sequence[Result]) -> None:
     print(HEAD)
     for name in names:
-        times = [one for one in done if one.name == name]
-        could = [one.shown for one in times if one.shown is not None]
+        times = [result for result in done if result.name == name]
+        could = [result.shown for result in times if result.shown is not None]
         print(
-            f"{name:18}{len(times):6}{sum(one.hooked for one in times):8}{sum(bool(one.harm) for one in times):7}"
-            f"{sum(bool(one.bad) for one in times):8}{f'{sum(could)}/{len(could)}' if could else '–':>9}"
-            f"{sum(one.seconds for one in times) / max(1, len(times)):8.1f}"
+            f"{name:18}{len(times):6}{sum(result.hooked for result in times):8}"
+            f"{sum(bool(result.harm) for result in times):7}"
+            f"{sum(bool(result.bad) for result in times):8}{f'{sum(could)}/{len(could)}' if could else '–':>9}"
+            f"{sum(result.seconds for result in times) / max(1, len(times)):8.1f}"
         )
 
 
 def figures(names: Sequence[str], done: Sequence[Result]) -> list[Figure]:
-    of = f"of {len(done)}: {len(names)} faults, {sum(one.hooked for one in done)} times with the hook in"
-    compared = f"{of}, {sum(one.losses for one in done)} losses compared"
+    of = f"of {len(done)}: {len(names)} faults, {sum(result.hooked for result in done)} times with the hook in"
+    compared = f"{of}, {sum(result.losses for result in done)} losses compared"
     return [
-        Figure("runs harmed", sum(bool(one.harm) for one in done), most=0, spread=compared),
-        Figure("monitors that neither recovered nor ended cleanly", sum(bool(one.bad) for one in done), most=0),
-        Figure("faults that the screen did not tell", sum(one.shown is False for one in done), most=0),
+        Figure("runs harmed", sum(bool(result.harm) for result in done), most=0, spread=compared),
+        Figure("monitors that neither recovered nor ended cleanly", sum(bool(result.bad) for result in done), most=0),
+        Figure("faults that the screen did not tell", sum(result.shown is False for result in done), most=0),
     ]
 
 
@@ -143,7 +144,7 @@ def main() -> int:
     names, pieces = args.faults or list(FAULTS), Pieces(resume=args.resume)
     done = [Result(**piece) for piece in pieces.read()]
     times = [(turn, name) for turn in range(args.n) for name in names]
-    left = [(turn, name) for turn, name in times if sum(one.name == name for one in done) <= turn]
+    left = [(turn, name) for turn, name in times if sum(result.name == name for result in done) <= turn]
     with ThreadPoolExecutor(args.j) as lanes:
         try:
             begun = [lanes.submit(once, time[1], random.Random(f"{args.seed} {time}")) for time in left]
@@ -155,7 +156,7 @@ def main() -> int:
             lanes.shutdown(cancel_futures=True)
             raise
     show(names, done)
-    return publish(args, figures(names, done), whole=not args.faults)
+    return publish(args, figures(names, done))
 
 
 if __name__ == "__main__":

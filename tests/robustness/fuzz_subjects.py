@@ -298,11 +298,11 @@ def feed_dump(data: bytes) -> None:
 
 def _lines(data: bytes) -> list[tuple[int, int]]:
     """Where each line begins and ends."""
-    found, start = [], 0
+    places, start = [], 0
     for line in data.splitlines(keepends=True):
-        found.append((start, start + len(line.rstrip(b"\n"))))
+        places.append((start, start + len(line.rstrip(b"\n"))))
         start += len(line)
-    return found
+    return places
 
 
 def _area(data: bytes) -> list[tuple[int, int]]:

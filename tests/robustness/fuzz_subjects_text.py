@@ -64,11 +64,11 @@ def feed_source(data: bytes) -> None:
         code = SourceCode(own)
         text = code.text(str(place)) or ""
         for line in range(1, 60, 7):
-            found = code.place(str(place), line)
-            if found is None:
+            words = code.place(str(place), line)
+            if words is None:
                 break
-            if not all(one is None or one.isprintable() for one in found):
-                raise Finding(repr(found)[:300])
+            if not all(word is None or word.isprintable() for word in words):
+                raise Finding(repr(words)[:300])
     finally:
         place.unlink()
     for site in growth_sites({"/home/ada/train.py": text}):
@@ -152,13 +152,13 @@ def feed_metrics(data: bytes) -> None:
 
 def elf_seeds() -> list[bytes]:
     """Small libraries as they lie in memory."""
-    found = []
+    libraries = []
     for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/aarch64-linux-gnu"):
         for name in ("libdl.so.2", "libutil.so.1", "libpthread.so.0"):
             path = Path(folder, name)
             if path.exists():
-                found.append(_loaded(path.read_bytes()))
-    return found or [b"\x7fELF\x02\x01" + bytes(58)]
+                libraries.append(_loaded(path.read_bytes()))
+    return libraries or [b"\x7fELF\x02\x01" + bytes(58)]
 
 
 def _loaded(file: bytes) -> bytes:
@@ -184,10 +184,10 @@ def feed_elf(data: bytes) -> None:
         asked += 1
         if asked > 2_000_000:
             raise Finding("too many reads")
-        found = data[max(0, address - base) : max(0, address - base + size)]
-        if address < base or len(found) != size:
+        piece = data[max(0, address - base) : max(0, address - base + size)]
+        if address < base or len(piece) != size:
             raise OSError
-        return found
+        return piece
 
     try:
         image = ElfImage(read, base)

@@ -5,7 +5,7 @@ three things: `doctor --pid` what will work, `diagnose --pid` what then does, an
 setting is wrong where the doctor was wrong, anything ended in a traceback or in more than a sentence, the run came to
 harm, or a file was left in its folders. A setting that needs rights or a program that are missing here is skipped and
 named. Some hide /tmp: neither this file nor the Python may lie there, and other users have to be able to run both. Run
-it with nothing beside it: in four seconds the hook has to be in.
+it with no other program beside it: in four seconds the hook has to be in.
 
     sudo python tests/robustness/rights.py [WORD ...]        only settings with these words in their names
 """
@@ -81,7 +81,9 @@ class Target:
             time.sleep(0.1)
         self.inner = int(re.findall(r"^pid (\d+)$", self._log.read_text(), re.MULTILINE)[0])
         family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
-        self.pid = next(one.pid for one in family if str(RUN) in one.cmdline() and "python" in one.name())
+        self.pid = next(
+            process.pid for process in family if str(RUN) in process.cmdline() and "python" in process.name()
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,12 +139,12 @@ def try_out(setting: Setting, python: str) -> Outcome:
         with ThreadPoolExecutor() as pool:
             reported = pool.submit(asked, command_of(setting, target, python, words))
             shown = on_screen(command_of(setting, target, python, ("--pid", "{pid}", "--no-gpu")), SECONDS)
-            found = reported.result()
+            diagnosed = reported.result()
         steps = target.steps()
         time.sleep(0.5)
         wrong = [] if target.steps() > steps else ["the run stands still"]
         wrong += [f"left behind: {path}" for path in sorted(target.files() - before)]
-    return judge(setting, said, found, shown, wrong)
+    return judge(setting, said, diagnosed, shown, wrong)
 
 
 def at_all(setting: Setting, python: str) -> Outcome:
@@ -156,7 +158,7 @@ def at_all(setting: Setting, python: str) -> Outcome:
 def judge(
     setting: Setting,
     said: subprocess.CompletedProcess[str],
-    found: subprocess.CompletedProcess[str],
+    diagnosed: subprocess.CompletedProcess[str],
     screen: tuple[int | None, str],
     wrong: list[str],
 ) -> Outcome:
@@ -166,21 +168,23 @@ def judge(
     except ValueError:
         lines = {}
         wrong.append(f"doctor: {said.returncode} {said.stderr[-300:]}")
-    told = {name: lines.get(name, {"state": "–"})["state"] == "works" for name in ("process", "stacks", "hook")}
+    predicted = {name: lines.get(name, {"state": "–"})["state"] == "works" for name in ("process", "stacks", "hook")}
     # Without threads nothing can be done, whatever the process is.
     limited = (1,) if lines.get("threads", {}).get("state") == "does-not" else ()
-    told["process"] = told["process"] and not limited
+    predicted["process"] = predicted["process"] and not limited
     state = "does-not" in [check["state"] for check in lines.values()]
     if lines and said.returncode != int(state):
         wrong.append(f"doctor left with {said.returncode}")
-    got, sources = _sources(found, (3, 4, *limited), wrong)
-    if got["process"] != told["process"]:
-        wrong.append(f"doctor: process {told['process']}; diagnose: {found.returncode} {found.stderr.strip()}")
+    got, sources = _sources(diagnosed, (3, 4, *limited), wrong)
+    if got["process"] != predicted["process"]:
+        wrong.append(
+            f"doctor: process {predicted['process']}; diagnose: {diagnosed.returncode} {diagnosed.stderr.strip()}"
+        )
     # With too few descriptors some of what is tried alone works, and all of it together does not.
     scarce = lines.get("descriptors", {}).get("state") == "does-not"
     if got["process"] and not scarce:
         for name in ("stacks", "hook"):
-            if got[name] != told[name]:
+            if got[name] != predicted[name]:
                 wrong.append(f"doctor: {name} {lines.get(name)}; diagnose: {sources.get(name)}")
     drawn = bool(SCREEN.search(screen[1]))
     last = screen[1].strip().splitlines()[-1:] or [""]
@@ -191,26 +195,26 @@ def judge(
     faults = [f"{name}: {check['reason']}" for name, check in lines.items() if check["state"] == "does-not"]
     return Outcome(
         setting.name,
-        _short(told) + "".join(f"<br>{words}" for words in faults),
-        f"{_short(got)} ({found.returncode})" + f"<br>{found.stderr.strip()}" * bool(found.stderr.strip()),
+        _short(predicted) + "".join(f"<br>{words}" for words in faults),
+        f"{_short(got)} ({diagnosed.returncode})" + f"<br>{diagnosed.stderr.strip()}" * bool(diagnosed.stderr.strip()),
         "drawn" if drawn else f"{screen[0]}: {last[0]}",
         tuple(wrong),
     )
 
 
 def _sources(
-    found: subprocess.CompletedProcess[str], refusals: tuple[int, ...], wrong: list[str]
+    diagnosed: subprocess.CompletedProcess[str], refusals: tuple[int, ...], wrong: list[str]
 ) -> tuple[dict[str, bool], dict[str, Any]]:
-    if "Traceback" in found.stderr or found.stderr.strip().count("\n"):
-        wrong.append(f"diagnose: {found.stderr[-600:]}")
-    if not found.stdout:
-        if found.returncode not in refusals or not found.stderr.startswith("aitop: "):
-            wrong.append(f"diagnose: {found.returncode} {found.stderr[-300:]}")
+    if "Traceback" in diagnosed.stderr or diagnosed.stderr.strip().count("\n"):
+        wrong.append(f"diagnose: {diagnosed.stderr[-600:]}")
+    if not diagnosed.stdout:
+        if diagnosed.returncode not in refusals or not diagnosed.stderr.startswith("aitop: "):
+            wrong.append(f"diagnose: {diagnosed.returncode} {diagnosed.stderr[-300:]}")
         return dict.fromkeys(("process", "stacks", "hook"), False), {}
-    report = json.loads(found.stdout)
+    report = json.loads(diagnosed.stdout)
     sources = report["sources"]
-    if found.returncode not in (0, 5):
-        wrong.append(f"diagnose left with {found.returncode}")
+    if diagnosed.returncode not in (0, 5):
+        wrong.append(f"diagnose left with {diagnosed.returncode}")
     got = {name: sources[name]["state"] == "ok" for name in ("stacks", "hook")}
     # On a full machine the first look may still be to come.
     got["stacks"] = got["stacks"] and bool(report["ledger"])
@@ -231,22 +235,21 @@ def main() -> int:
     if args.list:
         print("\n".join(setting.name for setting in SETTINGS))
         return 0
-    chosen = [one for one in SETTINGS if not args.words or any(word in one.name for word in args.words)]
-    possible = {one.name: lacking(one, args.python) for one in chosen}
+    chosen = [each for each in SETTINGS if not args.words or any(word in each.name for word in args.words)]
+    lacks = {setting.name: lacking(setting, args.python) for setting in chosen}
     print("| setting | doctor | diagnose (exit code) | screen | wrong |\n|---|---|---|---|---|", flush=True)
     wrong = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for done in pool.map(partial(at_all, python=args.python), [one for one in chosen if not possible[one.name]]):
+        for done in pool.map(partial(at_all, python=args.python), [each for each in chosen if not lacks[each.name]]):
             wrong += [done.setting] if done.complaints else []
             cells = (done.setting, done.doctor, done.diagnose, done.screen, "; ".join(done.complaints) or "–")
             print("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |", flush=True)
-    left_out = [f"{name}: {missing}" for name, missing in possible.items() if missing]
+    left_out = [f"{name}: {missing}" for name, missing in lacks.items() if missing]
     for words in left_out:
         print(f"left out: {words}")
     spread = f"of {len(chosen) - len(left_out)}, {len(left_out)} left out" + "".join(f"; {name}" for name in wrong)
-    return publish(
-        args, [Figure("settings in which something was wrong", len(wrong), most=0, spread=spread)], whole=not args.words
-    )
+    judged = len(wrong) if len(left_out) < len(chosen) else None
+    return publish(args, [Figure("settings in which something was wrong", judged, most=0, spread=spread)])
 
 
 if __name__ == "__main__":

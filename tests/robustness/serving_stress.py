@@ -39,6 +39,7 @@ DEFAULT = ("embeddings", "vllm")
 LOOK_SECONDS, MOST_SECONDS, LEASE_SECONDS = 6.0, 120.0, 12.0
 # Of the cycles: a third are killed, most before the hook is in, and where all cores are busy some looks end before it.
 LEAST_HOOKED = 50.0
+LEAST_ANSWERS = 100
 # Servers start and end threads of their own pools while they are at work.
 MARK = "aitop"
 
@@ -64,16 +65,16 @@ def cycle(server: Server, killed_after: float | None) -> bool:
 
 def traces(process: psutil.Process) -> list[str]:
     """What of ours a process has: descriptors, mappings and files."""
-    found = leftovers(process.pid)
+    marks = leftovers(process.pid)
     folder = Path(f"/proc/{process.pid}")
     with contextlib.suppress(OSError):
         for link in (folder / "fd").iterdir():
             with contextlib.suppress(OSError):
                 target = os.readlink(link)
-                found += [f"descriptor {target}"] if f"memfd:{MARK}" in target else []
+                marks += [f"descriptor {target}"] if f"memfd:{MARK}" in target else []
     with contextlib.suppress(OSError):
-        found += [f"mapping {line}" for line in (folder / "maps").read_text().splitlines() if f"memfd:{MARK}" in line]
-    return [f"{process.pid}: {one}" for one in found]
+        marks += [f"mapping {line}" for line in (folder / "maps").read_text().splitlines() if f"memfd:{MARK}" in line]
+    return [f"{process.pid}: {mark}" for mark in marks]
 
 
 def stress(name: str, cycles: int) -> tuple[int, int, int, list[str], int]:
@@ -117,14 +118,16 @@ def main() -> int:
     args = parser.parse_args()
     # Being ended must end the servers as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    found: list[Figure] = []
+    measured: list[Figure] = []
     for name in args.names or DEFAULT:
         missing = CASE_BY_NAME[name].missing()
         if missing:
             print(f"{name} left out: {missing}")
+            measured.append(Figure(f"requests of {name} that failed", None, most=0, without=missing))
             continue
         answers, failed, changed, left, hooked = stress(name, args.cycles)
-        found += [
+        measured += [
+            Figure(f"answers of {name}", answers, least=LEAST_ANSWERS),
             Figure(f"requests of {name} that failed", failed, most=0, spread=f"of {answers}, {args.cycles} cycles"),
             Figure(f"answers of {name} that changed", changed, most=0, spread=f"of {answers}"),
             Figure(f"left behind in {name}", len(left), most=0, spread=" ".join(left)[:200]),
@@ -136,7 +139,7 @@ def main() -> int:
                 spread=f"{hooked} of {args.cycles}",
             ),
         ]
-    return publish(args, found, whole=not args.names)
+    return publish(args, measured)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import psutil
 
 # Numbers of the system calls: socket, bind, connect, listen.
 CALLS = {
@@ -29,6 +32,9 @@ NOTE, ANSWER = struct.Struct("=QII iIQ 6Q"), struct.Struct("=QqiI")
 RECEIVE, SEND = 0xC0502100, 0xC0182101
 GO_ON = 1
 LONGEST_ADDRESS = 128
+LONGEST_END = 10.0
+# In the environment of all that a command starts.
+MARK = "AITOP_TEST_SOCKET_WATCH"
 
 # Installs the filter, hands its end to us, and becomes the command.
 LAUNCH = """
@@ -55,7 +61,8 @@ if listener < 0:
 socket.send_fds(to_us, [b"!"], [listener])
 os.close(listener)
 to_us.close()
-os.execvp(sys.argv[3], sys.argv[3:])
+os.environ[sys.argv[3]] = sys.argv[1]
+os.execvp(sys.argv[4], sys.argv[4:])
 """
 NOT_POSSIBLE = 77
 
@@ -77,14 +84,29 @@ class SocketWatch:
         thread = threading.Thread(target=self._watch, daemon=True)
         thread.start()
         self._threads.append(thread)
-        return [sys.executable, "-S", "-c", LAUNCH, self._meeting, ",".join(map(str, CALLS)), *words]
+        return [sys.executable, "-S", "-c", LAUNCH, self._meeting, ",".join(map(str, CALLS)), MARK, *words]
 
     def close(self) -> None:
-        """Wait for the ends of all that was started."""
-        for thread in self._threads:
-            thread.join(10.0)
+        """Wait for the ends of all that was started, and end what goes on. Raises RuntimeError where that cannot be."""
+        # A thread whose command was never started waits for it.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._join()
+        if any(thread.is_alive() for thread in self._threads):
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if process.environ().get(MARK) == self._meeting:
+                        process.kill()
+            self._join()
         self._server.close()
         self._folder.cleanup()
+        if any(thread.is_alive() for thread in self._threads):
+            raise RuntimeError("a command has not ended: what it does with sockets is not noted any more")
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + LONGEST_END
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _watch(self) -> None:
         with contextlib.suppress(OSError), self._listener() as listener:

@@ -24,15 +24,17 @@ def _no_ring_is_left():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "screen"])
-def test_a_few_inputs(name, capsys):
-    assert fuzz(SUBJECTS[name], 600.0, 4, CORPUS, most=INPUTS[name]) == 0, capsys.readouterr().out
+def test_a_few_inputs(name, tmp_path, capsys):
+    """A finding is told with its file; it is for a person to add to the corpus."""
+    findings = fuzz(SUBJECTS[name], 600.0, 4, tmp_path, most=INPUTS[name])
+    assert findings == 0, f"{[str(path) for path in tmp_path.iterdir()]}\n{capsys.readouterr().out}"
     assert f"{name}: {INPUTS[name]} inputs" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_few_inputs_on_the_screen(tmp_path):
     """In a process of its own: the screen has the terminal until that ends."""
-    limits = ("--minutes", "0.1", "--seed", "4", "--results", tmp_path / "results.json")
+    limits = ("--minutes", "0.1", "--seed", "4", "--results", tmp_path / "results.json", "--keep", tmp_path / "inputs")
     done = subprocess.run([sys.executable, fuzzer.__file__, "screen", *limits], capture_output=True, text=True)
     assert done.returncode == 0 and ", 0 findings" in done.stdout, done.stdout + done.stderr
 

@@ -21,10 +21,10 @@ from rights_settings import FILTERED, without
 pytestmark = pytest.mark.e2e
 
 TESTS = str(Path(__file__).parents[1])
-TURN = "import time\nprint(flush=True)\nwhile True: time.sleep(0.01)"
+LOOP = "import time\nprint(flush=True)\nwhile True: time.sleep(0.01)"
 CLOSE = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
 # What the doctor says, then the thing itself.
-TRY = """
+ASK_AND_DO = """
 import json, sys
 network = []
 def watch(event, arguments):
@@ -66,10 +66,17 @@ def run():
 
     def start(python, code, **more):
         command = [python, "-c", torch_stand_in(Path(folder.name), code)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", **more)
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", **more)
+        except PermissionError as error:
+            pytest.skip(f"no such run here: {error}")
         started.append(process)
         if not process.stdout.readline():
-            pytest.skip(f"no such run here: {process.communicate()[1][-200:]!r}")
+            errors = process.communicate()[1].decode()
+            # What another user may not read or run.
+            if "Permission" not in errors:
+                pytest.fail(f"the run did not start: {errors[-500:]}")
+            pytest.skip(f"no such run here: {errors[-200:]}")
         return process
 
     yield start
@@ -81,7 +88,7 @@ def run():
 
 def said_and_found(process, before=(), names=("stacks", "hook")):
     """What the doctor said of stacks and hook, and what was so."""
-    command = [*before, sys.executable, "-c", TRY, str(process.pid), TESTS]
+    command = [*before, sys.executable, "-c", ASK_AND_DO, str(process.pid), TESTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert process.poll() is None
@@ -91,8 +98,8 @@ def said_and_found(process, before=(), names=("stacks", "hook")):
     return found
 
 
-def possible(*before):
-    """Skips where such rights cannot be had."""
+def command_with(*before):
+    """The words of that command, to put before another; skips where such rights cannot be had."""
     if (
         shutil.which(before[0]) is None
         or subprocess.run([*before, "true"], capture_output=True, check=False).returncode
@@ -102,21 +109,21 @@ def possible(*before):
 
 
 def test_a_process_that_is_closed(run):
-    found = said_and_found(run(sys.executable, CLOSE + TURN))
+    found = said_and_found(run(sys.executable, CLOSE + LOOP))
     if os.geteuid() != 0:
         assert found == {"stacks": False, "hook": False}
 
 
 def test_no_file_may_be_made(run):
     # One look at the stacks comes through a pipe; the windows that are shown do not.
-    found = said_and_found(run(sys.executable, TURN), possible("prlimit", "--fsize=0:0"), names=("hook",))
+    found = said_and_found(run(sys.executable, LOOP), command_with("prlimit", "--fsize=0:0"), names=("hook",))
     assert not found["hook"]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter is for x86-64")
 def test_a_filter_that_refuses_ptrace(run):
-    before = possible(sys.executable, *FILTERED[1:])
-    found = said_and_found(run(sys.executable, TURN), before)
+    before = command_with(sys.executable, *FILTERED[1:])
+    found = said_and_found(run(sys.executable, LOOP), before)
     assert not found["hook"] or sys.version_info >= (3, 14)
 
 
@@ -134,6 +141,6 @@ def test_root_on_a_users_process(run, missing, found):
     python = "/usr/bin/python3"
     if not os.path.exists(python):
         pytest.skip("needs a Python that other users can run")
-    before = possible(*without(*missing)) if missing else ()
-    done = said_and_found(run(python, TURN, **NOBODY), before, names=tuple(found))
+    before = command_with(*without(*missing)) if missing else ()
+    done = said_and_found(run(python, LOOP, **NOBODY), before, names=tuple(found))
     assert {name: done[name] for name in found} == found

@@ -26,13 +26,13 @@ def test_hours_of_samples_of_processes_that_come_and_go_leave_nothing_behind(mon
 def test_what_was_said_of_processes_that_are_gone_is_forgotten(monkeypatch):
     monkeypatch.setattr(recorder_module, "MOST_STANDING", 4)
     monkeypatch.setattr(soak, "LOOPS_OF_A_RANK", 1)
-    kept = []
+    events = []
 
     class Kept:
         path, failed, written = Path("kept"), None, None
 
         def write(self, event):
-            kept.append(event)
+            events.append(event)
 
         def close(self):
             pass
@@ -44,6 +44,6 @@ def test_what_was_said_of_processes_that_are_gone_is_forgotten(monkeypatch):
         last[type(event)] = event
     recorder.begin(Path("kept"))
     assert isinstance(last[HostSample], HostSample)
-    told = [event.pid for event in kept if isinstance(event, HookSample)]
-    assert told[-1] == last[HookSample].pid
-    assert len(told) <= 4
+    pids = [event.pid for event in events if isinstance(event, HookSample)]
+    assert pids[-1] == last[HookSample].pid
+    assert len(pids) <= 4

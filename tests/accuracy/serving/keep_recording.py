@@ -30,7 +30,7 @@ def main() -> int:
     args = parser.parse_args()
     header, events = read_recording(args.raw)
     paths = NeutralPaths(str(header.target.script or ""))
-    lines = [msgspec.json.encode(slim(one, args.digits, paths)) for one in (header, *events)]
+    lines = [msgspec.json.encode(slim(event, args.digits, paths)) for event in (header, *events)]
     if left := paths.foreign():
         print(f"paths of this machine are left: {', '.join(left)}", file=sys.stderr)
         return 1

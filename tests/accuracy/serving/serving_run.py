@@ -224,11 +224,13 @@ class Clients:
     def _read(self) -> Iterator[Answer]:
         for line in self._file.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
-                one = json.loads(line)
+                answer = json.loads(line)
                 served, first = (
-                    None if one[name] is None else one[name] - one["sent"] for name in ("arrived", "first")
+                    None if answer[name] is None else answer[name] - answer["sent"] for name in ("arrived", "first")
                 )
-                yield Answer(one["end"], one["end"] - one["due"], served, first, one["status"], one["crc"])
+                yield Answer(
+                    answer["end"], answer["end"] - answer["due"], served, first, answer["status"], answer["crc"]
+                )
 
 
 class Neighbours:

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from results import Figure, Pieces, commit, options, publish  # isort: split
+from results import RESULTS, Figure, Pieces, commit, does_enough, options, publish  # isort: split
 
 from serving_cases import CASE_BY_NAME, CASES, VLLM_PYTHON, Case
 from serving_run import Answer, Clients, Neighbours, Server, capacity, quantile
@@ -289,8 +289,8 @@ def in_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def figures(rows: Sequence[Row]) -> Iterator[Figure]:
-    """Accuracy, untrue warnings, percentiles and gains at each tier, with their bars."""
+def figures(rows: Sequence[Row], *, gains: bool = True) -> Iterator[Figure]:
+    """Accuracy, untrue warnings, percentiles and, with `gains`, those of changes at each tier, with their bars."""
     for tier in sorted({row.tier for row in rows}, reverse=True):
         ours = [row for row in rows if row.tier == tier]
         faulty = [row for row in ours if not CASE_BY_NAME[row.name].healthy()]
@@ -305,21 +305,39 @@ def figures(rows: Sequence[Row]) -> Iterator[Figure]:
             warned = [row.name for row in group if row.alarms]
             yield _number(f"tier {tier}: {name} servers with an untrue warning", warned, len(group))
         for name in LATENCIES:
-            known = [row for row in ours if None not in row.latency.get(name, (None, None))]
-            errors = {row.name: abs(row.latency[name][0] / row.latency[name][1] - 1) for row in known}  # type: ignore[operator]
-            off = [each for each, error in errors.items() if error > LATENCY_BAR]
+            known = {row.name: row.latency.get(name, (None, None)) for row in ours if has_latency(row, name)}
+            off = [each for each, pair in known.items() if abs(_error(*pair) or 0.0) > LATENCY_BAR]
+            off += [f"{each} unknown" for each, pair in known.items() if _error(*pair) is None]
             yield _number(f"tier {tier}: {name} more than 10 % from the clients'", off, len(known))
-        gains = {row.name: row.gain / row.real - 1 for row in ours if row.gain is not None and row.real}
-        wrong = [f"{name} {error:+.0%}" for name, error in gains.items() if abs(error) > GAIN_BAR]
-        yield _number(f"tier {tier}: predicted gains more than 25 % off", wrong, len(gains))
+        if gains:
+            errors = {row.name: _error(row.gain, row.real) for row in ours if has_gain(row)}
+            wrong = [f"{name} {error:+.0%}" for name, error in errors.items() if abs(error or 0.0) > GAIN_BAR]
+            wrong += [f"{name} unknown" for name, error in errors.items() if error is None]
+            yield _number(f"tier {tier}: predicted gains more than 25 % off", wrong, len(errors))
         lost = sum(row.failed for row in ours)
         yield Figure(
             f"tier {tier}: requests that failed", lost, most=0, spread=f"of {sum(row.requests for row in ours)}"
         )
 
 
+def has_latency(row: Row, name: str) -> bool:
+    """Whether aitop should tell this percentile: not of a server that is stopped, and without the hook only of vLLM."""
+    case = CASE_BY_NAME[row.name]
+    return not case.stopped and (row.tier == 3 or case.python == "vllm") and (name != "TTFT" or case.streams)
+
+
+def has_gain(row: Row) -> bool:
+    """Whether a gain is to be compared: with the hook that of each case with a change, without it what is predicted."""
+    return bool(CASE_BY_NAME[row.name].change) and (row.tier == 3 or row.gain is not None)
+
+
+def _error(ours: float | None, theirs: float | None) -> float | None:
+    """How far a figure is from the other, as a part of that; None where one of them was not measured."""
+    return ours / theirs - 1 if ours is not None and theirs else None
+
+
 def _number(what: str, wrong: Sequence[str], of: int) -> Figure:
-    """How many of so many are wrong, and which; no figure where there are none at all."""
+    """How many of so many are wrong, and which; no bar where none are to be judged."""
     return Figure(
         what, len(wrong) if of else None, most=0 if of else None, spread=f"of {of}{': ' * bool(wrong)}{' '.join(wrong)}"
     )
@@ -327,7 +345,7 @@ def _number(what: str, wrong: Sequence[str], of: int) -> Figure:
 
 def _share(what: str, marks: Sequence[bool], least: float) -> Figure:
     value = 100 * sum(marks) / len(marks) if marks else None
-    return Figure(what, value, "%", least=least if marks else None, spread=f"{sum(marks)} of {len(marks)}")
+    return Figure(what, value, "%", least=least, spread=f"{sum(marks)} of {len(marks)}")
 
 
 def clients_only(case: Case, seconds: float) -> str:
@@ -373,10 +391,10 @@ def main() -> int:
         bench.take(case)
     rows = in_markdown(bench.rows)
     print(rows)
-    if not args.names:
+    if args.results == RESULTS and does_enough():
         when = f"{time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}"
         Path(__file__).with_name("verdicts.md").write_text(f"# Servers, watched live\n\n{when}\n\n{rows}\n")
-    return publish(args, list(figures(bench.rows)), whole=not args.names)
+    return publish(args, list(figures(bench.rows, gains=not args.no_gains)))
 
 
 if __name__ == "__main__":

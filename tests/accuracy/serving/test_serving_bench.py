@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import zlib
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -204,13 +205,46 @@ def test_the_gain_is_that_of_the_fix_which_is_tried():
 
 
 def test_bars_are_missed_by_what_is_wrong_only():
-    good = Row("review_scores:sleep", 3, "", "", True, True, True, latency={"p50": (10.5, 10.0), "p99": (29.0, 30.0)})
-    bad = Row("review_scores:loop", 3, "", "", False, False, True, latency={"p50": (12.0, 10.0), "p99": (None, 30.0)})
+    good = Row(
+        "review_scores:sleep",
+        3,
+        "",
+        "",
+        True,
+        True,
+        True,
+        latency={"p50": (10.5, 10.0), "p95": (29.0, 30.0), "p99": (29.0, 30.0)},
+    )
+    bad = Row(
+        "review_scores:loop",
+        3,
+        "",
+        "",
+        False,
+        False,
+        True,
+        latency={"p50": (12.0, 10.0), "p95": (29.0, 30.0), "p99": (None, 30.0)},
+    )
     assert not any(figure.missed() for figure in figures([good]))
     missed = {figure.what for figure in figures([good, bad]) if figure.missed()}
     assert missed == {
         "tier 3: first verdict right", "tier 3: line right", "tier 3: p50 more than 10 % from the clients'",
+        "tier 3: p99 more than 10 % from the clients'",
     }  # fmt: skip
+
+
+def test_what_is_told_of_no_request_misses_the_bars():
+    silent = [Row(name, 3, "", "", True, True, True) for name in ("review_scores:sleep", "ranking_queue:single")]
+    missed = {figure.what: figure.spread for figure in figures(silent) if figure.missed()}
+    assert missed == {
+        **{
+            f"tier 3: {name} more than 10 % from the clients'":
+            "of 2: review_scores:sleep unknown ranking_queue:single unknown"
+            for name in ("p50", "p95", "p99")
+        },
+        "tier 3: predicted gains more than 25 % off": "of 1: ranking_queue:single unknown",
+    }  # fmt: skip
+    assert not any(figure.missed() for figure in figures([replace(row, tier=2) for row in silent]))
 
 
 def test_a_quantile_of_nothing_is_not_known():
