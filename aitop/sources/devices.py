@@ -29,7 +29,7 @@ class Vendor(Protocol):
     def is_installed(self) -> bool:
         """Whether the vendor's driver is here."""
 
-    def source(self, own: Collection[int]) -> Source:
+    def all_devices(self, own: Collection[int]) -> Source:
         """The source of all its devices. `own` has the indices of those that matter most."""
 
     def users(self) -> DeviceUsers:
@@ -55,7 +55,7 @@ def device_source(tree: Callable[[], frozenset[int]]) -> Source:
 
 def all_devices(own: Collection[int] = ()) -> Source:
     """The source of device samples without `mine`. `own` has the indices of the devices that matter most."""
-    return _vendor().source(own)
+    return _vendor().all_devices(own)
 
 
 def device_users() -> DeviceUsers:

@@ -28,7 +28,7 @@ def is_installed() -> bool:
     return True
 
 
-def source(own: Collection[int]) -> Source:
+def all_devices(own: Collection[int]) -> Source:
     """The source of all devices of this machine. `own` has the indices of those that matter most."""
     if not is_installed():
         return NoDriver()
