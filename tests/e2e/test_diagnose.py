@@ -1,11 +1,21 @@
-"""`aitop diagnose` on training runs that know nothing of aitop."""
+"""`aitop diagnose` on training runs that know nothing of aitop: verdicts, and the commands of --on and --exec."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from expected import BY_NAME
+from launch import Training
+from waiting import until
+
+from aitop.sources import procfs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -49,12 +59,56 @@ def test_a_run_that_waits_for_its_workers_is_told_why_and_where(training, watche
     assert process.alive()
 
 
-def test_a_run_that_waits_for_a_request_at_each_sample_is_told_why_and_where(training, watched):
-    process = training("tutorial_latency", "--width", NARROW).wait_steps(10)
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory):
+    """A run that waits for a request at each sample."""
+    run = Training("tutorial_latency", "--width", NARROW, log=tmp_path_factory.mktemp("training") / "log")
+    try:
+        yield run.wait_steps(10)
+    finally:
+        run.stop()
 
-    watched(process.pid, lambda report: check_waits(report, "tutorial_latency"))
 
-    assert process.alive()
+def test_a_run_that_waits_for_a_request_at_each_sample_is_told_why_and_where(waiting, watched):
+    watched(waiting.pid, lambda report: check_waits(report, "tutorial_latency"))
+
+    assert waiting.alive()
+
+
+def test_a_command_gets_the_report_of_the_moment(waiting, diagnose, tmp_path):
+    file = tmp_path / "alert.json"
+    report = diagnose(waiting.pid, 20.0, "--on", "input-bound", "--exec", f"cat > {file}; echo mailed")
+
+    assert report["verdicts"][0]["id"] == "input-bound"
+    assert "input-bound" in [verdict["id"] for verdict in json.loads(file.read_text())["verdicts"]]
+    assert waiting.alive()
+
+
+def test_a_command_that_fails_changes_nothing(waiting, aitop):
+    done = aitop("diagnose", "--pid", waiting.pid, "--for", "20s", "--on", "any", "--exec", "no-such-program-here")
+    assert done.returncode == 0
+    assert "INPUT-BOUND" in done.stdout
+    assert "aitop: the command of --exec ended with code 127: no-such-program-here\n" in done.stderr
+
+
+def test_terminating_the_monitor_ends_the_command(waiting, start, tmp_path):
+    file = tmp_path / "pid"
+    command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(waiting.pid), "--for", "120s", "--on", "any"]
+    monitor = start([*command, "--exec", f"sleep 300 & echo $! > {file}; wait"], wait=False, stderr=subprocess.PIPE)
+
+    def begun():
+        assert monitor.poll() is None, monitor.stderr.read()
+        return file.exists() and file.read_text().strip()
+
+    pid = int(until(begun, pause=0.1))
+    try:
+        monitor.send_signal(signal.SIGTERM)
+        assert monitor.wait(30) == 128 + signal.SIGTERM
+        assert (stat := procfs.stat(pid)) is None or stat.state == "Z"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert waiting.alive()
 
 
 def check_contract(report, pid):

@@ -23,7 +23,7 @@ def below(pid):
 
 
 def roles(report):
-    return {one["pid"]: one["role"] for one in report["target"]["processes"]}
+    return {member["pid"]: member["role"] for member in report["target"]["processes"]}
 
 
 def mains(report):
@@ -49,14 +49,17 @@ def test_trainers_that_another_process_started_and_joins(method, flags, training
         places = mains(report)
         assert places and {place["pid"] for place in places} <= trainers
         assert {Path(place["file"]).name for place in places} == {"hogwild.py"}
-        assert not [one for one in report["verdicts"] if process.pid in one["processes"]], report["verdicts"]
-        wrong = [one for one in report["verdicts"] if one["id"] in ("straggler", "input-bound")]
+        assert not [verdict for verdict in report["verdicts"] if process.pid in verdict["processes"]], report[
+            "verdicts"
+        ]
+        wrong = [verdict for verdict in report["verdicts"] if verdict["id"] in ("straggler", "input-bound")]
         assert not wrong, "they form no group"
         assert flags or report["step"]["count"], "the hook counts the steps of a trainer"
 
-    watched(process.pid, check, *flags, least=LEAST_SECONDS)
+    report = watched(process.pid, check, *flags, least=LEAST_SECONDS)
     if not flags:
-        whoever_asks_for_a_worker_gets_that_worker(max(below(process.pid)), watched)
+        trainer = next(pid for pid, role in roles(report).items() if role == "rank")
+        whoever_asks_for_a_worker_gets_that_worker(trainer, watched)
     check_nothing_stays(process)
 
 
@@ -78,7 +81,7 @@ def test_a_server_whose_model_runs_in_a_worker(training, watched):
         places = mains(report)
         assert {place["pid"] for place in places} == workers
         assert "predict" in {place["function"] for place in places}
-        assert all(workers <= set(one["processes"]) for one in report["verdicts"]), report["verdicts"]
+        assert all(workers <= set(verdict["processes"]) for verdict in report["verdicts"]), report["verdicts"]
 
     def check_steps(report):
         check(report)
@@ -124,6 +127,6 @@ def test_a_script_below_a_script_below_a_shell(training, watched):
         parts = roles(report)
         (child,) = below(process.pid)
         assert (parts[process.pid], parts[child]) == ("launcher", "rank")
-        assert [one["pid"] for one in report["target"]["working"]] == [child]
+        assert [member["pid"] for member in report["target"]["working"]] == [child]
 
     watched(process.pid, check, "--no-hook")
