@@ -18,6 +18,7 @@ from typing import Any
 from aitop.attach.entrance import install, remove
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.sources.ring.reader import HookRing
+from waiting import until
 
 FOLDER = Path(__file__).parent
 PHASES = ("data_wait", "forward", "backward", "optimizer")
@@ -73,13 +74,12 @@ class Script:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def until(self, come: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not come():
+        def come_or_ended() -> object:
             if self.process.poll() is not None and not come():
                 raise AssertionError(f"the script ended before {what}:\n{self.errors.read_text()[-3000:]}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no {what} in {PATIENCE} s:\n{self.errors.read_text()[-3000:]}")
-            time.sleep(0.01)
+            return come()
+
+        until(come_or_ended, PATIENCE, why_not=lambda: f"no {what}:\n{self.errors.read_text()[-3000:]}")
 
     def watch(self, kind: str, pid: int | None = None, rank: str = "", wants: Wants = has_loaders) -> Seen:
         """Let the hook in, read it until the newest facts and all records are what one `wants`, and take it out."""
