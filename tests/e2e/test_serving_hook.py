@@ -172,16 +172,13 @@ def check_latency(reading):
 
 def check_parts(requests):
     """Return those of which all parts are known, at least half of them. These add up to the request."""
-    whole = [
-        request
-        for request in requests
-        if None not in (request.queue, request.preprocess, request.model, request.postprocess)
-    ]
+    whole = []
+    for request in requests:
+        parts = (request.queue, request.preprocess, request.model, request.postprocess)
+        if None not in parts:
+            assert sum(parts) == pytest.approx(request.seconds, abs=1e-6)
+            whole.append(request)
     assert len(whole) >= len(requests) // 2
-    for request in whole:
-        assert request.queue + request.preprocess + request.model + request.postprocess == pytest.approx(
-            request.seconds, abs=1e-6
-        )
     return whole
 
 
@@ -370,9 +367,11 @@ def test_continuous_batching_of_transformers_behind_a_web_server(start):
     server = start("batching_server.py", 64)
     server.load("/generate")
     # The hook measures requests of the web server at once, those of the engine when it has loaded that.
-    reading = HookReading(
-        server, server.process.pid, also=lambda reading: sum(map(has_tokens, reading.requests)) >= ENOUGH
-    )
+
+    def enough_have(reading):
+        return sum(map(has_tokens, reading.requests)) >= ENOUGH
+
+    reading = HookReading(server, server.process.pid, also=enough_have)
     check_latency(reading)
     measured = list(takewhile(has_tokens, reversed(reading.requests)))
     assert len(measured) >= ENOUGH - CLIENTS
