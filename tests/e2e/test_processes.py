@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import msgspec
 import pytest
+from waiting import until
 
 from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.host import HostSample
+from aitop.sources import procfs
 from aitop.sources.access import read_confinement
 from aitop.sources.host import discovery
 from aitop.sources.host.discovery import candidates
@@ -72,13 +73,6 @@ def script(tmp_path):
     return write
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 def read(source: HostSource) -> HostSample:
     if source._first is not None:
         # What was read on opening has no rates.
@@ -92,9 +86,9 @@ def roles(sample: HostSample) -> list[str]:
     return sorted(process.role for process in sample.processes)
 
 
-def state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+def state(pid: int) -> str | None:
+    stat = procfs.stat(pid)
+    return None if stat is None else stat.state
 
 
 def test_figures_come_at_once_and_rates_soon(start):
@@ -126,7 +120,7 @@ def test_a_busy_process_and_its_forked_workers(start):
         assert (worker.ppid, worker.rank, worker.state) == (process.pid, 0, "S")
         assert worker.cpu < 0.1 and worker.read_bytes == 0
     assert source.seen.ranks == (process.pid,)
-    assert source.seen.pids == {found.pid for found in sample.processes}
+    assert source.seen.pids == {member.pid for member in sample.processes}
     machine = sample.machine
     assert machine.cores == len(machine.core_busy) == os.cpu_count()
     assert all(0 <= share <= 1 for share in (*machine.core_busy, machine.iowait))
@@ -150,10 +144,8 @@ def test_the_places_of_the_cores_that_a_process_may_use(start):
         [start([sys.executable, "-c", f"import os, threading\nos.sched_setaffinity(0, [{core}])\n{WAIT}"]).pid]
     )
     source.open()
-    deadline = time.monotonic() + 20
-    while (seen := read(source)).usable_cores != 1.0:
-        assert time.monotonic() < deadline
-    assert seen.places == (core,)
+    until(lambda: read(source).usable_cores == 1.0)
+    assert read(source).places == (core,)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
@@ -196,15 +188,15 @@ def test_a_launcher_and_its_ranks(start, script):
     source = HostSource([process.pid])
     source.open()
     sample = read(source)
-    assert [(found.role, found.rank, found.world_size) for found in sample.processes] == [
+    assert [(member.role, member.rank, member.world_size) for member in sample.processes] == [
         ("launcher", None, None),
         ("rank", 0, 2),
         ("rank", 1, 2),
     ]
-    one = source.seen.ranks[1]
-    only = HostSource([one])
+    second = source.seen.ranks[1]
+    only = HostSource([second])
     only.open()
-    assert [(found.pid, found.role, found.rank) for found in read(only).processes] == [(one, "rank", 1)]
+    assert [(process.pid, process.role, process.rank) for process in read(only).processes] == [(second, "rank", 1)]
     assert look(process.pid).script == rank
 
 
@@ -233,11 +225,11 @@ def test_workers_outlive_their_parent_and_the_end_is_told(start):
     process.kill()
     process.wait()
     sample = read(source)
-    assert {found.pid for found in sample.processes} == workers and roles(sample) == ["loader-worker"] * 2
+    assert {member.pid for member in sample.processes} == workers and roles(sample) == ["loader-worker"] * 2
     assert source.seen.ranks == ()
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
-    until(lambda: all(not os.path.exists(f"/proc/{worker}") or state(worker) == "Z" for worker in workers))
+    until(lambda: all(state(worker) in (None, "Z") for worker in workers))
     with pytest.raises(SourceError, match=f"process {process.pid} has ended") as caught:
         source.read()
     assert caught.value.state == "absent" and source.seen.pids == frozenset()
@@ -282,8 +274,6 @@ def test_a_shell_around_a_python_is_a_target(start, script):
 
 
 def test_a_pid_that_changed_hands(start):
-    import msgspec
-
     target = look(start(SLEEP).pid)
     earlier = msgspec.structs.replace(target, started=target.started - 100)
     assert "now belongs to another process" in still_there(earlier)
