@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from attach_targets import Victim
@@ -20,3 +21,15 @@ def start_victim() -> Iterator[Callable[..., Victim]]:
     yield start
     for victim in victims:
         victim.kill()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    """`script(text)` writes a file and gives its path."""
+
+    def write(text: str, name: str = "train.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
