@@ -33,8 +33,8 @@ def train(call, times=8, **options):
 def test_tokens_are_the_ids_that_go_in(watched, call):
     train(call)
     assert {record.tokens for record in watched.records()} == {21}
-    found = watched.facts()
-    assert "int64" in found.input_dtypes and "tokens" in found.watches
+    facts = watched.facts()
+    assert "int64" in facts.input_dtypes and "tokens" in facts.watches
 
 
 def test_the_lines_that_call_and_update_the_model_are_told_with_those_that_called_them(watched):
@@ -58,8 +58,8 @@ def test_no_tokens_without_ids(watched):
         model(torch.ones(4, 8)).sum().backward()
         optimizer.step()
     assert {record.tokens for record in watched.records()} == {None}
-    found = watched.facts()
-    assert (found.input_dtypes, found.autocast, found.matmul_precision) == (("float32",), None, "highest")
+    facts = watched.facts()
+    assert (facts.input_dtypes, facts.autocast, facts.matmul_precision) == (("float32",), None, "highest")
 
 
 def test_autocast_and_precision(watched, monkeypatch):

@@ -61,8 +61,8 @@ def test_of_large_masks_a_bounded_part_is_read(watched, monkeypatch):
     monkeypatch.setattr(ctypes, "string_at", lambda at, size: read.append(size) or string_at(at, size))
     mask = torch.zeros(64, LONGEST_ROW, dtype=torch.int64)
     mask[:, :5000] = 1
-    told = padding_of(watched.session, {"attention_mask": mask})
-    assert told == {"looks": 1, "width": LONGEST_ROW, "longest": 5000.0, "mean": 5000.0}
+    padding = padding_of(watched.session, {"attention_mask": mask})
+    assert padding == {"looks": 1, "width": LONGEST_ROW, "longest": 5000.0, "mean": 5000.0}
     assert sum(read) <= 2**19
 
 
@@ -93,8 +93,8 @@ def test_padding_is_also_known_from_what_the_model_is_called_with(watched, call)
 def test_padding_at_the_left_is_told_by_a_row_without_any(watched):
     mask = MASK.flip(1).bool()
     mask[3] = True
-    told = padding_of_calls(watched.session, ((torch.ones(4, 16, 3), mask), {}))
-    assert told == {"looks": 1, "width": 16.0, "longest": 16.0, "mean": 7.0}
+    padding = padding_of_calls(watched.session, ((torch.ones(4, 16, 3), mask), {}))
+    assert padding == {"looks": 1, "width": 16.0, "longest": 16.0, "mean": 7.0}
 
 
 @pytest.mark.parametrize(
