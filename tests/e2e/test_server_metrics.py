@@ -15,7 +15,7 @@ from serving_run import free_port
 
 pytestmark = pytest.mark.e2e
 
-PROGRAM = Path(__file__).parent / "programs" / "metrics_server.py"
+PROGRAM = Path(__file__).parent / "servers" / "metrics_server.py"
 # Runs aitop and prints every address that it connects to, or tries to.
 LISTENER = """
 import sys

@@ -12,6 +12,7 @@ from aitop.sources.ring.reader import find_ring
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROGRAMS = Path(__file__).parent / "programs"
+SERVERS = Path(__file__).parent / "servers"
 LIFE_SECONDS = 300
 # Long enough for what must not be said to be said.
 LEAST_SECONDS = 4.0
@@ -71,7 +72,7 @@ def whoever_asks_for_a_worker_gets_that_worker(asked, watched):
 
 
 def test_a_server_whose_model_runs_in_a_worker(training, watched):
-    process = training(PROGRAMS / "worker_server.py", LIFE_SECONDS).wait_steps(1)
+    process = training(SERVERS / "worker_server.py", LIFE_SECONDS).wait_steps(1)
 
     def check(report):
         workers = {pid for pid, role in roles(report).items() if role == "rank"}
@@ -93,7 +94,7 @@ def test_a_server_whose_model_runs_in_a_worker(training, watched):
 
 @pytest.mark.parametrize("kind", ["pool", "http", "asyncio"])
 def test_a_model_in_another_thread_than_the_main_one(kind, training, watched):
-    process = training(PROGRAMS / "thread_server.py", kind, LIFE_SECONDS).wait_steps(1)
+    process = training(SERVERS / "thread_server.py", kind, LIFE_SECONDS).wait_steps(1)
 
     def check(report):
         assert report["target"]["kind"] == "inference"
