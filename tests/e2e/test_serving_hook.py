@@ -125,7 +125,7 @@ class HookReading:
         self.iterations: list[IterationRecord] = []
         self.alive: list[int] = []
         HookRequests(lambda: fronts).bring_in(pid)
-        ring = HookRing(pid)
+        ring, self.came = HookRing(pid), time.monotonic()
         deadline = time.monotonic() + PATIENCE
         while (len(self.requests) < enough or not also(self)) and time.monotonic() < deadline:
             ring.renew()
@@ -170,8 +170,11 @@ def check_latency(reading):
     assert len(reading.pairs) >= 0.75 * len(reading.requests)
 
 
-def check_parts(requests):
-    """Return those of which all parts are known, at least half of them. These add up to the request."""
+def check_parts(requests, since=0.0):
+    """Return those of which all parts are known, at least half of them. These add up to the request.
+
+    Those that began before `since` are not returned: the hook may have come in the middle of their model's forward.
+    """
     whole = []
     for request in requests:
         parts = (request.queue, request.preprocess, request.model, request.postprocess)
@@ -179,7 +182,7 @@ def check_parts(requests):
             assert sum(parts) == pytest.approx(request.seconds, abs=1e-6)
             whole.append(request)
     assert len(whole) >= len(requests) // 2
-    return whole
+    return [request for request in whole if request.end - request.seconds >= since]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +214,7 @@ def test_a_web_server_whose_handlers_run_in_threads(web_server):
     web_server.load("/threads")
     reading = HookReading(web_server, web_server.process.pid, also=lambda reading: CLIENTS in reading.alive)
     check_latency(reading)
-    for request in check_parts(reading.requests):
+    for request in check_parts(reading.requests, reading.came):
         assert request.preprocess >= 0.010 and request.model >= 0.020 and request.postprocess >= 0.005
     assert max(reading.alive) == CLIENTS
 
@@ -347,7 +350,7 @@ def test_the_worker_of_litserve(batch, start):
     check_latency(reading)
     # What passes in the web server, another process, is not in it.
     assert median([request.seconds / (exchange.end - exchange.start) for request, exchange in reading.pairs]) >= 0.5
-    for request in check_parts(reading.requests):
+    for request in check_parts(reading.requests, reading.came):
         assert request.preprocess >= 0.008 and request.model >= 0.020 and request.postprocess >= 0.002
     sizes = [turn.requests for turn in reading.iterations]
     assert max(sizes) == batch and sum(sizes) == pytest.approx(len(reading.requests), abs=2 * batch)

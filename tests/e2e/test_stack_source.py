@@ -67,12 +67,15 @@ TRAINING = """
 """
 
 BUSY = """
-    import threading
+    import threading, time
 
     def spin():
         total = 0
         while True:
-            total += 1
+            for _ in range(20_000):
+                total += 1
+            # Other processes want a core, too.
+            time.sleep(0.001)
 
     def nap():
         threading.Event().wait()
