@@ -168,15 +168,15 @@ def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(slow_loader, no_nv
     tied = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
     done = diagnosed(slow_loader.pid, "--format", "json", seconds="3s", before=tied, env=no_nvml)
     assert done.returncode in (0, 5), done.stderr
-    said = json.loads(done.stdout)
-    assert said["sources"]["host"] == {"state": "ok"}
+    report = json.loads(done.stdout)
+    assert report["sources"]["host"] == {"state": "ok"}
     for name in ("stacks", "hook"):
-        assert said["sources"][name]["state"] == "denied"
-        assert said["sources"][name]["reason"]
-        assert said["sources"][name]["remedy"]
-    assert said["sources"]["gpu"]["state"] == "absent"
-    assert "NVIDIA" in said["sources"]["gpu"]["reason"]
-    roles = [process["role"] for process in said["target"]["processes"]]
+        assert report["sources"][name]["state"] == "denied"
+        assert report["sources"][name]["reason"]
+        assert report["sources"][name]["remedy"]
+    assert report["sources"]["gpu"]["state"] == "absent"
+    assert "NVIDIA" in report["sources"]["gpu"]["reason"]
+    roles = [process["role"] for process in report["target"]["processes"]]
     assert roles.count("loader-worker") == 2
     assert slow_loader.alive()
 
@@ -228,9 +228,9 @@ def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(slow_loa
     slow_loader.stop()
     out, err = watching.communicate(timeout=60)
     assert watching.returncode == 0, err
-    said = json.loads(out)
-    assert said["target"]["ended"]
-    assert said["verdicts"][0]["id"] == "input-bound"
+    report = json.loads(out)
+    assert report["target"]["ended"]
+    assert report["verdicts"][0]["id"] == "input-bound"
 
 
 # The call clone3, by which one may say which pid a child gets.

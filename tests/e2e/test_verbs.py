@@ -47,10 +47,10 @@ def test_run_puts_the_hook_in_from_the_first_step(recorded):
 def test_a_recording_replays_to_the_report_of_the_live_run(aitop, recorded, slow_loader_script):
     done = aitop("replay", recorded[1], "--format", "json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["verdicts"][0]["id"] == "input-bound"
-    assert said["verdicts"][0]["where"][0]["file"] == str(slow_loader_script)
-    assert said["step"]["basis"] == "hook"
+    report = json.loads(done.stdout)
+    assert report["verdicts"][0]["id"] == "input-bound"
+    assert report["verdicts"][0]["where"][0]["file"] == str(slow_loader_script)
+    assert report["step"]["basis"] == "hook"
     assert aitop("replay", recorded[1], "--format", "text").stdout in recorded[0].stderr
 
 

@@ -29,7 +29,7 @@ def test_every_step_is_there_once_and_most_are_not_timed(fast):
     records = fast.after()
     assert records[-1].index + 1 == fast.made == fast.journal.steps, "where the first began was not seen"
     assert [record.index for record in records] == list(range(1, fast.made))
-    assert all(abs(one.end - (two.end - two.seconds)) < 1e-8 for one, two in pairwise(records))
+    assert all(abs(before.end - (after.end - after.seconds)) < 1e-8 for before, after in pairwise(records))
     counted = sum(record.estimated for record in records)
     assert counted >= fast.sampling.counted > 0
     assert {record.samples for record in records[5:]} == {4}
@@ -425,7 +425,7 @@ def test_every_step_of_a_calm_run_is_there_once(calm):
     calm.steps(3000)
     records = calm.after()
     assert [record.index for record in records] == list(range(records[0].index, calm.made))
-    assert all(abs(one.end - (two.end - two.seconds)) < 1e-8 for one, two in pairwise(records))
+    assert all(abs(before.end - (after.end - after.seconds)) < 1e-8 for before, after in pairwise(records))
 
 
 def test_of_a_slow_batch_in_a_calm_run_only_the_length_of_its_step_is_known_and_the_next_one_is_seen(calm):

@@ -104,21 +104,21 @@ class Script:
     def _read(self, pid: int, wants: Wants) -> tuple[list[StepRecord], HookFacts | None]:
         ring = HookRing(pid)
         records: list[StepRecord] = []
-        found: list[HookFacts] = []
+        facts: list[HookFacts] = []
 
         def enough() -> bool:
             ring.renew()
             sample = ring.read(time.monotonic())
             records.extend(sample.steps)
             if sample.facts is not None:
-                found.append(sample.facts)
-            return len(records) >= RECORDS and bool(found) and bool(wants(found[-1], records))
+                facts.append(sample.facts)
+            return len(records) >= RECORDS and bool(facts) and bool(wants(facts[-1], records))
 
         try:
             self.until(enough, "records of the hook")
         finally:
             ring.close()
-        return records, found[-1] if found else None
+        return records, facts[-1] if facts else None
 
     def end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
